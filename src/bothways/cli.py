@@ -36,8 +36,12 @@ tokenizer = App(
     name="tokenizer", help="Train a vocabulary, encode with it, report how well it fits a text."
 )
 corpus = App(name="corpus", help="Build a memory-mapped corpus from text, and inspect it.")
+reproduce = App(
+    name="reproduce", help="Run published experiments and compare with the published results."
+)
 app.command(tokenizer)
 app.command(corpus)
+app.command(reproduce)
 
 # name: (function in bothways.commands, one line of help)
 _COMMANDS = {
@@ -51,10 +55,6 @@ _COMMANDS = {
     "predict": ("predict:predict", "Predict labels with probabilities, as JSON lines."),
     "features": ("features:features", "Tag words with a BiLSTM on a frozen encoder's vectors."),
     "embed": ("embed:embed", "Compute a vector per text, into .npy, .parquet or .jsonl."),
-    "reproduce": (
-        "reproduce:reproduce",
-        "Run the paper's experiments and compare with the published results.",
-    ),
     "search": ("search:search", "Fine-tune over a grid of settings, keep the best model."),
     "compare": ("compare:compare", "Test whether two fine-tuned models differ significantly."),
     "convert": ("convert:convert", "Convert a TensorFlow checkpoint of Google's."),
@@ -70,7 +70,20 @@ _CORPUS = {
     "build": ("corpus:build", "Build a corpus: documents, sentences, token ids."),
     "inspect": ("corpus:inspect", "Show a corpus' counts, lengths and some documents."),
 }
-for _group, _verbs in ((app, _COMMANDS), (tokenizer, _TOKENIZER), (corpus, _CORPUS)):
+_REPRODUCE = {
+    "glue": ("reproduce:glue", "GLUE: table 1 of the paper."),
+    "squad": ("reproduce:squad", "SQuAD 1.1 and 2.0: tables 2 and 3."),
+    "swag": ("reproduce:swag", "SWAG: table 4."),
+    "ner": ("reproduce:ner", "Named entities, fine-tuned and by frozen features: table 7."),
+    "pretraining": (
+        "reproduce:pretraining",
+        "Tables on pre-training: tasks, sizes, masks, of BERT and its successors.",
+    ),
+}
+_GROUPS = (
+    (app, _COMMANDS), (tokenizer, _TOKENIZER), (corpus, _CORPUS), (reproduce, _REPRODUCE),
+)  # fmt: skip
+for _group, _verbs in _GROUPS:
     for _name, (_home, _summary) in _verbs.items():
         _group.command(f"bothways.commands.{_home}", name=_name, help=_summary)
 app.register_install_completion_command()

@@ -1,6 +1,7 @@
-"""Published figures as data: tables 1 to 5 and 7 of Devlin et al. 2018 (arXiv 1810.04805v2).
+"""Published figures as data: tables 1 to 8 of Devlin et al. 2018 (arXiv 1810.04805v2), and of its
+successors those on pre-training.
 
-All values are percentages, as in the paper.
+All values but perplexities are percentages, as in the papers.
 """
 
 from __future__ import annotations
@@ -112,5 +113,108 @@ NER = _rows(
         "BERT-Base, weighted sum of the last four": (95.9, None),
         "BERT-Base, concatenation of the last four": (96.1, None),
         "BERT-Base, weighted sum of all twelve": (95.5, None),
+    },
+)
+
+BERT_5 = _rows(
+    "Devlin et al. 2018, table 5, dev",
+    ("MNLI-m", "QNLI", "MRPC", "SST-2", "SQuAD 1.1 F1"),
+    {
+        "BERT-Base": (84.4, 88.4, 86.7, 92.7, 88.5),
+        "No NSP": (83.9, 84.9, 86.5, 92.6, 87.9),
+        "LTR & No NSP": (82.1, 84.3, 77.5, 92.1, 77.8),
+        "+ BiLSTM": (82.1, 84.1, 75.7, 91.6, 84.9),
+    },
+)
+
+BERT_6 = _rows(
+    "Devlin et al. 2018, table 6, dev",
+    ("perplexity", "MNLI-m", "MRPC", "SST-2"),
+    {
+        "L=3 H=768 A=12": (5.84, 77.9, 79.8, 88.4),
+        "L=6 H=768 A=3": (5.24, 80.6, 82.2, 90.7),
+        "L=6 H=768 A=12": (4.68, 81.9, 84.8, 91.3),
+        "L=12 H=768 A=12": (3.99, 84.4, 86.7, 92.9),
+        "L=12 H=1024 A=16": (3.54, 85.7, 86.9, 93.3),
+        "L=24 H=1024 A=16": (3.23, 86.6, 87.8, 93.7),
+    },
+)
+
+BERT_8 = _rows(
+    "Devlin et al. 2018, table 8, dev; MASK/SAME/RND in percent",
+    ("MNLI-m", "NER", "NER features"),
+    {
+        "80/10/10": (84.2, 95.4, 94.9),
+        "100/0/0": (84.3, 94.9, 94.0),
+        "80/0/20": (84.1, 95.2, 94.6),
+        "80/20/0": (84.4, 95.2, 94.7),
+        "0/20/80": (83.7, 94.8, 94.6),
+        "0/0/100": (83.6, 94.9, 94.6),
+    },
+)
+
+MASKING_RATE = _rows(
+    "Wettig et al. 2022, figures of the README of their code; large",
+    ("MNLI-m", "QNLI", "QQP", "SST-2"),
+    {
+        "15 %": (84.2, 90.9, 87.8, 93.3),
+        "20 %": (84.1, 91.3, 87.9, 92.7),
+        "30 %": (84.2, 91.6, 88.0, 93.0),
+        "40 %": (84.5, 91.6, 88.1, 92.8),
+        "50 %": (84.1, 91.1, 88.1, 92.7),
+        "60 %": (83.2, 90.7, 87.8, 92.6),
+        "70 %": (82.3, 89.4, 87.5, 91.9),
+        "80 %": (80.8, 87.9, 87.1, 90.5),
+        "15 %, 80/10/10": (83.7, 90.4, 87.8, 93.2),
+        "40 %, 80/10/10": (84.3, 91.2, 87.9, 93.0),
+    },
+)
+
+ROBERTA_1 = _rows(
+    "Liu et al. 2019, table 1",
+    ("SQuAD 2.0 F1", "MNLI-m", "SST-2"),
+    {
+        "reference BERT-Base": (76.3, 84.3, 92.8),
+        "static": (78.3, 84.3, 92.5),
+        "dynamic": (78.7, 84.0, 92.9),
+    },
+)
+
+ROBERTA_2 = _rows(
+    "Liu et al. 2019, table 2, medians of five seeds",
+    ("SQuAD 1.1 F1", "SQuAD 2.0 F1", "MNLI-m", "SST-2", "RACE"),
+    {
+        "SEGMENT-PAIR": (90.4, 78.7, 84.0, 92.9, 64.2),
+        "SENTENCE-PAIR": (88.7, 76.2, 82.9, 92.1, 63.0),
+        "FULL-SENTENCES": (90.4, 79.1, 84.7, 92.5, 64.8),
+        "DOC-SENTENCES": (90.6, 79.7, 84.7, 92.7, 65.6),
+    },
+)
+
+ALBERT_SENTENCES = _rows(
+    "Lan et al. 2019, table 5",
+    ("MLM accuracy", "NSP accuracy", "SOP accuracy", "average of five tasks"),
+    {
+        "none": (54.9, 52.4, 53.3, 79.0),
+        "NSP": (54.5, 90.5, 52.0, 79.2),
+        "SOP": (54.0, 78.9, 86.5, 80.1),
+    },
+)
+
+ALBERT_SHARING = _rows(
+    "Lan et al. 2019, embeddings of 128 features",
+    ("average of five tasks",),
+    {"all shared": (80.1,), "not shared": (81.6,)},
+)
+
+ELECTRA_GAINS = _rows(
+    "Clark et al. 2020, section 3.4, base, dev",
+    ("GLUE average",),
+    {
+        "BERT": (82.2,),
+        "Replace MLM": (82.4,),
+        "ELECTRA 15 %": (82.4,),
+        "All-Tokens MLM": (84.3,),
+        "ELECTRA": (85.0,),
     },
 )

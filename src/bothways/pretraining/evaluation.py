@@ -18,8 +18,10 @@ from bothways.data.batching import TokenBudget
 from bothways.data.corpus import Corpus
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve
+from bothways.model.config import ModelConfig
 from bothways.objectives.catalogue import default_objective
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence, with_masking
+from bothways.objectives.objective import Objective
 from bothways.pretraining.build import build_models, loader_of, start_encoder, vocabulary_of
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.runtime.devices import choose_device
@@ -144,25 +146,25 @@ def evaluate_on_corpus(
     length: int = 128,
     tokens: int = COUNTED // 10,
     device: str = "auto",
+    objective: Objective | None = None,
+    documents: NDArray[np.int64] | None = None,
 ) -> dict[str, float]:
     """Return the metrics of a pre-trained model on a corpus, masked by a fixed seed.
-
-    The objective is the usual one of the encoder that the model has the heads for.
 
     Args:
         source: a model folder or a Hub id, with the vocabulary of the corpus.
         length: tokens of a sequence, at most.
         tokens: tokens of the corpus that are read, at most.
+        objective: what is scored; None for the usual one of the encoder that the model has the
+            heads for.
+        documents: ids of the documents that are read; None for all.
 
     Raises:
         ConfigError: the corpus has another vocabulary.
         FolderError: the model has no head that predicts tokens.
     """
     encoder = start_encoder(source)
-    usual = default_objective(encoder)
-    kinds = {head.kind for head in load_model(resolve(source)).model.specification}
-    if not {head.kind for head in usual.models(encoder)["model"].heads} <= kinds:
-        usual = MaskedLM() if isinstance(usual, MaskedLMNextSentence) else usual
+    usual = objective or _usual_objective(source, encoder)
     settings = PretrainConfig(
         encoder,
         Training(Steps(1), AdamW(), Constant()),
@@ -174,8 +176,18 @@ def evaluate_on_corpus(
     where = choose_device(device)
     models = build_models(settings, corpus)
     learner = usual.learner(models, vocabulary_of(corpus, usual)).to(where)
-    scored = HeldOut(settings, corpus, np.arange(len(corpus)), Single(), learner)()
+    chosen = np.arange(len(corpus)) if documents is None else documents
+    scored = HeldOut(settings, corpus, chosen, Single(), learner)()
     return {name.removeprefix("held-out/"): value for name, value in scored.items()}
+
+
+def _usual_objective(source: str, encoder: ModelConfig) -> Objective:
+    """Return the usual objective of an encoder; masked LM alone if the model has no pair head."""
+    usual = default_objective(encoder)
+    kinds = {head.kind for head in load_model(resolve(source)).model.specification}
+    if not {head.kind for head in usual.models(encoder)["model"].heads} <= kinds:
+        return MaskedLM() if isinstance(usual, MaskedLMNextSentence) else usual
+    return usual
 
 
 def _up_to(tokens: int, steps: Iterator[TrainingStep]) -> Iterator[TrainingStep]:

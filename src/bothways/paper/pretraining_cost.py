@@ -1,0 +1,175 @@
+"""Forecast of a table on pre-training before it runs: time on this machine, without writing.
+
+A budget in hours is its own forecast. For other budgets the speed of each run is measured on one
+batch; that of fine-tuning on random weights, as for the paper's benchmarks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from typing_extensions import assert_never
+
+from bothways.core.batch import pack
+from bothways.core.keyed_rng import rng
+from bothways.core.progress import SILENT, Progress
+from bothways.core.sequence import Sequence
+from bothways.core.terminal import time_text
+from bothways.data.batching import ExampleBudget
+from bothways.data.documents import Document, read_documents
+from bothways.data.masking import Vocabulary
+from bothways.hub.model_folder import save_model
+from bothways.model.heads import token_head
+from bothways.model.model import Model
+from bothways.paper.cost import Cost, estimate, estimate_frozen
+from bothways.paper.experiment import Experiment, Frozen
+from bothways.paper.pretraining_runs import (
+    TableRequest,
+    base_settings,
+    experiments_of,
+    finetuning_folder,
+)
+from bothways.preflight.machine import speed
+from bothways.pretraining.config import PretrainConfig
+from bothways.report.sections import Cell, TableSection
+from bothways.runtime.devices import choose_device
+from bothways.sweeps.runs import RESULT
+from bothways.text.template import assemble
+from bothways.text.tokenizer import Tokenizer
+from bothways.text.trainers import WordPiece, train_tokenizer
+from bothways.training.durations import Epochs, Hours, Steps, Tokens
+
+SAMPLED = 2_000_000
+"""Characters of the text from which the vocabulary and the number of tokens are estimated."""
+BATCH = 1024
+"""Tokens of the batch on which a speed is measured."""
+
+
+def table_cost(
+    request: TableRequest, *, device: str = "auto", progress: Progress = SILENT
+) -> TableSection:
+    """Return the estimated cost of what is not finished.
+
+    Raises:
+        DataError: the text or the data cannot be read.
+        ConfigError: an invalid setting.
+    """
+    progress.stage("estimating the cost")
+    documents, share = _sample(request.text)
+    tokenizer = _tokenizer(request, documents)
+    base = base_settings(request, tokenizer)
+    ids = np.concatenate(tokenizer.encode([document.text for document in documents]))
+    rows, left, runs, done = list[list[Cell]](), 0.0, 0, 0
+    for cell in request.chosen:
+        settings = cell.settings(base)
+        finished = int((request.out / "cells" / cell.name / RESULT).exists())
+        seconds = _seconds(settings, tokenizer, ids, len(ids) / share, device)
+        seconds = 0.0 if finished else seconds
+        rows.append([f"pre-training {cell.name}", 1, finished, time_text(seconds)])
+        left, runs, done = left + seconds, runs + 1, done + finished
+    for name, cost, finished in _finetuning(request, base, tokenizer, device):
+        number = cost.runs * len(request.rows)
+        seconds = cost.seconds / cost.runs * (number - finished)
+        rows.append([f"fine-tuning {name}", number, finished, time_text(seconds)])
+        left, runs, done = left + seconds, runs + number, done + finished
+    rows.append(["all", runs, done, time_text(left)])
+    note = (
+        f"{request.plan.title}; {len(request.rows)} rows. Pre-training: {base.training.until} a "
+        "run. Times are of the table's own encoder; evaluation and saving count in hours alone."
+    )
+    columns = ["", "runs", "finished", "time left (≈)"]
+    return TableSection("Estimated cost", columns, rows, total=True, note=note)
+
+
+def _sample(text: tuple[str, ...]) -> tuple[list[Document], float]:
+    """Return the first documents and the share of the files that they are."""
+    reader, documents, characters = read_documents(text), list[Document](), 0
+    for document in reader:
+        documents.append(document)
+        characters += len(document.text)
+        if characters >= SAMPLED:
+            return documents, max(reader.position / max(1, reader.total), 1e-9)
+    return documents, 1.0
+
+
+def _tokenizer(request: TableRequest, documents: list[Document]) -> Tokenizer:
+    place = request.out / "tokenizer"
+    if place.exists():
+        return Tokenizer.load(place)
+    return train_tokenizer((each.text for each in documents), WordPiece(request.vocabulary))
+
+
+def _seconds(
+    settings: PretrainConfig, tokenizer: Tokenizer, ids: np.ndarray, tokens: float, device: str
+) -> float:
+    """Return the duration of a pre-training run on a text of this many tokens."""
+    length, batch = settings.phases[0].length, settings.batch
+    step = batch.n * length if isinstance(batch, ExampleBudget) else batch.n
+    match settings.training.end:
+        case Hours(count):
+            return 3600 * count
+        case Steps(count):
+            read = float(count * step)
+        case Tokens(count):
+            read = float(count)
+        case Epochs(count):
+            read = count * tokens
+        case _:
+            assert_never(settings.training.end)
+    return read / _speed(settings, tokenizer, ids, device)
+
+
+def _speed(settings: PretrainConfig, tokenizer: Tokenizer, ids: np.ndarray, device: str) -> float:
+    """Return the tokens per second of a run's updates."""
+    objective = settings.objective
+    counts = np.ones(tokenizer.size, np.int64) if objective.needs_counts else None
+    vocabulary = Vocabulary.of(tokenizer, counts)
+    models = {role: Model(*spec) for role, spec in objective.models(settings.encoder).items()}
+    learner = objective.learner(models, vocabulary).to(choose_device(device))
+    room = max(phase.length for phase in settings.phases) - tokenizer.template.single
+    sequences = [
+        objective.prepare(
+            _sequence(ids[at : at + room], tokenizer), vocabulary, rng(0, "cost", index=at)
+        )
+        for at in range(0, min(len(ids), BATCH), room)
+    ]
+    return speed(learner, pack(sequences), settings.training.precision)
+
+
+def _sequence(ids: np.ndarray, tokenizer: Tokenizer) -> Sequence:
+    return assemble(ids.astype(np.int32), None, tokenizer.template)
+
+
+def _finetuning(
+    request: TableRequest, base: PretrainConfig, tokenizer: Tokenizer, device: str
+) -> Iterator[tuple[str, Cost, int]]:
+    """Yield each column with the cost of the first row and the number of finished runs."""
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch)
+        model = Model(base.encoder, (token_head(base.encoder),))
+        save_model(place / "model", model, tokenizer)
+        there = dataclasses.replace(request, out=place)
+        row = next((row for row in request.rows if row.method == "fine-tuned"), request.rows[0])
+        for column, entry in experiments_of(there, row, place / "model"):
+            match entry:
+                case Experiment():
+                    (cost,), _ = estimate([entry], place / "out", device=device)
+                case Frozen():
+                    (cost,), _ = estimate_frozen([entry], place / "out", device=device)
+                case _:
+                    assert_never(entry)
+            yield column, cost, _finished(request, entry.name)
+
+
+def _finished(request: TableRequest, task: str) -> int:
+    """Return the number of finished fine-tuning runs of a task."""
+    folders = {finetuning_folder(request, row) for row in request.rows}
+    results = itertools.chain.from_iterable(
+        (folder / "runs" / task).glob(f"*/{RESULT}") for folder in folders
+    )
+    return sum(1 for _ in results)

@@ -1,0 +1,362 @@
+"""The runs of a table on pre-training: one text, one vocabulary, one budget.
+
+Each cell is pre-trained in `cells/NAME`, then each of its rows is fine-tuned with several seeds in
+`finetuning/ROW`. Finished runs are not repeated, and an interrupted one continues where it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from typing_extensions import assert_never
+
+from bothways.core.config import reader as configs
+from bothways.core.config.checks import require_at_least
+from bothways.core.errors import ConfigError, DataError
+from bothways.core.progress import SILENT, Progress
+from bothways.data.corpus import Corpus
+from bothways.data.next_sentence import NextSentence
+from bothways.hub.model_folder import load_model
+from bothways.objectives.masked_lm import MaskedLMNextSentence, with_masking
+from bothways.objectives.objective import Objective
+from bothways.objectives.sentence_order import MaskedLMSentenceOrder
+from bothways.paper import glue, ner
+from bothways.paper.cells import CellOutcome
+from bothways.paper.cells import run as run_experiment
+from bothways.paper.experiment import Experiment, Frozen, NotRun, Request
+from bothways.paper.pretraining_tables import (
+    COLUMNS,
+    TABLES,
+    PretrainCell,
+    PretrainTable,
+    Probe,
+    ResultRow,
+    Scale,
+    scaled,
+)
+from bothways.pretraining.build import fit_to_corpus
+from bothways.pretraining.config import PretrainConfig
+from bothways.pretraining.evaluation import evaluate_on_corpus
+from bothways.pretraining.from_text import corpus_of_text
+from bothways.pretraining.recipes import paper, short
+from bothways.pretraining.run import pretrain, run_fingerprint
+from bothways.sweeps.runs import Series, SweepFolder, SweepOutcome, run_all
+from bothways.text.tokenizer import Tokenizer
+from bothways.training.checkpoint import checkpoints
+from bothways.training.durations import Duration, Hours, part_of
+from bothways.training.schedules import Linear
+
+SMALL_BUDGET = Hours(5 / 60)
+"""The budget of a small run without one: bert-5 then takes about an hour on two cores."""
+
+EVALUATIONS = 8
+"""Evaluations and checkpoints of a pre-training run with a budget."""
+
+
+@dataclass(frozen=True)
+class TableRequest:
+    """What the user asks for.
+
+    Attributes:
+        table: name of the table.
+        text: text files, folders or patterns.
+        data: folder with GLUE's folders and, for entities, `CoNLL-2003`.
+        out: folder for runs and results.
+        scale: of models, data and settings.
+        budget: of each pre-training run; None for the scale's.
+        tasks: columns to fine-tune for; empty for those of the table that have data.
+        cells: pre-training runs to make; empty for all.
+        seeds: fine-tuning runs of each row and column; None for the scale's.
+        limit: maximum number of training examples; None for the scale's.
+        overrides: settings of pre-training by dotted path.
+        finetuning: settings of fine-tuning by dotted path.
+    """
+
+    table: str
+    text: tuple[str, ...]
+    data: str
+    out: Path
+    scale: Scale = "small"
+    budget: Duration | None = None
+    tasks: tuple[str, ...] = ()
+    cells: tuple[str, ...] = ()
+    seeds: int | None = None
+    limit: int | None = None
+    overrides: tuple[str, ...] = ()
+    finetuning: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_at_least(1, seeds=self.seeds, limit=self.limit)
+        _check_names("table", (self.table,), tuple(TABLES))
+        _check_names("tasks", self.tasks, tuple(COLUMNS))
+        _check_names("cells", self.cells, tuple(cell.name for cell in self.plan.cells))
+
+    @property
+    def plan(self) -> PretrainTable:
+        """The table."""
+        return TABLES[self.table]
+
+    @property
+    def chosen(self) -> tuple[PretrainCell, ...]:
+        """The pre-training runs to make."""
+        return tuple(c for c in self.plan.cells if not self.cells or c.name in self.cells)
+
+    @property
+    def rows(self) -> tuple[ResultRow, ...]:
+        """The rows of these runs."""
+        names = {cell.name for cell in self.chosen}
+        return tuple(row for row in self.plan.rows if row.cell in names)
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens of the vocabulary."""
+        return {"small": 8000, "paper": 30_522}[self.scale]
+
+
+def _check_names(where: str, given: Many[str], known: Many[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"unknown name {name!r}; there are: {', '.join(known)}", where=where)
+
+
+@dataclass(frozen=True)
+class ScaleSettings:
+    """How a scale fine-tunes: settings by dotted path, seeds, and training examples at most."""
+
+    finetuning: tuple[str, ...]
+    seeds: int
+    limit: int | None
+
+
+SCALES: Mapping[Scale, ScaleSettings] = {
+    "small": ScaleSettings(
+        ("training.optimizer.lr=3e-4", "training.until=3 epochs", "length=64"), 3, 4000
+    ),
+    "paper": ScaleSettings((), 5, None),
+}
+
+
+def base_settings(request: TableRequest, tokenizer: Tokenizer | None = None) -> PretrainConfig:
+    """Return the settings that the cells of a table share.
+
+    Small runs have the recipe `short`, others `paper`. A budget takes the place of its length, and
+    the rate then falls linearly to its end, after a warm-up of 6 % or 1 %.
+
+    Args:
+        tokenizer: decides the vocabulary; without one it is as large as asked for.
+    """
+    budget = request.budget
+    encoder = scaled(request.plan.encoder(), request.scale)
+    if tokenizer is None:
+        encoder = dataclasses.replace(encoder, vocab=request.vocabulary)
+    else:
+        encoder = fit_to_corpus(encoder, tokenizer)
+    match request.scale:
+        case "small":
+            base, budget = short(encoder), budget or SMALL_BUDGET
+            phases = tuple(
+                dataclasses.replace(phase, segments=base.phases[0].segments if not at else None)
+                for at, phase in enumerate(base.phases)
+            )
+            base, schedule = dataclasses.replace(base, phases=phases), Linear(0.06)
+        case "paper":
+            base, schedule = paper(encoder), Linear(0.01)
+        case _:
+            assert_never(request.scale)
+    rate = getattr(base.objective, "masking", None)
+    objective = with_masking(request.plan.objective, rate)
+    training = base.training
+    if budget is not None:
+        training = dataclasses.replace(
+            training,
+            until=budget,
+            schedule=schedule,
+            evaluate=part_of(budget, 1 / EVALUATIONS),
+            save=part_of(budget, 1 / EVALUATIONS),
+        )
+    base = dataclasses.replace(base, objective=objective, training=training)
+    return configs.load(PretrainConfig, base=base, overrides=request.overrides)
+
+
+@dataclass(frozen=True)
+class PretrainRun:
+    """A pre-training run of a series; its finished folder keeps the model and no checkpoints."""
+
+    name: str
+    settings: PretrainConfig
+    corpus: Corpus = field(repr=False)
+
+    def digests(self) -> dict[str, str]:
+        """Return the sha256 of the corpus."""
+        return {"corpus": run_fingerprint(self.corpus)}
+
+    def start(
+        self, folder: Path, *, resume: bool, device: str, progress: Progress
+    ) -> SweepOutcome | None:
+        """Pre-train, or continue."""
+        done = pretrain(
+            self.settings, self.corpus, folder, resume=resume, device=device, progress=progress
+        )
+        if not done.finished(self.settings.training):
+            return None
+        for checkpoint in checkpoints(folder):
+            shutil.rmtree(checkpoint)
+        metric = next(name for name in done.metrics if name.startswith("held-out/loss/"))
+        at = done.progress
+        return SweepOutcome(
+            self.name, dict(done.metrics), (), metric, "lowest", at.steps, at.seconds
+        )
+
+
+@dataclass(frozen=True)
+class RowOutcome:
+    """The result of a row.
+
+    Attributes:
+        pretrained: its pre-training run; without metrics if it diverged.
+        probes: accuracies on pairs, by the title of the column.
+        tasks: the fine-tuning runs, by the name of the column.
+    """
+
+    row: ResultRow
+    pretrained: SweepOutcome
+    probes: Mapping[str, float] = field(default_factory=dict)
+    tasks: Mapping[str, CellOutcome] = field(default_factory=dict)
+
+    def values(self, column: str) -> tuple[float, ...]:
+        """Return the metric of each seed in percent, without runs that diverged."""
+        outcome, metric = self.tasks.get(column), COLUMNS[column][1]
+        scored = () if outcome is None else outcome.series.scored
+        return tuple(100 * run.metrics[metric] for run in scored)
+
+
+def run_table(
+    request: TableRequest,
+    *,
+    device: str = "auto",
+    progress: Progress = SILENT,
+    on_row: Callable[[list[RowOutcome]], object] = lambda rows: None,
+) -> list[RowOutcome]:
+    """Make the runs of a table that are not finished; return the rows.
+
+    Args:
+        on_row: called with the rows so far, each time one is done.
+
+    Raises:
+        ConfigError: an invalid setting, or a run was finished with other settings or other text.
+        DataError: the text or the data cannot be read.
+        KeyboardInterrupt: a run was interrupted, and has saved.
+    """
+    corpus = corpus_of_text(request.text, request.out, request.vocabulary, progress)
+    base = base_settings(request, corpus.tokenizer)
+    runs = [PretrainRun(cell.name, cell.settings(base), corpus) for cell in request.chosen]
+    place = SweepFolder(request.out / "cells", True, device, progress, "pre-training, ")
+    series, rows = Series(), list[RowOutcome]()
+    for run in runs:
+        series = run_all([run], place, series, expected=len(runs))
+        if not series.finished:
+            raise KeyboardInterrupt
+        pretrained, folder = series.runs[-1], place.out / run.name / "model"
+        probes: dict[str, float] = {}
+        if pretrained.metrics:
+            probes = _probes(request.plan, folder, run.settings, corpus, device)
+        for row in (row for row in request.rows if row.cell == run.name):
+            tasks = dict[str, CellOutcome]()
+            found = experiments_of(request, row, folder) if pretrained.metrics else ()
+            for column, experiment in found:
+                out = finetuning_folder(request, row)
+                tasks[column] = run_experiment(experiment, out, device=device, progress=progress)
+            rows.append(RowOutcome(row, pretrained, probes, tasks))
+            on_row(_in_order(request, rows))
+    return _in_order(request, rows)
+
+
+def _in_order(request: TableRequest, rows: Many[RowOutcome]) -> list[RowOutcome]:
+    return sorted(rows, key=lambda done: request.rows.index(done.row))
+
+
+def finetuning_folder(request: TableRequest, row: ResultRow) -> Path:
+    """Return the folder of a row's fine-tuning runs."""
+    return request.out / "finetuning" / f"{row.cell}-{row.method.lower()}"
+
+
+def experiments_of(
+    request: TableRequest, row: ResultRow, model: Path
+) -> Iterator[tuple[str, Experiment | Frozen]]:
+    """Yield the columns that have data with their experiment.
+
+    Raises:
+        DataError: none of the columns has data.
+    """
+    found, missing = list[tuple[str, Experiment | Frozen]](), list[str]()
+    for column in request.tasks or request.plan.columns:
+        entry = _experiment(request, row, model, column)
+        if isinstance(entry, NotRun):
+            missing.append(entry.reason)
+        else:
+            found.append((column, entry))
+    if not found:
+        what = f"has no data for any of the columns: {'; '.join(dict.fromkeys(missing))}"
+        fix = f"Add them, or name other columns by --tasks: {', '.join(COLUMNS)}."
+        raise DataError(what, where=request.data, fix=fix)
+    yield from found
+
+
+def _experiment(
+    request: TableRequest, row: ResultRow, model: Path, column: str
+) -> Experiment | Frozen | NotRun:
+    """Return the experiment of a row and a column."""
+    usual, task = SCALES[request.scale], COLUMNS[column][0]
+    entities = column.startswith("NER")
+    overrides = (*usual.finetuning, *request.finetuning)
+    if row.method == "BiLSTM" and not entities:
+        overrides = (*overrides, f"task.lstm={load_model(model).model.config.width}")
+    asked = Request(
+        str(model),
+        str(Path(request.data) / "CoNLL-2003") if entities else request.data,
+        finetuning_folder(request, row),
+        (task,),
+        request.seeds or usual.seeds,
+        "none",
+        request.limit or usual.limit,
+        overrides,
+    )
+    if entities and row.method == "BiLSTM":
+        return NotRun(column, "a BiLSTM is for labels of texts")
+    plan = (ner.ner_plan if entities else glue.glue_plan)(asked)
+    (entry,) = plan.experiments
+    return entry
+
+
+def _probes(
+    table: PretrainTable, model: Path, settings: PretrainConfig, corpus: Corpus, device: str
+) -> dict[str, float]:
+    """Return the accuracy of a pair head on each kind of pairs, in percent; {} without a head."""
+    if not table.probes or "pair" not in load_model(model).model.heads:
+        return {}
+    _, held_out = corpus.split(settings.held_out, settings.seed)
+    longest = max(phase.length for phase in settings.phases)
+
+    def accuracy(probe: Probe) -> float:
+        """Return the accuracy on a kind of pairs of held-out text."""
+        objective: Objective = (
+            MaskedLMSentenceOrder() if probe == "order" else MaskedLMNextSentence(NextSentence())
+        )
+        found = evaluate_on_corpus(
+            str(model),
+            corpus,
+            length=longest,
+            tokens=settings.evaluation_tokens,
+            device=device,
+            objective=objective,
+            documents=np.asarray(held_out),
+        )
+        return 100 * found["accuracy/pair"]
+
+    return {title: accuracy(probe) for title, probe in table.probes}

@@ -1,0 +1,288 @@
+"""Tables on pre-training: what their cells are, and a table from text to page, resumed cell by cell."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bothways.attention.patterns import Causal
+from bothways.cli import app
+from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.data.full_sentences import FullSentences
+from bothways.data.next_sentence import NextSentence
+from bothways.hub.model_folder import load_model
+from bothways.model.config import EncoderConfig, LSTMConfig
+from bothways.objectives.causal_lm import CausalLM
+from bothways.objectives.masked_lm import MaskedLM, MaskedObjective
+from bothways.paper import pretraining_runs as runs
+from bothways.paper.pretraining_cost import table_cost
+from bothways.paper.pretraining_page import difference, table_report, write_table_results
+from bothways.paper.pretraining_runs import TableRequest, base_settings, run_table
+from bothways.paper.pretraining_tables import COLUMNS, TABLES
+from bothways.pretraining.config import PretrainConfig
+from bothways.report.html import write_html
+from bothways.training.durations import Hours, Steps
+from toy_animals import document
+
+TINY = (
+    "encoder.width=16",
+    "encoder.heads=2",
+    "encoder.intermediate_size=16",
+    "encoder.depth=1",
+    "training.precision=fp32",
+    "evaluation_tokens=200",
+    "held_out=0.1",
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, rng = tmp_path_factory.mktemp("tables"), np.random.default_rng(0)
+    (folder / "text.txt").write_text("\n\n".join(document(rng) for _ in range(60)))
+    (folder / "glue" / "CoLA").mkdir(parents=True)
+    for split, count in (("train", 12), ("dev", 6)):
+        rows = "".join(
+            f"x\t{i % 2}\t\t{('a cat', 'the dog')[i % 2]} ate {i}\n" for i in range(count)
+        )
+        (folder / "glue" / "CoLA" / f"{split}.tsv").write_text(rows)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages of single runs take longer than these runs."""
+    for module in ("pretraining", "finetuning"):
+        monkeypatch.setattr(f"bothways.{module}.run.installed", lambda *packages: False)
+
+
+def request_of(place: Path, out: Path, table: str = "bert-5", **changes: Any) -> TableRequest:
+    request = TableRequest(
+        table, (str(place / "text.txt"),), str(place / "glue"), out, "small", Steps(2),
+        tasks=("CoLA",), seeds=2, overrides=TINY, finetuning=("training.until=2 steps",),
+    )  # fmt: skip
+    return dataclasses.replace(request, **changes)
+
+
+def cells_of(table: str, scale: Any = "small") -> dict[str, PretrainConfig]:
+    request = TableRequest(table, (), "", Path(), scale, Hours(1.0))
+    base = base_settings(request)
+    return {cell.name: cell.settings(base) for cell in request.chosen}
+
+
+def test_every_table_names_its_cells_and_published_rows() -> None:
+    for name, table in TABLES.items():
+        cells = [cell.name for cell in table.cells]
+        assert len({*cells}) == len(cells)
+        assert {row.cell for row in table.rows} == {*cells}, name
+        assert {*table.columns} <= {*COLUMNS}
+        ours, theirs = {row.name for row in table.rows}, {row.system for row in table.published}
+        extra = {"reference BERT-Base", "SENTENCE-PAIR", "Replace MLM", "ELECTRA 15 %"}
+        assert theirs - ours <= extra | {"All-Tokens MLM"}
+        assert not theirs or theirs & ours
+
+
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_cells_of_a_table_are_equal_but_for_their_point(scale: str) -> None:
+    """Of all settings of a run only those may differ that the table is about."""
+    about = {
+        "bert-5": {"encoder", "objective", "phases"},
+        "bert-6": {"encoder"},
+        "bert-8": {"objective"},
+        "masking-rate": {"objective"},
+        "roberta-1": {"data_copies"},
+        "roberta-2": {"objective"},
+        "albert-sentences": {"objective"},
+        "albert-sharing": {"encoder"},
+        "electra": {"objective", "evaluation_masking"},
+        "steps": {"encoder", "objective", "training"},
+    }
+    for name in TABLES:
+        cells = [dict(vars(cell)) for cell in cells_of(name, scale).values()]
+        differing = {key for key in cells[0] for cell in cells if cell[key] != cells[0][key]}
+        assert differing <= about[name], name
+        ends = {cell["training"].until for cell in cells}
+        assert ends == ({Hours(1.0)} if name != "steps" else {Hours(0.25), Hours(0.5), Hours(1.0)})
+
+
+def test_the_tasks_of_table_5() -> None:
+    cells = cells_of("bert-5", "paper")
+    assert all(
+        isinstance(cells["no-nsp"].segments_of(phase), NextSentence)
+        for phase in cells["no-nsp"].phases
+    ), "the pairs stay, the loss goes"
+    assert isinstance(cells["no-nsp"].objective, MaskedLM)
+    ltr, gpt, elmo = (cells[name].encoder for name in ("ltr", "gpt", "elmo"))
+    assert isinstance(cells["ltr"].objective, CausalLM)
+    assert isinstance(ltr, EncoderConfig)
+    assert isinstance(gpt, EncoderConfig)
+    assert ltr.patterns == gpt.patterns == (Causal(),)
+    assert (ltr.segments, gpt.segments) == (2, 0)
+    assert isinstance(elmo, LSTMConfig)
+    assert elmo.width == 768
+
+
+def test_sizes_masks_rates_and_formats() -> None:
+    def shape(config: PretrainConfig) -> tuple[int, int, int]:
+        encoder = config.encoder
+        assert isinstance(encoder, EncoderConfig)
+        return encoder.depth, encoder.width, encoder.heads
+
+    assert [shape(cell) for cell in cells_of("bert-6", "paper").values()] == [
+        (3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16), (24, 1024, 16),
+    ]  # fmt: skip
+    assert [shape(cell) for cell in cells_of("bert-6").values()] == [
+        (1, 192, 3), (2, 192, 1), (2, 192, 3), (4, 192, 3), (4, 256, 4), (8, 256, 4),
+    ]  # fmt: skip
+
+    def masks(table: str) -> list[tuple[float, float, float]]:
+        found = [cell.objective for cell in cells_of(table).values()]
+        assert all(isinstance(each, MaskedObjective) for each in found)
+        return [(m.rate, m.mask, m.random) for m in (each.masking for each in found)]  # type: ignore[attr-defined]
+
+    assert masks("bert-8") == [
+        (0.15, *mix) for mix in ((0.8, 0.1), (1, 0), (0.8, 0.2), (0.8, 0), (0, 0.8), (0, 1))
+    ]
+    rates = [0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+    mixed = [(0.15, 0.8, 0.1), (0.4, 0.8, 0.1)]
+    assert masks("masking-rate") == [*((rate, 1, 0) for rate in rates), *mixed]
+    formats = cells_of("roberta-2")
+    last = {name: cell.segments_of(cell.phases[-1]) for name, cell in formats.items()}
+    assert isinstance(last["segment-pair"], NextSentence)
+    assert last["full-sentences"] == FullSentences(64)
+    assert last["doc-sentences"] == FullSentences(64, cross=False)
+    copies = {name: cell.data_copies for name, cell in cells_of("roberta-1", "paper").items()}
+    assert copies == {"static": 10, "dynamic": None}
+
+
+def test_a_table_from_text_to_page_and_again(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(place, tmp_path / "out", cells=("base", "ltr"))
+    heard: list[int] = []
+    rows = run_table(request, device="cpu", on_row=lambda rows: heard.append(len(rows)))
+    assert heard == [1, 2, 3]
+    assert [done.row.name for done in rows] == ["BERT-Base", "LTR & No NSP", "+ BiLSTM"]
+    assert [len(done.values("CoLA")) for done in rows] == [2, 2, 2]
+    assert {done.pretrained.steps for done in rows} == {2}
+    base = rows[0].tasks["CoLA"]
+    assert rows[0].values("CoLA") == tuple(100 * run.metrics["mcc"] for run in base.series.runs)
+    lstm = load_model(Path(str(rows[2].tasks["CoLA"].best)) / "model").model
+    assert lstm.specification[0].lstm == 16  # type: ignore[union-attr]
+    file = write_table_results(request, rows)
+    report = table_report(request, rows, device="cpu")
+    write_html(report, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    for words in ("84.4", "LTR &amp; No NSP", "Held-out loss", "+ BiLSTM", "SST-2"):
+        assert words in page
+    values = json.loads(file.read_text())
+    assert [row["row"] for row in values["rows"]] == [done.row.name for done in rows]
+    mean = values["rows"][0]["columns"]["CoLA"]["mean"]
+    assert mean == pytest.approx(statistics.fmean(rows[0].values("CoLA")))
+    assert not list((request.out / "cells").glob("*/step-*")), "finished runs keep no checkpoints"
+
+    def never(*args: Any, **options: Any) -> None:
+        raise AssertionError("nothing is trained again")
+
+    monkeypatch.setattr(runs, "pretrain", never)
+    monkeypatch.setattr("bothways.sweeps.runs.finetune", never)
+    again = run_table(request, device="cpu")
+    assert [done.values("CoLA") for done in again] == [done.values("CoLA") for done in rows]
+    table = table_cost(request, device="cpu")
+    assert table.rows[-1] == ["all", 8, 8, "0:00:00"]
+    other = dataclasses.replace(request, overrides=(*TINY, "seed=3"))
+    with pytest.raises(ConfigError, match="this run was finished with other settings"):
+        run_table(other, device="cpu")
+
+
+def test_an_interrupted_cell_goes_on(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(place, tmp_path / "out", cells=("no-nsp",), budget=Steps(8))
+    real, seen = runs.pretrain, list[int]()
+
+    def stopping(*args: Any, on_event: Any = None, **options: Any) -> Any:
+        def stop(event: Any) -> None:
+            if event.kind == "checkpoint" and event.progress.steps == 4 and not seen:
+                seen.append(4)
+                raise KeyboardInterrupt
+
+        return real(*args, on_event=stop, **options)
+
+    monkeypatch.setattr(runs, "pretrain", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        run_table(request, device="cpu")
+    (done,) = run_table(request, device="cpu")
+    straight = request_of(place, tmp_path / "straight", cells=("no-nsp",), budget=Steps(8))
+    (other,) = run_table(straight, device="cpu")
+    assert seen == [4]
+    assert done.pretrained.metrics == other.pretrained.metrics
+    assert done.values("CoLA") == other.values("CoLA")
+
+
+def test_pair_heads_are_probed_with_the_other_pairs(place: Path, tmp_path: Path) -> None:
+    overrides = (*TINY, "encoder.embedding=8")
+    request = request_of(
+        place, tmp_path, "albert-sentences", overrides=overrides, seeds=1,
+        finetuning=("training.until=1 steps",),
+    )  # fmt: skip
+    none, nsp, sop = run_table(request, device="cpu")
+    assert none.probes == {}
+    for done, own in ((nsp, "NSP accuracy"), (sop, "SOP accuracy")):
+        assert set(done.probes) == {"NSP accuracy", "SOP accuracy"}
+        trained = 100 * done.pretrained.metrics["held-out/accuracy/pair"]
+        assert done.probes[own] == pytest.approx(trained, abs=15)
+
+
+def test_the_cost_is_known_before_anything_is_written(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "reproduce", "pretraining", "bert-5", *TINY, "--text", str(place / "text.txt"),
+        "--data", str(place / "glue"), "--tasks", "CoLA", "--cells", "base,no-nsp",
+        "--budget", "30 minutes", "--out", str(tmp_path / "out"), "--dry-run", "--scale", "small",
+    ]  # fmt: skip
+    app(words, result_action="return_value")
+    shown = capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert shown.count("0:30:00") == 2
+    assert "fine-tuning CoLA" in shown
+
+
+def test_wrong_requests_are_refused(place: Path, tmp_path: Path) -> None:
+    for changes, words in (
+        ({"table": "bert-9"}, r"table: unknown name 'bert-9'; there are: bert-5, bert-6"),
+        ({"cells": ("nsp",)}, r"cells: unknown name 'nsp'; there are: base, no-nsp"),
+        ({"tasks": ("WNLI",)}, r"tasks: unknown name 'WNLI'"),
+        ({"seeds": 0}, "at least 1"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            request_of(place, tmp_path, **changes)
+    with pytest.raises(DataError, match=r"no data for any of the columns: no train\.tsv"):
+        table_cost(request_of(place, tmp_path, tasks=("SST-2", "RTE")), device="cpu")
+    with pytest.raises(BothwaysError, match="no such file"):
+        table_cost(request_of(place, tmp_path, text=("nowhere.txt",)), device="cpu")
+    with pytest.raises(BothwaysError, match="unknown"):
+        table_cost(request_of(place, tmp_path, overrides=("nothing=1",)), device="cpu")
+
+
+def test_the_difference_is_welchs() -> None:
+    a, b = [80.0, 82.0, 81.0], [85.0, 84.0, 87.0, 84.0]
+    found = difference(a, b)
+    assert found is not None
+    va, vb = statistics.variance(a) / 3, statistics.variance(b) / 4
+    freedom = (va + vb) ** 2 / (va**2 / 2 + vb**2 / 3)
+    from scipy import stats
+
+    t = (85.0 - 81.0) / (va + vb) ** 0.5
+    half = stats.t.ppf(0.975, freedom) * (va + vb) ** 0.5
+    assert found.points == pytest.approx(4.0)
+    assert (found.low, found.high) == pytest.approx((4 - half, 4 + half))
+    assert found.p_value == pytest.approx(2 * stats.t.sf(t, freedom))
+    assert difference([80.0], b) is None
+    assert difference([80.0, 80.0], [80.0, 80.0]) is None
