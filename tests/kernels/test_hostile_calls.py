@@ -313,6 +313,40 @@ def test_cross_entropy_refuses_what_does_not_fit(field: str, value: Any) -> None
     assert (losses == 7).all()
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rows", 2), ("rows", -1), ("rows", 2**50), ("width", 0), ("width", 2**40),
+        ("weight", None), ("average", None), ("squares", None), ("seen", None),
+    ],
+)  # fmt: skip
+def test_adamw_refuses_what_does_not_fit(field: str, value: Any) -> None:
+    table, weight = adamw_table()
+    setattr(table, field, value)
+    rows, gradients = torch.tensor([0, 2, 4]), torch.ones(3, 3)
+    with pytest.raises(INVALID):
+        call("bothways_adamw_rows", ctypes.byref(table), rows.data_ptr(), gradients.data_ptr(), 3)
+    assert (weight == 7).all()
+
+
+@pytest.mark.parametrize("rows", [[5], [-1], [1, 1], [2, 0], [0, 2**40]])
+def test_adamw_refuses_rows_that_are_not_of_the_table_or_not_in_order(rows: list[int]) -> None:
+    table, weight = adamw_table()
+    places = (x.data_ptr() for x in (torch.tensor(rows), torch.ones(5, 3)))
+    with pytest.raises(INVALID):
+        call("bothways_adamw_rows", ctypes.byref(table), *places, len(rows))
+    assert (weight == 7).all()
+
+
+def adamw_table() -> tuple[abi.AdamWTable, Tensor]:
+    """Return a table of 5 rows of 3 numbers, and its weights, which also are its moments."""
+    weight, seen = torch.full((5, 3), 7.0), torch.zeros(5, dtype=torch.bool)
+    places = (weight.data_ptr(),) * 3
+    table = abi.AdamWTable(*places, seen.data_ptr(), 5, 3, 1, -0.1, -0.1, 0.1, 0.1, 0.9, 1, 1e-6)
+    table.keep_alive = seen
+    return table, weight
+
+
 @pytest.mark.parametrize("place", [0, 1, 2, 3, 4, 5, 6, 7, 8])
 def test_add_norm_refuses_what_does_not_fit(place: int) -> None:
     x, weight, moments, out = (

@@ -1,4 +1,6 @@
-"""Tables whose gradient has few rows are updated as dense ones are, however the run goes."""
+"""Tables whose gradient has few rows are updated as dense ones are, however the run goes: in fp32 by
+the compiled kernel, where there is one, in float64 as dense ones.
+"""
 
 import copy
 import io
@@ -16,12 +18,12 @@ from bothways.training.optimizers import (
     update,
 )
 
-ROWS, WIDTH = 23, 4
+ROWS, WIDTH = 523, 20  # more than a thread takes at once, and no whole number of vectors
 
 
-def networks():
+def networks(dtype=torch.float32):
     torch.manual_seed(0)
-    first = nn.Sequential(nn.Embedding(ROWS, WIDTH), nn.Linear(WIDTH, 3)).double()
+    first = nn.Sequential(nn.Embedding(ROWS, WIDTH), nn.Linear(WIDTH, 3)).to(dtype)
     return first, copy.deepcopy(first)
 
 
@@ -31,7 +33,7 @@ def lose(network, step, sparse, factor=1.0):
     network[0].sparse = sparse
     for _ in range(2):
         ids = torch.randint(
-            min(ROWS - 3, 4 + step), (6,), generator=generator
+            min(ROWS - 3, 40 + 20 * step), (60,), generator=generator
         )  # the last three rows are never read
         (network(ids).square().sum() * factor).backward()
     assert network[0].weight.grad.is_sparse == sparse
@@ -39,9 +41,7 @@ def lose(network, step, sparse, factor=1.0):
 
 def assert_equal(first, second):
     for mine, other in zip(first.parameters(), second.parameters(), strict=True):
-        torch.testing.assert_close(
-            mine, other, rtol=0, atol=1e-9
-        )  # the rate of a step is rounded to float32 here
+        torch.testing.assert_close(mine, other, rtol=0, atol=5e-5)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,9 @@ def assert_equal(first, second):
 )
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 @pytest.mark.parametrize("pull", [0.0, 1.5])
-def test_by_rows_is_the_dense_update(config, clip_norm, pull):
-    ours, theirs = networks()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_by_rows_is_the_dense_update(config, clip_norm, pull, dtype):
+    ours, theirs = networks(dtype)
     optimizers = [
         build_optimizer(config, net.named_parameters(), lambda _: ParameterRule(pull=pull))
         for net in (ours, theirs)
@@ -61,13 +62,13 @@ def test_by_rows_is_the_dense_update(config, clip_norm, pull):
             lose(net, step, sparse=net is ours)
             set_rate(optimizer, 1 - step / 50)
         norms = [update(optimizer, clip_norm) for optimizer in optimizers]
-        torch.testing.assert_close(*norms, rtol=1e-9, atol=0)
+        torch.testing.assert_close(*norms, rtol=1e-5, atol=0)
         assert all(p.grad is None for p in ours.parameters())
     assert_equal(ours, theirs)
     unread, read = (
-        ours[0].weight[rows] == start[rows] for rows in (slice(ROWS - 3, None), slice(0, ROWS - 3))
+        ours[0].weight[rows] == start[rows] for rows in (slice(ROWS - 3, None), slice(30))
     )
-    assert not read.any()
+    assert not read.all(1).any()
     assert unread.all() if config.decay == 0.0 else not unread.any()
 
 
@@ -103,7 +104,9 @@ def test_a_run_goes_on_from_its_state(config):
     torch.save(early.state_dict(), file)
     file.seek(0)
     again = build_optimizer(config, cut.named_parameters())
-    again.seen = {cut[0].weight: torch.tensor([0])}  # of a run that is none of this state's
+    again.seen = {
+        cut[0].weight: torch.zeros(ROWS, dtype=torch.bool)
+    }  # of a run that is none of this state's
     again.load_state_dict(torch.load(file, weights_only=True))
     for step in range(5, 12):
         lose(cut, step, sparse=True)

@@ -29,7 +29,6 @@ from bothways.model.config import EncoderConfig
 from bothways.model.encoder import Encoder
 from bothways.runtime.devices import has_bf16, wait
 from bothways.runtime.tuning import TUNING
-from bothways.training.optimizers import update_rows
 
 HEADS, SIZE, TOKENS = 12, 64, 2048
 """Heads, features of a head and tokens of a measured batch."""
@@ -83,7 +82,6 @@ def measure_thresholds(device: torch.device, rounds: int = 7) -> Iterator[Measur
         )  # fmt: skip
         yield from _compiled(device, rounds)
         yield from _panels(device, rounds)
-        yield _sparse_update(device, rounds)
     yield _window(device, rounds)
     yield _batch_tokens(device, rounds)
 
@@ -192,34 +190,6 @@ def _panels(device: torch.device, rounds: int) -> Iterator[Measurement]:
     yield _race(
         "panel_rows", "weights in panels against a plain product, 768 features, fp32",
         (16, 48, 96, 192, 384, 768), packed, plain, device, rounds,
-    )  # fmt: skip
-
-
-def _sparse_update(device: torch.device, rounds: int) -> Measurement:
-    """Measure AdamW on the touched rows of an embedding against AdamW on all of it."""
-    vocab, width = 30_522, 768
-
-    def table(rows: int, sparse: bool) -> Work:
-        """Return an update of a table of which `rows` rows have a gradient."""
-        weight = nn.Parameter(torch.randn(vocab, width))
-        optimizer = torch.optim.AdamW([weight], fused=True)
-        chosen = torch.randperm(vocab)[:rows].sort().values
-        if not sparse:
-            weight.grad = torch.randn(vocab, width)
-            return optimizer.step
-        weight.grad = torch.sparse_coo_tensor(
-            chosen[None], torch.randn(rows, width), (vocab, width), check_invariants=False
-        ).coalesce()
-        state = {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
-        state["step"] = torch.tensor(0.0)
-        return lambda: update_rows(
-            optimizer.param_groups[0], weight, state, chosen, None, torch.tensor(0.0)
-        )
-
-    return _race(
-        "rows of an embedding", f"sparse against dense update of {vocab:,} × {width}",
-        (250, 1000, 4000, 8000, 16_000, 30_000),
-        lambda rows: table(rows, True), lambda rows: table(rows, False), device, rounds,
     )  # fmt: skip
 
 

@@ -36,6 +36,7 @@ from bothways.finetuning.metrics import scored
 from bothways.finetuning.stability import rules
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import save_model
+from bothways.kernels.library import runs_on
 from bothways.model.model import Model
 from bothways.prediction.predictor import Predictor
 from bothways.prediction.prepared_model import PredictPrecision
@@ -209,11 +210,11 @@ def dev_name(metric: str) -> str:
 def learning_by_rows(model: Model, device: torch.device, world: int) -> Iterator[None]:
     """Update only the rows of the embedding that the data uses, where that is faster.
 
-    See `training.rows`. This needs the CPU and a single process: other devices would have to wait
-    for the row numbers, and ranks exchange all rows. Task heads use the embedding for lookups only.
+    This needs the compiled kernels and a single process: ranks exchange all rows. Task heads use
+    the embedding for lookups only.
     """
     table = model.encoder.embedding.token
-    table.sparse = device.type == "cpu" and world == 1
+    table.sparse = runs_on(device) and world == 1
     try:
         yield
     finally:

@@ -106,9 +106,9 @@ def measure_step(
         if isinstance(optimizer, FusedAdamW):
             # Late in the run all tokens of the data have been seen.
             table = task.model.encoder.embedding.token.weight
-            rows = torch.from_numpy(np.unique(np.concatenate([s.ids for s in sequences])))
             assert isinstance(table, torch.nn.Parameter)
-            optimizer.seen[table] = rows.long().to(device)
+            optimizer.seen[table] = torch.zeros(len(table), dtype=torch.bool, device=device)
+            optimizer.seen[table][np.concatenate([s.ids for s in sequences])] = True
         progress.stage("measuring the time of an update")
         seconds = 0.0
         for _ in range(2):  # the first update allocates the moments

@@ -119,6 +119,21 @@ class LogNormalizer(ctypes.Structure):
     _fields_ = [("largest", ctypes.c_float), ("log_sum", ctypes.c_float)]
 
 
+class AdamWTable(ctypes.Structure):
+    """A table whose rows are updated by AdamW, and the constants of one step."""
+
+    _fields_ = [
+        ("weight", _POINTER),
+        ("average", _POINTER),
+        ("squares", _POINTER),
+        ("seen", _POINTER),
+        ("rows", _INT64),
+        ("width", _INT64),
+        *((name, ctypes.c_float) for name in ("scale", "decay", "rate", "first", "second")),
+        *((name, ctypes.c_float) for name in ("keep", "correction", "epsilon")),
+    ]
+
+
 STRUCTS = (
     DropoutStruct,
     AttentionBatch,
@@ -129,6 +144,7 @@ STRUCTS = (
     EncoderLayer,
     Classification,
     LogNormalizer,
+    AdamWTable,
 )
 """In the order in which `bothways_abi` gives their sizes."""
 
@@ -147,5 +163,6 @@ SIGNATURES = {
     ),
     "bothways_cross_entropy": (*[_POINTER] * 4, _INT32),
     "bothways_cross_entropy_backward": (*[_POINTER] * 4, _INT32),
+    "bothways_adamw_rows": (*[_POINTER] * 3, _INT64, _INT32),
 }  # fmt: skip
 """Argument types of each function; all of them return an int32."""

@@ -37,9 +37,6 @@ from bothways.tasks.catalogue import TASKS, AnyTask, task_kind
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.sentence_embedding.task import Embedder, read_sentence_encoder
 
-Input = str | tuple[str, str] | Mapping[str, Any]
-"""A text, a pair of texts, or a row with the columns of the task."""
-
 
 class Predictor:
     """A model prepared for predictions in one precision, with its tokenizer and task.

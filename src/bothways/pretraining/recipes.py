@@ -48,14 +48,7 @@ def paper(encoder: ModelConfig) -> PretrainConfig:
         encoder=encoder
         if isinstance(encoder, LSTMConfig)
         else dataclasses.replace(encoder, activation="gelu_tanh"),
-        training=Training(
-            until=Steps(1_000_000),
-            optimizer=BertAdam(lr=1e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
-            schedule=GoogleLinear(Steps(10_000)),
-            report=Steps(100),
-            evaluate=Steps(10_000),
-            save=Steps(10_000),
-        ),
+        training=_google_training(1e-4),
         objective=with_masking(
             default_objective(encoder),
             Masking(0.15, mask=0.8, random=0.1, replacements=AnyToken()),
@@ -63,6 +56,18 @@ def paper(encoder: ModelConfig) -> PretrainConfig:
         phases=(PretrainPhase(128, 0.9), PretrainPhase(512, 0.1)),
         batch=ExampleBudget(256),
         data_copies=10,
+    )
+
+
+def _google_training(rate: float) -> Training:
+    """Return the training of Google's code: a million updates, the first 10,000 as warm-up."""
+    return Training(
+        until=Steps(1_000_000),
+        optimizer=BertAdam(lr=rate, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
+        schedule=GoogleLinear(Steps(10_000)),
+        report=Steps(100),
+        evaluate=Steps(10_000),
+        save=Steps(10_000),
     )
 
 
@@ -140,14 +145,7 @@ def electra(encoder: ModelConfig) -> PretrainConfig:
         encoder=dataclasses.replace(encoder, readout=READOUT)
         if isinstance(encoder, EncoderConfig) and encoder.readout == Readout()
         else encoder,
-        training=Training(
-            until=Steps(1_000_000),
-            optimizer=BertAdam(lr=5e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
-            schedule=GoogleLinear(Steps(10_000)),
-            report=Steps(100),
-            evaluate=Steps(10_000),
-            save=Steps(10_000),
-        ),
+        training=_google_training(5e-4),
         objective=objective,
         phases=(PretrainPhase(min(128, encoder.max_positions)),),
         batch=ExampleBudget(128),

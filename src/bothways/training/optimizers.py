@@ -18,7 +18,8 @@ as the decay is: before each update w ← w − rate · pull · (w − w₀), wh
 
 A table with a sparse gradient, an embedding of which the data names a part, is updated by rows: a
 row that has had no gradient yet has moments of 0, so that Adam leaves it alone, but for the decay.
-The result is that of the dense update. An update that depends on whole matrices reads it as dense.
+The result is that of the dense update, which is used where there is no compiled kernel. An update
+that depends on whole matrices reads the gradient as dense.
 
 Sources: Kingma & Ba 2014; Loshchilov & Hutter 2017 on decoupled decay; Zhang et al. 2020 on the
 missing correction in fine-tuning; Li et al. 2018 (L2-SP) for the pull, there a term of the loss.
@@ -26,6 +27,7 @@ missing correction in fine-tuning; Li et al. 2018 (L2-SP) for the pull, there a 
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -33,12 +35,13 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
 from bothways.core.config.checks import require_probability
 from bothways.core.errors import ConfigError
+from bothways.kernels import abi
+from bothways.kernels.library import call, runs_on
 from bothways.training.durations import Auto
 from bothways.training.tensor_updates import UPDATES
 
@@ -47,38 +50,36 @@ _ENDLESS = 1e9
 
 
 @dataclass(frozen=True)
-class AdamW:
+class _Adam:
+    lr: float | Auto = 1e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-6
+    decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True)
+class AdamW(_Adam):
     """Adam with bias correction and decoupled decay, which 1-d parameters do not have.
 
     `lr` is the peak of the schedule; "auto" is for fine-tuning only.
     """
 
-    lr: float | Auto = 1e-4
-    betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    decay: float = 0.01
     kind: Literal["adamw"] = "adamw"
 
-    def __post_init__(self) -> None:
-        _check(self)
-
 
 @dataclass(frozen=True)
-class BertAdam:
+class BertAdam(_Adam):
     """The optimizer of BERT's own code: AdamW without bias correction, with larger early steps."""
 
-    lr: float | Auto = 1e-4
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-6
-    decay: float = 0.01
     kind: Literal["bert_adam"] = "bert_adam"
-
-    def __post_init__(self) -> None:
-        _check(self)
 
 
 @dataclass(frozen=True)
-class Lamb:
+class Lamb(_Adam):
     """ALBERT's optimizer: each matrix and table moves by the rate times its own norm.
 
     The rate belongs to the batch: 1.76e-3 is for 4,096 sequences, and falls with the root of their
@@ -86,17 +87,11 @@ class Lamb:
     """
 
     lr: float = 1.76e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-6
-    decay: float = 0.01
     kind: Literal["lamb"] = "lamb"
-
-    def __post_init__(self) -> None:
-        _check(self)
 
 
 @dataclass(frozen=True)
-class StableAdamW:
+class StableAdamW(_Adam):
     """AdamW that takes a smaller step on a matrix whose gradients have grown suddenly.
 
     It needs no clipping: set `training.clip_norm` to none.
@@ -104,12 +99,7 @@ class StableAdamW:
 
     lr: float = 1e-4
     betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = 1e-6
-    decay: float = 0.01
     kind: Literal["stable_adamw"] = "stable_adamw"
-
-    def __post_init__(self) -> None:
-        _check(self)
 
 
 @dataclass(frozen=True)
@@ -170,8 +160,8 @@ class FusedAdamW(torch.optim.AdamW):
 
     Attributes:
         anchors: the targets of pulled parameters; a resumed run builds them again.
-        seen: the rows of each parameter with a sparse gradient that have had one; not in the state,
-            the moments imply them.
+        seen: whether each row of a parameter with sparse gradients has had one `(rows)`; not in
+            the state, the moments imply it.
     """
 
     grad_scale: Tensor | None
@@ -200,7 +190,7 @@ class FusedAdamW(torch.optim.AdamW):
                 weight.grad = None
 
 
-def _check(config: OptimizerConfig) -> None:
+def _check(config: _Adam | Muon) -> None:
     if not isinstance(config.lr, str) and not 0 < config.lr <= MAX_RATE:
         what = f"must be above 0 and at most {MAX_RATE:g}, not {config.lr}"
         raise ConfigError(what, where="optimizer.lr")
@@ -412,20 +402,24 @@ def _values(parameter: nn.Parameter) -> Tensor:
 
 
 def _step_rows(optimizer: FusedAdamW) -> None:
-    """Step the parameters with sparse gradients, and drop these gradients."""
+    """Step the parameters with sparse gradients and drop these, or make them dense."""
     for group in optimizer.param_groups:
         for weight in (p for p in group["params"] if p.grad is not None):
-            if not weight.grad.is_sparse:
+            if not (weight.grad.is_sparse and _has_kernel(weight)):
                 optimizer.seen.pop(weight, None)
+                weight.grad = weight.grad.to_dense() if weight.grad.is_sparse else weight.grad
                 continue
-            state = optimizer.state[weight] = optimizer.state[weight] or _start(weight, 0.0)
+            if not (state := optimizer.state[weight]):
+                state |= _start(weight, 0.0)
             if weight not in optimizer.seen:
-                optimizer.seen[weight] = (
-                    state["exp_avg"].any(1) | state["exp_avg_sq"].any(1)
-                ).nonzero()[:, 0]
-            seen, scale, skip = optimizer.seen[weight], optimizer.grad_scale, optimizer.found_inf
-            optimizer.seen[weight] = update_rows(group, weight, state, seen, scale, skip)
+                optimizer.seen[weight] = state["exp_avg"].any(1) | state["exp_avg_sq"].any(1)
+            if not optimizer.found_inf:
+                update_rows(group, weight, state, optimizer.seen[weight], optimizer.grad_scale)
             weight.grad = None
+
+
+def _has_kernel(weight: nn.Parameter) -> bool:
+    return weight.dtype is torch.float32 and weight.is_contiguous() and runs_on(weight.device)
 
 
 def _pull(optimizer: FusedAdamW) -> None:
@@ -438,45 +432,46 @@ def _pull(optimizer: FusedAdamW) -> None:
             torch._foreach_add_(weights, ways)
 
 
-@torch.no_grad()
 def update_rows(
     group: dict[str, Any],
     weight: nn.Parameter,
     state: dict[str, Tensor],
-    seen: Int[Tensor, " seen"],
+    seen: Bool[Tensor, " rows"],
     scale: Tensor | None,
-    skip: Tensor,
-) -> Int[Tensor, " now"]:
-    """Do one step of AdamW on a table by its coalesced sparse gradient.
+) -> None:
+    """Do one step of AdamW on a table by its coalesced sparse gradient, with the compiled kernel.
 
     Args:
         group: of the optimizer, with its rate, betas, epsilon and decay.
-        weight: the table `(vocab, width)`.
+        weight: the table `(rows, width)`, in fp32.
         state: its moments, of the whole table, and its step.
-        seen: the rows that have had a gradient before, ascending.
+        seen: the rows that have had a gradient before; those of this one are added.
         scale: the divisor of gradients; None for 1.
-        skip: 1 if nothing must change.
-
-    Returns:
-        The rows that have had a gradient now.
     """
     assert weight.grad is not None
-    rows, gradients = weight.grad.indices()[0], weight.grad.values()
-    now: Tensor = torch.unique(torch.cat([seen, rows]))
-    dense = gradients.new_zeros(len(now), gradients.shape[1]).index_copy(
-        0, torch.searchsorted(now, rows), gradients
+    rows, gradients = weight.grad.indices()[0], weight.grad.values().contiguous()
+    state["step"] += 1
+    (first, second), steps, rate = group["betas"], float(state["step"]), group["lr"]
+    table = abi.AdamWTable(
+        weight=weight.data_ptr(),
+        average=state["exp_avg"].data_ptr(),
+        squares=state["exp_avg_sq"].data_ptr(),
+        seen=seen.data_ptr(),
+        rows=len(weight),
+        width=weight.shape[1],
+        scale=1.0 if scale is None else float(scale),
+        decay=-rate * group["weight_decay"],
+        rate=-rate / (1 - first**steps),
+        first=1 - first,
+        second=1 - second,
+        keep=second,
+        correction=math.sqrt(1 - second**steps),
+        epsilon=group["eps"],
     )
-    whole = [weight.data, state["exp_avg"], state["exp_avg_sq"]]
-    weight.add_(
-        weight, alpha=-(1 - float(skip)) * group["lr"] * group["weight_decay"]
-    )  # 1 − x would lose digits of x
-    parts = [table.index_select(0, now) for table in whole]
-    adamw(
-        [parts[0]], [dense], [parts[1]], [parts[2]], [], [state["step"]],
-        fused=True, grad_scale=scale, found_inf=skip, amsgrad=False, maximize=False,
-        beta1=group["betas"][0], beta2=group["betas"][1],
-        lr=group["lr"], weight_decay=0.0, eps=group["eps"],
-    )  # fmt: skip
-    for table, part in zip(whole, parts, strict=True):
-        table.index_copy_(0, now, part)
-    return now
+    call(
+        "bothways_adamw_rows",
+        ctypes.byref(table),
+        rows.data_ptr(),
+        gradients.data_ptr(),
+        len(rows),
+    )

@@ -20,6 +20,7 @@ int32_t bothways_abi(int64_t *struct_sizes, int32_t count) {
         sizeof(dropout),       sizeof(attention_batch), sizeof(linear),
         sizeof(layer_norm),    sizeof(moments),         sizeof(block_tail),
         sizeof(encoder_layer), sizeof(classification),  sizeof(log_normalizer),
+        sizeof(adamw_table),
     };
     for (int32_t i = 0; i < count && i < (int32_t)(sizeof sizes / sizeof *sizes); i++)
         struct_sizes[i] = sizes[i];
@@ -304,6 +305,39 @@ status bothways_cross_entropy_backward(const classification *c, const log_normal
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t i = 0; i < c->rows; i++)
         cross_entropy_backward_row(c, i, normalizers[i], *grad_loss, grad_logits);
+    return BOTHWAYS_OK;
+}
+
+/* Rows that a thread takes at once. */
+#define TABLE_CHUNK 256
+
+status bothways_adamw_rows(const adamw_table *t, const int64_t *rows, const float *gradients,
+                           int64_t count, int32_t threads) {
+    CHECK(require(t != NULL));
+    CHECK(check_call(current_features(), t->rows, threads));
+    CHECK(require(is_width(t->width) && count >= 0 && count <= t->rows &&
+                  (!t->rows || (t->weight && t->average && t->squares && t->seen)) &&
+                  (!count || (rows && gradients))));
+    for (int64_t i = 0; i < count; i++)
+        CHECK(require(rows[i] >= (i ? rows[i - 1] + 1 : 0) && rows[i] < t->rows));
+    for (int64_t i = 0; i < count; i++) t->seen[rows[i]] = 1;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t from = 0; from < t->rows; from += TABLE_CHUNK) {
+        int64_t next = 0, end = count, to = minimum(from + TABLE_CHUNK, t->rows);
+        while (next < end) { /* the first of `rows` from `from` on */
+            int64_t middle = (next + end) / 2;
+            if (rows[middle] < from)
+                next = middle + 1;
+            else
+                end = middle;
+        }
+        for (int64_t row = from; row < to; row++) {
+            int has_gradient = next < count && rows[next] == row;
+            if (has_gradient || t->seen[row] || t->decay != 0)
+                adamw_row(t, row, has_gradient ? gradients + next * t->width : NULL);
+            next += has_gradient;
+        }
+    }
     return BOTHWAYS_OK;
 }
 

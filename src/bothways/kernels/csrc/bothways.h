@@ -106,6 +106,17 @@ typedef struct {
     float largest, log_sum;
 } log_normalizer;
 
+/* A table whose rows are updated by AdamW, and the constants of one step. */
+typedef struct {
+    float *weight, *average, *squares; /* (rows, width) */
+    uint8_t *seen;                     /* (rows); 0: no gradient yet, and both moments are 0 */
+    int64_t rows, width;
+    float scale;               /* gradients are divided by it */
+    float decay, rate;         /* weight += decay · weight, then rate · average / denominator */
+    float first, second, keep; /* 1 − β₁, 1 − β₂, β₂ */
+    float correction, epsilon; /* denominator: √squares / correction + epsilon */
+} adamw_table;
+
 #define EXPORT __attribute__((visibility("default")))
 
 /* The ABI version, and the sizes of the structs above in their order; `count`: how many fit. */
@@ -163,5 +174,10 @@ EXPORT status bothways_cross_entropy_backward(const classification *c,
                                               const log_normalizer *normalizers,
                                               const float *grad_loss, void *grad_logits,
                                               int32_t threads);
+
+/* One step of AdamW in place. Row rows[i] of the table, of `count` in ascending order, has the
+ * gradient `gradients`[i] (width), all others 0: those that are not seen only decay. */
+EXPORT status bothways_adamw_rows(const adamw_table *t, const int64_t *rows, const float *gradients,
+                                  int64_t count, int32_t threads);
 
 #endif

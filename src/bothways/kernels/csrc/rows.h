@@ -1,4 +1,4 @@
-/* Kernels that compute one row at a time: LayerNorm of a sum, and cross-entropy. */
+/* Kernels that compute one row at a time: LayerNorm of a sum, cross-entropy, AdamW. */
 
 #ifndef ROWS_H
 #define ROWS_H
@@ -20,5 +20,6 @@ void cross_entropy_row(const classification *c, int64_t row, log_normalizer *nor
                        float *loss, uint8_t *hit);
 void cross_entropy_backward_row(const classification *c, int64_t row, log_normalizer normalizer,
                                 float grad_loss, void *grad_logits);
+void adamw_row(const adamw_table *t, int64_t row, const float *gradient); /* NULL: 0 */
 
 #endif

@@ -1,4 +1,4 @@
-/* LayerNorm of a sum, and cross-entropy, by AVX-512. */
+/* LayerNorm of a sum, cross-entropy, and AdamW, by AVX-512. */
 
 #include "dropout.h"
 #include "rows.h"
@@ -154,5 +154,38 @@ void cross_entropy_backward_row(const classification *c, int64_t row, log_normal
                                           _mm512_set1_ps(1.0f));
         }
         store16_masked(grad_logits, at + j, mask, _mm512_mul_ps(grad, factor), bf16);
+    }
+}
+
+/* ---- AdamW ---- */
+
+/* In the order and with the roundings of torch's fused kernel. */
+void adamw_row(const adamw_table *t, int64_t row, const float *gradient) {
+    float *weight = t->weight + row * t->width, *average = t->average + row * t->width,
+          *squares = t->squares + row * t->width;
+    __m512 decay = _mm512_set1_ps(t->decay), first = _mm512_set1_ps(t->first);
+    int from_average = t->first < 0.5f; /* the interpolation starts from the nearer end */
+    if (!from_average) first = _mm512_sub_ps(first, _mm512_set1_ps(1.0f));
+    for (int64_t f = 0; f < t->width; f += LANES) {
+        __mmask16 mask = first_lanes(t->width - f);
+        __m512 w = _mm512_maskz_loadu_ps(mask, weight + f);
+        w = _mm512_fmadd_ps(decay, w, w);
+        if (t->seen[row]) {
+            __m512 g = _mm512_setzero_ps(), m = _mm512_maskz_loadu_ps(mask, average + f),
+                   v = _mm512_maskz_loadu_ps(mask, squares + f);
+            if (gradient) g = _mm512_maskz_loadu_ps(mask, gradient + f);
+            g = _mm512_div_ps(g, _mm512_set1_ps(t->scale));
+            m = _mm512_fmadd_ps(first, _mm512_sub_ps(g, m), from_average ? m : g);
+            __m512 part = _mm512_mul_ps(_mm512_set1_ps(t->second), g);
+            v = _mm512_fmadd_ps(part, g, _mm512_mul_ps(v, _mm512_set1_ps(t->keep)));
+            __m512 denominator =
+                _mm512_add_ps(_mm512_div_ps(_mm512_sqrt_ps(v), _mm512_set1_ps(t->correction)),
+                              _mm512_set1_ps(t->epsilon));
+            __m512 change = _mm512_div_ps(_mm512_mul_ps(_mm512_set1_ps(t->rate), m), denominator);
+            w = _mm512_add_ps(w, change);
+            _mm512_mask_storeu_ps(average + f, mask, m);
+            _mm512_mask_storeu_ps(squares + f, mask, v);
+        }
+        _mm512_mask_storeu_ps(weight + f, mask, w);
     }
 }
