@@ -18,6 +18,7 @@ from bothways.core.progress import SILENT, Progress
 if TYPE_CHECKING:
     from bothways.data.corpus import Corpus
     from bothways.data.documents import Document
+    from bothways.data.words import Words
     from bothways.finetuning.fit import FinetuneResult
     from bothways.finetuning.metrics import Own
     from bothways.finetuning.prepare import Rows
@@ -127,6 +128,7 @@ def build_corpus(
     out: str | Path,
     *,
     language: str = "auto",
+    words: Words | None = None,
     workers: int | None = None,
     progress: Progress | bool = True,
 ) -> Corpus:
@@ -137,6 +139,8 @@ def build_corpus(
         tokenizer: a tokenizer, or its folder.
         out: folder of the corpus.
         language: language for splitting sentences; "auto" detects it per document.
+        words: for the masking of whole words in Chinese, how a sentence is divided into words:
+            "jieba", "spaces", or a function that returns its words.
         workers: number of processes; `None` for one per core.
         progress: True shows progress on standard error, False nothing; an object with `stage`,
             `advance` and `message` receives it.
@@ -156,7 +160,13 @@ def build_corpus(
     documents = _documents(texts, of_paths=True)
     with _shown(progress) as shown:
         return corpus.build_corpus(
-            documents, known, out, language=language, workers=workers, progress=shown
+            documents,
+            known,
+            out,
+            language=language,
+            words=words,
+            workers=workers,
+            progress=shown,
         )
 
 

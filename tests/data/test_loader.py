@@ -47,6 +47,7 @@ def corpus_source(segments, data_copies=None, documents=12):
     sizes = [[r.randint(1, 12) for _ in range(r.randint(1, 9))] for _ in range(documents)]
     sentences = np.cumsum([0, *itertools.chain(*sizes)]).astype(np.uint64)
     corpus = SimpleNamespace(
+        words=None,
         tokens=np.random.default_rng(4).integers(5, SIZE, int(sentences[-1])).astype(np.uint16),
         sentences=sentences,
         documents=np.cumsum([0, *map(len, sizes)]).astype(np.uint64),

@@ -35,7 +35,7 @@ def corpus_of(sizes):
     sentences = np.cumsum([0, *(n for document in sizes for n in document)]).astype(np.uint64)
     documents = np.cumsum([0, *map(len, sizes)]).astype(np.uint64)
     tokens = np.arange(5, 5 + int(sentences[-1]), dtype=np.uint32)
-    return SimpleNamespace(tokens=tokens, sentences=sentences, documents=documents)
+    return SimpleNamespace(tokens=tokens, sentences=sentences, documents=documents, words=None)
 
 
 def source_of(sizes, segments, *, seed=1, chosen=None, data_copies=None):
@@ -417,7 +417,10 @@ def test_a_million_documents_take_little_memory_and_time():
     documents = np.arange(0, 10_000_001, 10).astype(np.uint64)
     sentences = np.arange(0, 90_000_001, 9).astype(np.uint64)
     corpus = SimpleNamespace(
-        tokens=np.zeros(90_000_000, dtype=np.uint16), sentences=sentences, documents=documents
+        words=None,
+        tokens=np.zeros(90_000_000, dtype=np.uint16),
+        sentences=sentences,
+        documents=documents,
     )
     chosen = np.arange(1_000_000)
     tracemalloc.start()

@@ -277,6 +277,16 @@ def test_settings_of_the_encoder_are_refused_where_a_model_gives_it(
                 "training.ema=0.9",
             ],
         ),
+        (
+            "deberta-v3-small",
+            [
+                "objective=replaced_tokens",
+                "objective.generator=shallower",
+                "objective.sharing=disentangled",
+                "encoder.depth=2",
+                "training.optimizer.decay=0.1",
+            ],
+        ),
     ],
 )
 def test_two_ranks_come_to_the_weights_of_one(

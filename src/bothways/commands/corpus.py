@@ -27,6 +27,7 @@ def build(
     boundary: Literal["auto", "blank", "line", "file"] = "auto",
     language: str = "auto",
     min_tokens: int = 1,
+    words: Literal["jieba", "spaces"] | None = None,
     workers: int | None = None,
 ) -> None:
     """Build a corpus: documents, sentences, token ids.
@@ -51,6 +52,9 @@ def build(
         Language of the sentences, such as en, zh, de; auto: English or Chinese, by document.
     min_tokens
         Leave out documents with fewer tokens.
+    words
+        For the masking of whole words in Chinese: store where words begin, as jieba divides the
+        text (needs bothways[zh]), or at the spaces that another program has put between words.
     workers
         Number of processes; default: one per core. The corpus does not depend on it.
     """
@@ -71,7 +75,8 @@ def build(
     with keeping(out, console), terminal_progress(console) as progress:
         result = job.build_corpus(
             documents, Tokenizer.load(tokenizer), out,
-            language=language, min_tokens=min_tokens, workers=workers, progress=progress,
+            language=language, min_tokens=min_tokens, words=words, workers=workers,
+            progress=progress,
         )  # fmt: skip
     if known:
         say(console, f"{out} already has the corpus of these inputs; nothing to do.")
@@ -134,6 +139,7 @@ def _counts(corpus: Corpus) -> Table:
         ("vocabulary", f"{corpus.tokenizer.size:,}"),
         ("unknown tokens", f"{corpus.unknown_share:.2%}"),
         ("language", settings.language),
+        *((("words", settings.words),) if settings.words else ()),
     ):
         table.add_row(name, value)
     return table

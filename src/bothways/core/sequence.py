@@ -26,6 +26,8 @@ class Sequence:
         parts: the lengths of its texts, which do not attend to each other, such as the choices
             of a question; empty for a single text.
         global_attention_mask: True for global tokens `(n)`; None if there are none.
+        word_starts: True where a word begins `(n)`, any value at special tokens; None where the
+            vocabulary alone says so.
     """
 
     ids: Ids
@@ -33,6 +35,7 @@ class Sequence:
     targets: Mapping[str, Targets] = field(default_factory=dict)
     parts: tuple[int, ...] = ()
     global_attention_mask: NDArray[np.bool_] | None = None
+    word_starts: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -5,6 +5,7 @@ reads.
     tokens.bin       ids, one document after the other; uint16, or uint32 for more than 65,536 ids
     sentences.bin    where each sentence begins among the tokens, and the end; uint64
     documents.bin    where each document begins among the sentences, and the end; uint64
+    words.bin        one bit per token: whether a word begins there; only if words were asked for
     tokenizer.json   the tokenizer that made the ids, with its other files
 
 Example: the documents "A b. C." and "D." → tokens a b . c . d . | sentences 0 3 5 7 |
@@ -54,6 +55,7 @@ from bothways.data.manifest import (
     SENTENCES,
     SMALL,
     TOKENS,
+    WORDS,
     CorpusSettings,
     Manifest,
     check_file,
@@ -64,6 +66,7 @@ from bothways.data.manifest import (
 from bothways.data.merge_shards import merge_shards
 from bothways.data.process_pool import map_in_order
 from bothways.data.sentences import AUTO, check_language
+from bothways.data.words import Words, words_name
 from bothways.runtime.limits import usable_cores
 from bothways.text.tokenizer import Tokenizer
 
@@ -88,6 +91,7 @@ class Corpus:
         tokens: `(T)` ids, memory-mapped.
         sentences: `(S+1)`, sentence s is tokens `[sentences[s], sentences[s+1])`; none is empty.
         documents: `(D+1)`, document d is sentences `[documents[d], documents[d+1])`; none is empty.
+        words: `(⌈T/8⌉)`, one bit per token, True where a word begins; None if none are stored.
 
     Example:
         >>> corpus = bothways.Corpus.open("corpus")
@@ -101,6 +105,7 @@ class Corpus:
     tokens: NDArray[Any]
     sentences: NDArray[np.uint64]
     documents: NDArray[np.uint64]
+    words: NDArray[np.uint8] | None = None
 
     @classmethod
     def open(cls, folder: str | Path) -> Corpus:
@@ -117,6 +122,7 @@ class Corpus:
         corpus = cls(
             place, manifest, Tokenizer.load(place), _map(place / TOKENS, manifest.token_type),
             _map(place / SENTENCES, "uint64"), _map(place / DOCUMENTS, "uint64"),
+            _map(place / WORDS, "uint8") if WORDS in manifest.files else None,
         )  # fmt: skip
         corpus._check(SMALL)
         return corpus
@@ -148,6 +154,9 @@ class Corpus:
         ):
             what = f"holds ids that the tokenizer of {self.tokenizer.size:,} tokens does not have"
             raise DataError(what, where=self.folder / TOKENS, fix=REBUILD)
+        if self.words is not None and len(self.words) != -(-counts.tokens // 8):
+            what = f"holds {8 * len(self.words):,} bits for {counts.tokens:,} tokens"
+            raise DataError(what, where=self.folder / WORDS, fix=REBUILD)
 
     def __len__(self) -> int:
         return len(self.documents) - 1
@@ -216,6 +225,7 @@ def build_corpus(
     *,
     language: str = AUTO,
     min_tokens: int = 1,
+    words: Words | None = None,
     workers: int | None = None,
     progress: Progress = SILENT,
 ) -> Corpus:
@@ -231,6 +241,9 @@ def build_corpus(
         language: of the sentences, as in `split_sentences`; "auto" chooses English or Chinese for
             each document.
         min_tokens: documents with fewer are left out.
+        words: how sentences are divided into words that the tokens do not show, as in Chinese:
+            "jieba", "spaces", or a function that returns the words of a sentence. They are stored
+            for the masking of whole words; the ids do not depend on "jieba" or a function.
         workers: processes; None for one per core. The corpus does not depend on it.
         progress: receives the stages "encoding" (in bytes of the files) and "merging" (in shards).
 
@@ -245,17 +258,21 @@ def build_corpus(
             fix = "Leave it out for the default."
             raise ConfigError(f"must be at least 1, not {value}", where=name, fix=fix)
     place = Path(folder)
-    settings = CorpusSettings(tokenizer.fingerprint, language, min_tokens, splitter_version())
+    finder = None if words is None else words_name(words)
+    settings = CorpusSettings(
+        tokenizer.fingerprint, language, min_tokens, splitter_version(), finder
+    )
+    recipe = Recipe(str(place), settings.tokenizer, language, words)
     _check_free(place)
     with lock_folder(place):
         if (place / MANIFEST).exists():
-            _check_same(place, settings, documents)
+            _check_same(place, settings, documents, recipe)
         else:
             with os_errors(place, _RESUME):
                 (place / WORK).mkdir(exist_ok=True)
             # Without segments: whether a model has them is up to the model.
             Tokenizer(tokenizer.backend, tokenizer.specials).save(place)
-            names = _encode_all(place, settings, documents, workers or usable_cores(), progress)
+            names = _encode_all(place, recipe, documents, workers or usable_cores(), progress)
             _finish(place, settings, documents, names, tokenizer.size, progress)
     return Corpus.open(place)
 
@@ -298,15 +315,13 @@ def _sources(documents: Iterable[Document]) -> tuple[tuple[Origin, ...], dict[st
     return (), {}
 
 
-def _recipe(place: Path, settings: CorpusSettings) -> Recipe:
-    return Recipe(str(place), settings.tokenizer, settings.language)
-
-
 def _text_digest(names: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(names).encode()).hexdigest()
 
 
-def _check_same(place: Path, settings: CorpusSettings, documents: Iterable[Document]) -> None:
+def _check_same(
+    place: Path, settings: CorpusSettings, documents: Iterable[Document], recipe: Recipe
+) -> None:
     """Raise DataError unless the existing corpus is the one that these inputs give."""
     built = read_manifest(place)
     given, had = dataclasses.asdict(settings), dataclasses.asdict(built.settings)
@@ -321,7 +336,7 @@ def _check_same(place: Path, settings: CorpusSettings, documents: Iterable[Docum
     if not origins or (origins, reading) != (built.origins, built.reading):
         # Files that were only copied or touched hold the same text; reading them is fast
         # compared to encoding them.
-        names = (job.name for job in cut_shards(documents, _recipe(place, settings)))
+        names = (job.name for job in cut_shards(documents, recipe))
         if _text_digest(names) != built.text:
             raise DataError("holds a corpus of other documents", where=place, fix=fix)
     # A build that was killed after it wrote the manifest leaves its work.
@@ -340,13 +355,13 @@ def _check_free(place: Path) -> None:
 
 def _encode_all(
     place: Path,
-    settings: CorpusSettings,
+    recipe: Recipe,
     documents: Iterable[Document],
     workers: int,
     progress: Progress,
 ) -> list[str]:
     """Run the first stage: make the shards that are missing, and return the names of all."""
-    recipe, names = _recipe(place, settings), list[str]()
+    names = list[str]()
     reader = documents if isinstance(documents, DocumentReader) else None
     progress.stage("encoding", reader.total or None if reader else None)
 
@@ -374,11 +389,12 @@ def _finish(
     progress: Progress,
 ) -> None:
     """Run the second stage, write the manifest, and delete the shards."""
-    work, arrays = place / WORK, (TOKENS, SENTENCES, DOCUMENTS)
+    work, words = place / WORK, settings.words is not None
+    arrays = (TOKENS, SENTENCES, DOCUMENTS, *((WORDS,) if words else ()))
     with os_errors(place, _RESUME):
         try:
             shards = [work / name for name in names]
-            counts, files = merge_shards(shards, work, settings.min_tokens, progress)
+            counts, files = merge_shards(shards, work, settings.min_tokens, progress, words)
         except OSError:
             for name in arrays:
                 (work / name).unlink(missing_ok=True)

@@ -10,8 +10,9 @@ Static data, such as Google's duplicated instances, is the same stream with a pe
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Ids, Sequence
 from bothways.data.epoch_order import Arrays, Selection
 from bothways.data.segments import PairPlan, Segments, SpanPlan
+from bothways.data.words import unpack_words
 
 if TYPE_CHECKING:
     from bothways.core.source import Cursor
@@ -92,22 +94,29 @@ class CorpusSource:
     def build(self, plan: PairPlan | SpanPlan) -> Sequence:
         """Return the sequence of a plan; a pair has its label as `targets["pair"]`."""
         from bothways.core.targets import LabelTargets
+
+        sequence = self._assembled(plan, self._slice)
+        if (words := self._corpus.words) is not None:
+            starts = self._assembled(
+                plan, lambda *part: unpack_words(words, *part).astype(np.int32)
+            )
+            sequence = dataclasses.replace(sequence, word_starts=starts.ids.astype(np.bool_))
+        if not isinstance(plan, PairPlan):
+            return sequence
+        label = LabelTargets(np.array([plan.label], dtype=np.int64))
+        return dataclasses.replace(sequence, targets={"pair": label})
+
+    def _assembled(
+        self, plan: PairPlan | SpanPlan, read: Callable[[int, int], NDArray[np.int32]]
+    ) -> Sequence:
+        """Return the texts of a plan with the special tokens around them."""
         from bothways.text.template import assemble
 
         match plan:
             case PairPlan():
-                pair = assemble(
-                    self._slice(plan.a, plan.a_stop),
-                    self._slice(plan.b, plan.b_stop),
-                    self.template,
-                )
-                return Sequence(
-                    pair.ids,
-                    pair.segments,
-                    {"pair": LabelTargets(np.array([plan.label], dtype=np.int64))},
-                )
+                return assemble(read(plan.a, plan.a_stop), read(plan.b, plan.b_stop), self.template)
             case SpanPlan():
-                first, *others = (self._slice(*part) for part in plan.ranges)
+                first, *others = (read(*part) for part in plan.ranges)
                 separator = self.template.after.ids
                 return assemble(
                     np.concatenate([first, *(x for part in others for x in (separator, part))]),

@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from bothways.core.errors import DataError
 from bothways.core.terminal import without_surrogates
 from bothways.data.documents import Document
 from bothways.data.sentences import split_sentences
+from bothways.data.words import Words, encode_words, words_name
 from bothways.text.tokenizer import Tokenizer
 
 SHARD_CHARACTERS = 2**22
@@ -41,16 +43,19 @@ class Recipe:
         tokenizer: its folder.
         fingerprint: the tokenizer's fingerprint.
         language: the language of the sentence splitter.
+        words: how sentences are divided into words; None if no words are stored.
     """
 
     tokenizer: str
     fingerprint: str
     language: str
+    words: Words | None = None
 
     @property
     def key(self) -> bytes:
         """Bytes that are equal for recipes that give equal ids."""
-        return "\0".join([self.fingerprint, self.language, splitter_version()]).encode()
+        words = [] if self.words is None else [words_name(self.words)]
+        return "\0".join([self.fingerprint, self.language, splitter_version(), *words]).encode()
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,7 @@ class Shard:
         counts: `(D)` sentences of each document.
         sizes: `(D)` tokens of each document.
         digests: `(D, 16)` digests of the sentences of each document.
+        begins: `(T)`, True where a word begins; None if no words are stored.
     """
 
     ids: NDArray[Any]
@@ -78,6 +84,7 @@ class Shard:
     counts: NDArray[np.uint32]
     sizes: NDArray[np.uint32]
     digests: NDArray[np.uint8]
+    begins: NDArray[np.bool_] | None = None
 
 
 def splitter_version() -> str:
@@ -121,18 +128,24 @@ def encode_shard(recipe: Recipe, job: Job) -> tuple[str, Shard]:
     """
     tokenizer = _tokenizer(recipe.tokenizer, recipe.fingerprint)
     documents = [split_sentences(without_surrogates(text), recipe.language) for text in job.texts]
-    ids, lengths = tokenizer.encode_flat(
-        [sentence for sentences in documents for sentence in sentences]
-    )
-    owners = np.repeat(np.arange(len(documents)), [len(sentences) for sentences in documents])
+    flat = [sentence for sentences in documents for sentence in sentences]
+    begins = None
+    if recipe.words is None:
+        ids, lengths = tokenizer.encode_flat(flat)
+    else:
+        flat, ids, lengths, begins = encode_words(tokenizer, flat, recipe.words)
+    sizes = [len(sentences) for sentences in documents]
+    owners = np.repeat(np.arange(len(documents)), sizes)
     filled = lengths > 0  # a sentence of control characters has no tokens
-    digests = b"".join(_digest(sentences) for sentences in documents)
+    texts = iter(flat)
+    digests = b"".join(_digest(list(itertools.islice(texts, size))) for size in sizes)
     return job.name, Shard(
         ids.astype(token_type(tokenizer.size)),
         lengths[filled].astype(np.uint32),
         np.bincount(owners[filled], minlength=len(documents)).astype(np.uint32),
         np.bincount(owners, weights=lengths, minlength=len(documents)).astype(np.uint32),
         np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES),
+        begins,
     )
 
 
@@ -148,12 +161,15 @@ def _digest(sentences: list[str]) -> bytes:
 
 def store_shard(path: Path, shard: Shard) -> None:
     """Write a shard. Raises ResourceError if the disk is full or the folder cannot be written."""
-    replace_file(path, lambda place: np.savez(place, **{n: getattr(shard, n) for n in _ARRAYS}))
+    arrays = {name: getattr(shard, name) for name in _ARRAYS}
+    if shard.begins is not None:
+        arrays["begins"] = shard.begins
+    replace_file(path, lambda place: np.savez(place, **arrays))
 
 
 def load_shard(path: Path) -> Shard:
     """Read a shard. Raises DataError if it is damaged, and deletes it, to be made again."""
-    return Shard(**_read(path, _ARRAYS))
+    return Shard(**_read(path, (*_ARRAYS, "begins"), {"begins"}))
 
 
 def load_index(path: Path) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
@@ -162,11 +178,14 @@ def load_index(path: Path) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
     return arrays["sizes"], arrays["digests"]
 
 
-def _read(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+def _read(
+    path: Path, names: tuple[str, ...], absent: Collection[str] = ()
+) -> dict[str, NDArray[Any]]:
+    """Read arrays by name; those of `absent` may be missing."""
     try:
         # The zip format's checksums are verified while reading.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in names}
+            return {name: arrays[name] for name in names if name in arrays or name not in absent}
     except (zipfile.BadZipFile, EOFError, ValueError, KeyError) as error:
         path.unlink()
         fix = "Run the same command again: only this part is made again."

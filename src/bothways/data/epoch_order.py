@@ -48,6 +48,11 @@ class Arrays(Protocol):
         """`(D+1)`, 8-byte integers: document d is sentences `[documents[d], documents[d+1])`."""
         ...
 
+    @property
+    def words(self) -> NDArray[np.uint8] | None:
+        """`(⌈T/8⌉)`: a bit per token, True where a word begins; None where the ids say it."""
+        ...
+
 
 @dataclass(frozen=True)
 class EpochBlock:

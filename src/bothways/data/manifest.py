@@ -15,6 +15,7 @@ from bothways.data.documents import Origin
 
 MANIFEST = "manifest.json"
 TOKENS, SENTENCES, DOCUMENTS = "tokens.bin", "sentences.bin", "documents.bin"
+WORDS = "words.bin"
 FORMAT, VERSION = "bothways corpus", 1
 
 SMALL = 2**24
@@ -50,12 +51,14 @@ class CorpusSettings:
         language: the language of the sentence splitter, or "auto".
         min_tokens: the tokens that a document must have.
         splitter: the sentence splitter and its version.
+        words: what divided sentences into words, and its version; None if no words are stored.
     """
 
     tokenizer: str
     language: str
     min_tokens: int
     splitter: str
+    words: str | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class Manifest:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, which makes the folder a corpus. Raises ResourceError."""
     tree = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(manifest)}
+    if manifest.settings.words is None:
+        del tree["settings"]["words"]
     text = json.dumps(tree, indent=2, ensure_ascii=False)
     replace_file(folder / MANIFEST, lambda place: place.write_text(text, encoding="utf-8"))
 

@@ -258,7 +258,8 @@ def mask_tokens(
 
         ids [CLS] a b c d [SEP] → [CLS] a [MASK] c d [SEP], targets: index [2], ids [b]
     """
-    return hide(sequence, choose(sequence.ids, masking, vocabulary, rng), masking, vocabulary, rng)
+    chosen = choose(sequence.ids, masking, vocabulary, rng, sequence.word_starts)
+    return hide(sequence, chosen, masking, vocabulary, rng)
 
 
 def hide(
@@ -278,8 +279,18 @@ def hide(
     return dataclasses.replace(sequence, ids=ids, targets={**sequence.targets, "masked": targets})
 
 
-def choose(ids: Ids, masking: Masking, vocabulary: Vocabulary, rng: np.random.Generator) -> Chosen:
-    """Choose the positions to predict."""
+def choose(
+    ids: Ids,
+    masking: Masking,
+    vocabulary: Vocabulary,
+    rng: np.random.Generator,
+    opens: NDArray[np.bool_] | None = None,
+) -> Chosen:
+    """Choose the positions to predict.
+
+    Args:
+        opens: True where a word begins `(tokens)`; None for the words that the vocabulary shows.
+    """
     candidates = np.flatnonzero(~vocabulary.special[ids])
     count = masking.count(len(ids))
     match masking.unit:
@@ -293,13 +304,13 @@ def choose(ids: Ids, masking: Masking, vocabulary: Vocabulary, rng: np.random.Ge
             index = candidates[np.argsort(-weights - rng.gumbel(size=len(candidates)))[:count]]
             return Chosen(np.sort(index), np.arange(len(index)))
         case WholeWords():
-            words = _words(candidates, word_starts(ids, vocabulary))
+            words = _words(candidates, word_starts(ids, vocabulary) if opens is None else opens)
             units = _whole_words(words, count, rng)
         case NGrams() as ngrams:
-            words = _words(candidates, word_starts(ids, vocabulary))
+            words = _words(candidates, word_starts(ids, vocabulary) if opens is None else opens)
             units = _ngrams(words, ngrams.lengths, count, rng)
         case Spans() as spans:
-            words = _words(candidates, word_starts(ids, vocabulary))
+            words = _words(candidates, word_starts(ids, vocabulary) if opens is None else opens)
             units = _spans(candidates, words, spans.lengths, count, rng)
         case _:
             assert_never(masking.unit)
@@ -317,7 +328,12 @@ def word_starts(ids: Ids, vocabulary: Vocabulary) -> NDArray[np.bool_]:
 
 
 def masked_share(
-    ids: Ids, length: int, masking: Masking, vocabulary: Vocabulary, rng: np.random.Generator
+    ids: Ids,
+    length: int,
+    masking: Masking,
+    vocabulary: Vocabulary,
+    rng: np.random.Generator,
+    opens: NDArray[np.bool_] | None = None,
 ) -> float:
     """Return the predictions of a text as a share of those that `masking.rate` asks for.
 
@@ -326,13 +342,15 @@ def masked_share(
 
     Args:
         ids: tokens of the text; cut into sequences of `length`, special tokens included.
+        opens: as in `choose`.
     """
     asked = chosen = 0
     room, control = length - 2, np.array([vocabulary.mask], dtype=ids.dtype)
     for start in range(0, len(ids), room):
         sequence = np.concatenate([control, ids[start : start + room], control])
+        begins = None if opens is None else np.pad(opens[start : start + room], 1)
         asked += masking.count(len(sequence))
-        chosen += len(choose(sequence, masking, vocabulary, rng).positions)
+        chosen += len(choose(sequence, masking, vocabulary, rng, begins).positions)
     return chosen / asked if asked else 1.0
 
 

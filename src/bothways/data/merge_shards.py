@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bothways.core.progress import SILENT, Progress
 from bothways.data.encode_shards import Shard, load_index, load_shard
-from bothways.data.manifest import DOCUMENTS, SENTENCES, TOKENS, Counts, Stored
+from bothways.data.manifest import DOCUMENTS, SENTENCES, TOKENS, WORDS, Counts, Stored
 
 
 class _Column:
@@ -45,6 +45,26 @@ class _Column:
         return Stored(self._bytes, self._digest.hexdigest())
 
 
+class _BitColumn(_Column):
+    """Truth values that are written piece by piece, eight in a byte, the first one highest."""
+
+    def __init__(self, file: io.BufferedWriter) -> None:
+        super().__init__(file)
+        self._rest = np.zeros(0, dtype=np.bool_)
+
+    def append(self, values: NDArray[Any]) -> None:
+        """Write the next piece; up to seven values wait for the one after it."""
+        values = np.concatenate([self._rest, values])
+        whole = len(values) // 8 * 8
+        super().append(np.packbits(values[:whole]))
+        self._rest = values[whole:]
+
+    def finish(self) -> Stored:
+        """Write the values that are left, and zeros to the end of their byte."""
+        super().append(np.packbits(self._rest))
+        return super().finish()
+
+
 def first_occurrences(digests: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Return `(D)`, True where no earlier row of the `(D, 16)` digests is equal.
 
@@ -63,12 +83,18 @@ def first_occurrences(digests: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 
 def merge_shards(
-    shards: Sequence[Path], folder: Path, min_tokens: int, progress: Progress = SILENT
+    shards: Sequence[Path],
+    folder: Path,
+    min_tokens: int,
+    progress: Progress = SILENT,
+    words: bool = False,
 ) -> tuple[Counts, dict[str, Stored]]:
-    """Join shards into `tokens.bin`, `sentences.bin` and `documents.bin` in `folder`.
+    """Join shards into `tokens.bin`, `sentences.bin` and `documents.bin` in `folder`, and
+    `words.bin` if they hold words.
 
     Args:
         min_tokens: documents with fewer tokens are left out.
+        words: whether the shards hold words.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.
@@ -82,12 +108,16 @@ def merge_shards(
             name: _Column(open_files.enter_context((folder / name).open("wb")))
             for name in (TOKENS, SENTENCES, DOCUMENTS)
         }
+        if words:
+            columns[WORDS] = _BitColumn(open_files.enter_context((folder / WORDS).open("wb")))
         columns[SENTENCES].append(np.zeros(1, dtype=np.uint64))
         columns[DOCUMENTS].append(np.zeros(1, dtype=np.uint64))
         for number, path in enumerate(shards, 1):
             shard = load_shard(path)
-            ids, lengths, counts = _keep(shard, kept[seen : seen + len(shard.counts)])
+            ids, lengths, counts, begins = _keep(shard, kept[seen : seen + len(shard.counts)])
             columns[TOKENS].append(ids)
+            if begins is not None:
+                columns[WORDS].append(begins)
             columns[SENTENCES].append(tokens + np.cumsum(lengths, dtype=np.uint64))
             columns[DOCUMENTS].append(sentences + np.cumsum(counts, dtype=np.uint64))
             seen += len(shard.counts)
@@ -112,12 +142,14 @@ def _choose(shards: Sequence[Path], min_tokens: int) -> tuple[NDArray[np.bool_],
 
 def _keep(
     shard: Shard, kept: NDArray[np.bool_]
-) -> tuple[NDArray[Any], NDArray[np.uint32], NDArray[np.uint32]]:
+) -> tuple[NDArray[Any], NDArray[np.uint32], NDArray[np.uint32], NDArray[np.bool_] | None]:
     if kept.all():
-        return shard.ids, shard.lengths, shard.counts
+        return shard.ids, shard.lengths, shard.counts, shard.begins
     sentences = np.repeat(kept, shard.counts)
+    tokens = np.repeat(sentences, shard.lengths)
     return (
-        shard.ids[np.repeat(sentences, shard.lengths)],
+        shard.ids[tokens],
         shard.lengths[sentences],
         shard.counts[kept],
+        None if shard.begins is None else shard.begins[tokens],
     )

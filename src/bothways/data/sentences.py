@@ -19,7 +19,9 @@ AUTO = "auto"
 PIECE = 8192
 """Maximum number of characters per call: the rules are quadratic in runs of full stops."""
 
-_IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+IDEOGRAPH = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+"""Chinese characters, as the inside of a class in a regular expression."""
+_IDEOGRAPH = re.compile(f"[{IDEOGRAPH}]")
 _SAMPLE = 1000
 _CODE = re.compile(r"[a-z]{2,3}")
 

@@ -36,6 +36,7 @@ from bothways.data.masking import (
     word_starts,
 )
 from bothways.data.next_sentence import NextSentence
+from bothways.data.words import chinese_share, unpack_words
 from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.config import ModelConfig
 from bothways.model.encoder import Hidden
@@ -48,6 +49,8 @@ WORDS_CHECKED = 100_000
 """Tokens of a corpus from which the masking of whole words is measured, at most."""
 FEWEST_MASKED = 0.9
 """The share of the asked predictions below which a warning is reported."""
+CHINESE = 0.2
+"""The share of tokens with Chinese characters from which a text counts as Chinese."""
 
 
 class MaskedObjective(Objective):
@@ -76,14 +79,23 @@ class MaskedObjective(Objective):
         """Report whole words that are single tokens, or too long to be masked as often as asked."""
         if not isinstance(self.masking.unit, WholeWords) or not len(corpus.tokens):
             return []
-        where, fix = "objective.masking.unit", "Set objective.masking.unit=tokens."
+        where, single = "objective.masking.unit", "set objective.masking.unit=tokens."
+        fix = single.capitalize()
         vocabulary = Vocabulary.of(corpus.tokenizer)
         ids = corpus.tokens[:WORDS_CHECKED].astype(np.int32)
-        if word_starts(ids, vocabulary).all():
+        opens = None if corpus.words is None else unpack_words(corpus.words, 0, len(ids))
+        draw = rng(0, "whole-words")
+        if opens is None and (chinese := chinese_share(ids, corpus.tokenizer)) >= CHINESE:
+            what = (
+                f"{chinese:.0%} of the tokens contain Chinese characters, and the vocabulary does "
+                "not show where Chinese words begin"
+            )
+            fix = f"Build the corpus with --words jieba or --words spaces, or {single}"
+            return [Finding("masking", "warning", what, where, fix)]
+        if (word_starts(ids, vocabulary) if opens is None else opens).all():
             what = "every word of this corpus is one token: the same as masking tokens"
             return [Finding("masking", "warning", what, where, fix)]
-        draw = rng(0, "whole-words")
-        share = masked_share(ids, self.segments.length, self.masking, vocabulary, draw)
+        share = masked_share(ids, self.segments.length, self.masking, vocabulary, draw, opens)
         if share >= FEWEST_MASKED:
             return []
         what = (

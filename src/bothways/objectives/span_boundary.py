@@ -84,7 +84,7 @@ class MaskedLMSpanBoundary(MaskedObjective):
         self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator
     ) -> Sequence:
         """Return the sequence with spans hidden, and the targets "masked" and "boundary"."""
-        chosen = choose(sequence.ids, self.masking, vocabulary, rng)
+        chosen = choose(sequence.ids, self.masking, vocabulary, rng, sequence.word_starts)
         targets = {**sequence.targets, "boundary": _boundaries(sequence, chosen)}
         sequence = dataclasses.replace(sequence, targets=targets)
         return hide(sequence, chosen, self.masking, vocabulary, rng)
