@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bothways.core.errors import ConfigError, FolderError
 from bothways.families import bert
-from bothways.families.catalogue import PRESETS, family_for, family_named, preset
+from bothways.families.catalogue import PRESETS, family_for, family_named, nearest_preset, preset
 from bothways.families.config_rules import ACTIVATIONS
 from bothways.model.config import Dropouts, EncoderConfig, PostNorm, PreNorm
 from bothways.model.positions import Learned
@@ -184,5 +184,16 @@ def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
         ConfigError, match=r"there is no preset 'bert-bse'.*\n  Did you mean 'bert-base'"
     ):
         preset("bert-bse")
+    for name, meant in (
+        ("electra", "electra-base"),
+        ("google/Electra_Base", "electra-base"),
+        ("BERT-base", "bert-base"),
+        ("bert", "bert-base"),
+        ("microsoft/deberta-v3-base", "deberta-v3-base"),
+    ):
+        found = nearest_preset(name)
+        assert found == meant
+    with pytest.raises(ConfigError, match="'electra-base'\\? To begin with the weights"):
+        preset("google/electra-base")
     with pytest.raises(ConfigError, match="there is no preset 'xyz'"):
         preset("xyz")

@@ -304,7 +304,7 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     ),
     "an unknown head": (
         at("heads", to=["maskd"]),
-        r"bothways\.heads\.0: 'maskd' is given, but it must be a table",
+        r"bothways\.heads\.0: 'maskd' is given, but it must be one of masked",
     ),
     "a head twice": (
         at("heads", to=["masked", "masked"]),

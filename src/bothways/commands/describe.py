@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,7 +97,7 @@ def _preset(name: str) -> _Found:
 def _folder(model: str, local: bool) -> _Found:
     """Return a model folder, or a model of the Hub without its weights."""
     from bothways.core.errors import FolderError
-    from bothways.families.catalogue import PRESETS
+    from bothways.families.catalogue import nearest_preset
     from bothways.hub.hf_config import read_hf_config
     from bothways.hub.infer_heads import heads_of
     from bothways.hub.model_folder import plan_model
@@ -108,11 +107,11 @@ def _folder(model: str, local: bool) -> _Found:
     try:
         folder = resolve(resolve_run(model), CONFIG_FILES)
     except FolderError as error:
-        near = difflib.get_close_matches(model, PRESETS, n=1)
+        near = nearest_preset(model)
         raise FolderError(
             error.what,
             where=error.where,
-            fix=f"Did you mean {near[0]}? {error.fix}" if near else error.fix,
+            fix=f"Did you mean {near}? {error.fix}" if near else error.fix,
         ) from error
     settings = read_hf_config(folder)
     named = settings.architecture.name if settings.architecture else "no known class"

@@ -36,6 +36,7 @@ def base() -> EncoderConfig:
 
 
 PRESETS: dict[str, Callable[[], EncoderConfig]] = {
+    "albert-base": base,
     "albert-base-v2": base,
     "albert-large-v2": lambda: _sized(24, 1024, 16),
     "albert-xlarge-v2": lambda: _sized(24, 2048, 16),

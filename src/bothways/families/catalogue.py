@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 
 from bothways.core.errors import ConfigError
@@ -64,10 +65,16 @@ def preset(name: str) -> ModelConfig:
         128
     """
     if name not in PRESETS:
-        import difflib
-
-        near = difflib.get_close_matches(name, PRESETS, n=1)
-        fix = f"Did you mean {near[0]!r}?" if near else None
+        near = nearest_preset(name)
+        guess = [f"Did you mean {near!r}?"] if near else []
+        weights = ["To begin with the weights of a model, give it as start."] if "/" in name else []
         what = f"there is no preset {name!r}: it must be one of {', '.join(PRESETS)}"
-        raise ConfigError(what, where="model", fix=fix)
+        raise ConfigError(what, where="model", fix=" ".join([*guess, *weights]) or None)
     return PRESETS[name]()
+
+
+def nearest_preset(name: str) -> str | None:
+    """Return the preset that a name probably means: "google/Electra_Small" → "electra-small"."""
+    plain = name.rpartition("/")[2].lower().replace("_", "-")
+    near = difflib.get_close_matches(plain, PRESETS, n=1)
+    return next((known for known in (plain, f"{plain}-base", *near) if known in PRESETS), None)

@@ -31,6 +31,7 @@ def base(vocab: int = bert.UNCASED) -> EncoderConfig:
 
 
 PRESETS: dict[str, Callable[[], EncoderConfig]] = {
+    "distilbert-base": base,
     "distilbert-base-uncased": base,
     "distilbert-base-cased": lambda: base(bert.CASED),
     "distilbert-base-multilingual-cased": lambda: base(bert.MULTILINGUAL_CASED),

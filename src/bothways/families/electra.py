@@ -35,10 +35,14 @@ GENERATORS: dict[str, Callable[[], EncoderConfig]] = {
     "electra-base-generator": lambda: _sized(12, 256, 768),
     "electra-large-generator": lambda: _sized(24, 256, 1024),
 }
+_MODELS: dict[str, Callable[[], EncoderConfig]] = {
+    "electra-small": lambda: _sized(12, 256, 128),
+    "electra-base": lambda: _sized(12, 768, 768),
+    "electra-large": lambda: _sized(24, 1024, 1024),
+}
 PRESETS: dict[str, Callable[[], EncoderConfig]] = {
-    "electra-small-discriminator": lambda: _sized(12, 256, 128),
-    "electra-base-discriminator": lambda: _sized(12, 768, 768),
-    "electra-large-discriminator": lambda: _sized(24, 1024, 1024),
+    **_MODELS,
+    **{f"{name}-discriminator": make for name, make in _MODELS.items()},
     **GENERATORS,
 }
 

@@ -295,9 +295,18 @@ def _leaf(hint: Any, shape: _Shape, given: Any, where: str) -> Any:
             continue
         if isinstance(value, shape.classes):
             return value
-    raise failure or ConfigError(
-        f"{given!r} is given, but it must be {_allowed(hint)}", where=where
-    )
+    what = f"{given!r} is given, but it must be {_allowed(hint)}"
+    raise failure or ConfigError(what, where=where, fix=_how_to_write(shape, given, where))
+
+
+def _how_to_write(shape: _Shape, given: Any, where: str) -> str | None:
+    """Return how to choose a member of a union, or how to set a part of a dataclass."""
+    for cls in shape.classes:
+        if not hasattr(cls, "kind"):
+            return f"Set a part of it: {where}.{_fields(cls)[0].name}=VALUE."
+    kinds = [_kind(cls) for cls in shape.classes]
+    near = difflib.get_close_matches(str(given), kinds, 1) or kinds
+    return f"Write, for example, {where}={near[0]}." if near else None
 
 
 @functools.cache
@@ -334,8 +343,9 @@ def _allowed(hint: Any) -> str:
     shape, arguments = _shape(hint), typing.get_args(hint)
     if shape.classes or shape.others != (hint,):
         kinds = [_kind(cls) for cls in shape.classes if hasattr(cls, "kind")]
-        table = "a table" + (f" of kind {', '.join(kinds)}" if kinds else "")
-        return " or ".join([*map(_allowed, shape.others), *([table] if shape.classes else [])])
+        named = [f"one of {', '.join(kinds)}"] if kinds else []
+        table = ["a table"] if len(kinds) < len(shape.classes) else []
+        return " or ".join([*map(_allowed, shape.others), *table, *named])
     match typing.get_origin(hint):
         case typing.Literal:
             return f"one of {', '.join(map(str, arguments))}"
