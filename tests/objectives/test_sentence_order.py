@@ -17,7 +17,8 @@ from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.documents import Document
-from bothways.data.segments import PairPlan
+from bothways.data.next_sentence import NextSentence
+from bothways.data.segments import PairPlan, PairSegments
 from bothways.data.sentence_order import SentenceOrder
 from bothways.families.catalogue import preset
 from bothways.hub.model_folder import load_model
@@ -83,8 +84,31 @@ def test_a_sentence_alone_is_split_dropped_or_paired(lone: Corpus) -> None:
     assert {pair.label for pair in random} == {1}
     with pytest.raises(DataError, match="no sentence_order sequence can be made"):
         plans(lone, SentenceOrder(64, 0.0, "drop"))
+    (finding,) = SentenceOrder(64, 0.0, "drop").check(lone)
+    assert (finding.severity, finding.where) == ("error", "objective.segments.single")
+    assert "single=split" in str(finding.fix)
     said = [finding.what for finding in SentenceOrder().check(lone)]
     assert any("documents are one sentence" in what for what in said)
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [SentenceOrder(12), SentenceOrder(24, single="drop"), NextSentence(12), NextSentence(20)],
+)
+def test_the_tokens_that_are_cut_off_are_counted(corpus: Corpus, segments: PairSegments) -> None:
+    """Against the plans of an epoch, pair by pair; the text of random segments is read elsewhere."""
+    source = CorpusSource(corpus, corpus.tokenizer.template, segments, np.arange(len(corpus)), 5)
+    read: set[int] = set()
+    for plan, following in source.read(Cursor()):
+        read |= set(range(plan.a, plan.a_stop))
+        if plan.label == 0 or isinstance(segments, SentenceOrder):
+            read |= set(range(plan.b, plan.b_stop))
+        if following.epoch > 0:
+            break
+    expected = 1 - len(read) / len(corpus.tokens)
+    (what,) = (f.what for f in segments.check(corpus) if "are left out" in f.what)
+    assert float(what.split("%")[0]) / 100 == pytest.approx(expected, abs=0.015)
+    assert expected > 0.05
 
 
 def test_a_run_opens_in_transformers_with_the_same_loss(corpus: Corpus, tmp_path: Path) -> None:

@@ -486,6 +486,13 @@ def test_the_preflight_says_which_sentences_will_be_cut(corpus: Corpus, tmp_path
         progress=Messages(said),
     )
     assert any("longer than 5 tokens and will be cut" in text for text in said), said
+    assert any("left out, so that pairs fit in 8" in text for text in said), said
+    running = settings(corpus, objective=MaskedLM())
+    lengths = dataclasses.replace(running, phases=(PretrainPhase(6, 0.5), PretrainPhase(7, 0.5)))
+    found = [str(each) for each in preflight(lengths, corpus, None, torch.device("cpu"))]
+    for room in (4, 5):
+        cut = f"longer than {room} tokens and will be cut into pieces, all of which are read"
+        assert any(cut in text for text in found), found
 
 
 def test_the_preflight_warns_of_documents_without_a_next_sentence(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -29,6 +29,7 @@ class FullSentences(Segments):
             the end of its document (DOC-SENTENCES).
     """
 
+    fate: ClassVar[str] = "will be cut into pieces, all of which are read"
     length: int = 128
     cross: bool = True
     kind: Literal["full_sentences"] = "full_sentences"

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bothways.core.errors import DataError
 from bothways.data.epoch_order import EpochBlock, Selection, Whole
@@ -52,6 +53,10 @@ class NextSentence(PairSegments):
     ) -> list[PairPlan]:
         """Return the pairs of a block, shuffled."""
         return plan_pairs(block, selection, self.length, self.short, rng)
+
+    def read_in_place(self, pairs: Whole) -> NDArray[np.bool_]:
+        """Return True for the pairs that are not random."""
+        return np.asarray(pairs[:, 4] == 0)
 
     def require(self, selection: Selection, template: Template) -> None:
         """Raise DataError for a single document, which has no random segments."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding
-from bothways.data.epoch_order import EpochBlock, Selection
+from bothways.core.keyed_rng import rng
+from bothways.data.epoch_order import BLOCK, EpochBlock, Selection
 
 if TYPE_CHECKING:
     from bothways.data.corpus import Corpus
@@ -54,11 +56,13 @@ class Segments:
     Attributes:
         length: the longest sequence in tokens, specials included.
         specials: special tokens of a sequence from one document.
+        fate: what becomes of a sentence that is longer than a sequence.
     """
 
     length: int
     kind: str
     specials: ClassVar[int] = 2
+    fate: ClassVar[str] = "will be cut"
 
     @property
     def room(self) -> int:
@@ -82,7 +86,7 @@ class Segments:
         if not cut:
             return []
         share = cut / min(len(corpus.sentences) - 1, SENTENCES_CHECKED)
-        what = f"{share:.1%} of the sentences are longer than {self.room} tokens and will be cut"
+        what = f"{share:.1%} of the sentences are longer than {self.room} tokens and {self.fate}"
         return [Finding("truncation", "note", what, "phases")]
 
 
@@ -115,11 +119,33 @@ class PairSegments(Segments):
         documents = corpus.documents[: SENTENCES_CHECKED + 1]
         alone = float((np.diff(documents) == 1).mean())
         findings = [*super().check(corpus), *self._check_template(corpus.tokenizer.template)]
+        if (unread := self._unread_share(corpus)) >= 0.0005:
+            what = f"{unread:.1%} of the tokens are left out, so that pairs fit in {self.length}"
+            findings.append(Finding("truncation", "note", what, "phases"))
         if alone > 0.5:
             what = f"{alone:.1%} of the documents are one sentence, and {self.one_sentence}"
             fix = "Build the corpus with --boundary blank or file, or set objective=masked_lm."
             findings.append(Finding("balance", "warning", what, "objective.segments", fix))
         return findings
+
+    def read_in_place(self, pairs: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return `(pairs)`: True where B is the text next to A, given the plans `(pairs, 5)`."""
+        return np.ones(len(pairs), dtype=np.bool_)
+
+    def _unread_share(self, corpus: Corpus) -> float:
+        """Return the share of tokens that no pair reads in their place, in the first documents."""
+        documents = corpus.documents[: BLOCK + 1].astype(np.int64)
+        chosen = np.arange(min(len(corpus), max(2, int((documents <= BLOCK).sum()) - 1)))
+        if len(chosen) < 2:
+            return 0.0
+        selection = Selection(corpus, chosen)
+        block, draws = selection.open(0, 0, 0), rng(0, "unread")
+        pairs = np.array(self.plan(block, selection, draws), dtype=np.int64).reshape(-1, 5)
+        borders = np.zeros(int(block.stops.max()) + 1, dtype=np.int64)
+        for first, stop in ((pairs[:, :2]).T, pairs[self.read_in_place(pairs), 2:4].T):
+            np.add.at(borders, first, 1)
+            np.add.at(borders, stop, -1)
+        return 1 - float((borders.cumsum() > 0).sum() / (block.stops - block.starts).sum())
 
     def _check_template(self, template: Template) -> list[Finding]:
         if template.pair == self.specials:

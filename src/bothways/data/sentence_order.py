@@ -13,11 +13,12 @@ places. All sentences of a document are read.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from typing_extensions import assert_never
 
+from bothways.core.finding import Finding
 from bothways.data.epoch_order import EpochBlock, Selection
 from bothways.data.next_sentence import (
     cut_segment,
@@ -27,6 +28,9 @@ from bothways.data.next_sentence import (
     target_lengths,
 )
 from bothways.data.segments import PairPlan, PairSegments
+
+if TYPE_CHECKING:
+    from bothways.data.corpus import Corpus
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,14 @@ class SentenceOrder(PairSegments):
     short: float = 0.1
     single: Literal["split", "drop", "random"] = "split"
     kind: Literal["sentence_order"] = "sentence_order"
+
+    def check(self, corpus: Corpus) -> list[Finding]:
+        """Return the findings; documents that are all left out are an error."""
+        if self.single == "drop" and len(corpus) == corpus.manifest.counts.sentences:
+            what = "every document is one sentence, and these are left out: there are no pairs"
+            fix = "Set objective.segments.single=split, or build the corpus with --boundary blank."
+            return [Finding("balance", "error", what, "objective.segments.single", fix)]
+        return super().check(corpus)
 
     def plan(
         self, block: EpochBlock, selection: Selection, rng: np.random.Generator

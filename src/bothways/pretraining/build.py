@@ -233,14 +233,12 @@ def _check_start(settings: PretrainConfig) -> list[Finding]:
 
 
 def _data_findings(settings: PretrainConfig, corpus: Corpus) -> list[Finding]:
-    """Return the findings about the segments of all phases, those of one length once."""
-    longest = max(phase.length for phase in settings.phases)
+    """Return the findings about the segments of all phases."""
     result = []
     for phase in settings.phases:
-        segments: Any = settings.segments_of(phase)
-        checked: Any = dataclasses.replace(segments, length=longest)
+        checked: Any = settings.segments_of(phase)
         if phase.segments is None:
-            objective: Any = settings.objective
+            objective: Any = settings.objective_of(phase)
             checked = dataclasses.replace(objective, segments=checked)
         result += checked.check(corpus)
     return result
