@@ -16,6 +16,8 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.core.progress import SILENT, Progress
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from bothways.data.corpus import Corpus
     from bothways.data.documents import Document
     from bothways.data.words import Words
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
     from bothways.tasks.catalogue import Trainable
     from bothways.text.tokenizer import Tokenizer
     from bothways.training.run import Event
+
+    Corpora: TypeAlias = (
+        str | Path | Corpus | Mapping[str, str | Path | Corpus] | Iterable[str | Path | Corpus]
+    )
 
 
 def load(
@@ -171,7 +177,7 @@ def build_corpus(
 
 
 def pretrain(  # noqa: PLR0913 – one option per question
-    corpus: str | Path | Corpus,
+    corpus: Corpora,
     model: str | ModelConfig = "bert-mini",
     objective: str | Objective | None = None,
     *,
@@ -188,7 +194,9 @@ def pretrain(  # noqa: PLR0913 – one option per question
     """Pre-train an encoder on a corpus; with `out`, save it in `out/model`.
 
     Args:
-        corpus: a corpus, or its folder.
+        corpus: a corpus or its folder, or several: a list of folders, whose names are those of the
+            corpora, or a mapping from names to corpora or folders; the setting `mixture` says how
+            often each is read.
         model: a preset such as "bert-base", or an encoder configuration; vocabulary and padding are
             those of the corpus.
         objective: a name such as "masked-lm", or an objective; `None` for the usual one of the
@@ -217,20 +225,24 @@ def pretrain(  # noqa: PLR0913 – one option per question
     """
     from bothways.core.config import reader
     from bothways.data.corpus import Corpus
+    from bothways.data.mixture import Smoothed
     from bothways.families.catalogue import preset
     from bothways.pretraining import run
     from bothways.pretraining.build import fit_to_corpus, start_encoder
     from bothways.pretraining.config import PretrainConfig
     from bothways.pretraining.recipes import RECIPES
 
-    text = corpus if isinstance(corpus, Corpus) else Corpus.open(Path(corpus))
+    text = _corpora(corpus)
+    tokenizer = (text if isinstance(text, Corpus) else next(iter(text.values()))).tokenizer
     make = _choice(recipe, RECIPES, "recipe")
     if start is None:
         shape = preset(model) if isinstance(model, str) else model
-        base = make(fit_to_corpus(shape, text.tokenizer))
+        base = make(fit_to_corpus(shape, tokenizer))
     else:
         encoder = start_encoder(str(start))
         base = dataclasses.replace(make(encoder), encoder=encoder, start=str(start))
+    if not isinstance(text, Corpus):
+        base = dataclasses.replace(base, mixture=Smoothed())
     overrides: dict[str, Any] = dict(settings)
     if isinstance(objective, str):
         overrides["objective"] = objective.replace("-", "_")
@@ -346,6 +358,25 @@ def _shown(progress: Any) -> AbstractContextManager[Progress]:
         what = f"is {progress!r}, which has no methods stage, advance and message"
         raise ConfigError(what, where="progress", fix="Give True, False or an object that has.")
     return nullcontext(SILENT if progress is False else progress)
+
+
+def _corpora(given: Corpora) -> Corpus | dict[str, Corpus]:
+    """Open what is not open yet; the names of folders in a list are their own."""
+    from bothways.data.corpus import Corpus
+    from bothways.data.mixture import names_of
+
+    def opened(one: str | Path | Corpus) -> Corpus:
+        """Return a corpus, given it or its folder."""
+        return one if isinstance(one, Corpus) else Corpus.open(Path(one))
+
+    if isinstance(given, str | Path | Corpus):
+        return opened(given)
+    if isinstance(given, Mapping):
+        return {name: opened(one) for name, one in given.items()}
+    items = [opened(one) for one in given]
+    if not items:
+        raise DataError("there is no corpus", where="corpus", fix="Give one or more.")
+    return dict(zip(names_of([item.folder for item in items]), items, strict=True))
 
 
 def _choice(name: str, known: Mapping[str, Any], where: str) -> Any:

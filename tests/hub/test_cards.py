@@ -73,14 +73,14 @@ def test_a_run_that_ended_early_is_as_long_as_it_was() -> None:
 def test_a_pretrained_model_tells_which_positions_are_untrained(corpus: Corpus) -> None:
     encoder = EncoderConfig(30, 16, 1, 2, 32, position=Learned(64))
     tokens = 2 * corpus.manifest.counts.tokens
-    limits = limits_of_pretrained(encoder, (16, 48), tokens, corpus)
+    limits = limits_of_pretrained(encoder, (16, 48), tokens, corpus.manifest.counts.tokens)
     assert any(
         "at most 48 tokens; its last 16 positions are untrained." in limit for limit in limits
     )
     assert any("2 times its corpus" in limit for limit in limits)
     assert any(
         limit.endswith("at most 64 tokens.")
-        for limit in limits_of_pretrained(encoder, (64,), tokens, corpus)
+        for limit in limits_of_pretrained(encoder, (64,), tokens, corpus.manifest.counts.tokens)
     )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def pretrain(
     corpus: Path,
-    *overrides: str,
+    *more: str,
     out: Path,
     model: str = "bert-mini",
     recipe: Literal[
@@ -50,8 +50,11 @@ def pretrain(
     ----------
     corpus
         A folder made by `bothways corpus build`.
-    overrides
-        Settings by dotted path, such as training.until="2 hours" objective.masking.rate=0.2.
+    more
+        Further corpora, built with the same tokenizer, and settings by dotted path, such as
+        training.until="2 hours" objective.masking.rate=0.2. Several corpora are mixed by
+        mixture.alpha (0.7; 1 reads them by size, 0 equally), or by weights:
+        mixture.kind=by_weight mixture.weights.NAME=0.9, with the names of their folders.
     out
         The run's folder: checkpoints, metrics, and at the end model/, a Hugging Face folder.
     model
@@ -75,6 +78,7 @@ def pretrain(
     from bothways.commands.progress import error_console, say_kernels, terminal_progress
     from bothways.core.config import reader as configs
     from bothways.data.corpus import Corpus
+    from bothways.data.mixture import Smoothed, open_corpora
     from bothways.families.catalogue import preset
     from bothways.pretraining import run as job
     from bothways.pretraining.build import fit_to_corpus, start_encoder
@@ -83,15 +87,17 @@ def pretrain(
 
     if resume:
         check_begun(out)
-    text = Corpus.open(corpus)
-    encoder = (
-        fit_to_corpus(preset(model), text.tokenizer) if start is None else start_encoder(start)
-    )
+    overrides = [word for word in more if "=" in word]
+    text = open_corpora([corpus, *(Path(word) for word in more if "=" not in word)])
+    tokenizer = (text if isinstance(text, Corpus) else next(iter(text.values()))).tokenizer
+    encoder = fit_to_corpus(preset(model), tokenizer) if start is None else start_encoder(start)
 
     def read(name: str) -> PretrainConfig:
         """Return the settings by a recipe; `--start` decides the encoder."""
         base = dataclasses.replace(RECIPES[name](encoder), start=start)
         base = base if start is None else dataclasses.replace(base, encoder=encoder)
+        mixture = None if isinstance(text, Corpus) else Smoothed()
+        base = dataclasses.replace(base, mixture=mixture)
         return configs.load(PretrainConfig, base=base, file=config, overrides=overrides)
 
     settings = read(recipe or "modern")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Sequence as Many
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from typing_extensions import TypeVar
 
@@ -12,11 +13,37 @@ from bothways.core.sequence import Sequence
 
 
 class Cursor(NamedTuple):
-    """A place in an endless stream of epochs; a resumed run needs nothing else of its data."""
+    """A place in an endless stream of epochs; a resumed run needs nothing else of its data.
+
+    In a mixture of streams `item` counts all sequences read, and `parts` has the place in each.
+    """
 
     epoch: int = 0
     block: int = 0
     item: int = 0
+    parts: tuple[Cursor, ...] = ()
+
+    @property
+    def index(self) -> int:
+        """A number for the place in the epoch, different for each."""
+        return self.block << 32 | self.item
+
+    def at_next_phase(self) -> Cursor:
+        """Return where a phase begins that continues the epoch of this place."""
+        if not self.parts:
+            return Cursor(self.epoch)
+        return Cursor(0, 0, self.item, tuple(part.at_next_phase() for part in self.parts))
+
+    def to_json(self) -> list[Any]:
+        """Return plain values, which `from_json` reads."""
+        own = [self.epoch, self.block, self.item]
+        return [*own, [part.to_json() for part in self.parts]] if self.parts else own
+
+    @classmethod
+    def from_json(cls, values: Many[Any]) -> Cursor:
+        """Read the values of `to_json`."""
+        epoch, block, item, *parts = values
+        return cls(epoch, block, item, tuple(map(cls.from_json, parts[0] if parts else ())))
 
 
 @runtime_checkable
@@ -37,20 +64,19 @@ P = TypeVar("P", bound=SequencePlan, default=SequencePlan)
 class Source(Protocol[P]):
     """A stream of sequences that can start anywhere."""
 
-    @property
-    def data_copies(self) -> int | None:
-        """The number of epochs after which the stream repeats, draws included (static masking).
-
-        None if it never repeats.
-        """
-        ...
-
     def read(self, cursor: Cursor) -> Iterator[tuple[P, Cursor]]:
         """Yield plans from `cursor` on, epoch after epoch, each with the cursor of the next."""
         ...
 
     def build(self, plan: P) -> Sequence:
         """Build the sequence of a plan, without the targets that an objective adds."""
+        ...
+
+    def key(self, cursor: Cursor) -> tuple[int, int]:
+        """Return the epoch and the index that key the draws for the sequence at a cursor.
+
+        They repeat where the stream repeats, draws included (static masking).
+        """
         ...
 
     def epochs(self, cursor: Cursor) -> float:

@@ -74,7 +74,7 @@ class CorpusSource:
         """
         from bothways.core.source import Cursor
 
-        epoch, block, item = cursor
+        epoch, block, item, _ = cursor
         self._check(cursor)
         while True:
             blocks, empty = self._blocks(epoch), block == 0
@@ -125,6 +125,10 @@ class CorpusSource:
                 )
             case _:
                 assert_never(plan)
+
+    def key(self, cursor: Cursor) -> tuple[int, int]:
+        """Return the key of the draws for the sequence at a cursor."""
+        return self._view(cursor.epoch), cursor.index
 
     def epochs(self, cursor: Cursor) -> float:
         """Return the epochs before this cursor; all blocks of an epoch count equally."""
@@ -191,7 +195,7 @@ class ContinuedSource:
     def __init__(
         self, before: CorpusSource | ContinuedSource, end: Cursor, after: CorpusSource
     ) -> None:
-        self._first, self._after, self.data_copies = end.epoch, after, after.data_copies
+        self._first, self._after = end.epoch, after
         self._done = before.epochs(end) - end.epoch
         unread = before.unread(end)
         # Next sentence prediction needs two documents.
@@ -215,6 +219,10 @@ class ContinuedSource:
     def build(self, plan: PairPlan | SpanPlan) -> Sequence:
         """Return the sequence of a plan."""
         return self._after.build(plan)
+
+    def key(self, cursor: Cursor) -> tuple[int, int]:
+        """Return the key of the draws for the sequence at a cursor."""
+        return self._after.key(cursor)
 
     def epochs(self, cursor: Cursor) -> float:
         """Return the epochs before this cursor."""

@@ -42,8 +42,6 @@ class ListPlan(NamedTuple):
 class ListSource:
     """Sequences in memory as an endless stream (a `core.learner.Source`); an epoch is one block."""
 
-    data_copies = None
-
     def __init__(self, sequences: Many[Sequence], order: Shuffled | InOrder) -> None:
         """Raise DataError if there are no sequences."""
         if not sequences:
@@ -61,7 +59,7 @@ class ListSource:
         """
         from bothways.core.source import Cursor
 
-        epoch, block, item = cursor
+        epoch, block, item, _ = cursor
         if block > 0 or item >= len(self.sequences):
             what = f"no data at block {block}, item {item} of {len(self.sequences)} sequences"
             raise DataError(what, fix="Continue with the data that the run began with.")
@@ -75,6 +73,10 @@ class ListSource:
     def build(self, plan: ListPlan) -> Sequence:
         """Return the sequence."""
         return self.sequences[plan.place]
+
+    def key(self, cursor: Cursor) -> tuple[int, int]:
+        """Return the key of the draws for the sequence at a cursor."""
+        return cursor.epoch, cursor.index
 
     def epochs(self, cursor: Cursor) -> float:
         """Return the epochs before this cursor, counted in sequences."""

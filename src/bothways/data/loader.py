@@ -132,12 +132,8 @@ class Loader(Generic[P]):
         return LoadedStep(microbatches, after, sum(lengths), len(group), self.source.epochs(after))
 
     def _sequence(self, plan: P, place: Cursor) -> Sequence:
-        epoch = (
-            place.epoch
-            if self.source.data_copies is None
-            else place.epoch % self.source.data_copies
-        )
-        draws = rng(self.seed, "prepare", epoch=epoch, index=place.block << 32 | place.item)
+        epoch, index = self.source.key(place)
+        draws = rng(self.seed, "prepare", epoch=epoch, index=index)
         return self.prepare(self.source.build(plan), draws)
 
 

@@ -146,15 +146,16 @@ def run_of(until: Duration, progress: RunState) -> str:
 
 
 def limits_of_pretrained(
-    encoder: ModelConfig, lengths: Iterable[int], tokens: int, corpus: Corpus
+    encoder: ModelConfig, lengths: Iterable[int], tokens: int, corpus_tokens: int
 ) -> tuple[str, ...]:
     """Return what a pre-trained model cannot be relied on for.
 
     Args:
         lengths: of the sequences that it was trained on.
         tokens: the number of tokens that it has read.
+        corpus_tokens: those of all its text.
     """
-    longest, epochs = max(lengths), tokens / max(1, corpus.manifest.counts.tokens)
+    longest, epochs = max(lengths), tokens / max(1, corpus_tokens)
     unread = 0 if isinstance(encoder, LSTMConfig) else encoder.max_positions - longest
     untrained = f"; its last {unread} positions are untrained" if unread > 0 else ""
     predicts = _PREDICTS[type(token_head(encoder))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, report_findings
-from bothways.core.source import Cursor
+from bothways.core.source import Cursor, Source
+from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import ContinuedSource, CorpusSource
 from bothways.data.loader import Loader, Share
 from bothways.data.masking import Vocabulary
+from bothways.data.mixture import Corpora, MixedSource
 from bothways.families.catalogue import FAMILIES, family_for
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import load_model
@@ -32,6 +34,7 @@ from bothways.preflight.text import check_model, unknown_tokens
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.layers import with_layers
 from bothways.text.tokenizer import Tokenizer
+from bothways.training.durations import Epochs, Steps, Tokens
 from bothways.training.parallel import Plan
 
 C = TypeVar("C", bound=ModelConfig)
@@ -159,7 +162,7 @@ def _copy_tables(source: Model, target: Model) -> None:
         table.weight.copy_(values[name].weight)
 
 
-def vocabulary_of(corpus: Corpus, objective: Objective) -> Vocabulary:
+def vocabulary_of(corpus: Corpus | Corpora, objective: Objective) -> Vocabulary:
     """Return what an objective needs of a corpus' vocabulary."""
     counts = corpus.token_counts if objective.needs_counts else None
     return Vocabulary.of(corpus.tokenizer, counts)
@@ -179,6 +182,39 @@ def loader_of(
         phase: its number.
         ends: where the phases before it ended; without, it begins at the start of an epoch.
     """
+    source = _source_of(settings, corpus, chosen, phase, ends)
+    return _loader(settings, corpus, source, plan, phase)
+
+
+def mixed_loader_of(
+    settings: PretrainConfig,
+    corpora: Corpora,
+    chosen: Mapping[str, NDArray[Any]],
+    plan: Plan,
+    phase: int = 0,
+    ends: tuple[Cursor, ...] = (),
+) -> Loader[Any]:
+    """Return the steps of a phase over the chosen documents of each corpus, as `loader_of`."""
+    if len(corpora.parts) == 1:
+        ((name, corpus),) = corpora.parts.items()
+        return loader_of(settings, corpus, chosen[name], plan, phase, ends)
+    sources = []
+    for number, (name, corpus) in enumerate(corpora.parts.items()):
+        own = tuple(end.parts[number] if end.parts else Cursor() for end in ends)
+        sources.append(_source_of(settings, corpus, chosen[name], phase, own))
+    sizes = [corpus.manifest.counts.tokens for corpus in corpora.parts.values()]
+    source = MixedSource(sources, list(corpora.shares.values()), sizes, settings.seed)
+    return _loader(settings, corpora, source, plan, phase)
+
+
+def _source_of(
+    settings: PretrainConfig,
+    corpus: Corpus,
+    chosen: NDArray[Any],
+    phase: int,
+    ends: tuple[Cursor, ...],
+) -> CorpusSource | ContinuedSource:
+    """Return the sequences of a phase over the chosen documents of a corpus."""
     template, seed, copies = corpus.tokenizer.template, settings.seed, settings.data_copies
     sources = [
         CorpusSource(corpus, template, settings.segments_of(each), chosen, seed, copies)
@@ -187,22 +223,32 @@ def loader_of(
     source: CorpusSource | ContinuedSource = sources[0]
     for end, following in zip(ends, sources[1:], strict=True):
         source = ContinuedSource(source, end, following)
-    seed = settings.seed
+    return source
+
+
+def _loader(
+    settings: PretrainConfig, corpus: Corpus | Corpora, source: Source[Any], plan: Plan, phase: int
+) -> Loader[Any]:
+    """Return the steps of a source, with the targets of a phase."""
     objective = settings.objective_of(settings.phases[phase])
     vocabulary = vocabulary_of(corpus, objective)
     prepare = lambda sequence, rng: objective.prepare(sequence, vocabulary, rng)  # noqa: E731
     share = Share(plan.rank, plan.world)
-    return Loader(source, prepare, settings.batch, settings.microbatch_tokens, seed, share)
+    return Loader(source, prepare, settings.batch, settings.microbatch_tokens, settings.seed, share)
 
 
 def preflight(
-    settings: PretrainConfig, corpus: Corpus, folder: Path | None, device: torch.device
+    settings: PretrainConfig,
+    corpus: Corpus | Corpora,
+    folder: Path | None,
+    device: torch.device,
 ) -> list[Finding]:
     """Return the notes and warnings about a run: ids, classes, data, disk and memory.
 
     Raises:
         BothwaysError: there are errors; it lists them all.
     """
+    corpora = corpus if isinstance(corpus, Corpora) else Corpora.of(corpus, None)
     longest = max(phase.length for phase in settings.phases)
     models = settings.objective.models(settings.encoder)
     findings = [*check_model(settings.encoder, corpus.tokenizer, longest)]
@@ -214,11 +260,57 @@ def preflight(
     findings += _check_class(*models["model"], corpus.tokenizer)
     findings += _check_start(settings)
     fix = "Train a tokenizer on this text, and build the corpus with it."
-    findings.append(unknown_tokens(corpus.unknown_share, fix))
-    for finding in _data_findings(settings, corpus):
-        if finding not in findings:
-            findings.append(finding)
-    return report_findings(findings)
+    for name, part in corpora.parts.items():
+        found = [unknown_tokens(part.unknown_share, fix), *_data_findings(settings, part)]
+        named = f"{name}: " if name else ""
+        findings += [dataclasses.replace(each, what=f"{named}{each.what}") for each in found]
+    findings += _check_mixture(settings, corpora)
+    return report_findings(dict.fromkeys(findings))
+
+
+FEWEST_DRAWN = 3
+"""Expected sequences below which a corpus may never be drawn: at 3 the probability is 5 %."""
+
+
+def _check_mixture(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
+    """Return the forecast of a mixture: what the run will read of each corpus."""
+    if len(corpora.parts) == 1:
+        return []
+    read, longest = _tokens_read(settings, corpora), max(x.length for x in settings.phases)
+    findings = []
+    for name, part in corpora.parts.items():
+        share, size = corpora.shares[name], part.manifest.counts.tokens
+        what = f"{name}: {size:,} tokens, {share:.2%} of the sequences"
+        if read is None:
+            findings.append(Finding("balance", "note", what, "mixture"))
+            continue
+        drawn = share * read / longest
+        what += f", about {drawn:,.3g} in this run, {share * read / size:.2g} times the text"
+        if drawn >= FEWEST_DRAWN:
+            findings.append(Finding("balance", "note", what, "mixture"))
+            continue
+        fix = "Lengthen the run, raise the share of this corpus, or leave the corpus out."
+        what += ": it may never be read"
+        findings.append(Finding("balance", "error", what, "mixture", fix))
+    return findings
+
+
+def _tokens_read(settings: PretrainConfig, corpora: Corpora) -> float | None:
+    """Return the number of tokens that a run will read; None if its length is a time."""
+    match settings.training.end, settings.batch:
+        case Tokens(count), _:
+            return float(count)
+        case Epochs(count), _:
+            return count * corpora.tokens
+        case Steps(count), ExampleBudget(n):
+            return float(sum(count * part.share * n * part.length for part in settings.phases))
+        case Steps(count), TokenBudget(n):
+            return float(count * n)
+        case Steps(count), TokenRamp(start, n, over):
+            ramp = over / ((start + n) / 2)  # steps
+            return over + (count - ramp) * n if count > ramp else count * (start + n) / 2
+        case _:
+            return None
 
 
 def _check_start(settings: PretrainConfig) -> list[Finding]:

@@ -15,6 +15,7 @@ from bothways.core.errors import ConfigError
 from bothways.data.batching import BatchSize, TokenBudget
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Masking
+from bothways.data.mixture import Mixture
 from bothways.data.next_sentence import NextSentence
 from bothways.data.segments import Segments
 from bothways.data.sentence_order import SentenceOrder
@@ -64,6 +65,8 @@ class PretrainConfig:
             whatever is trained on, since losses under different masks do not compare.
         data_copies: after how many epochs segments and masks repeat (Google's dupe_factor); none
             if never.
+        mixture: how often each of several corpora is read; None for one corpus, and for `Smoothed`
+            with several.
         seed: of weights, data and dropout.
         start: a model folder or Hub id whose weights the run starts from, with `encoder` its
             configuration, except for dropout; None for random weights.
@@ -89,6 +92,7 @@ class PretrainConfig:
     evaluation_tokens: int = 200_000
     evaluation_masking: Masking = Masking()
     data_copies: int | None = None
+    mixture: Mixture | None = None
     seed: int = 0
     start: str | None = None
     start_layers: tuple[int, ...] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from bothways.core.learner import Learner
-from bothways.core.progress import SILENT, Progress, track
+from bothways.core.progress import SILENT, Part, Progress, track
 from bothways.core.source import TrainingStep
 from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
 from bothways.data.batching import TokenBudget
@@ -27,6 +27,7 @@ from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.runtime.devices import choose_device
 from bothways.training.durations import Steps
 from bothways.training.loop import evaluate
+from bothways.training.meter import EvaluationScores
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Plan, Single, gather, total
 from bothways.training.run import Training
@@ -73,22 +74,29 @@ class HeldOut:
         self._steps = list(_up_to(settings.evaluation_tokens, loader.epoch()))
         self._learner, self._plan, self._settings = learner, plan, settings
         counts = np.bincount(corpus.tokens[:COUNTED], minlength=settings.encoder.vocab)
-        self._baselines = self._unigram(counts) | self._majority()
+        self.baselines = self._unigram(counts) | self._majority()
 
     def __call__(self, progress: Progress = SILENT) -> dict[str, float]:
         """Return metrics by name; equal on all ranks."""
-        return self._metrics(track(self._steps, progress, "evaluating"))
+        return self.named(self.scores(progress)) | self.baselines
+
+    def scores(self, progress: Progress = SILENT) -> EvaluationScores:
+        """Return mean losses and accuracies; equal on all ranks."""
+        return self._scores(track(self._steps, progress, "evaluating"))
 
     def names(self) -> list[str]:
         """Return the names of the metrics, from a first step."""
-        return list(self._metrics(self._steps[:1]))
+        return list(self.named(self._scores(self._steps[:1])) | self.baselines)
 
-    def _metrics(self, steps: Iterable[TrainingStep]) -> dict[str, float]:
+    def _scores(self, steps: Iterable[TrainingStep]) -> EvaluationScores:
         precision = self._settings.training.precision
-        scores = evaluate(self._learner, steps, self._plan, precision=precision)
+        return evaluate(self._learner, steps, self._plan, precision=precision)
+
+    def named(self, scores: EvaluationScores) -> dict[str, float]:
+        """Return scores and the objective's own metrics by name."""
         more = self._settings.objective.metrics(scores, self._learner.predicts)
         named = {f"held-out/{name}": value for name, value in more.items()}
-        return flat(scores, "held-out/") | named | self._baselines
+        return flat(scores, "held-out/") | named
 
     def _targets(self, cls: type[Any], field: str) -> dict[str, NDArray[np.int64]]:
         """Return all targets of a class on this rank, by name."""
@@ -137,6 +145,61 @@ class HeldOut:
             result[f"majority/loss/{name}"] = float(-(shares * np.log(shares + 1e-12)).sum())
             result[f"majority/accuracy/{name}"] = float(shares.max())
         return result
+
+
+class MixedHeldOut:
+    """Scores a learner on the held-out text of each corpus, and on all of them.
+
+    The total is the mean over the corpora, weighted by their shares of the sequences. The metrics
+    of a corpus have its name in theirs: "held-out/en/loss/masked", "unigram/en/loss/masked".
+
+    Args:
+        parts: by the name of the corpus.
+        shares: of the sequences drawn from each; they add up to 1.
+    """
+
+    def __init__(self, parts: Mapping[str, HeldOut], shares: Mapping[str, float]) -> None:
+        self._parts, self._shares = parts, shares
+        tables = {name: part.baselines for name, part in parts.items()}
+        self._baselines = self._by_corpus(tables) | self._mean(tables)
+
+    def __call__(self, progress: Progress = SILENT) -> dict[str, float]:
+        """Return metrics by name; equal on all ranks."""
+        scores = {
+            name: part.scores(Part(progress, name) if name else progress)
+            for name, part in self._parts.items()
+        }
+        whole = EvaluationScores(
+            self._mean({name: each.losses for name, each in scores.items()}),
+            self._mean({name: each.accuracies for name, each in scores.items()}),
+            self._mean({name: each.rates for name, each in scores.items()}),
+        )
+        named = {name: part.named(scores[name]) for name, part in self._parts.items()}
+        total = next(iter(self._parts.values())).named(whole)
+        return total | self._by_corpus(named) | self._baselines
+
+    def names(self) -> list[str]:
+        """Return the names of the metrics, from a first step of each corpus."""
+        tables = {name: dict.fromkeys(part.names(), 0.0) for name, part in self._parts.items()}
+        return list({**self._mean(tables), **self._by_corpus(tables)})
+
+    def _mean(self, tables: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        """Return the weighted mean of what all tables have."""
+        first, *others = tables.values()
+        common = [key for key in first if all(key in table for table in others)]
+        return {
+            key: sum(self._shares[name] * table[key] for name, table in tables.items())
+            for key in common
+        }
+
+    @staticmethod
+    def _by_corpus(tables: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        """Return all tables as one, with the corpus after the first part of each name."""
+        return {
+            "/".join([key.split("/", 1)[0], name, key.split("/", 1)[1]]): value
+            for name, table in tables.items()
+            for key, value in table.items()
+        }
 
 
 def evaluate_on_corpus(

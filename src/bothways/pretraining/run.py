@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +26,15 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.source import TrainingStep
 from bothways.data.corpus import Corpus
 from bothways.data.loader import ahead
+from bothways.data.mixture import Corpora, Smoothed
 from bothways.hub.model_card import Card, data_of_corpus, limits_of_pretrained
 from bothways.hub.model_folder import save_model
 from bothways.hub.provenance import digest_of_model
 from bothways.model.model import Model
 from bothways.preflight.machine import compute_as, peak_of
-from bothways.pretraining.build import build_models, loader_of, preflight, vocabulary_of
+from bothways.pretraining.build import build_models, mixed_loader_of, preflight, vocabulary_of
 from bothways.pretraining.config import PretrainConfig
-from bothways.pretraining.evaluation import HeldOut
+from bothways.pretraining.evaluation import HeldOut, MixedHeldOut
 from bothways.pretraining.run_page import write_run_page
 from bothways.runtime.devices import choose_device
 from bothways.training import run
@@ -77,7 +77,7 @@ class PretrainResult:
 
 def pretrain(
     settings: PretrainConfig,
-    corpus: Corpus,
+    corpus: Corpus | Mapping[str, Corpus],
     folder: Path | None = None,
     *,
     resume: bool = False,
@@ -85,7 +85,7 @@ def pretrain(
     progress: Progress = SILENT,
     on_event: run.OnEvent = lambda event: None,
 ) -> PretrainResult:
-    """Pre-train on a corpus and save the model in `folder/model`.
+    """Pre-train on a corpus, or on several by name, and save the model in `folder/model`.
 
     Under `torchrun` each process is a rank. SIGINT, SIGTERM and SIGHUP end the run after a step,
     with a checkpoint.
@@ -103,14 +103,16 @@ def pretrain(
         ConfigError, FolderError, TokenizerError: `settings.start` cannot be used.
         BothwaysError: the preflight finds errors, or a loss is not finite.
     """
-    plan = plan_here()
+    plan, corpora = plan_here(), Corpora.of(corpus, settings.mixture)
+    if len(corpora.parts) > 1 and settings.mixture is None:
+        settings = dataclasses.replace(settings, mixture=Smoothed())
     progress = progress if is_main(plan) else SILENT
     where = rank_device(plan, choose_device(device))
     progress.stage("checking the data and the machine")
-    for finding in preflight(settings, corpus, folder, where):
+    for finding in preflight(settings, corpora, folder, where):
         progress.message(f"{finding.severity}: {finding}")
-    models = build_models(settings, corpus)
-    learner = settings.objective.learner(models, vocabulary_of(corpus, settings.objective)).to(
+    models = build_models(settings, corpora.first)
+    learner = settings.objective.learner(models, vocabulary_of(corpora, settings.objective)).to(
         where
     )
     for model in models.values():
@@ -124,16 +126,23 @@ def pretrain(
         peak = peak_of(flops, settings.training, where, plan)
         # After the peak, which draws the first time in a process.
         torch.manual_seed(settings.seed + 1 + plan.rank)
-        train_ids, held_out_ids = corpus.split(settings.held_out, settings.seed)
-        scoring = HeldOut(settings, corpus, held_out_ids, plan, learner)
+        train_ids, parts = {}, {}
+        fewer = dataclasses.replace(
+            settings, evaluation_tokens=max(1, settings.evaluation_tokens // len(corpora.parts))
+        )
+        for name, part in corpora.parts.items():
+            train_ids[name], held_out_ids = part.split(settings.held_out, settings.seed)
+            parts[name] = HeldOut(fewer, part, held_out_ids, plan, learner)
+        single = parts.get("") if len(parts) == 1 else None
+        scoring = single or MixedHeldOut(parts, corpora.shares)
         if settings.training.keep.best:  # now, not at the first evaluation
             settings.training.keep.check(scoring.names())
-        config = configs.to_dict(settings) | {"corpus": run_fingerprint(corpus)}
+        config = configs.to_dict(settings) | {"corpus": corpora.fingerprint()}
         frozen = settings.objective.frozen_models.items()
         config |= {role: digest_of_model(source) for role, source in frozen}
         state = run.train(
             learner,
-            _phases(settings, corpus, train_ids, plan, learner),
+            _phases(settings, corpora, train_ids, plan, learner),
             settings.training,
             plan,
             MemoryStore()
@@ -151,20 +160,24 @@ def pretrain(
         if folder is None:
             return done
         if is_main(plan):
-            _save(done, settings, corpus, folder)
+            _save(done, settings, corpora, folder)
             if installed("matplotlib", "jinja2"):
                 write_run_page(folder / "report.html", settings, done.metrics, state, where)
         return dataclasses.replace(done, folder=folder / "model")
 
 
 def _phases(
-    settings: PretrainConfig, corpus: Corpus, chosen: NDArray[Any], plan: Plan, learner: Learner
+    settings: PretrainConfig,
+    corpora: Corpora,
+    chosen: Mapping[str, NDArray[Any]],
+    plan: Plan,
+    learner: Learner,
 ) -> list[run.TrainingPhase]:
     """Return the phases of the run, each with its data from a cursor on."""
 
     def steps(state: RunState) -> Iterable[TrainingStep]:
         """Return the data of the current phase."""
-        loader = loader_of(settings, corpus, chosen, plan, state.phase, state.ends)
+        loader = mixed_loader_of(settings, corpora, chosen, plan, state.phase, state.ends)
         return ahead(loader.steps(state.cursor, state.tokens), device)
 
     device = next(learner.parameters()).device
@@ -173,25 +186,29 @@ def _phases(
     return [run.TrainingPhase(part_of(settings.training.end, float(end)), steps) for end in ends]
 
 
-def _save(done: PretrainResult, settings: PretrainConfig, corpus: Corpus, folder: Path) -> None:
+def _save(done: PretrainResult, settings: PretrainConfig, corpora: Corpora, folder: Path) -> None:
     """Write a model folder for each role, with the settings and what was reached."""
+    digest = corpora.fingerprint()
+    data: dict[str, object] = {}
+    for name, corpus in corpora.parts.items():
+        data |= {f"{name} {key}".strip(): v for key, v in data_of_corpus(corpus, digest).items()}
     card = Card(
         "A pre-trained encoder",
-        f"Pre-trained with bothways on {corpus.manifest.counts.documents:,} documents, "
+        f"Pre-trained with bothways on {corpora.documents:,} documents, "
         f"{done.progress.tokens:,} tokens read.",
         flatten(configs.to_dict(settings)),
         done.metrics,
-        data_of_corpus(corpus, run_fingerprint(corpus)),
+        data,
         limits_of_pretrained(
             settings.encoder,
             (phase.length for phase in settings.phases),
             done.progress.tokens,
-            corpus,
+            corpora.tokens,
         ),
     )
     record = {
         "pretraining": configs.to_dict(settings),
-        "corpus": run_fingerprint(corpus),
+        "corpus": digest,
         "tokens": done.progress.tokens,
         "metrics": dict(done.metrics),
     }
@@ -201,10 +218,4 @@ def _save(done: PretrainResult, settings: PretrainConfig, corpus: Corpus, folder
         titled = (
             card if role == "model" else dataclasses.replace(card, title=f"A pre-trained {role}")
         )
-        save_model(folder / role, model, corpus.tokenizer, card=titled, extra=record)
-
-
-def run_fingerprint(corpus: Corpus) -> str:
-    """Return the sha256 of a corpus: equal for equal arrays and tokenizers."""
-    stored = sorted((name, file.sha256) for name, file in corpus.manifest.files.items())
-    return hashlib.sha256(repr(stored).encode()).hexdigest()
+        save_model(folder / role, model, corpora.tokenizer, card=titled, extra=record)

@@ -58,6 +58,8 @@ def curves(records: Records, metrics: Mapping[str, float], note: str = "") -> It
     for name in names:
         kind, target = name.split("/", 1)
         lines = [_line("training", records, name), _line("held-out", records, f"held-out/{name}")]
+        for corpus in _corpora(records, name):
+            lines.append(_line(f"held-out, {corpus}", records, f"held-out/{corpus}/{name}"))
         baselines = {
             shown: metrics[f"{prefix}/{name}"]
             for prefix, shown in BASELINES.items()
@@ -113,6 +115,13 @@ def write_run_page(
         f"bothways {__version__}, {datetime.now(timezone.utc):%Y-%m-%d}, {describe_device(device)}",
     )
     write_html(report, file)
+
+
+def _corpora(records: Records, name: str) -> list[str]:
+    """Return the corpora of which held-out text has a metric."""
+    found = dict.fromkeys(key for record in records for key in record)
+    ends = (key.removeprefix("held-out/") for key in found if key.startswith("held-out/"))
+    return [key.removesuffix(f"/{name}") for key in ends if key.endswith(f"/{name}")]
 
 
 def _course(records: Records) -> Iterator[s.Curves]:

@@ -88,17 +88,17 @@ class RunState:
         return dataclasses.replace(
             self,
             phase=self.phase + 1,
-            cursor=Cursor(self.cursor.epoch),
+            cursor=self.cursor.at_next_phase(),
             ends=(*self.ends, self.cursor),
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, which `from_json` reads."""
-        ends = [list(end) for end in self.ends]
-        return dataclasses.asdict(self) | {"cursor": list(self.cursor), "ends": ends}
+        ends = [end.to_json() for end in self.ends]
+        return dataclasses.asdict(self) | {"cursor": self.cursor.to_json(), "ends": ends}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunState:
         """Read the values of `to_json`."""
-        ends = tuple(Cursor(*end) for end in values["ends"])
-        return cls(**{**values, "cursor": Cursor(*values["cursor"]), "ends": ends})
+        ends = tuple(map(Cursor.from_json, values["ends"]))
+        return cls(**{**values, "cursor": Cursor.from_json(values["cursor"]), "ends": ends})

@@ -1,0 +1,316 @@
+"""Several corpora as one stream: which corpus the next sequence is from, and how often.
+
+The share of a corpus is that of the sequences drawn from it. Sizes are counted in tokens, not in
+documents or lines, which differ in length between languages. The corpus of the n-th sequence is a
+draw keyed by (seed, n), and each corpus has its own cursor and its own epochs: ranks and resumed
+runs read the same sequences. Memory grows with the number of corpora, not with their sizes.
+
+Smoothing: mBERT samples with α = 0.7 (google-research/bert, multilingual.md), XLM-R with 0.3
+(Conneau et al. 2020, section 3.1).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import assert_never
+
+from bothways.core.errors import ConfigError, DataError
+from bothways.core.keyed_rng import rng
+from bothways.core.sequence import Sequence
+from bothways.data.corpus import Corpus
+from bothways.data.segments import PairPlan, SpanPlan
+
+if TYPE_CHECKING:
+    from bothways.core.source import Cursor
+    from bothways.data.corpus_source import ContinuedSource, CorpusSource
+    from bothways.text.tokenizer import Tokenizer
+
+CHUNK = 4096
+"""Sequences whose corpora are drawn at a time."""
+
+
+@dataclass(frozen=True)
+class Smoothed:
+    """Shares proportional to size^alpha: 1 for the sizes as they are, 0 for equal shares."""
+
+    alpha: float = 0.7
+    kind: Literal["smoothed"] = "smoothed"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            what = f"must be between 0 (equal shares) and 1 (as large as they are): {self.alpha:g}"
+            raise ConfigError(what, where="mixture.alpha", fix="mBERT has 0.7, XLM-R 0.3.")
+
+
+@dataclass(frozen=True)
+class ByWeight:
+    """Shares in proportion to given weights, by the name of the corpus."""
+
+    weights: Mapping[str, float | int]
+    kind: Literal["by_weight"] = "by_weight"
+
+    def __post_init__(self) -> None:
+        for name, weight in self.weights.items():
+            if not 0 < weight < math.inf:
+                fix = "Leave the corpus out if nothing is to be read from it."
+                what = f"must be above 0 and finite, not {weight:g}"
+                raise ConfigError(what, where=f"mixture.weights.{name}", fix=fix)
+
+
+Mixture = Smoothed | ByWeight
+
+
+def shares_of(mixture: Mixture, sizes: Mapping[str, int]) -> dict[str, float]:
+    """Return the share of each name; the shares add up to 1.
+
+    Example: Smoothed(0.7) and the sizes 1000 and 1 → 0.992 and 0.008, or 126 : 1.
+
+    Raises:
+        ConfigError: the weights are not those of exactly these names.
+        DataError: a size is 0.
+    """
+    for name, size in sizes.items():
+        if not size > 0:
+            raise DataError("has no text", where=name, fix="Leave it out, or add text.")
+    match mixture:
+        case Smoothed(alpha):
+            total = sum(sizes.values())
+            weights = {name: (size / total) ** alpha for name, size in sizes.items()}
+        case ByWeight(given):
+            if given.keys() != sizes.keys():
+                what = f"has weights for {_names(given)}, and there are {_names(sizes)}"
+                fix = "Give each corpus a weight, by its name."
+                raise ConfigError(what, where="mixture.weights", fix=fix)
+            weights = {name: given[name] for name in sizes}
+        case _:
+            assert_never(mixture)
+    whole = sum(weights.values())
+    return {name: weight / whole for name, weight in weights.items()}
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+@dataclass(frozen=True)
+class Corpora:
+    """Corpora with one tokenizer, by name, and the share of the sequences drawn from each.
+
+    A single corpus has the name "".
+    """
+
+    parts: Mapping[str, Corpus]
+    shares: Mapping[str, float]
+
+    @classmethod
+    def of(cls, given: Corpus | Mapping[str, Corpus], mixture: Mixture | None) -> Corpora:
+        """Return the corpora with the shares of a mixture; None stands for `Smoothed()`.
+
+        Raises:
+            ConfigError: the corpora have different tokenizers, or the weights do not fit.
+            DataError: there is no corpus, or one without text.
+        """
+        if isinstance(given, Corpus):
+            if mixture is not None:
+                what = "there is one corpus, and a mixture is of several"
+                raise ConfigError(what, where="mixture", fix="Leave it out.")
+            return cls({"": given}, {"": 1.0})
+        if not given:
+            raise DataError("there is no corpus", fix="Give one or more.")
+        _require_one_tokenizer(given)
+        sizes = {name: corpus.manifest.counts.tokens for name, corpus in given.items()}
+        return cls(dict(given), shares_of(mixture or Smoothed(), sizes))
+
+    @property
+    def first(self) -> Corpus:
+        """The first corpus, whose tokenizer is that of all."""
+        return next(iter(self.parts.values()))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the ids of all corpora."""
+        return self.first.tokenizer
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of all corpora."""
+        return sum(part.manifest.counts.tokens for part in self.parts.values())
+
+    @property
+    def documents(self) -> int:
+        """The number of documents of all corpora."""
+        return sum(len(part) for part in self.parts.values())
+
+    @functools.cached_property
+    def token_counts(self) -> NDArray[np.int64]:
+        """The occurrences of each token of the vocabulary, `(V)`, as often as training reads it."""
+        if len(self.parts) == 1:
+            return self.first.token_counts
+        scaled = (
+            part.token_counts * (self.shares[name] * self.tokens / part.manifest.counts.tokens)
+            for name, part in self.parts.items()
+        )
+        whole: NDArray[np.int64] = np.rint(np.sum(list(scaled), axis=0)).astype(np.int64)
+        return whole
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the arrays and tokenizers, and of the names if there are several.
+
+        The shares are settings of the run, which its checkpoints compare by themselves.
+        """
+        digests = {name: _fingerprint(part) for name, part in self.parts.items()}
+        if len(digests) == 1:
+            return digests.popitem()[1]
+        return hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
+
+
+def _fingerprint(corpus: Corpus) -> str:
+    stored = sorted((name, file.sha256) for name, file in corpus.manifest.files.items())
+    return hashlib.sha256(repr(stored).encode()).hexdigest()
+
+
+def _require_one_tokenizer(corpora: Mapping[str, Corpus]) -> None:
+    (first, known), *others = corpora.items()
+    for name, corpus in others:
+        if corpus.tokenizer.fingerprint != known.tokenizer.fingerprint:
+            what = (
+                f"the corpora {first!r} ({known.folder}) and {name!r} ({corpus.folder}) were built "
+                "with different tokenizers"
+            )
+            fix = "Build all of them with one: train it on text of all of them."
+            raise ConfigError(what, where="corpus", fix=fix)
+
+
+def open_corpora(folders: Many[Path]) -> Corpus | dict[str, Corpus]:
+    """Open one corpus, or several by the names that `names_of` gives them.
+
+    Raises:
+        ConfigError: a folder is given twice.
+        DataError: a folder does not hold a corpus.
+    """
+    if len(folders) == 1:
+        return Corpus.open(folders[0])
+    return dict(zip(names_of(folders), map(Corpus.open, folders), strict=True))
+
+
+def names_of(folders: Many[Path]) -> list[str]:
+    """Return a name for each folder: its own, preceded by those around it where two are equal.
+
+    Example: en/corpus and zh/corpus → en-corpus and zh-corpus. Dots, which separate the keys of
+    settings, become hyphens.
+
+    Raises:
+        ConfigError: a folder is given twice.
+    """
+    parts = [folder.absolute().parts[1:] for folder in folders]
+    for depth in range(1, max(map(len, parts), default=0) + 1):
+        names = ["-".join(part[-depth:]).replace(".", "-") for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    what = f"{', '.join(map(str, folders))}: a corpus is given twice"
+    raise ConfigError(what, where="corpus", fix="Give each once, and its share in mixture.")
+
+
+class MixedPlan(NamedTuple):
+    """A plan of one of the streams."""
+
+    number: int
+    plan: PairPlan | SpanPlan
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence."""
+        return self.plan.length
+
+
+class MixedSource:
+    """Sequences drawn from several streams, in shares, without end (a `core.learner.Source`).
+
+    It has one endless epoch, so that steps cross the ends of the epochs of the corpora. `epochs`
+    is their mean by size: one epoch is as much text as all corpora hold.
+
+    Args:
+        sources: the streams.
+        shares: the probability of each stream, which add up to 1.
+        sizes: the tokens of each, for `epochs`.
+        seed: of the draws.
+    """
+
+    def __init__(
+        self,
+        sources: Many[CorpusSource | ContinuedSource],
+        shares: Many[float],
+        sizes: Many[int],
+        seed: int,
+    ) -> None:
+        self._sources = sources
+        self._weights = np.array(sizes) / sum(sizes)
+        self._chunk = functools.lru_cache(maxsize=2)(
+            functools.partial(_draw, np.array(shares), seed)
+        )
+
+    def source_at(self, place: int) -> int:
+        """Return the number of the stream that the sequence at this place is from."""
+        return int(self._chunk(place // CHUNK)[place % CHUNK])
+
+    def read(self, cursor: Cursor) -> Iterator[tuple[MixedPlan, Cursor]]:
+        """Yield plans from `cursor` on, each with the cursor of the next.
+
+        Raises:
+            DataError: the cursor is of other corpora.
+        """
+        from bothways.core.source import Cursor
+
+        parts = self._parts(cursor)
+        streams: dict[int, Iterator[tuple[Any, Cursor]]] = {}
+        for place in itertools.count(cursor.item):
+            number = self.source_at(place)
+            if number not in streams:
+                streams[number] = self._sources[number].read(parts[number])
+            plan, after = next(streams[number])
+            parts = (*parts[:number], after, *parts[number + 1 :])
+            yield MixedPlan(number, plan), Cursor(0, 0, place + 1, parts)
+
+    def build(self, plan: MixedPlan) -> Sequence:
+        """Return the sequence of a plan."""
+        return self._sources[plan.number].build(plan.plan)
+
+    def key(self, cursor: Cursor) -> tuple[int, int]:
+        """Return the key of the draws for the sequence at a cursor; no two corpora share one."""
+        number = self.source_at(cursor.item)
+        epoch, index = self._sources[number].key(self._parts(cursor)[number])
+        return epoch * len(self._sources) + number, index
+
+    def epochs(self, cursor: Cursor) -> float:
+        """Return the epochs before this cursor: the mean of those of the corpora, by size."""
+        return float(self._weights @ self.epochs_by_source(cursor))
+
+    def epochs_by_source(self, cursor: Cursor) -> list[float]:
+        """Return the epochs of each stream before this cursor."""
+        pairs = zip(self._sources, self._parts(cursor), strict=True)
+        return [source.epochs(part) for source, part in pairs]
+
+    def _parts(self, cursor: Cursor) -> tuple[Cursor, ...]:
+        from bothways.core.source import Cursor
+
+        parts = cursor.parts or (Cursor(),) * len(self._sources)
+        if len(parts) != len(self._sources) or cursor.epoch or cursor.block:
+            what = f"no data at {cursor} of a mixture of {len(self._sources)} corpora"
+            raise DataError(what, fix="Continue with the corpora of the run.")
+        return parts
+
+
+def _draw(shares: NDArray[np.float64], seed: int, chunk: int) -> NDArray[np.int64]:
+    """Return the streams of the sequences of a chunk."""
+    return rng(seed, "mixture", index=chunk).choice(len(shares), CHUNK, p=shares)

@@ -1,0 +1,182 @@
+"""Pre-training from several corpora: one tokenizer, losses by corpus, a forecast, exact resume."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bothways
+from bothways.cli import app
+from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.data.batching import ExampleBudget
+from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.documents import Document
+from bothways.data.mixture import ByWeight, Corpora, Smoothed
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.objectives.masked_lm import MaskedLM
+from bothways.pretraining.build import preflight
+from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.run import pretrain
+from bothways.text.tokenizer import Tokenizer
+from bothways.training.durations import Epochs, Hours, Steps, Tokens
+from bothways.training.optimizers import AdamW
+from bothways.training.run import Event, Training
+from bothways.training.schedules import Linear
+from toy_animals import WORDS, document
+
+
+@pytest.fixture(scope="module")
+def corpora(
+    corpus: Corpus, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Corpus]:
+    """A large and a small corpus."""
+    rng = np.random.default_rng(8)
+    documents = [Document(document(rng).replace("in", "near"), f"{n}") for n in range(15)]
+    folder = tmp_path_factory.mktemp("small") / "small"
+    return {"large": corpus, "small": build_corpus(documents, tokenizer, folder, workers=1)}
+
+
+def settings(corpus: Corpus, steps: int = 12, **changes: object) -> PretrainConfig:
+    encoder = EncoderConfig(corpus.tokenizer.size, 32, 1, 2, 64, dropout=Dropouts(0.1, 0.0))
+    training = Training(
+        Steps(steps), AdamW(lr=5e-3), Linear(0.1), precision="fp32", evaluate=Steps(6),
+        save=Steps(6),
+    )  # fmt: skip
+    config = PretrainConfig(
+        encoder,
+        training,
+        MaskedLM(),
+        phases=(PretrainPhase(16, 0.5), PretrainPhase(32, 0.5)),
+        batch=ExampleBudget(16),
+        held_out=0.2,
+        evaluation_tokens=1000,
+        mixture=ByWeight({"large": 0.9, "small": 0.1}),
+    )
+    return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
+
+
+def test_losses_are_named_by_corpus_and_the_total_is_weighted(
+    corpora: dict[str, Corpus], tmp_path: Path
+) -> None:
+    config = settings(corpora["large"])
+    done = pretrain(config, corpora, tmp_path / "run")
+    for kind in ("loss", "accuracy"):
+        parts = [done.metrics[f"held-out/{name}/{kind}/masked"] for name in corpora]
+        total = done.metrics[f"held-out/{kind}/masked"]
+        assert total == pytest.approx(0.9 * parts[0] + 0.1 * parts[1], rel=1e-9)
+        assert parts[0] != parts[1]
+        unigram = [done.metrics[f"unigram/{name}/{kind}/masked"] for name in corpora]
+        assert done.metrics[f"unigram/{kind}/masked"] == pytest.approx(
+            0.9 * unigram[0] + 0.1 * unigram[1]
+        )
+    assert done.metrics["held-out/small/perplexity"] == pytest.approx(
+        np.exp(done.metrics["held-out/small/loss/masked"])
+    )
+    page = (tmp_path / "run/report.html").read_text()
+    assert "held-out, small" in page
+    card = (tmp_path / "run/model/README.md").read_text()
+    assert "small corpus" in card
+    assert "large corpus" in card
+
+
+def test_an_interrupted_mixture_resumes_to_equal_weights(
+    corpora: dict[str, Corpus], tmp_path: Path
+) -> None:
+    config = settings(corpora["large"])
+    whole = pretrain(config, corpora, tmp_path / "whole").model.state_dict()
+    half = dataclasses.replace(config.training, until=Steps(12))
+
+    class Stop(Exception):
+        pass
+
+    def stop(event: Event) -> None:
+        """End the session after a checkpoint in the second phase."""
+        if event.kind == "step" and event.progress.steps == 8:
+            raise Stop
+
+    with pytest.raises(Stop):
+        pretrain(
+            dataclasses.replace(config, training=half), corpora, tmp_path / "cut", on_event=stop
+        )
+    done = pretrain(config, corpora, tmp_path / "cut", resume=True).model.state_dict()
+    assert all(torch.equal(done[name], tensor) for name, tensor in whole.items())
+    other = dataclasses.replace(config, mixture=ByWeight({"large": 0.5, "small": 0.5}))
+    with pytest.raises(BothwaysError, match=r"mixture\.weights\.large was 0\.9, is 0\.5"):
+        pretrain(other, corpora, tmp_path / "cut", resume=True)
+
+
+def test_mistakes_are_named(corpora: dict[str, Corpus], tmp_path: Path, corpus: Corpus) -> None:
+    with pytest.raises(ConfigError, match="mixture: there is one corpus"):
+        Corpora.of(corpus, Smoothed())
+    with pytest.raises(DataError, match="there is no corpus"):
+        Corpora.of({}, None)
+    (tmp_path / "vocab.txt").write_text("\n".join([*WORDS, "more"]) + "\n", encoding="utf8")
+    other = Tokenizer.load(tmp_path / "vocab.txt")
+    texts = [Document("The cat sleeps.", f"{n}") for n in range(3)]
+    foreign = build_corpus(texts, other, tmp_path / "foreign", workers=1)
+    with pytest.raises(ConfigError, match=r"'large' .* and 'foreign' .* different tokenizers"):
+        Corpora.of({"large": corpus, "foreign": foreign}, None)
+
+
+def test_a_run_that_never_reads_a_corpus_is_refused_with_its_forecast(
+    corpora: dict[str, Corpus],
+) -> None:
+    rare = ByWeight({"large": 0.999, "small": 0.001})
+    cpu = torch.device("cpu")
+    for until in (Steps(12), Tokens(4000), Epochs(0.5)):
+        config = settings(corpora["large"], mixture=rare)
+        config = dataclasses.replace(
+            config, training=dataclasses.replace(config.training, until=until)
+        )
+        text = Corpora.of(corpora, config.mixture)
+        with pytest.raises(BothwaysError, match=r"small: .* 0\.10% .* may never be read"):
+            preflight(config, text, None, cpu)
+        enough = dataclasses.replace(config, mixture=ByWeight({"large": 0.5, "small": 0.5}))
+        notes = preflight(enough, Corpora.of(corpora, enough.mixture), None, cpu)
+        assert any("small: " in str(note) and "50.00% of the" in str(note) for note in notes)
+    timed = dataclasses.replace(
+        config, training=dataclasses.replace(config.training, until=Hours(1.0))
+    )
+    assert preflight(timed, text, None, cpu)
+
+
+def test_frequencies_for_masking_are_those_of_the_mixture(corpora: dict[str, Corpus]) -> None:
+    one = Corpora.of(corpora["large"], None)
+    assert (one.token_counts == corpora["large"].token_counts).all()
+    mixed = Corpora.of(corpora, ByWeight({"large": 1, "small": 1}))
+    shares = [part.token_counts / part.token_counts.sum() for part in corpora.values()]
+    found = mixed.token_counts / mixed.token_counts.sum()
+    assert np.allclose(found, np.mean(shares, axis=0), atol=1e-3)
+
+
+def test_the_command_and_the_function_take_several_corpora(
+    corpora: dict[str, Corpus], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [str(corpus.folder) for corpus in corpora.values()]
+    words = ["--model", "bert-tiny", "training.until=2 steps", "encoder.depth=1"]
+    words += ["encoder.width=32", "encoder.heads=2", "encoder.intermediate_size=64"]
+    words += ["evaluation_tokens=300", "held_out=0.2", "objective=masked_lm", "batch.n=2048"]
+    words += ["mixture.alpha=0.3", "--recipe", "modern"]
+    out = ["--out", str(tmp_path / "run")]
+    app(["pretrain", *folders, *words, *out], result_action="return_value")
+    shown = capsys.readouterr()
+    assert "held-out/small/loss" in shown.out.replace("\n", "") or "small/loss" in shown.out
+    assert "alpha = 0.3" in (tmp_path / "run/config.toml").read_text()
+    tiny = EncoderConfig(5, 32, 1, 2, 64)
+    done = bothways.pretrain(
+        dict(zip(corpora, folders, strict=True)), tiny, "masked-lm", until="2 steps",
+        held_out=0.2, evaluation_tokens=300, mixture={"kind": "by_weight", "weights": {"large": 3, "small": 1}},
+    )  # fmt: skip
+    assert "held-out/large/loss/masked" in done.metrics
+    done = bothways.pretrain(
+        folders, tiny, "masked-lm", until="2 steps", held_out=0.2, evaluation_tokens=300
+    )
+    assert "held-out/corpus/loss/masked" in done.metrics
+    with pytest.raises(DataError, match="there is no corpus"):
+        bothways.pretrain([], tiny)
+    with pytest.raises(DataError, match="nowhere"):
+        app(["pretrain", folders[0], "nowhere", *out], result_action="return_value")
