@@ -89,19 +89,22 @@ def load(
 
 
 def train_tokenizer(
-    texts: str | Path | Iterable[str],
+    texts: str | Path | Iterable[str] | Mapping[str, str | Path | Iterable[str]],
     size: int = 30_000,
     *,
     kind: str = "wordpiece",
+    alpha: float = 0.7,
     out: str | Path | None = None,
     **settings: Any,
 ) -> Tokenizer:
     """Train a vocabulary.
 
     Args:
-        texts: a file, folder or pattern with text, or an iterable of texts.
+        texts: a file, folder or pattern with text, or an iterable of texts; several languages as a
+            mapping from names to these.
         size: number of tokens, special tokens included.
         kind: "wordpiece" (BERT), "bpe" (RoBERTa) or "unigram" (ALBERT).
+        alpha: of several languages: shares of the training text are proportional to size^alpha.
         out: folder to save the tokenizer in.
         settings: of the kind, such as `lowercase=False`: the fields of its class, such as
             `bothways.text.trainers.WordPiece`.
@@ -116,13 +119,22 @@ def train_tokenizer(
         80
     """
     from bothways.text import trainers
+    from bothways.text.sampling import sample_languages
 
     kinds = {"wordpiece": trainers.WordPiece, "bpe": trainers.ByteBPE, "unigram": trainers.Unigram}
     if kind not in kinds:
         fix = f"Choose one of {', '.join(kinds)}."
         raise ConfigError(f"unknown kind of tokenizer {kind!r}", where="kind", fix=fix)
     trainer = _build(kinds[kind], "tokenizer", size=size, **settings)
-    tokenizer = trainers.train_tokenizer((document.text for document in _documents(texts)), trainer)
+    if isinstance(texts, Mapping):
+        languages = {
+            name: (document.text for document in _documents(one)) for name, one in texts.items()
+        }
+        mixed = sample_languages(languages, alpha, trainers.CEILING)
+        tokenizer = trainers.learn(mixed, trainer)
+    else:
+        lines = (document.text for document in _documents(texts))
+        tokenizer = trainers.train_tokenizer(lines, trainer)
     if out is not None:
         tokenizer.save(Path(out))
     return tokenizer

@@ -46,7 +46,7 @@ def test_weights_are_normalised_and_must_name_each_corpus():
     for wrong in (0.0, -1.0, float("inf")):
         with pytest.raises(ConfigError, match=r"mixture\.weights\.en"):
             ByWeight({"en": wrong})
-    with pytest.raises(ConfigError, match=r"mixture\.alpha"):
+    with pytest.raises(ConfigError, match="alpha: must be between 0"):
         Smoothed(1.5)
 
 
@@ -63,6 +63,7 @@ def source_of(first, documents, *, length=8, seed=3, data_copies=None):
         tokens=np.full(5 * documents, first, np.uint16),
         sentences=np.arange(0, 5 * documents + 1, 5, dtype=np.uint64),
         documents=np.arange(documents + 1, dtype=np.uint64),
+        words=None,
     )
     segments = FullSentences(length)
     return CorpusSource(corpus, TEMPLATE, segments, np.arange(documents), seed, data_copies)

@@ -10,12 +10,13 @@ import tracemalloc
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import transformers
 from hypothesis import given, settings
 
 from bothways.core.errors import ConfigError, DataError, TokenizerError
-from bothways.text.sampling import Sample, sample
+from bothways.text.sampling import Sample, sample, sample_languages
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_files import Bert, bert_backend
 from bothways.text.trainers import (
@@ -348,3 +349,34 @@ def test_the_alphabet_covers_a_script_of_many_characters():
     )
     with pytest.raises(ConfigError, match="coverage: must be between 0 and 1"):
         WordPiece(coverage=2.0)
+
+
+def test_smoothing_keeps_more_words_of_a_small_language_whole() -> None:
+    """Two artificial languages, 1000 : 1 in size, of words over different letters."""
+    draws = np.random.default_rng(0)
+
+    def words(letters: str) -> list[str]:
+        """Return fifty words."""
+        return ["".join(draws.choice(list(letters), 6)) for _ in range(50)]
+
+    large, small = words("abcdefgh"), words("nopqrstu")
+    chosen = {"large": draws.choice(large, 40_000), "small": draws.choice(small, 40)}
+    texts = {name: [" ".join(some) for some in np.split(ids, 20)] for name, ids in chosen.items()}
+    whole = {}
+    for alpha in (1.0, 0.3):
+        mixed = sample_languages(texts, alpha, 10**6)
+        tokenizer = learn(mixed, WordPiece(size=200, min_frequency=2))
+        whole[alpha] = sum(len(tokenizer.encode(word)) == 1 for word in {*chosen["small"]})
+    assert whole[0.3] > whole[1.0]
+
+
+@pytest.mark.parametrize("ceiling", [10**6, 8000])
+def test_shares_of_languages_are_those_of_the_formula(ceiling: int) -> None:
+    texts = {"a": ["a" * 10] * 3000, "b": ["b" * 10] * 30}
+    mixed = sample_languages(texts, 0.5, ceiling)
+    assert mixed.seen == 30_300
+    assert abs(mixed.kept - min(30_300, ceiling)) < 300
+    count = sum(text.count("b") for text in mixed.read())
+    assert abs(count / mixed.kept - 1 / 11) < 0.02
+    with pytest.raises(DataError, match="b: has no text"):
+        sample_languages({"a": ["x"], "b": []}, 0.5, ceiling)

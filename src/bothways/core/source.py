@@ -24,7 +24,7 @@ class Cursor(NamedTuple):
     parts: tuple[Cursor, ...] = ()
 
     @property
-    def index(self) -> int:
+    def number(self) -> int:
         """A number for the place in the epoch, different for each."""
         return self.block << 32 | self.item
 

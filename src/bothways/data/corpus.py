@@ -175,6 +175,12 @@ class Corpus:
             counts += np.bincount(self.tokens[at : at + chunk], minlength=len(counts))
         return counts
 
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the corpus: equal for equal arrays and tokenizers."""
+        stored = sorted((name, file.sha256) for name, file in self.manifest.files.items())
+        return hashlib.sha256(repr(stored).encode()).hexdigest()
+
     @functools.cached_property
     def unknown_share(self) -> float:
         """The fraction of the tokens that are unknown to the tokenizer's vocabulary.

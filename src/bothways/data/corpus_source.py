@@ -128,7 +128,7 @@ class CorpusSource:
 
     def key(self, cursor: Cursor) -> tuple[int, int]:
         """Return the key of the draws for the sequence at a cursor."""
-        return self._view(cursor.epoch), cursor.index
+        return self._view(cursor.epoch), cursor.number
 
     def epochs(self, cursor: Cursor) -> float:
         """Return the epochs before this cursor; all blocks of an epoch count equally."""

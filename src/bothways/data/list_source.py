@@ -76,7 +76,7 @@ class ListSource:
 
     def key(self, cursor: Cursor) -> tuple[int, int]:
         """Return the key of the draws for the sequence at a cursor."""
-        return cursor.epoch, cursor.index
+        return cursor.epoch, cursor.number
 
     def epochs(self, cursor: Cursor) -> float:
         """Return the epochs before this cursor, counted in sequences."""

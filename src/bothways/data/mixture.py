@@ -30,6 +30,7 @@ from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Sequence
 from bothways.data.corpus import Corpus
 from bothways.data.segments import PairPlan, SpanPlan
+from bothways.text.sampling import smoothed_shares
 
 if TYPE_CHECKING:
     from bothways.core.source import Cursor
@@ -48,9 +49,7 @@ class Smoothed:
     kind: Literal["smoothed"] = "smoothed"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            what = f"must be between 0 (equal shares) and 1 (as large as they are): {self.alpha:g}"
-            raise ConfigError(what, where="mixture.alpha", fix="mBERT has 0.7, XLM-R 0.3.")
+        smoothed_shares({}, self.alpha)  # raises ConfigError
 
 
 @dataclass(frozen=True)
@@ -74,29 +73,23 @@ Mixture = Smoothed | ByWeight
 def shares_of(mixture: Mixture, sizes: Mapping[str, int]) -> dict[str, float]:
     """Return the share of each name; the shares add up to 1.
 
-    Example: Smoothed(0.7) and the sizes 1000 and 1 → 0.992 and 0.008, or 126 : 1.
-
     Raises:
         ConfigError: the weights are not those of exactly these names.
         DataError: a size is 0.
     """
-    for name, size in sizes.items():
-        if not size > 0:
-            raise DataError("has no text", where=name, fix="Leave it out, or add text.")
+    smoothed = smoothed_shares(sizes, mixture.alpha if isinstance(mixture, Smoothed) else 1.0)
     match mixture:
-        case Smoothed(alpha):
-            total = sum(sizes.values())
-            weights = {name: (size / total) ** alpha for name, size in sizes.items()}
+        case Smoothed():
+            return smoothed
         case ByWeight(given):
             if given.keys() != sizes.keys():
                 what = f"has weights for {_names(given)}, and there are {_names(sizes)}"
                 fix = "Give each corpus a weight, by its name."
                 raise ConfigError(what, where="mixture.weights", fix=fix)
-            weights = {name: given[name] for name in sizes}
+            whole = sum(given.values())
+            return {name: given[name] / whole for name in sizes}
         case _:
             assert_never(mixture)
-    whole = sum(weights.values())
-    return {name: weight / whole for name, weight in weights.items()}
 
 
 def _names(names: Iterable[str]) -> str:
@@ -169,15 +162,10 @@ class Corpora:
 
         The shares are settings of the run, which its checkpoints compare by themselves.
         """
-        digests = {name: _fingerprint(part) for name, part in self.parts.items()}
+        digests = {name: part.fingerprint for name, part in self.parts.items()}
         if len(digests) == 1:
             return digests.popitem()[1]
         return hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
-
-
-def _fingerprint(corpus: Corpus) -> str:
-    stored = sorted((name, file.sha256) for name, file in corpus.manifest.files.items())
-    return hashlib.sha256(repr(stored).encode()).hexdigest()
 
 
 def _require_one_tokenizer(corpora: Mapping[str, Corpus]) -> None:

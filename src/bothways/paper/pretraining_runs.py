@@ -45,7 +45,7 @@ from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.evaluation import evaluate_on_corpus
 from bothways.pretraining.from_text import corpus_of_text
 from bothways.pretraining.recipes import paper, short
-from bothways.pretraining.run import pretrain, run_fingerprint
+from bothways.pretraining.run import pretrain
 from bothways.sweeps.runs import Series, SweepFolder, SweepOutcome, run_all
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import checkpoints
@@ -194,7 +194,7 @@ class PretrainRun:
 
     def digests(self) -> dict[str, str]:
         """Return the sha256 of the corpus."""
-        return {"corpus": run_fingerprint(self.corpus)}
+        return {"corpus": self.corpus.fingerprint}
 
     def start(
         self, folder: Path, *, resume: bool, device: str, progress: Progress

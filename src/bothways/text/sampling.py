@@ -9,10 +9,11 @@ same chance, one pass is enough, and the same texts give the same sample.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, DataError
 from bothways.core.keyed_rng import rng
 
 _BLOCK = 4096
@@ -50,6 +51,74 @@ def sample(texts: Iterable[str], ceiling: int, seed: int = 0) -> Sample:
             kept -= sum(map(len, heapq.heappop(heap)[2]))
     blocks = sorted((index, block) for _, index, block in heap)
     return Sample(tuple(block for _, block in blocks), kept, seen)
+
+
+def sample_languages(
+    texts: Mapping[str, Iterable[str]], alpha: float, ceiling: int, seed: int = 0
+) -> Sample:
+    """Return a sample of several languages, with shares of the characters by `smoothed_shares`.
+
+    It is as large as the texts, or `ceiling`. Languages with more than their share are sampled
+    evenly, languages with less are repeated. Memory holds the sample and one language of at most
+    `ceiling`.
+
+    Raises:
+        ConfigError: a ceiling below 1.
+        DataError: a language has no text.
+    """
+    kept: dict[str, Sample] = {}
+    for name, language in texts.items():
+        kept[name] = sample(language, ceiling, seed)
+        for known, room in _quotas(kept, alpha, ceiling).items():
+            held = kept[known]
+            if held.kept > room:
+                smaller = sample(held.read(), room, seed)
+                kept[known] = Sample(smaller.blocks, smaller.kept, held.seen)
+    blocks = [
+        block
+        for name, room in _quotas(kept, alpha, ceiling).items()
+        for block in _repeated(kept[name], room)
+    ]
+    size = sum(len(text) for block in blocks for text in block)
+    return Sample(tuple(blocks), size, sum(held.seen for held in kept.values()))
+
+
+def smoothed_shares(sizes: Mapping[str, int], alpha: float) -> dict[str, float]:
+    """Return shares proportional to size^alpha, which add up to 1.
+
+    Example: alpha=0.7 and the sizes 1000 and 1 → 0.992 and 0.008, or 126 : 1.
+
+    Raises:
+        ConfigError: `alpha` is not between 0 and 1.
+        DataError: a size is 0.
+    """
+    if not 0 <= alpha <= 1:
+        what = f"must be between 0 (equal shares) and 1 (by size), not {alpha:g}"
+        raise ConfigError(what, where="alpha", fix="mBERT has 0.7, XLM-R 0.3.")
+    for name, size in sizes.items():
+        if size <= 0:
+            raise DataError("has no text", where=name, fix="Leave it out, or add text.")
+    total = sum(sizes.values())
+    weights = {name: (size / total) ** alpha for name, size in sizes.items()}
+    whole = sum(weights.values())
+    return {name: weight / whole for name, weight in weights.items()}
+
+
+def _quotas(kept: Mapping[str, Sample], alpha: float, ceiling: int) -> dict[str, int]:
+    """Return the characters of each language in the sample, at least one."""
+    sizes = {name: held.seen for name, held in kept.items()}
+    whole = min(ceiling, sum(sizes.values()))
+    return {n: max(1, round(q * whole)) for n, q in smoothed_shares(sizes, alpha).items()}
+
+
+def _repeated(held: Sample, room: int) -> Iterator[tuple[str, ...]]:
+    """Yield the blocks again and again until they have about `room` characters."""
+    for block in itertools.cycle(held.blocks):
+        size = sum(map(len, block))
+        if room < size / 2:
+            return
+        yield block
+        room -= size
 
 
 def _blocks(texts: Iterable[str], size: int) -> Iterator[tuple[str, ...]]:
