@@ -365,7 +365,7 @@ def test_smoothing_keeps_more_words_of_a_small_language_whole() -> None:
     whole = {}
     for alpha in (1.0, 0.3):
         mixed = sample_languages(texts, alpha, 10**6)
-        tokenizer = learn(mixed, WordPiece(size=200, min_frequency=2))
+        tokenizer = learn(mixed, WordPiece(size=420, min_frequency=3))
         whole[alpha] = sum(len(tokenizer.encode(word)) == 1 for word in {*chosen["small"]})
     assert whole[0.3] > whole[1.0]
 
