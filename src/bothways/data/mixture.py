@@ -108,7 +108,7 @@ class Corpora:
 
     @classmethod
     def of(cls, given: Corpus | Mapping[str, Corpus], mixture: Mixture | None) -> Corpora:
-        """Return the corpora with the shares of a mixture; None stands for `Smoothed()`.
+        """Return the corpora with the shares of a mixture; None means `Smoothed()`.
 
         Raises:
             ConfigError: the corpora have different tokenizers, or the weights do not fit.
