@@ -67,6 +67,19 @@ def test_nothing_is_left_but_the_lock(tmp_path: Path) -> None:
         pass
 
 
+def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for place in (tmp_path / "new" / "inner", tmp_path / "empty"):
+        with pytest.raises(ValueError, match="refused"), lock_folder(place):
+            raise ValueError("refused")
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["empty"]
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "work").touch()
+    with pytest.raises(ValueError, match="refused"), lock_folder(tmp_path / "kept"):
+        raise ValueError("refused")
+    assert {LOCK, "work"} == {path.name for path in (tmp_path / "kept").iterdir()}
+
+
 def test_a_place_that_cannot_be_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (

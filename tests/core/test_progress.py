@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bothways.core.progress import SILENT, track
+from bothways.core.progress import SILENT, Part, track
 
 
 class _Record:
@@ -23,6 +23,22 @@ def test_tracked_items_report_their_number() -> None:
     record = _Record()
     assert list(track("abcde", record, "reading", every=2)) == list("abcde")
     assert record.lines == [("reading", 5), 0, 2, 4, 5]
+
+
+def test_parts_of_a_job_give_a_warning_once() -> None:
+    record, said = _Record(), set[str]()
+    for name in ("a", "b"):
+        part = Part(record, name, said)
+        for text in ("warning: all alike", "note: alike, too", f"note: {name}", "step 1"):
+            part.message(text)
+    assert record.lines == [
+        "a: warning: all alike",
+        "a: note: alike, too",
+        "a: note: a",
+        "a: step 1",
+        "b: note: b",
+        "b: step 1",
+    ]
 
 
 def test_silent_progress_accepts_everything() -> None:

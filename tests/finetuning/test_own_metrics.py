@@ -41,7 +41,7 @@ def test_a_function_is_in_every_evaluation_and_in_the_result(model: Path, tmp_pa
     done = run(model, seen, out=tmp_path / "run", metrics={"right": share_of_right})
     values = [event.values for event in seen]
     assert len(values) == 3
-    assert [each["dev/right"] for each in values] == [each["dev/accuracy/label"] for each in values]
+    assert [each["dev/right"] for each in values] == [each["dev/accuracy"] for each in values]
     assert [metrics["right"] for _, metrics in done.history] == [v["dev/right"] for v in values]
     assert done.metrics["right"] == done.metrics["accuracy"]
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

@@ -100,6 +100,8 @@ def test_a_run_with_files_has_a_folder(place: Path, tmp_path: Path) -> None:
     result = bothways.finetune(model, train, dev, out=tmp_path / "run", epochs=1)
     assert (tmp_path / "run" / "metrics.jsonl").exists()
     assert result.metrics
+    assert "in_features" not in repr(result)  # the whole network
+    assert not PretrainResult.__dataclass_fields__["learner"].repr
     assert bothways.load(tmp_path / "run")("a good film").label in {"positive", "negative"}
 
 

@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from bothways.cli import app
+from bothways.commands.finetune import print_series
+from bothways.commands.progress import error_console
 from bothways.core.errors import (
     BothwaysError,
     ConfigError,
@@ -203,7 +205,7 @@ def test_a_run_that_diverges_is_told_and_the_others_go_on(
     assert series.best is series.runs[1]
     summary = seed_spread(series)
     assert summary is not None
-    assert (summary.failed, summary.deviation) == (1 + bool(series.runs[1].failed), 0.0)
+    assert (summary.failed, summary.deviation) == (1 + bool(series.runs[1].failed), None)
     assert (
         seed_spread(finetune_seeds(base, (1,), SweepFolder(tmp_path / "lost", device="cpu")))
         is None
@@ -223,6 +225,21 @@ def test_a_run_of_several_that_failed_is_not_advised_other_seeds(
     assert "this run has probably failed: " in said
     assert "Try more epochs" in said
     assert "--seeds" not in said
+
+
+def test_the_model_of_failed_runs_is_not_announced_as_the_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = SweepOutcome("seed-0", {"m": 0.5}, ("it answers 'x' for all",), "m")
+    print_series(Series((failed,)), tmp_path, error_console())
+    shown = capsys.readouterr()
+    assert "warning: every run has probably failed. The model of seed-0 is in" in shown.err
+    assert "best model" not in shown.err
+    assert [line.split()[3] for line in shown.out.splitlines() if "deviation" in line] == ["–"]
+    print_series(
+        Series((failed, SweepOutcome("seed-1", {"m": 0.6}, (), "m"))), tmp_path, error_console()
+    )
+    assert "The best model, of seed-1, is in" in capsys.readouterr().err
 
 
 def test_a_loss_that_is_not_finite_is_such_an_error(base: FinetuneConfig, tmp_path: Path) -> None:

@@ -75,6 +75,20 @@ def test_what_a_kill_left_half_written_is_swept(tmp_path):
         assert sorted(path.name for path in folder.iterdir()) == [".lock", ".owner.json", ".run"]
 
 
+def test_a_refused_run_leaves_nothing_behind(tmp_path):
+    with (
+        pytest.raises(ValueError, match="refused"),
+        run_folder(tmp_path / "runs" / "a", resume=False),
+    ):
+        raise ValueError("refused")
+    assert list(tmp_path.iterdir()) == []
+    with run_folder(tmp_path / "b", resume=False):
+        pass
+    with pytest.raises(ValueError, match="refused"), run_folder(tmp_path / "b", resume=True):
+        raise ValueError("refused")
+    assert (tmp_path / "b" / ".run").exists()
+
+
 def test_checkpoints_of_an_earlier_run_are_kept_unless_it_is_resumed(tmp_path):
     with run_folder(tmp_path / "run", resume=False) as folder:
         (folder / "step-3").mkdir()

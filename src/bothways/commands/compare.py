@@ -83,7 +83,6 @@ def _table(found: ModelComparison, data: str) -> RenderableType:
     for name in ("model", "runs", "mean grade", "deviation over seeds"):
         table.add_column(name, justify="left" if name == "model" else "right")
     for side in (found.a, found.b):
-        table.add_row(
-            Text(side.name), str(len(side.grades)), f"{side.mean:.4f}", f"{side.deviation:.4f}"
-        )
+        spread = "–" if side.deviation is None else f"{side.deviation:.4f}"
+        table.add_row(Text(side.name), str(len(side.grades)), f"{side.mean:.4f}", spread)
     return titled(f"Grades on {data}", table)

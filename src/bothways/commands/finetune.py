@@ -164,8 +164,10 @@ def print_series(series: Series, out: Path, console: Console) -> None:
         stop_saved(console)
     show_lines(Output(), _series_table(series))
     if series.best is not None:
-        said = f"The best model, of {series.best.name}, is in {out / 'model'}. {_try(out)}"
-        say(console, said)
+        name, model = series.best.name, out / "model"
+        said = f"The best model, of {name}, is in {model}. {_try(out)}"
+        failed = f"warning: every run has probably failed. The model of {name} is in {model}."
+        say(console, failed if series.all_failed else said)
 
 
 def _series_table(series: Series) -> RenderableType:
@@ -187,6 +189,7 @@ def _series_table(series: Series) -> RenderableType:
     if summary:
         table.add_section()
         for name in ("mean", "median", "best", "deviation"):
-            table.add_row(name, f"{getattr(summary, name):.4f}", "")
+            value = getattr(summary, name)
+            table.add_row(name, "–" if value is None else f"{value:.4f}", "")
         table.add_row("failed runs", f"{summary.failed} of {len(series.runs)}", "")
     return titled(f"{len(series.runs)} runs, scored on the dev data", table)

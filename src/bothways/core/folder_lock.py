@@ -24,9 +24,13 @@ LOCK, OWNER = ".lock", ".owner.json"
 def lock_folder(folder: Path) -> Iterator[Path]:
     """Lock a folder, creating it if necessary, until the context ends.
 
+    If it ends with an error and the folder is empty, the lock and what was created are removed.
+
     Raises:
         ResourceError: another process holds the lock, or the folder cannot be written.
     """
+    new = not (folder / LOCK).exists()
+    created = [place for place in (folder, *folder.parents) if not place.exists()]
     with os_errors(folder, "Choose another folder."):
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK)
@@ -41,6 +45,14 @@ def lock_folder(folder: Path) -> Iterator[Path]:
                 json.dumps({"pid": os.getpid(), "host": platform.node()}), encoding="utf8"
             )
         yield folder
+    except BaseException:
+        (folder / OWNER).unlink(missing_ok=True)
+        if new and [file.name for file in folder.iterdir()] == [LOCK]:
+            (folder / LOCK).unlink()  # while it is held: another process finds it, or a new one
+            with contextlib.suppress(OSError):  # not empty
+                for place in created:
+                    place.rmdir()
+        raise
     finally:
         (folder / OWNER).unlink(missing_ok=True)
         lock.release()

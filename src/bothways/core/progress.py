@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
 T = TypeVar("T")
@@ -61,10 +61,14 @@ class Part:
     """The progress of one of several similar jobs, such as the runs of a search.
 
     Its name precedes its stages and messages, which `whole` receives.
+
+    Attributes:
+        said: the notes and warnings of all parts, each of which is shown once.
     """
 
     whole: Progress
     name: str
+    said: set[str] = field(default_factory=set)
 
     def stage(self, name: str, total: float | int | None = None) -> None:
         """Begin a stage of this part."""
@@ -75,7 +79,11 @@ class Part:
         self.whole.advance(done, note)
 
     def message(self, text: str) -> None:
-        """Show a line of this part."""
+        """Show a line of this part, unless it is a note or warning that another one had."""
+        if text in self.said:
+            return
+        if text.startswith(("note: ", "warning: ")):
+            self.said.add(text)
         self.whole.message(f"{self.name}: {text}")
 
 

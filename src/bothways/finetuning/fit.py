@@ -67,7 +67,7 @@ class FinetuneResult:
         origin: the data and the model of the run, for the record in `bothways.json`.
     """
 
-    task: TaskLearner[Any, Any]
+    task: TaskLearner[Any, Any] = field(repr=False)
     metrics: Metrics
     progress: RunState
     settings: FinetuneSettings
@@ -147,7 +147,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     def evaluate(progress: Progress) -> Metrics:
         """Score the dev data; return the metrics by their names in the records of a run."""
         scores.append(score(task, data, method.own_metrics, progress=progress))
-        return {dev_name(name): value for name, value in scores[-1].items()}
+        return {f"dev/{name}": value for name, value in scores[-1].items()}
 
     def note(event: Event) -> None:
         """Note the losses and when evaluations were made, and pass the event on."""
@@ -193,17 +193,9 @@ def training_of(method: FinetuneSettings, data: LabelledData) -> Training:
     evaluate, best = None, None
     if data.dev:
         direction = method.directions(data.definition, data.labels)[method.chosen_by]
-        evaluate, best = method.training.evaluate, Best(dev_name(method.chosen_by), direction)
+        evaluate, best = method.training.evaluate, Best(f"dev/{method.chosen_by}", direction)
     keep = dataclasses.replace(method.training.keep, best=best)
     return dataclasses.replace(method.training, evaluate=evaluate, keep=keep)
-
-
-def dev_name(metric: str) -> str:
-    """Return the name of a dev metric in the run's records.
-
-    The names of losses and accuracies include their target: "loss" → "dev/loss/label".
-    """
-    return f"dev/{metric}/label" if metric in {"loss", "accuracy"} else f"dev/{metric}"
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class PretrainResult:
         folder: the model folder; None for an interrupted run.
     """
 
-    learner: Learner
+    learner: Learner = field(repr=False)
     progress: RunState
     metrics: Mapping[str, float]
     folder: Path | None = None

@@ -86,6 +86,11 @@ class Series:
         return tuple(run for run in self.runs if run.metrics)
 
     @property
+    def all_failed(self) -> bool:
+        """True if every run has probably failed."""
+        return all(run.failed for run in self.runs)
+
+    @property
     def best(self) -> SweepOutcome | None:
         """The run with the best metric, the first of equals; None if no run has metrics."""
         return min(self.scored, key=lambda run: run.order, default=None)
@@ -102,6 +107,7 @@ class SweepFolder:
         title: precedes the numbers of the runs, such as "CoLA, ".
         keep: "all": every run keeps its model and its checkpoints. "best": finished runs keep no
             checkpoints, and only the best one keeps its model.
+        said: the notes and warnings of the runs, each of which is shown once.
     """
 
     out: Path
@@ -110,6 +116,7 @@ class SweepFolder:
     progress: Progress = SILENT
     title: str = ""
     keep: Literal["all", "best"] = "all"
+    said: set[str] = field(default_factory=set)
 
 
 @runtime_checkable
@@ -221,7 +228,7 @@ def run_all(
 def _run(run: Run, place: SweepFolder, title: str) -> SweepOutcome | None:
     """Make a run, unless it is finished; return None if it was interrupted."""
     progress = place.progress if is_main(plan_here()) else SILENT
-    part, folder = Part(progress, title), place.out / run.name
+    part, folder = Part(progress, title, place.said), place.out / run.name
     outcome = read_finished(run, place) if place.resume else None
     if outcome is not None:
         part.message("done before")

@@ -38,7 +38,7 @@ class SeedSpread:
     Attributes:
         metric: by which the best run is chosen.
         mean, median, best: of the metric.
-        deviation: the standard deviation, with n − 1; 0 for a single run.
+        deviation: the standard deviation, with n − 1; None for a single run.
         failed: number of runs that failed or diverged; those that failed without diverging count
             in the metric.
     """
@@ -47,7 +47,7 @@ class SeedSpread:
     mean: float
     median: float
     best: float
-    deviation: float
+    deviation: float | None
     failed: int
 
 
@@ -121,6 +121,6 @@ def seed_spread(series: Series) -> SeedSpread | None:
         statistics.fmean(values),
         statistics.median(values),
         best.metrics[best.metric],
-        statistics.stdev(values) if len(values) > 1 else 0.0,
+        statistics.stdev(values) if len(values) > 1 else None,
         sum(bool(run.failed) for run in series.runs),
     )

@@ -53,9 +53,9 @@ class Side:
         return float(np.mean(self.grades))
 
     @property
-    def deviation(self) -> float:
-        """The standard deviation over seeds, with n − 1; 0 for a single one."""
-        return float(np.std(self.grades, ddof=1)) if len(self.grades) > 1 else 0.0
+    def deviation(self) -> float | None:
+        """The standard deviation over seeds, with n − 1; None for a single one."""
+        return float(np.std(self.grades, ddof=1)) if len(self.grades) > 1 else None
 
 
 @dataclass(frozen=True)

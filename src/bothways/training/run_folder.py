@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bothways.core.atomic_files import HIDDEN, replace_file
 from bothways.core.errors import ResourceError, os_errors
-from bothways.core.folder_lock import lock_folder
+from bothways.core.folder_lock import LOCK, OWNER, lock_folder
 from bothways.training.checkpoint import latest
 
 MARK = ".run"
@@ -31,10 +31,16 @@ def run_folder(folder: Path, *, resume: bool) -> Iterator[Path]:
         _check(folder, resume)
     with lock_folder(folder):
         with os_errors(folder, "Choose another folder."):
+            begun = (folder / MARK).exists()
             (folder / MARK).touch()
             for left in folder.glob(f"{HIDDEN}*"):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
-        yield folder
+        try:
+            yield folder
+        except BaseException:
+            if not begun and {file.name for file in folder.iterdir()} <= {MARK, LOCK, OWNER}:
+                (folder / MARK).unlink()  # the run was refused
+            raise
 
 
 def _check(folder: Path, resume: bool) -> None:
