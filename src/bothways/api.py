@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bothways.data.corpus import Corpus
     from bothways.data.documents import Document
     from bothways.data.words import Words
+    from bothways.export.folder import ExportResult, Format
     from bothways.finetuning.fit import FinetuneResult
     from bothways.finetuning.metrics import Own
     from bothways.finetuning.prepare import Rows
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from bothways.objectives.objective import Objective
     from bothways.prediction.predictor import Predictor
     from bothways.prediction.prepared_model import PredictPrecision
+    from bothways.prediction.session_model import Runtime
     from bothways.pretraining.run import PretrainResult
     from bothways.tasks.catalogue import Trainable
     from bothways.text.tokenizer import Tokenizer
@@ -46,6 +48,7 @@ def load(
     device: str = "auto",
     length: int | None = None,
     batch_invariant: bool = False,
+    runtime: Runtime = "torch",
     **settings: Any,
 ) -> Predictor:
     """Load a model for predictions; call the result with a text, a pair, a row or a list.
@@ -59,6 +62,7 @@ def load(
         length: maximum length of a text in tokens; `None` as in training.
         batch_invariant: whether a text has the same prediction in any company, to the bit, as
             `bothways predict` computes it; without it a short text alone is computed sooner.
+        runtime: "onnxruntime" computes the graph in a folder that `bothways.export_model` wrote.
         settings: settings of the task, such as `pooling="cls"` or `top=3`.
 
     Raises:
@@ -84,8 +88,63 @@ def load(
         device=device,
         length=length,
         batch_invariant=batch_invariant,
+        runtime=runtime,
         settings=settings,
     )
+
+
+def export_model(
+    folder: str | Path,
+    out: str | Path,
+    to: Format | Iterable[Format] = "onnx",
+    *,
+    task: str | None = None,
+    length: int | None = None,
+    int8: str | Path | Iterable[Any] | None = None,
+    limit: float = 0.5,
+    progress: Progress | bool = True,
+    **settings: Any,
+) -> ExportResult:
+    """Write a model as a graph for onnxruntime, OpenVINO or a browser, and verify its outputs.
+
+    Args:
+        folder: a model folder, the folder of a run, or a Hub id.
+        out: the new folder; an earlier export there is replaced.
+        to: "onnx", "openvino", or both as a list.
+        task: what the graph computes, as for `load`; `None` for the task of the folder.
+        length: maximum length of a text in tokens; `None` as in training.
+        int8: labelled data, a file, a Hub data set or rows: an ONNX file in int8 is written, too,
+            if it scores as well there as fp32.
+        limit: points of the metric that int8 may lose.
+        progress: True shows progress on standard error, False nothing; an object with `stage`,
+            `advance` and `message` receives it.
+        settings: settings of the task, such as `pooling="cls"`.
+
+    Raises:
+        FolderError: the folder cannot be read or its model cannot be a graph, or `out` holds
+            something else.
+        ConfigError: an unknown task or setting, or int8 loses too much.
+        DivergedError: a runtime computes other outputs than the model.
+        ResourceError: a package of the extra "export" is missing.
+
+    Example:
+        >>> result = bothways.export_model("my-classifier", "exported", int8="dev.tsv")
+        >>> sorted(result.sizes)
+        ['onnx/model.onnx', 'onnx/model_quantized.onnx']
+        >>> classify = bothways.load("exported", runtime="onnxruntime")
+        >>> classify("a good film").label
+        'positive'
+    """
+    from bothways.export.folder import Int8Gate, write_export
+
+    gate = None
+    if int8 is not None:
+        data = int8 if isinstance(int8, str | Path) else list(int8)  # read twice
+        gate = Int8Gate(lambda predictor: predictor.evaluate(data), limit)
+    with _shown(progress) as shown:
+        return write_export(
+            folder, out, to, task=task, length=length, settings=settings, int8=gate, progress=shown
+        )
 
 
 def train_tokenizer(

@@ -58,6 +58,7 @@ _COMMANDS = {
     "search": ("search:search", "Fine-tune over a grid of settings, keep the best model."),
     "compare": ("compare:compare", "Test whether two fine-tuned models differ significantly."),
     "convert": ("convert:convert", "Convert a TensorFlow checkpoint of Google's."),
+    "export": ("export:export", "Write a model for onnxruntime, OpenVINO or a browser."),
     "describe": ("describe:describe", "Show a model's configuration and its parameters by part."),
     "bench": ("bench:bench", "Compare the speed with transformers on this machine."),
 }

@@ -13,6 +13,7 @@ from bothways.commands.options import (
     Device,
     LabelColumn,
     Precision,
+    RuntimeChoice,
     SecondColumn,
     TextColumn,
 )
@@ -44,6 +45,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     precision: Precision = "fp32",
     limit: float | None = None,
     device: Device = "auto",
+    runtime: RuntimeChoice = "torch",
 ) -> None:
     """Score a fine-tuned model on labelled data: accuracy, F1, Matthews correlation, loss.
 
@@ -109,7 +111,13 @@ def evaluate(  # noqa: PLR0913 – one option per question
     def open_in(precision: PredictPrecision) -> Predictor:
         """Open the model for a precision."""
         return open_task(
-            folder, task, length=length, device=device, precision=precision, settings=settings
+            folder,
+            task,
+            length=length,
+            device=device,
+            precision=precision,
+            runtime=runtime,
+            settings=settings,
         )
 
     data = _Data(folder, file, {"text": text, "text_b": text_b, "label": label}, json)

@@ -33,6 +33,13 @@ Precision = Annotated[
         "evaluate --precision int8` compares it with fp32 in accuracy and speed."
     ),
 ]
+RuntimeChoice = Annotated[
+    Literal["torch", "onnxruntime"],
+    Parameter(
+        help="What computes the model: this library, or onnxruntime for a folder that `bothways "
+        "export` wrote."
+    ),
+]
 FineRecipe = Annotated[
     Literal["modern", "paper"],
     Parameter(

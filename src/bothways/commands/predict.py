@@ -6,7 +6,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from bothways.commands.options import Device, Precision, SecondColumn, TextColumn
+from bothways.commands.options import (
+    Device,
+    Precision,
+    RuntimeChoice,
+    SecondColumn,
+    TextColumn,
+)
 
 
 def predict(  # noqa: PLR0913 – one option per question
@@ -21,6 +27,7 @@ def predict(  # noqa: PLR0913 – one option per question
     window: int | None = None,
     precision: Precision = "fp32",
     device: Device = "auto",
+    runtime: RuntimeChoice = "torch",
 ) -> None:
     """Print predictions as JSON lines in the order of the input.
 
@@ -65,6 +72,7 @@ def predict(  # noqa: PLR0913 – one option per question
         device=device,
         precision=precision,
         batch_invariant=True,
+        runtime=runtime,
         settings=settings,
     )
     columns = asked(opened, text=text, text_b=text_b)

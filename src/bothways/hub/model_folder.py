@@ -123,6 +123,12 @@ def _read_record(folder: Path) -> dict[str, Any]:
     return read_object(folder / RECORD, FolderError) if (folder / RECORD).exists() else {}
 
 
+def read_record(folder: Path) -> dict[str, Any]:
+    """Return `bothways.json` without the parts that belong to the format of the folder."""
+    known = (VERSION, DROPOUTS, VOCABULARY)
+    return {key: value for key, value in _read_record(folder).items() if key not in known}
+
+
 def load_model(
     source: str | Path,
     heads: Iterable[Head] | None = None,
@@ -174,11 +180,9 @@ def load_model(
         "config.json": config.special_ids,
         PROGRAM: read_object(program, FolderError) if program.is_file() else {},
     }
-    known = (VERSION, DROPOUTS, VOCABULARY)
-    extra = {key: value for key, value in _read_record(folder).items() if key not in known}
     named = [h for h in wanted if isinstance(h, LabelHead | TagHead) and h.kind not in fresh]
     labels = config.labels() if named else ()
-    return LoadedModel(model, report, folder, labels, config.problem, extra, faults)
+    return LoadedModel(model, report, folder, labels, config.problem, read_record(folder), faults)
 
 
 def build_model(

@@ -151,11 +151,12 @@ def save_sentence_folder(
         what = "transformers has no class for this model, and sentence-transformers needs one"
         fix = "Save it with save_model, for use with bothways."
         raise FolderError(what, where=folder, fix=fix)
-    extra_files = _files(model, config)
+    extra_files = sentence_files(model, config)
     save_model(folder, model, tokenizer, card=card, extra=extra, extra_files=extra_files)
 
 
-def _files(model: Model, config: SentenceEncoderConfig) -> dict[str, Any]:
+def sentence_files(model: Model, config: SentenceEncoderConfig) -> dict[str, Any]:
+    """Return the files of sentence-transformers by name, to be written as JSON."""
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     modules += [("2_Normalize", "Normalize")] if config.normalised else []
     chain = [

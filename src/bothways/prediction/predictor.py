@@ -30,6 +30,7 @@ from bothways.prediction.engine import (
     prepare_task,
 )
 from bothways.prediction.prepared_model import PredictPrecision, PreparedModel
+from bothways.prediction.session_model import Runtime, SessionModel, open_session
 from bothways.preflight.text import check_model
 from bothways.runtime.devices import choose_device
 from bothways.tasks.base import Metrics, Reading, TaskLearner
@@ -228,6 +229,7 @@ def open_task(
     device: str = "auto",
     precision: PredictPrecision = "fp32",
     batch_invariant: bool = False,
+    runtime: Runtime = "torch",
     settings: Tree | Iterable[str] = (),
 ) -> Predictor:
     """Open a model folder, the folder of a fine-tuning run, or a Hub id for a task.
@@ -239,6 +241,7 @@ def open_task(
         batch_invariant: whether a text has the same prediction in any company, to the bit, see
             `prepared_model.prepare_model`; without it in fp32 the same to rounding, and sooner if
             it is short and alone.
+        runtime: "onnxruntime" for the graph in a folder that `bothways export` wrote.
         settings: changed settings of the task: {"pooling": "max"}, or texts such as "pooling=max".
 
     Raises:
@@ -249,7 +252,14 @@ def open_task(
         ConfigError: the length is beyond the model's positions; an unknown device, task or setting;
             a precision that the device does not have.
     """
-    learner = open_learner(folder, task, length=length, device=device, settings=settings)
+    if runtime == "torch":
+        learner = open_learner(folder, task, length=length, device=device, settings=settings)
+    else:
+        if device not in ("auto", "cpu"):
+            what = f"an exported model runs on the CPU, not on {device}"
+            raise ConfigError(what, where="device", fix="Set the device to cpu.")
+        loaded = open_session(resolve_run(str(folder)), precision)
+        learner = _bind(loaded, task, length=length, settings=settings)
     return Predictor(learner, precision, batch_invariant=batch_invariant)
 
 
@@ -263,6 +273,17 @@ def open_learner(
 ) -> TaskLearner[Any, Any]:
     """Open a folder as `open_task`, with the model as it is saved, in evaluation mode."""
     loaded = load_model(resolve_run(str(folder)), whole=False)
+    return _bind(loaded, task, length=length, settings=settings).to(choose_device(device))
+
+
+def _bind(
+    loaded: LoadedModel,
+    task: str | None,
+    *,
+    length: int | None,
+    settings: Tree | Iterable[str],
+) -> TaskLearner[Any, Any]:
+    """Return the task of a folder with its model, in evaluation mode."""
     record = _record(loaded, None if task is None else task_kind(task))
     definition = configs.load(type(record.task), base=record.task, overrides=settings)
     _check_heads(definition, loaded)
@@ -270,8 +291,9 @@ def open_learner(
     longest = next(value for value in known if value is not None)
     tokenizer = loaded.tokenizer()
     report_findings(check_model(loaded.model.config, tokenizer, longest))
-    model = loaded.model.to(choose_device(device))
-    learner: TaskLearner[Any, Any] = definition.learner(model, tokenizer, loaded.labels, longest)
+    learner: TaskLearner[Any, Any] = definition.learner(
+        loaded.model, tokenizer, loaded.labels, longest
+    )
     return learner.eval()
 
 
@@ -283,6 +305,10 @@ def _check_heads(definition: AnyTask, loaded: LoadedModel) -> None:
         heads = " and ".join(map(repr, sorted(needed)))
         what = f"the task {name!r} needs the head {heads}; this model has: {_heads(loaded)}"
         fix = _FINETUNE_FIRST if name in TASKS else _NEEDS_MASKED_HEAD
+        raise FolderError(what, where=loaded.folder, fix=fix)
+    if not needed and isinstance(loaded.model, SessionModel) and loaded.model.heads:
+        what = f"the task {name!r} reads vectors; this export ends in the head {_heads(loaded)}"
+        fix = f"Export the model for it: bothways export MODEL --task {name} --out FOLDER"
         raise FolderError(what, where=loaded.folder, fix=fix)
     if definition.problem is not None and loaded.problem not in (None, definition.problem):
         what = f"its label head is for {loaded.problem}, not for {definition.problem}"

@@ -1,0 +1,164 @@
+"""A builder of ONNX graphs: nodes in their order, and each weight stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+
+OPSET, IR_VERSION = 17, 8
+"""The first opset with LayerNormalization, which runtimes since 2022 read."""
+LOWEST = float(np.finfo(np.float32).min)
+"""What is added to the score of a hidden key. Finite: a row of −∞ would give NaN."""
+
+
+class GraphBuilder:
+    """A graph that grows by one node with each call of `op`; values are referred to by name.
+
+    Args:
+        names: the name of each parameter, by `id`.
+
+    Attributes:
+        scope: the prefix of the names of new nodes, such as "layers.0.attention".
+    """
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self._names = names
+        self._nodes: list[onnx.NodeProto] = []
+        self._constants: dict[object, tuple[str, TensorProto]] = {}
+        self.scope = ""
+
+    def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        """Append a node with one output; return the name of the output."""
+        return self.split(kind, inputs, 1, **attributes)[0]
+
+    def split(self, kind: str, inputs: Sequence[str], count: int, **attributes: Any) -> list[str]:
+        """Append a node with several outputs; return their names."""
+        name = f"{self.scope}/{kind}_{len(self._nodes)}"
+        outputs = [name if count == 1 else f"{name}:{at}" for at in range(count)]
+        self._nodes.append(helper.make_node(kind, list(inputs), outputs, name, **attributes))
+        return outputs
+
+    def rename(self, value: str, name: str) -> str:
+        """Give a value the name of an output of the graph."""
+        self._nodes.append(helper.make_node("Identity", [value], [name], f"/{name}"))
+        return name
+
+    def weight(self, tensor: Tensor, *, transposed: bool = False) -> str:
+        """Return the name of a parameter, or of its transpose."""
+        name = self._names[id(tensor)] + (".T" if transposed else "")
+        if name not in self._constants:
+            array = tensor.detach().numpy()
+            self._keep(name, name, array.T if transposed else array)
+        return name
+
+    def array(self, name: str, values: NDArray[Any]) -> str:
+        """Return the name of a constant array; arrays of one name must be equal."""
+        if name not in self._constants:
+            self._keep(name, name, values)
+        return name
+
+    def number(self, value: float) -> str:
+        """Return the name of a scalar in fp32."""
+        return self._constant(np.float32(value))
+
+    def whole(self, value: int) -> str:
+        """Return the name of a scalar in int64."""
+        return self._constant(np.int64(value))
+
+    def wholes(self, *values: int) -> str:
+        """Return the name of a vector in int64, such as axes or a shape."""
+        return self._constant(np.array(values, dtype=np.int64))
+
+    def _constant(self, value: NDArray[Any] | np.generic) -> str:
+        array = np.asarray(value)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            self._keep(key, f"constant_{len(self._constants)}", array)
+        return self._constants[key][0]
+
+    def _keep(self, key: object, name: str, array: NDArray[Any]) -> None:
+        # np.ascontiguousarray would make a vector of a scalar.
+        values = np.array(array, order="C")
+        self._constants[key] = (name, numpy_helper.from_array(values, name))
+
+    def slice(self, x: str, start: str, stop: str, axis: int) -> str:
+        """Return the part `[start, stop)` of an axis; both are vectors of one number."""
+        return self.op("Slice", x, start, stop, self.wholes(axis))
+
+    def unsqueeze(self, x: str, *axes: int) -> str:
+        """Insert axes of length 1."""
+        return self.op("Unsqueeze", x, self.wholes(*axes))
+
+    def dense(self, x: str, layer: nn.Linear) -> str:
+        """Apply a dense layer to the last axis."""
+        x = self.op("MatMul", x, self.weight(layer.weight, transposed=True))
+        return x if layer.bias is None else self.op("Add", x, self.weight(layer.bias))
+
+    def norm(self, x: str, layer: nn.Module) -> str:
+        """Apply a LayerNorm; an `nn.Identity` changes nothing."""
+        if not isinstance(layer, nn.LayerNorm):
+            return x
+        given = [part for part in (layer.weight, layer.bias) if part is not None]
+        weights = map(self.weight, given)
+        return self.op("LayerNormalization", x, *weights, axis=-1, epsilon=layer.eps)
+
+    def activate(self, name: str, x: str) -> str:
+        """Apply an activation of `model.activation`; GELU is spelled as runtimes fuse it."""
+        match name:
+            case "tanh" | "relu":
+                return self.op(name.capitalize(), x)
+            case "silu":
+                return self.op("Mul", x, self.op("Sigmoid", x))
+            case "gelu":
+                inner = self.op("Erf", self.op("Div", x, self.number(2**0.5)))
+                product = self.op("Mul", x, self.op("Add", inner, self.number(1.0)))
+                return self.op("Mul", product, self.number(0.5))
+            case "gelu_tanh":
+                cube = self.op(
+                    "Mul", self.op("Mul", self.op("Mul", x, x), x), self.number(0.044715)
+                )
+                inner = self.op("Mul", self.op("Add", x, cube), self.number((2 / np.pi) ** 0.5))
+                product = self.op(
+                    "Mul", x, self.op("Add", self.op("Tanh", inner), self.number(1.0))
+                )
+                return self.op("Mul", product, self.number(0.5))
+            case _:
+                raise AssertionError(f"no activation {name}")
+
+    def model(
+        self,
+        inputs: Mapping[str, Sequence[str]],
+        outputs: Mapping[str, Sequence[str | int]],
+        metadata: Mapping[str, str],
+        producer: tuple[str, str],
+    ) -> onnx.ModelProto:
+        """Return the model.
+
+        Args:
+            inputs: the names of the axes of each input, all in int64.
+            outputs: the names or lengths of the axes of each output, in fp32.
+            metadata: notes for whoever opens the file.
+            producer: a name and a version.
+        """
+        graph = helper.make_graph(
+            self._nodes,
+            "bothways",
+            [helper.make_tensor_value_info(n, TensorProto.INT64, a) for n, a in inputs.items()],
+            [helper.make_tensor_value_info(n, TensorProto.FLOAT, a) for n, a in outputs.items()],
+            [tensor for _, tensor in self._constants.values()],
+        )
+        model = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+            producer_name=producer[0],
+            producer_version=producer[1],
+        )
+        helper.set_model_props(model, dict(metadata))
+        return model

@@ -1,0 +1,266 @@
+"""The exported folder: graphs in the places where other programs look for them.
+
+| file | read by |
+|---|---|
+| `onnx/model.onnx` | onnxruntime, sentence-transformers, TEI, fastembed, transformers.js |
+| `onnx/model_quantized.onnx` | transformers.js (its "q8") |
+| `openvino/openvino_model.xml`, `.bin` | OpenVINO, sentence-transformers, optimum-intel |
+| `config.json`, the tokenizer's files | all of them |
+| `modules.json`, `1_Pooling` | sentence-transformers, TEI (text-embeddings-inference) |
+| `bothways.json` | bothways, with `--runtime onnxruntime` |
+
+The folder appears complete and verified, or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from bothways._version import __version__
+from bothways.core.atomic_files import check_not_input, replace_folder
+from bothways.core.config import reader as configs
+from bothways.core.config.tree import Tree
+from bothways.core.errors import ConfigError, FolderError, require
+from bothways.core.progress import SILENT, Progress
+from bothways.core.terminal import listed
+from bothways.export import openvino
+from bothways.export.encoder_graph import Separators
+from bothways.export.model_graph import ExportedPart, build_graph, head_kind
+from bothways.export.verification import Agreement, compare
+from bothways.hub.hf_config import RECORD
+from bothways.hub.model_folder import VERSION, VOCABULARY, vocabulary_digest
+from bothways.hub.resolve import resolve, resolve_run
+from bothways.hub.sentence_transformers import SentenceEncoderConfig, sentence_files
+from bothways.prediction.int8_report import MAX_LOSS, Int8Report, measure_int8
+from bothways.prediction.predictor import Predictor, open_learner, open_task
+from bothways.prediction.session_model import FILES, Session
+from bothways.tasks.base import Metrics, TaskLearner
+from bothways.tasks.sentence_embedding.task import LAST, Embedder
+
+if TYPE_CHECKING:
+    import onnx
+
+Format = Literal["onnx", "openvino"]
+"""What a model is exported to."""
+INLINE_BYTES = 1_900_000_000
+"""Weights beyond this are in a file beside the graph: a protobuf message ends at 2 GiB."""
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model",
+)  # fmt: skip
+_OURS = (
+    *_TOKENIZER_FILES, "config.json", RECORD, "modules.json", "1_Pooling", "2_Normalize",
+    "sentence_bert_config.json", "config_sentence_transformers.json", "onnx", "openvino",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Int8Gate:
+    """Labelled data that int8 must pass.
+
+    Attributes:
+        evaluate: returns the metrics of a predictor; called for fp32 and for int8.
+        limit: the points that may be lost.
+    """
+
+    evaluate: Callable[[Predictor], Metrics]
+    limit: float = MAX_LOSS
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What was written.
+
+    Attributes:
+        folder: the exported folder.
+        task: the name of the task that it is for.
+        agreements: the comparison with the model in each runtime.
+        int8: the cost and gain of int8; None if it was not asked for.
+        sizes: bytes by file of a graph.
+    """
+
+    folder: Path
+    task: str
+    agreements: tuple[Agreement, ...]
+    int8: Int8Report | None
+    sizes: dict[str, int]
+
+
+def write_export(
+    folder: str | Path,
+    out: str | Path,
+    to: Format | Iterable[Format] = "onnx",
+    *,
+    task: str | None = None,
+    length: int | None = None,
+    settings: Tree | Iterable[str] = (),
+    int8: Int8Gate | None = None,
+    progress: Progress = SILENT,
+) -> ExportResult:
+    """Write a model as a graph for other runtimes, after a comparison of its outputs.
+
+    Args:
+        folder: a model folder, the folder of a run, or a Hub id.
+        out: the new folder; an earlier export there is replaced.
+        to: "onnx", "openvino", or both.
+        task: what the graph computes, as for `bothways.load`; None for the folder's task.
+        length: the longest text in tokens, which programs truncate to; None as in training.
+        settings: settings of the task, such as {"pooling": "cls"} or ["pooling=cls"].
+        int8: labelled data for a second ONNX file in int8, which is written only if it passes.
+        progress: receives the stages.
+
+    Raises:
+        FolderError: the folder cannot be read, lacks the head of the task, is recurrent, or `out`
+            holds something else.
+        ConfigError: a setting that the graph cannot have; int8 loses more than its limit.
+        DivergedError: a runtime computes other outputs than the model.
+        ResourceError: a package is missing, or `out` cannot be written.
+    """
+    formats = {to} if isinstance(to, str) else set(to)
+    require("export", "exporting a model", "onnx", "onnxruntime")
+    if "openvino" in formats:
+        require("export", "exporting to OpenVINO", "openvino")
+    if int8 is not None and "onnx" not in formats:
+        what = "int8 is written as an ONNX file, and the export is to OpenVINO alone"
+        raise ConfigError(what, where="int8", fix="Export to ONNX, too, or leave int8 out.")
+    source, place = resolve(resolve_run(str(folder))), Path(out)
+    check_not_input(place, [source])
+    _check_replaceable(place)
+    progress.stage("building the graph")
+    learner = open_learner(source, task, length=length, device="cpu", settings=settings)
+    part = exported_part(learner)
+    graph, agreements = build_graph(learner.model, part), []
+    with replace_folder(place) as hidden:
+        _write_companions(hidden, source, learner, part)
+        file = hidden / FILES["fp32"]
+        file.parent.mkdir()
+        _save(graph, file)
+        del graph  # as large as the model
+        progress.stage("comparing with onnxruntime")
+        agreements.append(compare(learner.model, part, Session(file), "onnxruntime"))
+        if "openvino" in formats:
+            progress.stage("converting to OpenVINO")
+            openvino.convert(file, hidden / openvino.FILE)
+            progress.stage("comparing with OpenVINO")
+            compiled = openvino.CompiledModel(hidden / openvino.FILE)
+            agreements.append(compare(learner.model, part, compiled, "OpenVINO"))
+        for agreement in agreements:
+            agreement.check()
+        report = None if int8 is None else _quantise(hidden, int8, progress)
+        if "onnx" not in formats:
+            shutil.rmtree(file.parent)
+        sizes = {
+            str(path.relative_to(hidden)): path.stat().st_size
+            for name in ("onnx", "openvino")
+            for path in sorted((hidden / name).glob("*"))
+        }
+    return ExportResult(place, learner.task.name, tuple(agreements), report, sizes)
+
+
+def exported_part(learner: TaskLearner[Any, Any]) -> ExportedPart:
+    """Return the part of a model that a task reads.
+
+    Raises:
+        FolderError: no graph has its head.
+        ConfigError: the task reads other layers than the last one.
+    """
+    tokenizer = learner.tokenizer
+    separators = Separators(tokenizer.specials.sep, len(tokenizer.template.between))
+    kinds = [head.kind for head in learner.task.heads(learner.labels, None)]
+    if isinstance(learner, Embedder):
+        task, depth = learner.task, learner.model.config.depth
+        if task.layers not in ((-1,), (depth,)):
+            what = f"a graph returns the last layer, and this task reads {task.layers}"
+            raise ConfigError(what, where="layers", fix=LAST)
+        sentence = SentenceEncoderConfig(
+            task.pooling, task.normalised, task.components, learner.length
+        )
+        return ExportedPart("none", sentence, separators)
+    return ExportedPart(head_kind(kinds[0]), None, separators)
+
+
+def _write_companions(
+    hidden: Path, source: Path, learner: TaskLearner[Any, Any], part: ExportedPart
+) -> None:
+    """Write the configuration, the tokenizer and the records of programs."""
+    model, tokenizer = learner.model, learner.tokenizer
+    shutil.copyfile(source / "config.json", hidden / "config.json")
+    if (source / "tokenizer.json").is_file():
+        for name in _TOKENIZER_FILES:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, hidden / name)
+    else:
+        segments = model.config.segments > 1
+        tokenizer.save(hidden, positions=model.config.max_positions, segments=segments)
+    record = {
+        VERSION: __version__,
+        VOCABULARY: vocabulary_digest(tokenizer),
+        "task": configs.to_dict(learner.task),
+        "length": learner.length,
+    }
+    files = {RECORD: record}
+    if part.sentence is not None:
+        files |= sentence_files(model, part.sentence)
+    for name, tree in files.items():
+        (hidden / name).parent.mkdir(exist_ok=True)
+        text = json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
+        (hidden / name).write_text(text, encoding="utf8")
+
+
+def _save(graph: onnx.ModelProto, file: Path) -> None:
+    """Write a graph; its weights are in `model.onnx_data` beside it if they are too many."""
+    import onnx
+
+    large = sum(len(tensor.raw_data) for tensor in graph.graph.initializer) > INLINE_BYTES
+    onnx.save_model(
+        graph, file, save_as_external_data=large, location=f"{file.name}_data" if large else None
+    )
+
+
+def _quantise(hidden: Path, gate: Int8Gate, progress: Progress) -> Int8Report:
+    """Write the graph in int8 and compare it with fp32 on labelled data.
+
+    Raises:
+        ConfigError: it loses more than the limit.
+    """
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    progress.stage("quantising")
+    logger, level = logging.getLogger(), logging.getLogger().level
+    logger.setLevel(logging.ERROR)  # a warning that shapes could be inferred beforehand
+    try:
+        # A scale for each output, in 7 bits: 8 would overflow 16-bit sums where a processor has
+        # no instruction for products of bytes.
+        quantize_dynamic(
+            hidden / FILES["fp32"],
+            hidden / FILES["int8"],
+            per_channel=True,
+            reduce_range=True,
+            weight_type=QuantType.QInt8,
+        )
+    finally:
+        logger.setLevel(level)
+    progress.stage("evaluating fp32 and int8")
+    report = measure_int8(
+        lambda precision: open_task(hidden, runtime="onnxruntime", precision=precision),
+        gate.evaluate,
+    )
+    report.check(gate.limit)
+    return report
+
+
+def _check_replaceable(place: Path) -> None:
+    """Raise FolderError for a folder that is not an earlier export."""
+    if place.exists() and not place.is_dir():
+        raise FolderError("is a file, not a folder", where=place, fix="Choose another folder.")
+    held = sorted(path.name for path in place.iterdir()) if place.exists() else []
+    foreign = [name for name in held if name not in _OURS]
+    if foreign:
+        what = f"holds files that are not of an export, which would be lost: {listed(foreign)}"
+        raise FolderError(what, where=place, fix="Choose an empty or a new folder.")

@@ -1,0 +1,203 @@
+"""An exported model in another runtime, with the interface of a prepared model.
+
+Tasks read its outputs as those of their heads, so predictions and metrics need no other code.
+Batches are padded, as the graph asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bothways.core.batch import Batch
+from bothways.core.errors import ConfigError, FolderError, optional
+from bothways.hub.hf_config import read_hf_config
+from bothways.hub.load_report import LoadReport
+from bothways.hub.model_folder import LoadedModel, read_record
+from bothways.hub.resolve import resolve
+from bothways.model.config import ModelConfig
+from bothways.model.encoder import Hidden
+from bothways.prediction.prepared_model import PreparedModel
+
+Arrays = Mapping[str, NDArray[np.int64]]
+Run = Callable[[Arrays], Mapping[str, NDArray[np.float32]]]
+"""Computes all outputs from the inputs, both by name."""
+Runtime = Literal["torch", "onnxruntime"]
+"""What computes a model: this library with torch, or onnxruntime from an exported folder."""
+HEAD = "bothways.head"
+"""The key of the head's kind in the metadata of a graph."""
+FILES = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
+"""The file of each precision in an exported folder, named as transformers.js expects."""
+POOLED = ("labels", "pair", "choice")
+"""Heads with one row of outputs for each sequence."""
+
+
+class SessionEncoder(nn.Module):
+    """The whole graph as an encoder, whose vectors are the outputs of the head.
+
+    Args:
+        config: of the encoder in the graph.
+        head: the head in the graph, "none" for the vectors of tokens.
+        run: computes the graph.
+    """
+
+    def __init__(self, config: ModelConfig, head: str, run: Run) -> None:
+        super().__init__()
+        self.config, self.head, self.width = config, head, config.width
+        self._run = run
+
+    def forward(
+        self, batch: Batch, keep_layers: bool = False, only: Int[Tensor, " asked"] | None = None
+    ) -> Hidden:
+        """Return the outputs of all tokens, or of sequences; `only` does not matter.
+
+        Raises:
+            ConfigError: other layers than the last one are asked for.
+        """
+        if keep_layers:
+            what = "an exported model has its last layer alone"
+            raise ConfigError(what, where="layers", fix="Set layers=[-1], or use --runtime torch.")
+        found = self._run(padded_inputs(self.config, self.head, batch))
+        match self.head:
+            case "none":
+                values = found["last_hidden_state"]
+            case "span":
+                values = np.stack([found["start_logits"], found["end_logits"]], -1)
+            case _:
+                values = found["logits"]
+        rows = values if self.head in POOLED else values[_places(batch)]
+        if self.head == "replaced":
+            rows = rows[:, None]
+        return Hidden(torch.from_numpy(np.ascontiguousarray(rows)), torch.empty(0, 0))
+
+
+def padded_inputs(config: ModelConfig, head: str, batch: Batch) -> Arrays:
+    """Return the inputs of a graph `(rows, longest)`, padded on the right."""
+    place, shape = _places(batch), (batch.layout.sequences, batch.layout.max_seqlen)
+    ids = np.full(shape, config.pad or 0, dtype=np.int64)
+    mask, segments = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    ids[place], mask[place], segments[place] = batch.ids, 1, batch.segments
+    given = {"input_ids": ids, "attention_mask": mask}
+    if config.segments > 1:
+        given["token_type_ids"] = segments
+    if head == "choice":  # each sequence is a question with one choice
+        given = {name: values[:, None] for name, values in given.items()}
+    return given
+
+
+def _places(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the row and the column of each token."""
+    return batch.layout.sequence_ids.numpy(), batch.layout.positions.numpy()
+
+
+class SessionModel(PreparedModel):
+    """A graph with the interface of a prepared model.
+
+    Args:
+        config: of the encoder in the graph.
+        head: the head in the graph, "none" for the vectors of tokens.
+        run: computes the graph.
+        precision: of the graph.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        head: str,
+        run: Run,
+        precision: Literal["fp32", "int8"] = "fp32",
+    ) -> None:
+        nn.Module.__init__(self)
+        self.config, self.specification, self.precision = config, (), precision
+        self.encoder = SessionEncoder(config, head, run)  # type: ignore[assignment]
+        self.heads = nn.ModuleDict({} if head == "none" else {head: _Given()})
+        self.device, self.autocast_dtype = torch.device("cpu"), torch.float32
+        self.splits_batches = self.batch_invariant = False
+        self.longest_fused = 0
+        self.eval()
+
+    def read(
+        self, kind: Literal["labels", "choice"], batch: Batch
+    ) -> Float[Tensor, "sequences labels"]:
+        """Return the outputs of the head for each sequence."""
+        outputs: Tensor = self.encoder(batch).last
+        return outputs
+
+
+class _Given(nn.Module):
+    """A head whose outputs the graph has computed."""
+
+    def forward(self, x: Tensor, *rest: object) -> Tensor:
+        """Return `x`."""
+        return x
+
+
+def open_session(folder: str | Path, precision: str = "fp32") -> LoadedModel:
+    """Open an exported folder in onnxruntime; its model is a `SessionModel`.
+
+    Args:
+        precision: "fp32", "int8", or "auto" for fp32.
+
+    Raises:
+        FolderError: the folder is not an export, or has no graph in this precision.
+        ConfigError: onnxruntime does not compute in this precision.
+        ResourceError: onnxruntime is not installed.
+    """
+    chosen: Literal["fp32", "int8"] = "int8" if precision == "int8" else "fp32"
+    if precision not in ("auto", "fp32", "int8"):
+        what = f"an exported model is in fp32 or in int8, not in {precision}"
+        raise ConfigError(what, where="precision", fix="Set the precision to fp32 or int8.")
+    place = resolve(folder)
+    config, file = read_hf_config(place), place / FILES[chosen]
+    if not file.is_file():
+        option = " --int8 LABELLED_DATA" if chosen == "int8" else ""
+        fix = f"Export the model first: bothways export MODEL --out FOLDER{option}"
+        raise FolderError(f"has no {FILES[chosen]}", where=place, fix=fix)
+    session = Session(file)
+    head = session.metadata.get(HEAD)
+    if head is None:
+        what = "was not written by bothways export, so its head is unknown"
+        raise FolderError(what, where=file, fix="Export the model with bothways.")
+    model = SessionModel(config.encoder, head, session, chosen)
+    labels = config.labels() if head in ("labels", "tags") else ()
+    extra = read_record(place)
+    return LoadedModel(model, LoadReport(()), place, labels, config.problem, extra)
+
+
+class Session:
+    """An ONNX file in onnxruntime on the CPU, with as many threads as torch.
+
+    Attributes:
+        metadata: the notes in the file.
+
+    Raises:
+        FolderError: the file is damaged.
+        ResourceError: onnxruntime is not installed.
+    """
+
+    def __init__(self, file: Path) -> None:
+        with optional("export", "running an exported model"):
+            import onnxruntime
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3  # errors
+        providers = ["CPUExecutionProvider"]
+        try:
+            self._session = onnxruntime.InferenceSession(str(file), options, providers)
+        except Exception as error:  # onnxruntime has no base class of its errors
+            what = f"onnxruntime cannot open it: {str(error).splitlines()[0][:200]}"
+            raise FolderError(what, where=file, fix="Export the model again.") from error
+        self._outputs = [output.name for output in self._session.get_outputs()]
+        self.metadata: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
+
+    def __call__(self, given: Arrays) -> Mapping[str, NDArray[np.float32]]:
+        """Compute all outputs."""
+        found = self._session.run(self._outputs, dict(given))
+        return dict(zip(self._outputs, found, strict=True))

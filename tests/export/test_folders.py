@@ -1,0 +1,256 @@
+"""Exported folders: verified, complete or absent, read by other programs, and computed by `--runtime onnxruntime`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from tokenizers import Tokenizer as Backend
+
+import bothways
+from bothways.cli import app
+from bothways.core.config import reader as configs
+from bothways.core.errors import BothwaysError, ConfigError, DivergedError, FolderError
+from bothways.export import folder as exporting
+from bothways.export.folder import Int8Gate, write_export
+from bothways.export.openvino import FILE, CompiledModel
+from bothways.hub.model_folder import load_model, save_model
+from bothways.model.config import LSTMConfig
+from bothways.model.heads import BiLMHead
+from bothways.model.model import Model
+from bothways.prediction import session_model
+from bothways.prediction.predictor import Predictor, open_task
+from bothways.prediction.session_model import FILES
+from toy_folder import make_examples, make_folder, write_tsv
+from toy_predictors import TASKS, predictor
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("bert") / "bert", max_position_embeddings=40)
+
+
+def saved(bert: Path, name: str, place: Path) -> Path:
+    """A folder with random heads for a task, as a run saves it."""
+    learner = predictor(bert, name, length=24).task
+    kinds = {head.kind for head in learner.task.heads(learner.labels, None)}
+    heads = [h for h in learner.model.specification if h.kind in kinds]
+    loaded = load_model(bert)
+    model = Model(loaded.model.config, heads, loaded.model.encoder)
+    torch.manual_seed(8)
+    for parameter in model.heads.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    extra = {"task": configs.to_dict(learner.task), "length": 24}
+    labels = learner.labels if kinds & {"labels", "tags"} else ()
+    save_model(place, model, loaded.tokenizer(), labels=labels, extra=extra)
+    return place
+
+
+@pytest.fixture(scope="module")
+def classifier(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(bert, "classify", tmp_path_factory.mktemp("classifier") / "model")
+
+
+@pytest.fixture(scope="module")
+def exported(classifier: Path) -> Path:
+    write_export(classifier, classifier.parent / "exported")
+    return classifier.parent / "exported"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tsv(tmp_path_factory.mktemp("data") / "dev.tsv", make_examples(24, 2))
+
+
+def numbers(value: Any) -> list[float]:
+    """All numbers in a prediction, in order."""
+    match value:
+        case dict():
+            return [number for each in value.values() for number in numbers(each)]
+        case list():
+            return [number for each in value for number in numbers(each)]
+        case float() | int():
+            return [float(value)]
+        case _:
+            return []
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_predicts_the_same_in_onnxruntime(bert: Path, name: str, tmp_path: Path) -> None:
+    source, inputs = saved(bert, name, tmp_path / "model"), TASKS[name][1][:12]
+    write_export(source, tmp_path / "out", task=TASKS[name][0].name)
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    mine, theirs = open_task(source), open_task(tmp_path / "out", runtime="onnxruntime")
+    assert theirs.task.task.name == mine.task.task.name
+    for ours, other in zip(mine(inputs), theirs(inputs), strict=True):
+        assert numbers(other.to_json()) == pytest.approx(numbers(ours.to_json()), abs=2e-5)
+        assert [str(key) for key in other.to_json()] == [str(key) for key in ours.to_json()]
+
+
+def test_sentence_transformers_and_tokenizers_read_the_files(bert: Path, tmp_path: Path) -> None:
+    write_export(
+        bert, tmp_path / "out", ["onnx", "openvino"], task="embed", settings=["pooling=cls"]
+    )
+    assert json.loads((tmp_path / "out/1_Pooling/config.json").read_text())[
+        "pooling_mode_cls_token"
+    ]
+    text = TASKS["embed"][1][0]
+    ids = Backend.from_file(str(tmp_path / "out/tokenizer.json")).encode(text).ids
+    given = {"input_ids": np.array([ids]), "attention_mask": np.array([ids]) * 0 + 1}
+    given["token_type_ids"] = np.array([ids]) * 0
+    wanted = bothways.load(bert, task="embed", pooling="cls").encode(text)
+    compiled = CompiledModel(tmp_path / "out" / FILE)
+    for run in (session_model.Session(tmp_path / "out" / FILES["fp32"]), compiled):
+        np.testing.assert_allclose(run(given)["sentence_embedding"][0], wanted, atol=1e-5)
+    # With weights beside the files, sentence-transformers pools in the same way.
+    (tmp_path / "out/model.safetensors").write_bytes((bert / "model.safetensors").read_bytes())
+    theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu", local_files_only=True)
+    np.testing.assert_allclose(theirs.encode(text), wanted, atol=1e-5)
+
+
+def test_openvino_alone(classifier: Path, tmp_path: Path) -> None:
+    result = write_export(classifier, tmp_path / "out", "openvino")
+    assert sorted(result.sizes) == ["openvino/openvino_model.bin", FILE]
+    assert [agreement.runtime for agreement in result.agreements] == ["onnxruntime", "OpenVINO"]
+
+
+def test_int8_is_smaller_and_passes_its_gate(classifier: Path, data: Path, tmp_path: Path) -> None:
+    gate = Int8Gate(lambda opened: opened.evaluate(data), limit=100.0)
+    result = write_export(classifier, tmp_path / "out", int8=gate)
+    assert result.sizes[FILES["int8"]] < result.sizes[FILES["fp32"]]
+    assert result.int8 is not None
+    opened = open_task(tmp_path / "out", precision="int8", runtime="onnxruntime")
+    assert (opened.precision, result.int8.metric) == ("int8", "accuracy")
+    assert opened.evaluate(data) == result.int8.int8.metrics
+    assert result.int8.fp32.metrics == pytest.approx(open_task(classifier).evaluate(data))
+
+
+def test_nothing_is_written_if_int8_loses_too_much(classifier: Path, tmp_path: Path) -> None:
+    def worse(opened: Predictor) -> dict[str, float]:
+        return {"accuracy": 0.9 if opened.precision == "fp32" else 0.89}
+
+    with pytest.raises(ConfigError, match="int8 loses 1.00 points of accuracy here; the limit"):
+        write_export(classifier, tmp_path / "out", int8=Int8Gate(worse))
+    assert not any(tmp_path.iterdir())
+
+
+def test_nothing_is_written_if_a_runtime_computes_something_else(
+    classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(*arguments: Any) -> onnx.ModelProto:
+        graph = build(*arguments)
+        weight = next(t for t in graph.graph.initializer if t.name.endswith("mlp.up.bias"))
+        values = onnx.numpy_helper.to_array(weight) + np.float32(1e-2)
+        weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+        return graph
+
+    build = exporting.build_graph
+    monkeypatch.setattr(exporting, "build_graph", damaged)
+    with pytest.raises(DivergedError, match=r"its outputs in onnxruntime differ from the model's"):
+        write_export(classifier, tmp_path / "out")
+    assert not any(tmp_path.iterdir())
+
+
+def test_many_weights_are_in_a_file_beside_the_graph(
+    classifier: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "INLINE_BYTES", 1000)
+    result = write_export(classifier, tmp_path / "out")
+    assert sorted(result.sizes) == ["onnx/model.onnx", "onnx/model.onnx_data"]
+    found = (open_task(folder, runtime="onnxruntime") for folder in (exported, tmp_path / "out"))
+    assert len({opened("a good film").probabilities["pos"] for opened in found}) == 1
+
+
+def test_an_earlier_export_is_replaced_and_nothing_else(classifier: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write_export(classifier, out, "openvino")
+    write_export(classifier, out)
+    assert not (out / "openvino").exists()
+    (out / "notes.txt").touch()
+    with pytest.raises(FolderError, match="holds files that are not of an export.*notes.txt"):
+        write_export(classifier, out)
+    with pytest.raises(BothwaysError, match="the output is also an input"):
+        write_export(classifier, classifier)
+    (tmp_path / "file").touch()
+    with pytest.raises(FolderError, match="is a file, not a folder"):
+        write_export(classifier, tmp_path / "file")
+
+
+def test_what_cannot_be_exported_is_refused(bert: Path, classifier: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ConfigError, match=r"a graph returns the last layer, and this task reads"):
+        write_export(bert, out, task="embed", settings=["layers=[0]"])
+    with pytest.raises(FolderError, match="is for no known task"):
+        write_export(bert, out)
+    with pytest.raises(ConfigError, match="int8 is written as an ONNX file"):
+        write_export(classifier, out, "openvino", int8=Int8Gate(lambda opened: {}))
+    recurrent = Model(LSTMConfig(30, 4, 8, 1), (BiLMHead(),))
+    save_model(tmp_path / "elmo", recurrent, load_model(bert).tokenizer())
+    with pytest.raises(FolderError, match="has a recurrent encoder, and only Transformers"):
+        write_export(tmp_path / "elmo", out, task="embed")
+    assert not out.exists()
+
+
+def test_folders_that_onnxruntime_cannot_open(
+    bert: Path, classifier: Path, exported: Path, tmp_path: Path
+) -> None:
+    def opened(folder: Path, task: str | None = None, **settings: Any) -> Predictor:
+        return open_task(folder, task, runtime="onnxruntime", **settings)
+
+    with pytest.raises(FolderError, match=r"has no onnx/model.onnx\n  Export the model first"):
+        opened(classifier)
+    with pytest.raises(FolderError, match=r"has no onnx/model_quantized.onnx\n.*--int8 LABELLED"):
+        opened(exported, precision="int8")
+    with pytest.raises(ConfigError, match="an exported model is in fp32 or in int8, not in bf16"):
+        opened(exported, precision="bf16")
+    with pytest.raises(ConfigError, match="an exported model runs on the CPU, not on cuda"):
+        opened(exported, device="cuda")
+    with pytest.raises(FolderError, match="reads vectors; this export ends in the head labels"):
+        opened(exported, "embed")
+    with pytest.raises(FolderError, match="the task 'tag' needs the head 'tags'; this model has"):
+        opened(exported, "tag")
+    write_export(bert, tmp_path / "vectors", task="embed")
+    with pytest.raises(ConfigError, match="an exported model has its last layer alone"):
+        opened(tmp_path / "vectors", settings=["layers=[0]"])("good")
+    file = tmp_path / "vectors" / FILES["fp32"]
+    graph = onnx.load(file)
+    del graph.metadata_props[:]
+    onnx.save(graph, file)
+    with pytest.raises(FolderError, match="was not written by bothways export"):
+        opened(tmp_path / "vectors")
+    file.write_bytes(b"no graph")
+    with pytest.raises(FolderError, match="onnxruntime cannot open it: "):
+        opened(tmp_path / "vectors")
+
+
+def test_the_command(
+    classifier: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*words: object) -> str:
+        app([str(word) for word in words], result_action="return_value")
+        return capsys.readouterr().out
+
+    out = tmp_path / "out"
+    said = run("export", classifier, "--out", out, "--int8", data, "--limit", 100)
+    assert "onnxruntime: differs by" in said
+    assert "int8 loses" in said
+    onnxruntime = ("--runtime", "onnxruntime")
+    assert json.loads(run("evaluate", out, data, "--json", *onnxruntime)) == pytest.approx(
+        json.loads(run("evaluate", classifier, data, "--json"))
+    )
+    both = run("evaluate", out, data, "--precision", "int8", "--limit", 100, *onnxruntime)
+    assert "int8 loses" in both
+    (tmp_path / "texts.txt").write_text("a good film\n", encoding="utf8")
+    lines = [run("predict", *words) for words in (
+        (out, tmp_path / "texts.txt", *onnxruntime), (classifier, tmp_path / "texts.txt"),
+    )]  # fmt: skip
+    first, second = (numbers(json.loads(line)) for line in lines)
+    assert first == pytest.approx(second, abs=1e-5)
+    with pytest.raises(ConfigError, match="limits the loss of int8, and --int8 is not given"):
+        run("export", classifier, "--out", tmp_path / "other", "--limit", 1)
