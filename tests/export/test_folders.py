@@ -117,7 +117,7 @@ def test_sentence_transformers_and_tokenizers_read_the_files(bert: Path, tmp_pat
 def test_openvino_alone(classifier: Path, tmp_path: Path) -> None:
     result = write_export(classifier, tmp_path / "out", "openvino")
     assert sorted(result.sizes) == ["openvino/openvino_model.bin", FILE]
-    assert [agreement.runtime for agreement in result.agreements] == ["onnxruntime", "OpenVINO"]
+    assert [comparison.runtime for comparison in result.comparisons] == ["onnxruntime", "OpenVINO"]
 
 
 def test_int8_is_smaller_and_passes_its_gate(classifier: Path, data: Path, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_nothing_is_written_if_int8_loses_too_much(classifier: Path, tmp_path: P
     def worse(opened: Predictor) -> dict[str, float]:
         return {"accuracy": 0.9 if opened.precision == "fp32" else 0.89}
 
-    with pytest.raises(ConfigError, match="int8 loses 1.00 points of accuracy here; the limit"):
+    with pytest.raises(ConfigError, match=r"int8 loses 1.00 points of accuracy here; the limit"):
         write_export(classifier, tmp_path / "out", int8=Int8Gate(worse))
     assert not any(tmp_path.iterdir())
 
@@ -173,7 +173,7 @@ def test_an_earlier_export_is_replaced_and_nothing_else(classifier: Path, tmp_pa
     write_export(classifier, out)
     assert not (out / "openvino").exists()
     (out / "notes.txt").touch()
-    with pytest.raises(FolderError, match="holds files that are not of an export.*notes.txt"):
+    with pytest.raises(FolderError, match=r"holds files that are not of an export.*notes.txt"):
         write_export(classifier, out)
     with pytest.raises(BothwaysError, match="the output is also an input"):
         write_export(classifier, classifier)

@@ -77,5 +77,5 @@ def export(  # noqa: PLR0913 – one option per question
         )
     for name, size in result.sizes.items():
         print(f"{out / name}  {size / 2**20:,.1f} MiB")
-    for line in (*result.agreements, *([result.int8] if result.int8 else [])):
+    for line in (*result.comparisons, *([result.int8] if result.int8 else [])):
         print(line)

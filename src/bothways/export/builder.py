@@ -143,7 +143,7 @@ class GraphBuilder:
         Args:
             inputs: the names of the axes of each input, all in int64.
             outputs: the names or lengths of the axes of each output, in fp32.
-            metadata: notes for whoever opens the file.
+            metadata: notes for the user of the file.
             producer: a name and a version.
         """
         graph = helper.make_graph(

@@ -32,7 +32,7 @@ from bothways.core.terminal import listed
 from bothways.export import openvino
 from bothways.export.encoder_graph import Separators
 from bothways.export.model_graph import ExportedPart, build_graph, head_kind
-from bothways.export.verification import Agreement, compare
+from bothways.export.verification import Comparison, compare
 from bothways.hub.hf_config import RECORD
 from bothways.hub.model_folder import VERSION, VOCABULARY, vocabulary_digest
 from bothways.hub.resolve import resolve, resolve_run
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 Format = Literal["onnx", "openvino"]
 """What a model is exported to."""
 INLINE_BYTES = 1_900_000_000
-"""Weights beyond this are in a file beside the graph: a protobuf message ends at 2 GiB."""
+"""Weights beyond this are in a file next to the graph: a protobuf message ends at 2 GiB."""
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model",
@@ -80,14 +80,14 @@ class ExportResult:
     Attributes:
         folder: the exported folder.
         task: the name of the task that it is for.
-        agreements: the comparison with the model in each runtime.
+        comparisons: the comparison with the model in each runtime.
         int8: the cost and gain of int8; None if it was not asked for.
         sizes: bytes by file of a graph.
     """
 
     folder: Path
     task: str
-    agreements: tuple[Agreement, ...]
+    comparisons: tuple[Comparison, ...]
     int8: Int8Report | None
     sizes: dict[str, int]
 
@@ -135,7 +135,7 @@ def write_export(
     progress.stage("building the graph")
     learner = open_learner(source, task, length=length, device="cpu", settings=settings)
     part = exported_part(learner)
-    graph, agreements = build_graph(learner.model, part), []
+    graph, comparisons = build_graph(learner.model, part), []
     with replace_folder(place) as hidden:
         _write_companions(hidden, source, learner, part)
         file = hidden / FILES["fp32"]
@@ -143,15 +143,15 @@ def write_export(
         _save(graph, file)
         del graph  # as large as the model
         progress.stage("comparing with onnxruntime")
-        agreements.append(compare(learner.model, part, Session(file), "onnxruntime"))
+        comparisons.append(compare(learner.model, part, Session(file), "onnxruntime"))
         if "openvino" in formats:
             progress.stage("converting to OpenVINO")
             openvino.convert(file, hidden / openvino.FILE)
             progress.stage("comparing with OpenVINO")
             compiled = openvino.CompiledModel(hidden / openvino.FILE)
-            agreements.append(compare(learner.model, part, compiled, "OpenVINO"))
-        for agreement in agreements:
-            agreement.check()
+            comparisons.append(compare(learner.model, part, compiled, "OpenVINO"))
+        for comparison in comparisons:
+            comparison.check()
         report = None if int8 is None else _quantise(hidden, int8, progress)
         if "onnx" not in formats:
             shutil.rmtree(file.parent)
@@ -160,7 +160,7 @@ def write_export(
             for name in ("onnx", "openvino")
             for path in sorted((hidden / name).glob("*"))
         }
-    return ExportResult(place, learner.task.name, tuple(agreements), report, sizes)
+    return ExportResult(place, learner.task.name, tuple(comparisons), report, sizes)
 
 
 def exported_part(learner: TaskLearner[Any, Any]) -> ExportedPart:
@@ -214,7 +214,7 @@ def _write_companions(
 
 
 def _save(graph: onnx.ModelProto, file: Path) -> None:
-    """Write a graph; its weights are in `model.onnx_data` beside it if they are too many."""
+    """Write a graph; its weights are in `model.onnx_data` next to it if they are too many."""
     import onnx
 
     large = sum(len(tensor.raw_data) for tensor in graph.graph.initializer) > INLINE_BYTES

@@ -11,7 +11,7 @@ from bothways.core.errors import optional
 from bothways.prediction.session_model import Arrays
 
 FILE = "openvino/openvino_model.xml"
-"""The place that sentence-transformers and optimum-intel read; the weights are beside it."""
+"""The place that sentence-transformers and optimum-intel read; the weights are next to it."""
 
 
 def convert(source: Path, target: Path) -> None:
@@ -29,7 +29,7 @@ def convert(source: Path, target: Path) -> None:
 class CompiledModel:
     """An OpenVINO model, compiled for the CPU, with as many threads as torch.
 
-    OpenVINO computes in bf16 on processors that have it, unless it is told to use fp32.
+    OpenVINO computes in bf16 on processors that have it, unless fp32 is asked for.
 
     Args:
         file: the .xml file.

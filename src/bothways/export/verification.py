@@ -31,7 +31,7 @@ LONGEST = 512
 
 
 @dataclass(frozen=True)
-class Agreement:
+class Comparison:
     """How far the outputs of a runtime are from the model's.
 
     Attributes:
@@ -62,7 +62,7 @@ class Agreement:
 
 
 @torch.inference_mode()
-def compare(model: Model, part: ExportedPart, run: Run, runtime: str) -> Agreement:
+def compare(model: Model, part: ExportedPart, run: Run, runtime: str) -> Comparison:
     """Compare all outputs of a graph with those of the model, at every token.
 
     Args:
@@ -83,7 +83,7 @@ def compare(model: Model, part: ExportedPart, run: Run, runtime: str) -> Agreeme
             limit = UNIT_TOLERANCE if part.sentence.normalised else TOLERANCE
             shares.append(_share(vectors, theirs) / limit)
     # `max` would lose a NaN.
-    return Agreement(runtime, float(np.max(shares)) * TOLERANCE, TOLERANCE, tuple(shapes))
+    return Comparison(runtime, float(np.max(shares)) * TOLERANCE, TOLERANCE, tuple(shapes))
 
 
 def head_outputs(model: Model, head: HeadKind, batch: Batch) -> Tensor:
