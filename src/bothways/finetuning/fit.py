@@ -140,20 +140,20 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     device = next(task.parameters()).device
     training = training_of(method, data)
     steps = loader(data, method, task, seed, Share(plan.rank, plan.world))
-    scores: list[Metrics] = []
-    epochs: list[float] = []
+    history: list[tuple[float, Metrics]] = []
     losses: list[float] = []
 
     def evaluate(progress: Progress) -> Metrics:
         """Score the dev data; return the metrics by their names in the records of a run."""
-        scores.append(score(task, data, method.own_metrics, progress=progress))
-        return {f"dev/{name}": value for name, value in scores[-1].items()}
+        scores = score(task, data, method.own_metrics, progress=progress)
+        return {f"dev/{name}": value for name, value in scores.items()}
 
     def note(event: Event) -> None:
-        """Note the losses and when evaluations were made, and pass the event on."""
+        """Note losses and evaluations, and pass the event on."""
         losses.extend(training_losses(event))
         if event.kind == "evaluation":
-            epochs.append(event.progress.epochs)
+            scores = {name.removeprefix("dev/"): value for name, value in event.values.items()}
+            history.append((event.progress.epochs, scores))
         on_event(event)
 
     torch.manual_seed(seed + 1 + plan.rank)
@@ -170,16 +170,13 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
             progress=progress,
             on_event=note,
         )
-    history = tuple(zip(epochs, scores, strict=True))
     finished = state.finished(training.end)
-    done = FinetuneResult(task, {}, state, method, finished, history, findings=data.findings)
+    done = FinetuneResult(task, {}, state, method, finished, tuple(history), findings=data.findings)
     if not finished or not is_main(plan):
         return done
     if state.early:
-        progress.message(
-            f"note: ended after {state.epochs:.4g} epochs: no evaluation improved within "
-            "training.early_stopping"
-        )
+        why = "no evaluation improved within training.early_stopping"
+        progress.message(f"note: ended after {state.epochs:.4g} epochs: {why}")
     if training.keep.best is not None:
         progress.stage("reading the best weights")
         store.load_best(task, training.keep.best)

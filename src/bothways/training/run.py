@@ -173,7 +173,6 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
         evaluation = average.evaluating(evaluation)
     schedule, waiting = factor(training.schedule, training.end), _waiting(training, evaluation)
     state, metrics, notes = store.restore(learner, optimizer, plan)
-    metrics = waiting.restore(metrics)
     for note in notes:
         progress.message(note)
 
@@ -264,11 +263,8 @@ class _Watch:
         self._training, self._trackers, self._waiting = training, trackers, waiting
         self._checkpoint, self._on_event, self.alone = save, on_event, True
         self._evaluation = evaluation and waiting.watched(evaluation)
-        self._before, self._metrics, self._evaluated = (
-            progress,
-            metrics,
-            progress.steps if metrics else None,
-        )
+        self._before, self._metrics = progress, waiting.restore(metrics)
+        self._evaluated = progress.steps if self._metrics else None
         self._saved, self._clock = progress, clock
         self._decay = plateau_end(training.schedule, training.end)
         decaying = progress.amount(training.end) >= self._decay
