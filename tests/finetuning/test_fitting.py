@@ -92,7 +92,7 @@ def test_packed_fine_tuning_is_padded_fine_tuning(world: int, tmp_path: Path) ->
         return False
 
     optimizer = AdamW(lr=3e-3, decay=0.05)
-    with learning_by_rows(task.model, torch.device("cpu"), world):
+    with learning_by_rows(task.model, torch.device("cpu"), world, AdamW()):
         fit(
             task,
             loader(data, method, task, 3, ALL).steps(Cursor()),
@@ -211,9 +211,9 @@ def test_the_embedding_is_learned_by_rows_on_one_cpu_alone(data: LabelledData) -
     model = Model(small(), (LabelHead(2),))
     table = model.encoder.embedding.token
     for device, world, expected in (("cpu", 1, True), ("cpu", 2, False), ("cuda", 1, False)):
-        with learning_by_rows(model, torch.device(device), world):
+        with learning_by_rows(model, torch.device(device), world, AdamW()):
             assert table.sparse == expected
-    with pytest.raises(ZeroDivisionError), learning_by_rows(model, torch.device("cpu"), 1):
+    with pytest.raises(ZeroDivisionError), learning_by_rows(model, torch.device("cpu"), 1, AdamW()):
         raise ZeroDivisionError
     assert not table.sparse
     assert not fit_task(

@@ -36,7 +36,12 @@ def test_common_names_are_settings(overrides: object) -> None:
 
 def test_every_shorthand_is_a_setting() -> None:
     values = {"epochs": "2", "batch_size": "8", "max_length": "64", "early_stopping": "3"}
-    values |= {"precision": "fp32", "evaluate": "20 steps"}
+    values |= {
+        "precision": "fp32",
+        "evaluate": "20 steps",
+        "optimizer": "lamb",
+        "schedule": "cosine",
+    }
     base = replace(BASE, dev="d.tsv")
     for name in SHORTHANDS:
         assert load_config(base, [f"{name}={values.get(name, '0.2')}"]) != base

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import bothways
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError
 from bothways.core.source import Cursor
+from bothways.finetuning.config import expand_shorthands
 from bothways.training.durations import Steps
 from bothways.training.loop import fit
 from bothways.training.optimizers import AdamW, ParameterRule, build_optimizer
@@ -19,6 +22,7 @@ from bothways.training.run import TrainingPhase, train
 from bothways.training.schedules import factor
 from bothways.training.state import RunState
 from bothways.training.store import FolderStore
+from toy_folder import make_examples, make_folder
 from toy_training import SINGLE, TRAINING, steps, toy
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -33,6 +37,31 @@ def test_an_instance_is_fitted_with_its_own_rate_as_the_peak() -> None:
         on_step=lambda progress, meter: rates.append(meter.read().rate) or False,
     )  # fmt: skip
     assert rates == [0.5, 0.375]
+
+
+@pytest.mark.parametrize("factory", [torch.optim.AdamW, SGD, torch.optim.Adagrad])
+def test_fine_tuning_takes_any_optimizer_of_torch(tmp_path: Path, factory: Any) -> None:
+    """None of them takes a sparse gradient with all of its own settings."""
+    rows = [{"text": each.text, "label": each.label} for each in make_examples(64, 0)]
+    done = bothways.finetune(
+        make_folder(tmp_path / "bert", dropout=0.0), rows, rows, out=tmp_path / "run", epochs=3,
+        batch_size=8, optimizer=factory, schedule=lambda share: 1.0, device="cpu", progress=False,
+    )  # fmt: skip
+    losses = [metrics["loss"] for _, metrics in done.history]
+    assert losses[-1] < losses[0]
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    name = "functools.partial" if factory is SGD else "torch.optim."
+    assert f"| optimizer | {name}" in card
+
+
+def test_a_function_and_its_settings_are_given_together() -> None:
+    for first in ("optimizer", "lr"):
+        values = {"optimizer": torch.optim.SGD, "lr": 0.1}
+        given = {first: values.pop(first), **values}
+        with pytest.raises(
+            ConfigError, match=r"^training\.optimizer: a function has no settings, such as lr"
+        ):
+            expand_shorthands(given)
 
 
 def test_a_factory_and_a_function_train_and_resume(tmp_path: Path) -> None:

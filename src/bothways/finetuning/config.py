@@ -155,7 +155,8 @@ SHORTHANDS: Mapping[str, str] = {
     "epochs": "training.until", "batch_size": "batch.n", "max_length": "length",
     "warmup": "training.schedule.warmup", "weight_decay": "training.optimizer.decay",
     "precision": "training.precision", "evaluate": "training.evaluate",
-    "early_stopping": "training.early_stopping",
+    "early_stopping": "training.early_stopping", "optimizer": "training.optimizer",
+    "schedule": "training.schedule",
 }  # fmt: skip
 """Common names of settings → their dotted paths; `expand_shorthands` accepts `batch=16`, too."""
 

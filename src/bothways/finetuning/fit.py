@@ -42,6 +42,7 @@ from bothways.prediction.predictor import Predictor
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.tasks.base import Metrics, TaskLearner
 from bothways.training.checkpoint import Best
+from bothways.training.optimizers import OptimizerConfig, OptimizerFactory
 from bothways.training.parallel import Plan, is_main
 from bothways.training.run import Event, OnEvent, Training, TrainingPhase, train
 from bothways.training.state import RunState
@@ -157,7 +158,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
         on_event(event)
 
     torch.manual_seed(seed + 1 + plan.rank)
-    with learning_by_rows(task.model, device, plan.world):
+    with learning_by_rows(task.model, device, plan.world, training.optimizer):
         state = train(
             task,
             [TrainingPhase(training.end, lambda at: ahead(steps.steps(at.cursor), device))],
@@ -196,14 +197,16 @@ def training_of(method: FinetuneSettings, data: LabelledData) -> Training:
 
 
 @contextlib.contextmanager
-def learning_by_rows(model: Model, device: torch.device, world: int) -> Iterator[None]:
+def learning_by_rows(
+    model: Model, device: torch.device, world: int, optimizer: OptimizerConfig | OptimizerFactory
+) -> Iterator[None]:
     """Update only the rows of the embedding that the data uses, where that is faster.
 
-    This needs the compiled kernels and a single process: ranks exchange all rows. Task heads use
-    the embedding for lookups only.
+    This needs the compiled kernels, a single process (ranks exchange all rows), and an optimizer of
+    the library: others do not take sparse gradients. Task heads use the embedding for lookups only.
     """
     table = model.encoder.embedding.token
-    table.sparse = runs_on(device) and world == 1
+    table.sparse = runs_on(device) and world == 1 and isinstance(optimizer, OptimizerConfig)
     try:
         yield
     finally:

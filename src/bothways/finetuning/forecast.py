@@ -99,7 +99,7 @@ def measure_step(
     tokens = min(SAMPLE, data.tokens / updates_per_epoch(data, settings))
     sequences = sorted(data.sequences, key=len)
     sample = pack(sequences[:: max(1, round(data.tokens / tokens))])
-    with learning_by_rows(task.model, device, world=1):
+    with learning_by_rows(task.model, device, 1, training.optimizer):
         rate = speed(task, sample, training.precision, progress)
         optimizer = build_optimizer(training.optimizer, task.trained_parameters())
         set_rate(optimizer, 0.0)

@@ -153,15 +153,16 @@ def _origin(ready: PreparedRun) -> dict[str, Any]:
 
 def _card(done: FinetuneResult, ready: PreparedRun) -> Card:
     settings, data = ready.settings, ready.data
+    plain = configs.to_dict(settings)
     return Card(
         title=f"{Path(settings.model).name} fine-tuned on {Path(settings.train).name}",
         summary=_summary(done, data.labels),
         settings={
             "base model": settings.model,
             "length": data.length,
-            "batch": _words(settings.batch),
-            "optimizer": _words(settings.training.optimizer),
-            "schedule": _words(settings.training.schedule),
+            "batch": _words(plain["batch"]),
+            "optimizer": _words(plain["training"]["optimizer"]),
+            "schedule": _words(plain["training"]["schedule"]),
             "run": run_of(settings.training.end, done.progress),
             "seed": settings.seed,
             **_changed_settings(settings, done.task.task),
@@ -198,7 +199,9 @@ def _differences(config: Any, default: Any) -> dict[str, object]:
     return {name.replace("_", " "): value for name, value in changed.items() if name != "columns"}
 
 
-def _words(config: Any) -> str:
-    """Return a member of a union on one line: "adamw, lr 5e-05, …"."""
-    values = configs.to_dict(config)
+def _words(plain: str | dict[str, Any]) -> str:
+    """Return a member of a union, in plain values, on one line: "adamw, lr 5e-05, …"."""
+    if isinstance(plain, str):
+        return plain
+    values = dict(plain)
     return ", ".join([values.pop("kind"), *(f"{name} {value}" for name, value in values.items())])

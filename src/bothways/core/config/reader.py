@@ -110,11 +110,16 @@ class Members:
 
 @dataclass(frozen=True)
 class _Shape:
-    """The alternatives of a type: dataclasses, other types, readers of texts for dataclasses."""
+    """The alternatives of a type: dataclasses, other types, readers of texts for dataclasses.
+
+    Attributes:
+        is_open: True if a function or another dataclass is taken as it is; see `Members`.
+    """
 
     classes: tuple[type[Any], ...] = ()
     others: tuple[Any, ...] = ()
     readers: tuple[Callable[..., Any], ...] = ()
+    is_open: bool = False
 
     @property
     def optional(self) -> bool:
@@ -133,7 +138,7 @@ def _shape(hint: Any) -> _Shape:
             shape = _shape(members[0] if members else inner)
             readers = tuple(note.func for note in notes if isinstance(note, BeforeValidator))
             if shape.classes:
-                return dataclasses.replace(shape, readers=readers)
+                return dataclasses.replace(shape, readers=readers, is_open=bool(members))
             return shape if members else _Shape(others=(hint,))
         case typing.Union | types.UnionType:
             parts = [_shape(part) for part in typing.get_args(hint)]
@@ -219,9 +224,13 @@ def _value(hint: Any, given: Any, base: Any, where: str) -> Any:
         given = _table(shape, given)
         if isinstance(given, Mapping):
             return _record(_member(shape.classes, given, base, where), given, base, where)
-        if isinstance(given, shape.classes):
+        if isinstance(given, shape.classes) or (shape.is_open and _is_of_python(given)):
             return given
     return _leaf(hint, shape, given, where)
+
+
+def _is_of_python(given: Any) -> bool:
+    return callable(given) or dataclasses.is_dataclass(given)
 
 
 def _item(hint: Any) -> Any:

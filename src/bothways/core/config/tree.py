@@ -34,7 +34,7 @@ def merge(low: Tree, high: Tree, where: str = "") -> dict[str, Any]:
     """Merge two trees; values of `high` win. In a list of `low`, a number as a key is an index.
 
     Raises:
-        ConfigError: such an index is out of range.
+        ConfigError: such an index is out of range, or a function gets settings.
     """
     return {
         **low,
@@ -43,6 +43,11 @@ def merge(low: Tree, high: Tree, where: str = "") -> dict[str, Any]:
 
 
 def _merged(low: Any, high: Any, where: str) -> Any:
+    for one, other in ((low, high), (high, low)):
+        if callable(one) and isinstance(other, Mapping):
+            what = f"a function has no settings, such as {next(iter(other), 'lr')}"
+            fix = "Set them in the function: functools.partial(function, lr=0.1)."
+            raise ConfigError(what, where=where, fix=fix)
     if not isinstance(high, Mapping):
         return high
     match low:
