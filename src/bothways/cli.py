@@ -55,6 +55,7 @@ _COMMANDS = {
     "predict": ("predict:predict", "Predict labels with probabilities, as JSON lines."),
     "features": ("features:features", "Tag words with a BiLSTM on a frozen encoder's vectors."),
     "embed": ("embed:embed", "Compute a vector per text, into .npy, .parquet or .jsonl."),
+    "serve": ("serve:serve", "Serve models over HTTP, for every task, to the clients people have."),
     "search": ("search:search", "Fine-tune over a grid of settings, keep the best model."),
     "compare": ("compare:compare", "Test whether two fine-tuned models differ significantly."),
     "convert": ("convert:convert", "Convert a TensorFlow checkpoint of Google's."),

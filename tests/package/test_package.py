@@ -27,7 +27,7 @@ LAYERS = [
     {"analysis"},
     {"pretraining", "finetuning"},
     {"sweeps"},
-    {"quickstart", "paper", "bench", "export"},
+    {"quickstart", "paper", "bench", "export", "serving"},
     {"commands"},
 ]
 """A package may import those of its own layer and of the layers before it."""

@@ -1,0 +1,139 @@
+"""`bothways serve`: models over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from bothways.commands.options import Device, Precision
+
+
+def serve(  # noqa: PLR0913 – one option per question
+    *models: str,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    task: str | None = None,
+    length: int | None = None,
+    precision: Precision = "fp32",
+    device: Device = "auto",
+    limit: Annotated[tuple[str, ...], Parameter(negative_iterable="")] = (),
+    api_key_file: Path | None = None,
+    no_auth: Annotated[bool, Parameter(negative="")] = False,
+    allow_host: Annotated[tuple[str, ...], Parameter(negative_iterable="")] = (),
+    drain_delay: float = 0.0,
+    log: Literal["requests", "errors"] = "requests",
+) -> None:
+    """Serve models over HTTP, in the shapes of OpenAI, TEI, Hugging Face, Cohere and KServe.
+
+    One process answers for every task. Requests are computed in batches, and in fp32 every answer
+    is that of `bothways predict`, whatever else is asked at the time. GET /info lists models and
+    limits, /metrics counts. Ctrl-C finishes what is under way and ends; twice ends at once.
+
+    Parameters
+    ----------
+    models
+        FOLDER or NAME=FOLDER, one or several: a fine-tuned model folder, a sentence-transformers
+        folder, the folder of a run, or a Hub id. Without a name it is the folder's.
+    host
+        The address to listen on; the default can be reached from this machine alone. Any other
+        needs keys, or --no-auth.
+    port
+        The port; 0 takes any that is free, and prints it.
+    task
+        The task of all models, such as fill or embed; default: each model's own.
+    length
+        The longest sequence in tokens; by default as in training.
+    limit
+        NAME=VALUE, repeatable: body_bytes, texts, text_characters, request_tokens, queue_tokens,
+        batch_tokens, connections, head_seconds, body_seconds, deadline_seconds, drain_seconds.
+    api_key_file
+        A file with keys, one a line, of which clients give one: Authorization: Bearer KEY.
+        Default: the variable BOTHWAYS_API_KEY, if it is set.
+    no_auth
+        Listen on an address of the network without keys.
+    allow_host
+        A name in the header Host that is answered, repeatable. Default: on 127.0.0.1 localhost and
+        its addresses, else all.
+    drain_delay
+        Seconds between a signal to stop, when /ready begins to fail, and the end of accepting
+        connections.
+    log
+        requests: a JSON line for each request on standard error, without its text; errors: those
+        alone.
+    """
+    import os
+    import sys
+    import time
+
+    from bothways.core.config import reader as configs
+    from bothways.core.errors import ConfigError, require
+    from bothways.core.terminal import listed
+    from bothways.prediction.predictor import open_task
+
+    require("serve", "bothways serve", "uvicorn", "httptools", "orjson", "prometheus_client")
+    from bothways.serving.app import app
+    from bothways.serving.limits import DEFAULT_LIMITS, Limits
+    from bothways.serving.run import LOOPBACK, bind, log_as_json, read_keys, url_of
+    from bothways.serving.run import serve as run
+
+    folders = named_folders(models)
+    limits = configs.load(Limits, base=DEFAULT_LIMITS, overrides=limit)
+    variable = os.environ.get("BOTHWAYS_API_KEY", "").split()
+    keys = variable if api_key_file is None else read_keys(api_key_file)
+    local = host in ("127.0.0.1", "localhost", "::1")
+    if not (local or keys or no_auth):
+        what = f"{host} can be reached from the network, and there is no key"
+        fix = "Give keys (--api-key-file FILE), or say --no-auth."
+        raise ConfigError(what, where="host", fix=fix)
+    start = time.perf_counter()
+    with bind(host, port) as bound:
+        opened = {
+            name: open_task(
+                folder,
+                task,
+                length=length,
+                device=device,
+                precision=precision,
+                batch_invariant=True,
+            )
+            for name, folder in folders.items()
+        }
+        hosts = [name.lower() for name in allow_host] or (list(LOOPBACK) if local else None)
+        application = app(opened, limits=limits, keys=keys, hosts=hosts)
+        log_as_json(requests=log == "requests")
+        names = listed(f"{name} ({each.task.task.name})" for name, each in opened.items())
+        seconds = time.perf_counter() - start
+        print(f"serving {names} on {url_of(bound)}, loaded in {seconds:.1f} s", file=sys.stderr)
+        run(application, bound, delay=drain_delay)
+
+
+def named_folders(models: tuple[str, ...]) -> dict[str, str]:
+    """Return the folders by name.
+
+    Raises:
+        ConfigError: there is none; a name occurs twice, or has other characters than letters,
+            digits, ".", "_" and "-".
+    """
+    import re
+
+    from bothways.core.errors import ConfigError
+
+    if not models:
+        fix = "Name one: bothways serve FOLDER, or NAME=FOLDER."
+        raise ConfigError("there is no model to serve", where="models", fix=fix)
+    folders: dict[str, str] = {}
+    for word in models:
+        name, equals, folder = word.partition("=")
+        if not equals or Path(word).exists():
+            name, folder = Path(word).resolve().name if Path(word).exists() else "", word
+            name = name or word.rstrip("/").rpartition("/")[2]
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
+            what = f'{name!r} is no name: letters, digits, ".", "_" and "-" are allowed'
+            raise ConfigError(what, where="models", fix="Give one: NAME=FOLDER.")
+        if name in folders:
+            what = f"two models are called {name!r}"
+            raise ConfigError(what, where="models", fix="Give each a name: NAME=FOLDER.")
+        folders[name] = folder
+    return folders

@@ -1,0 +1,431 @@
+"""The server as an ASGI app: routes, keys, hosts, limits, errors, logs.
+
+    connection → head → key, host, route → body → JSON → `Query` → tokenize → queue → answer
+
+Everything but tokenizing long texts and computing happens in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import math
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Many
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from bothways.core.errors import ConfigError, optional
+from bothways.prediction.predictor import Predictor
+from bothways.serving import hugging_face, openai, rerank, tei
+from bothways.serving.batcher import Batcher, Ticket, internal, late
+from bothways.serving.errors import RequestError, retry_after
+from bothways.serving.limits import DEFAULT_LIMITS, Limits
+from bothways.serving.metrics import Metrics
+from bothways.serving.models import Models, ServedModel
+from bothways.serving.shapes import Answer, Query, Shape, own
+from bothways.tasks.catalogue import ALL_TASKS
+
+with optional("serve", "serving"):
+    import orjson
+
+    from bothways.serving import kserve
+    from bothways.serving.exchange import (
+        ClientLeft,
+        Exchange,
+        Receive,
+        Scope,
+        Send,
+        disconnected,
+        line_of,
+        read_body,
+    )
+
+INLINE_CHARACTERS = 4000
+"""Characters of a request up to which it is tokenized in the event loop: some 0.2 ms."""
+STUCK_SECONDS = 120.0
+"""A batch that takes longer means that the process should be restarted."""
+OPEN = ("/live", "/ready", "/health", "/ping", "/v2/health/live", "/v2/health/ready")
+"""Routes without a key: probes."""
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+requests_log = logging.getLogger("bothways.serving.requests")
+
+POSTS: dict[str, Shape] = {
+    **{f"/{kind}": own(kind) for kind in ALL_TASKS if kind != "embed"},
+    "/embed": tei.embed,
+    "/predict": tei.predict,
+    "/similarity": tei.similarity,
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), rerank.rerank),
+    **dict.fromkeys(("/v1/embeddings", "/embeddings"), openai.embeddings),
+    **dict.fromkeys(("/", "/invocations"), hugging_face.pipeline),
+    **{
+        f"/pipeline/{task}": partial(hugging_face.pipeline, task=task)
+        for task in hugging_face.TASKS
+    },
+}
+"""The routes that compute. Each also exists as `/models/NAME/…` for one model."""
+
+
+class App:
+    """An ASGI app for predictors; see `app`.
+
+    Attributes:
+        models: by name.
+        limits: see `Limits`.
+        draining: set when the server is about to stop: `/ready` then says so.
+    """
+
+    def __init__(
+        self,
+        predictors: Mapping[str, Predictor],
+        limits: Limits = DEFAULT_LIMITS,
+        keys: Many[str] = (),
+        hosts: Many[str] | None = None,
+    ) -> None:
+        if not predictors:
+            raise ConfigError("there is no model to serve", where="predictors")
+        self.limits, self.hosts = limits, hosts
+        self.models = Models(predictors, int(time.time()))
+        self.draining, self._warm = False, False
+        self._keys = [key.encode() for key in keys]
+        self.metrics = Metrics(lambda: self.batcher.queued_tokens, self.is_ready)
+        self.batcher = Batcher(limits, self.metrics)
+        self._tokenizers = ThreadPoolExecutor(1, thread_name_prefix="bothways-tokenizer")
+        self._started: asyncio.Task[None] | None = None
+
+    def is_ready(self) -> bool:
+        """Return whether new requests are welcome."""
+        return self._warm and not self.draining
+
+    async def start(self) -> None:
+        """Start the model's thread, and compute one text by each model."""
+        if self._started is None:
+            self._started = asyncio.ensure_future(self._start())
+        await asyncio.shield(self._started)
+
+    async def _start(self) -> None:
+        self.batcher.start(asyncio.get_running_loop())
+        for model in self.models:
+            with contextlib.suppress(RequestError):  # such as a likelihood that is too long
+                await self._warm_up(model)
+        self._warm = True
+
+    async def _warm_up(self, model: ServedModel) -> None:
+        """Compute a long text, so that the first request finds memory and kernels ready."""
+        task = model.task
+        long = "a " * min(task.length, self.limits.text_characters // 4)
+        samples: dict[str, Any] = {
+            "answer": ("a", long),
+            "fill": task.tokenizer.token(task.tokenizer.specials.mask),
+            "likelihood": "a",
+            "prefer": ("a", "a"),
+            "choice": {"context": "a", "endings": ["a", "a"]},
+        }
+        examples = model.examples([samples.get(model.kind, long)], self.limits)
+        encoded, answer = model.encode(examples), asyncio.get_running_loop().create_future()
+        self.batcher.submit(Ticket(model, examples, encoded, math.inf, answer))
+        await answer
+
+    async def stop(self) -> None:
+        """End the threads."""
+        self.draining = True
+        if self._started is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self.batcher.stop)
+        self._tokenizers.shutdown(wait=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a connection of an ASGI server."""
+        match scope["type"]:
+            case "lifespan":
+                await self._lifespan(receive, send)
+            case "http":
+                await self.start()
+                await self._respond(scope, receive, send)
+            case "websocket":
+                await send({"type": "websocket.close", "code": 1000})
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            try:
+                message = await receive()
+            except asyncio.CancelledError:  # the server stops at once
+                return
+            if message["type"] == "lifespan.startup":
+                await self.start()
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await self.stop()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        given = headers.get("x-request-id", "")
+        exchange = Exchange(given if _ID.fullmatch(given) else uuid.uuid4().hex)
+        status, body, kind = 200, b"", "application/json"
+        try:
+            result = await self._result(scope, headers, receive, exchange)
+            if isinstance(result, bytes):
+                body, kind = result, "text/plain; version=0.0.4; charset=utf-8"
+            else:
+                body = orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY)
+        except ClientLeft:
+            status = 499
+        except asyncio.CancelledError:  # the server has waited for `drain_seconds`
+            gone = RequestError("draining", "the server has stopped")
+            body = orjson.dumps(gone.to_json())
+            await self._send(send, gone.status, body, kind, exchange, scope["method"] == "HEAD")
+            raise
+        except RequestError as error:
+            status, body = error.status, orjson.dumps(error.to_json())
+            exchange.headers.update(error.headers)
+            if status in (408, 413):  # the rest of the body is not read
+                exchange.headers["connection"] = "close"
+        except Exception as error:
+            failure = internal(error)
+            status, body = failure.status, orjson.dumps(failure.to_json())
+        seconds = time.perf_counter() - exchange.start
+        if status != 499:
+            await self._send(send, status, body, kind, exchange, scope["method"] == "HEAD")
+        self.metrics.request(exchange.route, exchange.model, status, seconds)
+        if requests_log.isEnabledFor(logging.INFO):
+            requests_log.info(line_of(exchange, status, len(body), seconds))
+
+    async def _send(
+        self, send: Send, status: int, body: bytes, kind: str, exchange: Exchange, head: bool
+    ) -> None:
+        """Send a response."""
+        extra = [(k.encode(), v.encode()) for k, v in exchange.headers.items()]
+        start = {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [
+                (b"content-type", kind.encode()),
+                (b"content-length", str(len(body)).encode()),
+                (b"x-request-id", exchange.id.encode()),
+                (b"x-content-type-options", b"nosniff"),
+                *extra,
+            ],
+        }
+
+        await send(start)
+        await send({"type": "http.response.body", "body": b"" if head else body})
+
+    # ---- routes ----
+
+    async def _result(
+        self, scope: Scope, headers: Mapping[str, str], receive: Receive, exchange: Exchange
+    ) -> Any:
+        """Return what is sent: bytes for plain text, else a value for JSON."""
+        path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
+        path = path if path == "/" else path.rstrip("/")
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        self._check_host(headers)
+        if path not in OPEN:
+            self._check_key(headers)
+        name, path = self._split(path)
+        posts = path in POSTS or path in ("/tokenize", "/infer")
+        known = posts or path in self._gets(name)
+        if not known:
+            raise RequestError("not_found", f"there is no {path[:200]!r}; GET /info lists models")
+        exchange.route = path
+        allowed = [m for m, has in (("GET", path in self._gets(name)), ("POST", posts)) if has]
+        if method not in allowed:
+            message = f"{path} takes {' and '.join(allowed)}, not {method[:20]}"
+            allow = {"allow": ", ".join(allowed)}
+            raise RequestError("method_not_allowed", message, headers=allow)
+        if method == "GET":
+            return self._gets(name)[path]()
+        body = await read_body(scope, headers, receive, self.limits)
+        if name is not None:
+            body = {**body, "model": name}
+        if path == "/tokenize":
+            return tei.tokenized(self.models, body, self.limits)
+        shape = kserve.infer if path == "/infer" else POSTS[path]
+        return await self._answer(shape(self.models, body), headers, receive, exchange)
+
+    def _split(self, path: str) -> tuple[str | None, str]:
+        """Return the model that a path names, if any, and the route without it."""
+        for prefix in ("/models/", "/v2/models/", "/v1/models/"):
+            if path.startswith(prefix):
+                name, _, rest = path.removeprefix(prefix).partition("/")
+                self.models.named(name)
+                if prefix == "/v1/models/":
+                    return name, "/v1/models/{name}" + (f"/{rest}" if rest else "")
+                if prefix == "/v2/models/" and not rest:
+                    return name, "/v2/models/{name}"
+                return name, f"/{rest}"
+        return None, path
+
+    def _gets(self, name: str | None) -> dict[str, Callable[[], Any]]:
+        """Return the routes that compute nothing."""
+        if name is not None:
+            model = self.models.named(name)
+            return {
+                "/v1/models/{name}": lambda: openai.described(model),
+                "/v2/models/{name}": lambda: kserve.metadata(model),
+                "/ready": self._ready,
+            }
+        return {
+            "/": self._ready,
+            "/live": self._live,
+            "/ready": self._ready,
+            "/health": self._ready,
+            "/ping": self._ready,
+            "/info": lambda: tei.info(self.models, self.limits),
+            "/metrics": self.metrics.text,
+            "/v1/models": lambda: {
+                "object": "list",
+                "data": [openai.described(model) for model in self.models],
+            },
+            "/v2": lambda: {"name": "bothways", "extensions": []},
+            "/v2/health/live": self._live,
+            "/v2/health/ready": self._ready,
+        }
+
+    def _live(self) -> Any:
+        if self.batcher.busy_seconds() > STUCK_SECONDS:
+            raise RequestError("internal", f"a batch takes more than {STUCK_SECONDS:g} s")
+        return {"status": "live"}
+
+    def _ready(self) -> Any:
+        if self.draining:
+            raise RequestError("draining", "the server is stopping")
+        if not self._warm:
+            raise RequestError("not_ready", "the model is loading", headers=retry_after(1))
+        return {"status": "ready"}
+
+    # ---- what is asked of every request ----
+
+    def _check_host(self, headers: Mapping[str, str]) -> None:
+        """Refuse names that are not this server's: a web page cannot reach it by DNS rebinding."""
+        if self.hosts is None:
+            return
+        host = re.sub(r":\d*$", "", headers.get("host", "")).lower()
+        if host not in self.hosts:
+            message = f"the host {host[:100]!r} is not served; allow it by --allow-host"
+            raise RequestError("forbidden_host", message)
+
+    def _check_key(self, headers: Mapping[str, str]) -> None:
+        if not self._keys:
+            return
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        matches = [hmac.compare_digest(key, given.encode()) for key in self._keys]
+        if not any(matches):
+            challenge = {"www-authenticate": "Bearer"}
+            message = "give a key of this server: Authorization: Bearer KEY"
+            raise RequestError("unauthorized", message, headers=challenge)
+
+    # ---- computing ----
+
+    async def _answer(
+        self, query: Query, headers: Mapping[str, str], receive: Receive, exchange: Exchange
+    ) -> Any:
+        model, loop = query.model, asyncio.get_running_loop()
+        exchange.model = model.name
+        deadline = time.monotonic() + self._seconds(headers)
+        examples = model.examples(query.inputs, self.limits)
+        characters = sum(len(text) for e in examples for text in model.task.task.texts(e))
+        began = time.perf_counter()
+        if characters <= INLINE_CHARACTERS:
+            encoded = model.encode(examples)
+        else:
+            encoded = await loop.run_in_executor(self._tokenizers, model.encode, examples)
+        if not query.truncate and any(item.cut for item in encoded):
+            most = model.task.length
+            message = f"a text is longer than the model reads, {most} tokens, and truncate is false"
+            raise RequestError("text_too_long", message, param="inputs")
+        exchange.encoded = 1000 * (time.perf_counter() - began)
+        ticket = Ticket(model, examples, encoded, deadline, loop.create_future())
+        self.batcher.submit(ticket)
+        predictions = await self._wait(ticket, receive)
+        answer = Answer(model, examples, encoded, predictions)
+        exchange.texts, exchange.tokens, exchange.cut = len(examples), answer.tokens, answer.cut
+        exchange.queued = 1000 * (ticket.started - ticket.queued)
+        exchange.computed = 1000 * (ticket.computed - ticket.started)
+        self.metrics.answered(
+            model.name, len(examples), answer.tokens, answer.cut, exchange.queued / 1000
+        )
+        exchange.headers["x-compute-tokens"] = str(answer.tokens)
+        exchange.headers["x-truncated"] = str(answer.cut)
+        exchange.headers["server-timing"] = (
+            f"tok;dur={exchange.encoded:.2f}, queue;dur={exchange.queued:.2f}, "
+            f"model;dur={exchange.computed:.2f}"
+        )
+        return query.write(answer)
+
+    def _seconds(self, headers: Mapping[str, str]) -> float:
+        """Return how long a request may take: the limit, or less if the client asks for it."""
+        asked = headers.get("x-request-timeout")
+        if asked is None:
+            return self.limits.deadline_seconds
+        try:
+            seconds = float(asked)
+        except ValueError:
+            seconds = 0.0
+        if not seconds > 0:
+            message = "x-request-timeout must be a number of seconds above 0"
+            raise RequestError("bad_request", message, param="x-request-timeout")
+        return min(seconds, self.limits.deadline_seconds)
+
+    async def _wait(self, ticket: Ticket, receive: Receive) -> list[Any]:
+        """Return the predictions; take the request out of the queue if nobody waits for it."""
+        left = asyncio.ensure_future(disconnected(receive))
+        try:
+            waited: set[asyncio.Future[Any]] = {ticket.answer, left}
+            await asyncio.wait(
+                waited,
+                timeout=max(0.0, ticket.deadline - time.monotonic()),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if ticket.answer.done():
+                return ticket.answer.result()
+            if left.done():
+                raise ClientLeft
+            raise late()
+        finally:
+            left.cancel()
+            if not ticket.answer.done():
+                self.batcher.cancel(ticket)
+                ticket.answer.cancel()
+
+
+def app(
+    predictors: Predictor | Mapping[str, Predictor],
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    keys: Many[str] = (),
+    hosts: Many[str] | None = None,
+) -> App:
+    """Return an ASGI app that answers requests by predictors.
+
+    Any ASGI server runs it, and other apps can mount it. All predictors are computed by one thread,
+    in batches; open them with `batch_invariant=True`, so that no answer depends on other requests.
+
+    Args:
+        predictors: by the names that requests use; one without a name is called "default".
+        limits: what is accepted, and for how long.
+        keys: of which clients must give one; empty for none. Probes need no key.
+        hosts: names in the header `host` that are answered, in lower case and without a port; None
+            for all.
+
+    Raises:
+        ConfigError: there is no predictor.
+        ResourceError: a package of the extra `serve` is not installed.
+
+    Example:
+        >>> application = app(bothways.load("my-classifier", batch_invariant=True))
+        >>> list(application.models.by_name)
+        ['default']
+    """
+    named = {"default": predictors} if isinstance(predictors, Predictor) else predictors
+    return App(named, limits, keys, hosts)

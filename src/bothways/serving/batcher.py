@@ -1,0 +1,298 @@
+"""The queue before the model, and the one thread that computes.
+
+No timer: while a batch is computed requests gather, and the next batch takes what waits, up to
+`Limits.batch_tokens`. A request alone is computed at once. Batches take one sequence of each
+request in turn, so that a request with thousands of texts does not hold up those with one.
+Sequences are packed, so the order is free and nothing is padded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import Any
+
+from bothways.core.errors import BothwaysError, DivergedError
+from bothways.prediction.engine import (
+    PredictConfig,
+    decode_finite,
+    predict_encoded,
+    predict_sequences,
+)
+from bothways.serving.errors import RequestError, over_limit, retry_after
+from bothways.serving.limits import Limits
+from bothways.serving.metrics import Metrics
+from bothways.serving.models import ServedModel
+from bothways.tasks.base import EncodedExample
+
+FIRST_RATE = 5000.0
+"""Tokens a second that are assumed before the first batch."""
+SMOOTHING = 0.1
+"""The weight of the last batch in the mean rate."""
+_log = logging.getLogger("bothways.serving")
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request in the queue.
+
+    Attributes:
+        model, examples, encoded: what is computed.
+        deadline: by `time.monotonic`.
+        answer: the predictions, in order.
+        tokens: of all its sequences.
+        queued, started, computed: by `time.perf_counter`: when it was queued, when its first batch
+            began and its last one ended.
+    """
+
+    model: ServedModel
+    examples: Many[Any]
+    encoded: Many[EncodedExample]
+    deadline: float
+    answer: asyncio.Future[list[Any]]
+    tokens: int = 0
+    queued: float = 0.0
+    started: float = 0.0
+    computed: float = 0.0
+    units: deque[Unit] = field(default_factory=deque)
+    predictions: dict[int, Any] = field(default_factory=dict)
+    outputs: dict[int, dict[int, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for n, item in enumerate(self.encoded):
+            lengths = list(map(len, item.sequences))
+            self.tokens += sum(lengths)
+            if self.model.by_example:
+                self.units.append(Unit(self, n, None, sum(lengths)))
+            else:
+                self.units.extend(Unit(self, n, k, size) for k, size in enumerate(lengths))
+
+    def add(self, unit: Unit, output: Any) -> None:
+        """Keep what was computed for a unit; decode the example once it is complete.
+
+        Raises:
+            DivergedError: the output is not finite.
+        """
+        if unit.sequence is None:
+            self.predictions[unit.example] = output
+            return
+        item, rows = self.encoded[unit.example], self.outputs.setdefault(unit.example, {})
+        rows[unit.sequence] = output
+        if len(rows) == len(item.sequences):
+            ordered = [rows[k] for k in range(len(rows))]
+            del self.outputs[unit.example]
+            example = self.examples[unit.example]
+            self.predictions[unit.example] = decode_finite(self.model.task, example, item, ordered)
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """What is computed as a whole: a sequence of an example, or (None) all of them."""
+
+    ticket: Ticket
+    example: int
+    sequence: int | None
+    tokens: int
+
+
+class Batcher:
+    """A queue and the thread that computes what waits in it.
+
+    Args:
+        limits: of the queue and of batches.
+        metrics: count what is done.
+
+    Attributes:
+        queued_tokens: that wait.
+        rate: tokens a second, a running mean.
+    """
+
+    def __init__(self, limits: Limits, metrics: Metrics) -> None:
+        self.limits, self.metrics = limits, metrics
+        self.queued_tokens, self.rate = 0, FIRST_RATE
+        self._tickets: deque[Ticket] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._busy_since: float | None = None
+        self._thread = threading.Thread(target=self._run, name="bothways-model", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start the thread; answers are delivered in this loop."""
+        self._loop = loop
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the batch under way; what waits is not computed."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+
+    def busy_seconds(self) -> float:
+        """Return how long the batch under way has taken so far; 0 while the model waits."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def submit(self, ticket: Ticket) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: it has too many tokens, or there is no room for it.
+        """
+        most = self.limits.request_tokens
+        if ticket.tokens > most:
+            raise over_limit("too_many_tokens", "tokens", ticket.tokens, "request_tokens", most)
+        if self.queued_tokens + ticket.tokens > self.limits.queue_tokens:
+            message = (
+                f"the queue is full: {self.queued_tokens:,} tokens wait, and with "
+                f"{ticket.tokens:,} more there would be above {self.limits.queue_tokens:,} "
+                "(queue_tokens)"
+            )
+            wait = retry_after(self.queued_tokens / self.rate)
+            raise RequestError("overloaded", message, headers=wait)
+        ticket.queued = time.perf_counter()
+        with self._changed:
+            self.queued_tokens += ticket.tokens
+            self._tickets.append(ticket)
+            self._changed.notify()
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Take what waits of a request out of the queue."""
+        with self._changed, contextlib.suppress(ValueError):
+            self._tickets.remove(ticket)
+            self._drop(ticket)
+
+    def _drop(self, ticket: Ticket) -> None:
+        self.queued_tokens -= sum(unit.tokens for unit in ticket.units)
+        ticket.units.clear()
+
+    # ---- the thread of the model ----
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._tickets or self._stopping):
+                    self._changed.wait()
+                if self._stopping:
+                    return
+                units = self._take()
+            if units:
+                self._busy_since = time.monotonic()
+                self._compute(units)
+                self._busy_since = None
+
+    def _take(self) -> list[Unit]:
+        """Take the next batch: of the oldest request's model, one unit of each request in turn."""
+        now = time.monotonic()
+        for ticket in [ticket for ticket in self._tickets if ticket.deadline < now]:
+            self._tickets.remove(ticket)
+            self._drop(ticket)
+            self._deliver(ticket, late())
+        if not self._tickets:
+            return []
+        model, most = self._tickets[0].model, self.limits.batch_tokens
+        taken: list[Unit] = []
+        turn = deque(ticket for ticket in self._tickets if ticket.model is model)
+        tokens = 0
+        while turn:
+            ticket = turn.popleft()
+            unit = ticket.units[0]
+            if taken and (tokens + unit.tokens > most or model.by_example):
+                continue  # later ones may still fit
+            taken.append(ticket.units.popleft())
+            tokens += unit.tokens
+            if ticket.units:
+                turn.append(ticket)
+        self.queued_tokens -= tokens
+        # The next batch begins with a request that had the least of this one.
+        shares = {id(unit.ticket) for unit in taken}
+        waiting = [ticket for ticket in self._tickets if ticket.units]
+        served = [ticket for ticket in waiting if id(ticket) in shares]
+        others = [ticket for ticket in waiting if id(ticket) not in shares]
+        self._tickets = deque([*others, *served])
+        return taken
+
+    def _compute(self, units: list[Unit]) -> None:
+        start = time.perf_counter()
+        tokens = sum(unit.tokens for unit in units)
+        for unit in units:
+            unit.ticket.started = unit.ticket.started or start
+        for unit, result in zip(units, self._outputs(units), strict=True):
+            self._keep(unit, result)
+        end = time.perf_counter()
+        self.rate += SMOOTHING * (tokens / max(end - start, 1e-6) - self.rate)
+        self.metrics.batch(tokens, len(units), end - start)
+        for ticket in {id(unit.ticket): unit.ticket for unit in units}.values():
+            if len(ticket.predictions) == len(ticket.examples):
+                ticket.computed = end
+                self._deliver(ticket, [ticket.predictions[n] for n in range(len(ticket.examples))])
+
+    def _outputs(self, units: list[Unit]) -> list[Any]:
+        """Return an output or an error for each unit; a batch that fails is computed one by one."""
+        task = units[0].ticket.model.task
+        config = PredictConfig(tokens=max(self.limits.batch_tokens, units[0].tokens))
+        try:
+            if units[0].sequence is None:
+                return [self._prediction(unit) for unit in units]
+            parts = [(unit.ticket.encoded[unit.example], unit.sequence) for unit in units]
+            sequences = [item.sequences[k] for item, k in parts if k is not None]
+            return list(predict_sequences(task, sequences, config))
+        except Exception as error:
+            if len(units) == 1:
+                return [error]
+            return [result for unit in units for result in self._outputs([unit])]
+
+    def _prediction(self, unit: Unit) -> Any:
+        ticket, n = unit.ticket, unit.example
+        one = (ticket.model.task, [ticket.examples[n]], [ticket.encoded[n]])
+        [(_, prediction)] = predict_encoded(*one)
+        return prediction
+
+    def _keep(self, unit: Unit, result: Any) -> None:
+        if not isinstance(result, Exception):
+            try:
+                unit.ticket.add(unit, result)
+                return
+            except Exception as error:
+                result = error
+        with self._changed, contextlib.suppress(ValueError):
+            self._drop(unit.ticket)
+            self._tickets.remove(unit.ticket)
+        self._deliver(unit.ticket, internal(result))
+
+    def _deliver(self, ticket: Ticket, result: list[Any] | RequestError) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(_settle, ticket.answer, result)
+
+
+def _settle(answer: asyncio.Future[list[Any]], result: list[Any] | RequestError) -> None:
+    if answer.done():
+        return
+    if isinstance(result, RequestError):
+        answer.set_exception(result)
+    else:
+        answer.set_result(result)
+
+
+def late() -> RequestError:
+    """Return the error for a request whose deadline has passed."""
+    message = "the answer was not ready in time (deadline_seconds, or x-request-timeout)"
+    return RequestError("deadline", message, headers={"retry-after": "1"})
+
+
+def internal(error: Exception) -> RequestError:
+    """Return the error that a client receives for a failure; the log has the rest."""
+    if isinstance(error, DivergedError):
+        return RequestError("not_finite", error.what)
+    if isinstance(error, BothwaysError):
+        return RequestError("invalid", str(error), param="inputs")
+    _log.error("a prediction failed", exc_info=error)
+    return RequestError("internal", "the prediction failed; the server's log has the reason")

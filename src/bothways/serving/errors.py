@@ -1,0 +1,84 @@
+"""The errors of the server: one catalogue of codes, one JSON shape.
+
+{"error": {"message": "…", "type": "…", "code": "…", "param": "…"}, "error_type": "…"}
+
+`error` is as OpenAI's clients read it; `error_type` repeats the code for clients of TEI.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+STATUS = {
+    "invalid_json": 400,
+    "bad_request": 400,
+    "unauthorized": 401,
+    "forbidden_host": 403,
+    "not_found": 404,
+    "model_not_found": 404,
+    "method_not_allowed": 405,
+    "request_timeout": 408,
+    "body_too_large": 413,
+    "too_many_texts": 413,
+    "text_too_long": 413,
+    "too_many_tokens": 413,
+    "unsupported_media_type": 415,
+    "invalid": 422,
+    "empty": 422,
+    "wrong_task": 422,
+    "client_left": 499,
+    "overloaded": 429,
+    "internal": 500,
+    "not_finite": 500,
+    "not_ready": 503,
+    "draining": 503,
+    "deadline": 504,
+}
+"""The status of each code. Nobody receives 499: it is in logs and metrics."""
+
+
+class RequestError(Exception):
+    """A request that is not answered.
+
+    Args:
+        code: a key of `STATUS`.
+        message: what was given, what is allowed, and what to do.
+        param: the field of the request, if one is at fault.
+        headers: of the response.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code, self.message, self.param = code, message, param
+        self.headers = dict(headers or {})
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return STATUS[self.code]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the body of the response."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        error = {"message": self.message, "type": kind, "code": self.code, "param": self.param}
+        return {"error": error, "error_type": self.code}
+
+
+def over_limit(code: str, what: str, given: int, name: str, most: int) -> RequestError:
+    """Return the error for a request beyond a limit, with the name of the limit."""
+    message = f"{what}: {given:,} is above the limit of {most:,} ({name})"
+    return RequestError(code, message, param=name)
+
+
+def retry_after(seconds: float) -> dict[str, str]:
+    """Return the header with the seconds until a client should try again, from 1 to 60."""
+    return {"retry-after": str(min(60, max(1, math.ceil(seconds))))}

@@ -1,0 +1,128 @@
+"""One request over HTTP: reading its body, and what is logged of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs
+
+import orjson
+
+from bothways.serving.errors import RequestError, over_limit
+from bothways.serving.limits import Limits
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+@dataclass(eq=False)
+class Exchange:
+    """One request and what becomes of it.
+
+    Attributes:
+        id: echoed in `x-request-id`.
+        route: for metrics: a path of the table, never one that a client made up.
+        start: by `time.perf_counter`.
+        model, texts, tokens, cut: of the answer, once known.
+        queued, computed: milliseconds.
+        headers: of the response.
+    """
+
+    id: str
+    route: str = "unknown"
+    start: float = field(default_factory=time.perf_counter)
+    model: str = ""
+    texts: int = 0
+    tokens: int = 0
+    cut: int = 0
+    encoded: float = 0.0
+    queued: float = 0.0
+    computed: float = 0.0
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class ClientLeft(Exception):
+    """The client has closed the connection."""
+
+
+async def read_body(
+    scope: Scope, headers: Mapping[str, str], receive: Receive, limits: Limits
+) -> dict[str, Any]:
+    """Return the JSON object in the body of a request.
+
+    Raises:
+        RequestError: it is too large or comes too slowly, or is no JSON object.
+        ClientLeft: the client closed the connection.
+    """
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" or "content-encoding" in headers:
+        given = headers.get("content-encoding") or kind or "nothing"
+        message = f"send JSON, with content-type: application/json, not {given[:50]!r}"
+        raise RequestError("unsupported_media_type", message)
+    most = limits.body_bytes
+    length = headers.get("content-length", "")
+    if length.isdecimal() and int(length) > most:
+        raise over_limit("body_too_large", "bytes", int(length), "body_bytes", most)
+    try:
+        data = await asyncio.wait_for(_read(receive, most), limits.body_seconds)
+    except asyncio.TimeoutError:
+        message = f"the body took more than {limits.body_seconds:g} s (body_seconds)"
+        raise RequestError("request_timeout", message) from None
+    try:
+        body = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise RequestError("invalid_json", f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise RequestError("bad_request", "the body must be a JSON object")
+    if scope.get("query_string"):
+        # As Hugging Face's inference toolkit: parameters in the URL.
+        query = parse_qs(scope["query_string"].decode("latin-1"))
+        body.setdefault("parameters", {k: v[0] for k, v in query.items()})
+    return body
+
+
+async def _read(receive: Receive, most: int) -> bytes:
+    """Return a whole body."""
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        part = message.get("body", b"")
+        size += len(part)
+        if size > most:
+            raise over_limit("body_too_large", "bytes", size, "body_bytes", most)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has left."""
+    with contextlib.suppress(Exception):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+def line_of(exchange: Exchange, status: int, size: int, seconds: float) -> dict[str, Any]:
+    """Return what is logged of a request: never a text, a key or an address."""
+    return {
+        "id": exchange.id,
+        "route": exchange.route,
+        "model": exchange.model,
+        "status": status,
+        "texts": exchange.texts,
+        "tokens": exchange.tokens,
+        "truncated": exchange.cut,
+        "tokenize_ms": round(exchange.encoded, 3),
+        "queue_ms": round(exchange.queued, 3),
+        "model_ms": round(exchange.computed, 3),
+        "total_ms": round(1000 * seconds, 3),
+        "bytes": size,
+    }

@@ -1,0 +1,146 @@
+"""The models of a server: each a predictor under a name, and the choice among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from typing import Any
+
+from bothways.core.errors import BothwaysError
+from bothways.prediction.predictor import Predictor, read_input
+from bothways.serving.errors import RequestError, over_limit
+from bothways.serving.limits import Limits
+from bothways.tasks.base import EncodedExample, TaskLearner
+
+OVER_THE_VOCABULARY = ("fill", "likelihood", "prefer")
+"""Tasks whose products with the vocabulary are not batch-invariant."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A predictor under a name.
+
+    Attributes:
+        name: what requests call it.
+        predictor: the model, prepared.
+        created: seconds since 1970 at which it was opened.
+    """
+
+    name: str
+    predictor: Predictor
+    created: int = field(default=0, compare=False)
+
+    @property
+    def task(self) -> TaskLearner[Any, Any]:
+        """The task with its model."""
+        return self.predictor.task
+
+    @property
+    def kind(self) -> str:
+        """The kind of the task, such as "classify"."""
+        return self.task.task.name
+
+    @property
+    def by_example(self) -> bool:
+        """True if each example is a batch by itself, so that its answer depends on no other."""
+        return self.kind in OVER_THE_VOCABULARY
+
+    def examples(self, inputs: Many[Any], limits: Limits) -> list[Any]:
+        """Return the examples in the inputs of a request.
+
+        Raises:
+            RequestError: too many inputs, one that is too long, or one that the task cannot read.
+        """
+        if not inputs:
+            raise RequestError("empty", "there is no input: give at least one text", param="inputs")
+        if len(inputs) > limits.texts:
+            raise over_limit("too_many_texts", "inputs", len(inputs), "texts", limits.texts)
+        try:
+            examples = [read_input(self.task, item, n) for n, item in enumerate(inputs, 1)]
+        except BothwaysError as error:
+            raise as_request_error(error) from error
+        for example in examples:
+            characters = sum(map(len, self.task.task.texts(example)))
+            if characters > limits.text_characters:
+                name, most = "text_characters", limits.text_characters
+                raise over_limit("text_too_long", "characters of a text", characters, name, most)
+        return examples
+
+    def encode(self, examples: Many[Any]) -> Many[EncodedExample]:
+        """Return the model inputs of examples.
+
+        Raises:
+            RequestError: an example that the task cannot encode.
+        """
+        try:
+            return self.task.encode(examples)
+        except BothwaysError as error:
+            raise as_request_error(error) from error
+
+
+def as_request_error(error: BothwaysError) -> RequestError:
+    """Return a user's mistake as the error of a request."""
+    return RequestError("invalid", str(error), param="inputs")
+
+
+class Models:
+    """The models of a server by name.
+
+    Args:
+        predictors: by name, at least one.
+        created: seconds since 1970.
+    """
+
+    def __init__(self, predictors: Mapping[str, Predictor], created: int) -> None:
+        self.by_name = {
+            name: ServedModel(name, predictor, created) for name, predictor in predictors.items()
+        }
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self.by_name.values())
+
+    def named(self, name: str) -> ServedModel:
+        """Return the model with exactly this name.
+
+        Raises:
+            RequestError: there is none.
+        """
+        if name not in self.by_name:
+            message = f"there is no model {name[:100]!r}; there are {', '.join(self.by_name)}"
+            raise RequestError("model_not_found", message, param="model")
+        return self.by_name[name]
+
+    def choose(self, name: object, kinds: Many[str] = ()) -> ServedModel:
+        """Return the model that a request asks for.
+
+        Without a name, and where the server has a single model, it is the one model for these
+        kinds of tasks.
+
+        Args:
+            name: the field `model` of the request, if any.
+            kinds: the tasks that the route is for; empty for any.
+
+        Raises:
+            RequestError: there is no such model, it has another task, or the name is missing.
+        """
+        if name is not None and not isinstance(name, str):
+            raise RequestError("invalid", "model must be a text", param="model")
+        fitting = [m for m in self.by_name.values() if not kinds or m.kind in kinds]
+        if name is not None and len(self.by_name) > 1:
+            chosen = self.named(name)
+        elif len(fitting) == 1:
+            return fitting[0]
+        elif len(self.by_name) == 1:
+            (chosen,) = self.by_name.values()
+        else:
+            names = ", ".join(m.name for m in fitting or self.by_name.values())
+            message = f"there are several models: set model to one of {names}"
+            raise RequestError("invalid", message, param="model")
+        if kinds and chosen.kind not in kinds:
+            message = (
+                f"the model {chosen.name!r} is for {chosen.kind}, and this route is for "
+                f"{', '.join(kinds)}"
+            )
+            raise RequestError("wrong_task", message, param="model")
+        return chosen

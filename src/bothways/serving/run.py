@@ -1,0 +1,244 @@
+"""An HTTP server for the app: uvicorn, with deadlines for slow clients and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+import time
+from asyncio import TimerHandle
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import orjson
+
+from bothways.core.errors import ConfigError, ResourceError, optional
+from bothways.serving.app import App, requests_log
+from bothways.serving.errors import RequestError
+
+with optional("serve", "serving"):
+    import uvicorn
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_BYTES = 64 << 10
+"""The most bytes of a request before its body."""
+_LONG_HEAD = f"the headers are above the limit of {HEAD_BYTES:,} bytes"
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+KEEP_ALIVE_SECONDS = 30
+
+
+class Connection(HttpToolsProtocol):
+    """A connection with deadlines: uvicorn itself waits without end for a request to arrive.
+
+    One timer runs from the first byte of a request, or from the opening of the connection, until
+    its headers are complete; another while the client does not read what is sent.
+    """
+
+    _arriving: TimerHandle | None = None
+    _stalled: TimerHandle | None = None
+    _head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Close a connection beyond the limit, else start the first timer."""
+        super().connection_made(transport)
+        if len(self.connections) > self._app.limits.connections:
+            self._refuse("overloaded", "there are too many connections (connections)")
+        else:
+            self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timers."""
+        for timer in (self._arriving, self._stalled):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bound the size of what comes before a body, and the time it takes."""
+        if self._arriving is None and (self.cycle is None or self.cycle.response_complete):
+            self._expect_head()
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._arriving is not None and self._head_bytes > HEAD_BYTES:
+            self._refuse("bad_request", _LONG_HEAD)
+
+    def on_headers_complete(self) -> None:
+        """Stop the timer; the body has a deadline of its own."""
+        if sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
+            self._refuse("bad_request", _LONG_HEAD)
+            raise ValueError(_LONG_HEAD)  # ends the parser
+        if self._arriving is not None:
+            self._arriving.cancel()
+            self._arriving = None
+        super().on_headers_complete()
+
+    def pause_writing(self) -> None:
+        """Abort the connection if the client reads nothing for too long."""
+        super().pause_writing()
+        seconds = self._app.limits.deadline_seconds
+        self._stalled = self.loop.call_later(seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Stop the timer: the client has read something."""
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP in the form of all errors."""
+        self._refuse("bad_request", msg)
+
+    @property
+    def _app(self) -> App:
+        app = self.config.app
+        assert isinstance(app, App)
+        return app
+
+    def _expect_head(self) -> None:
+        self._head_bytes = 0
+        self._arriving = self.loop.call_later(self._app.limits.head_seconds, self._too_slow)
+
+    def _too_slow(self) -> None:
+        if not self._head_bytes:  # an idle connection
+            self.transport.close()
+            return
+        seconds = self._app.limits.head_seconds
+        self._refuse("request_timeout", f"the headers took more than {seconds:g} s (head_seconds)")
+
+    def _refuse(self, code: str, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        error = RequestError(code, message)
+        body = orjson.dumps(error.to_json())
+        head = (
+            f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """A server that says that it is no longer ready before it stops.
+
+    The first signal makes `/ready` fail; after `delay` seconds, in which load balancers notice, no
+    more connections are accepted, and requests under way are finished. The second signal stops it
+    at once.
+
+    Args:
+        app: what is served.
+        delay: seconds between the first signal and the end of accepting connections.
+    """
+
+    def __init__(self, app: App, delay: float = 0.0) -> None:
+        config = uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=max(1, round(app.limits.drain_seconds)),
+        )
+        super().__init__(config)
+        self.app, self.delay = app, delay
+        self._exit_at: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to stop; at the second signal stop at once."""
+        if self._exit_at is not None:
+            self.should_exit = self.force_exit = True
+            return
+        self.app.draining = True
+        self._exit_at = time.monotonic() + self.delay
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to stop."""
+        if self._exit_at is not None and time.monotonic() >= self._exit_at:
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket bound to an address; port 0 for any that is free.
+
+    Raises:
+        ResourceError: the port is taken, or the address is not one of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except OSError:
+            bound.close()
+            raise
+    except OSError as error:
+        fix = "Choose another: --port PORT --host ADDRESS; --port 0 takes any that is free."
+        what = f"cannot be listened on: {error.strerror}"
+        raise ResourceError(what, where=f"{host}:{port}", fix=fix) from error
+    return bound
+
+
+def url_of(bound: socket.socket) -> str:
+    """Return the address of a socket as a URL."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def read_keys(file: Path) -> list[str]:
+    """Return the keys in a file, one a line.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no key.
+    """
+    try:
+        keys = file.read_text(encoding="utf8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read: {error}", where=file) from error
+    if not keys:
+        raise ConfigError("has no key", where=file, fix="Write one a line.")
+    return keys
+
+
+class _JsonLines(logging.Formatter):
+    """One JSON object a line: the time, and what is said of a request, or a message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        if isinstance(record.msg, dict):
+            fields: dict[str, Any] = record.msg
+        else:
+            fields = {"level": record.levelname.lower(), "message": record.getMessage()}
+            if record.exc_info:
+                fields["traceback"] = self.formatException(record.exc_info)
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        return orjson.dumps({"time": f"{stamp}.{int(record.msecs):03d}Z", **fields}).decode()
+
+
+def log_as_json(*, requests: bool) -> None:
+    """Write what the server logs to standard error; one line a request, if asked for."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines())
+    for name in ("bothways.serving", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.WARNING)
+    requests_log.setLevel(logging.INFO if requests else logging.WARNING)
+
+
+def serve(app: App, bound: socket.socket, *, delay: float = 0.0) -> None:
+    """Serve until a signal ends it; see `Server`."""
+    server = Server(app, delay)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    asyncio.run(server.serve([bound]))

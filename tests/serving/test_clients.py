@@ -1,0 +1,234 @@
+"""The clients that people have, each against a running server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import cohere
+import httpx
+import numpy as np
+import openai
+import pytest
+from huggingface_hub import InferenceClient, close_session
+
+from bothways.core.errors import ConfigError
+from bothways.prediction.predictor import Predictor
+from bothways.serving.app import App, app
+from running_server import running
+from toy_folder import make_folder
+from toy_predictors import TASKS, TEXTS, predictor
+
+NAMES = {"label": "multilabel"}
+
+
+@pytest.fixture(scope="module")
+def predictors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Predictor]:
+    folder = make_folder(tmp_path_factory.mktemp("place") / "bert")
+    return {NAMES.get(n, n): predictor(folder, n, batch_invariant=True) for n in TASKS}
+
+
+@pytest.fixture(scope="module")
+def url(predictors: dict[str, Predictor]) -> Iterator[str]:
+    with running(app(predictors)) as url:
+        yield url
+        close_session()
+
+
+def post(url: str, body: Any, status: int = 200, **more: Any) -> Any:
+    response = httpx.post(url, json=body, **more)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+def line(prediction: Any) -> Any:
+    return json.loads(json.dumps(prediction.to_json()))
+
+
+@pytest.mark.parametrize("name", sorted(TASKS.keys() - {"embed", "choice"}))
+def test_the_own_shape_is_a_line_of_predict(
+    url: str, predictors: dict[str, Predictor], name: str
+) -> None:
+    kind = NAMES.get(name, name)
+    inputs = TASKS[name][1][:5]
+    expected = [line(predictors[kind](item)) for item in inputs]
+    assert post(f"{url}/{kind}", {"inputs": inputs}) == expected
+    assert post(f"{url}/models/{kind}/{kind}", {"inputs": [inputs[0]]}) == expected[:1]
+    one = inputs[0]
+    if isinstance(one, str):
+        assert post(f"{url}/{kind}", {"inputs": one}) == expected[0]
+    wrong = "classify" if kind != "classify" else "tag"
+    refused = post(f"{url}/{wrong}", {"inputs": "a", "model": kind}, 422)
+    assert refused["error"]["code"] == "wrong_task"
+
+
+def test_rows_with_columns(url: str, predictors: dict[str, Predictor]) -> None:
+    row = {"context": TEXTS[0], "endings": [TEXTS[1], TEXTS[2]]}
+    assert post(f"{url}/choice", {"inputs": row}) == line(predictors["choice"](row))
+    question = {"question": TEXTS[0], "context": TEXTS[1]}
+    assert post(f"{url}/answer", {"inputs": [question]}) == [line(predictors["answer"](question))]
+
+
+def test_openai(url: str, predictors: dict[str, Predictor]) -> None:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        check_openai(client, predictors)
+
+
+def check_openai(client: openai.OpenAI, predictors: dict[str, Predictor]) -> None:
+    vectors = predictors["embed"].encode(TEXTS[:3])
+    unit = vectors / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+    for encoding in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
+        found = client.embeddings.create(model="embed", input=TEXTS[:3], **encoding)  # type: ignore[call-overload]
+        given = [item.embedding for item in found.data]
+        if encoding.get("encoding_format") == "base64":
+            import base64
+
+            given = [np.frombuffer(base64.b64decode(each), "<f4") for each in given]
+        assert (np.array(given, np.float32) == unit.astype(np.float32)).all()
+    tokens = sum(len(predictors["embed"].task.tokenizer.encode(text)) + 2 for text in TEXTS[:3])
+    assert found.usage.prompt_tokens == found.usage.total_tokens == tokens
+    short = client.embeddings.create(model="embed", input=TEXTS[0], dimensions=5).data[0].embedding
+    assert np.allclose(short, vectors[0, :5] / np.linalg.norm(vectors[0, :5]), atol=1e-6)
+    ids = predictors["embed"].task.tokenizer.encode(TEXTS[0]).tolist()
+    by_ids = client.embeddings.create(model="embed", input=[ids]).data[0].embedding
+    assert np.array_equal(np.float32(by_ids), unit[0].astype(np.float32))
+    assert {model.id for model in client.models.list()} == predictors.keys()
+    assert client.models.retrieve("embed").id == "embed"
+    with pytest.raises(openai.NotFoundError, match="there is no model 'ada'"):
+        client.embeddings.create(model="ada", input="a")
+    with pytest.raises(openai.UnprocessableEntityError, match="is no token id"):
+        client.embeddings.create(model="embed", input=[10**6])
+    with pytest.raises(openai.UnprocessableEntityError, match="at most 32"):
+        client.embeddings.create(model="embed", input="a", dimensions=33)
+
+
+def test_cohere(url: str, predictors: dict[str, Predictor]) -> None:
+    with httpx.Client() as transport:
+        client = cohere.ClientV2("none", base_url=url, httpx_client=transport)
+        asked = {"query": TEXTS[0], "documents": TEXTS[1:6], "top_n": 3}
+        found = client.rerank(model="regress", **asked).results
+    scores = [predictors["regress"]((TEXTS[0], text)).score for text in TEXTS[1:6]]
+    order = np.argsort(-np.array(scores))[:3].tolist()
+    assert [item.index for item in found] == order
+    expected = [1 / (1 + np.exp(-scores[n])) for n in order]
+    assert [item.relevance_score for item in found] == pytest.approx(expected, rel=1e-12)
+
+
+def test_jina_and_tei_rerank(url: str, predictors: dict[str, Predictor]) -> None:
+    body = {"query": TEXTS[0], "documents": [TEXTS[1], {"text": TEXTS[2]}]}
+    found = post(f"{url}/v1/rerank", {**body, "return_documents": True})
+    best = found["results"][0]
+    assert best["document"]["text"] == TEXTS[1 + best["index"]]
+    assert found["usage"]["total_tokens"] > 0
+    raw = post(f"{url}/rerank", {"query": TEXTS[0], "texts": TEXTS[1:3], "raw_scores": True})
+    scores = {item["index"]: item["score"] for item in raw}
+    assert scores[1] == predictors["regress"]((TEXTS[0], TEXTS[2])).score
+
+
+def test_hugging_face(url: str, predictors: dict[str, Predictor]) -> None:
+    def client(name: str) -> InferenceClient:
+        return InferenceClient(model=f"{url}/models/{name}")
+
+    labels = client("classify").text_classification(TEXTS[0])
+    probabilities = predictors["classify"](TEXTS[0]).probabilities
+    assert {item.label: item.score for item in labels} == probabilities
+    assert labels[0].score == max(probabilities.values())
+    assert len(client("classify").text_classification(TEXTS[0], top_k=1)) == 1
+
+    entities = predictors["tag"](TEXTS[3]).entities
+    tags = client("tag").token_classification(TEXTS[3])
+    assert [(t.entity_group, t.start, t.end) for t in tags] == [
+        (e.type, e.start, e.end) for e in entities
+    ]
+    words = client("tag").token_classification(TEXTS[3], aggregation_strategy="none")
+    marked = [tag for tag in predictors["tag"](TEXTS[3]).tags if tag != "O"]
+    assert [word.entity for word in words] == marked
+
+    question, context = TASKS["answer"][1][0]
+    answer = client("answer").question_answering(question=question, context=context)
+    expected = predictors["answer"]((question, context))
+    assert (answer.answer, answer.start, answer.end) == (
+        expected.text,
+        expected.start,
+        expected.end,
+    )
+    several = client("answer").question_answering(question=question, context=context, top_k=2)
+    assert [each.answer for each in several] == [span.text for span in expected.spans[:2]]
+
+    masked = f"{TEXTS[0]} [MASK]"
+    fillings = client("fill").fill_mask(masked, top_k=2)
+    guesses = predictors["fill"](masked)
+    assert [f.score for f in fillings] == [g.probability for g in guesses.masks[0][:2]]
+    assert fillings[0].sequence == guesses.text
+    both = post(f"{url}/models/fill", {"inputs": f"[MASK] {TEXTS[0]} [MASK]"})
+    assert [len(each) for each in both] == [3, 3]
+    assert both[0][0]["sequence"].endswith(f"{TEXTS[0]} [MASK]")
+
+    vectors = predictors["embed"].encode(TEXTS[:2])
+    assert np.array_equal(client("embed").feature_extraction(TEXTS[0]), vectors[:1])
+    found = client("embed").sentence_similarity(TEXTS[0], other_sentences=TEXTS[1:3])
+    assert found[0] == pytest.approx(predictors["embed"]((TEXTS[0], TEXTS[1])).cosine)
+    rows = post(f"{url}/pipeline/feature-extraction", {"inputs": TEXTS[0]})
+    assert np.array_equal(np.float32(rows), vectors[:1])
+
+
+def test_tei(url: str, predictors: dict[str, Predictor]) -> None:
+    vectors = predictors["embed"].encode(TEXTS[:2])
+    plain = post(f"{url}/embed", {"inputs": TEXTS[:2], "normalize": False})
+    assert np.array_equal(np.float32(plain), vectors)
+    (unit,) = post(f"{url}/embed", {"inputs": TEXTS[0]})
+    assert np.linalg.norm(unit) == pytest.approx(1, abs=1e-6)
+    single = post(f"{url}/models/classify/predict", {"inputs": TEXTS[0]})
+    assert [item["score"] for item in single] == sorted(
+        predictors["classify"](TEXTS[0]).probabilities.values(), reverse=True
+    )
+    pair = post(f"{url}/predict", {"inputs": TEXTS[:2], "model": "regress"})
+    assert pair[0]["score"] == predictors["regress"]((TEXTS[0], TEXTS[1])).score
+    batch = [[TEXTS[0], TEXTS[1]], [TEXTS[2], TEXTS[3]]]
+    assert len(post(f"{url}/models/regress/predict", {"inputs": batch})) == 2
+    three = post(f"{url}/models/classify/predict", {"inputs": TEXTS[:3]}, 422)
+    assert "[[a], [b], [c]]" in three["error"]["message"]
+    tokens = post(f"{url}/models/embed/tokenize", {"inputs": TEXTS[0]})[0]
+    assert [token["special"] for token in tokens[:2]] == [True, False]
+    assert TEXTS[0][tokens[1]["start"] : tokens[1]["stop"]] == tokens[1]["text"]
+    info = httpx.get(f"{url}/info").json()
+    assert {model["name"] for model in info["models"]} == predictors.keys()
+    assert info["limits"]["queue_tokens"] == 131_072
+
+
+def test_kserve(url: str, predictors: dict[str, Predictor]) -> None:
+    tensor = {"name": "text", "shape": [2], "datatype": "BYTES", "data": TEXTS[:2]}
+    found = post(f"{url}/v2/models/embed/infer", {"id": "7", "inputs": [tensor]})
+    assert (found["id"], found["model_name"]) == ("7", "embed")
+    (output,) = found["outputs"]
+    assert output["shape"] == [2, 32]
+    expected = predictors["embed"].encode(TEXTS[:2])
+    assert np.array_equal(np.float32(output["data"]).reshape(2, 32), expected)
+    (lines,) = post(f"{url}/v2/models/classify/infer", {"inputs": [tensor]})["outputs"]
+    assert json.loads(lines["data"][0]) == line(predictors["classify"](TEXTS[0]))
+    other = {**tensor, "name": "text_b"}
+    (pairs,) = post(f"{url}/v2/models/regress/infer", {"inputs": [tensor, other]})["outputs"]
+    assert json.loads(pairs["data"][1]) == line(predictors["regress"]((TEXTS[1], TEXTS[1])))
+    assert httpx.get(f"{url}/v2/models/embed").json()["outputs"][0]["name"] == "embedding"
+    assert httpx.get(f"{url}/v2/models/embed/ready").status_code == 200
+    assert httpx.get(f"{url}/v2/health/live").status_code == 200
+    for change in ({"datatype": "FP32"}, {"shape": [3]}, {"data": [1, 2]}, {"name": "ids"}):
+        post(f"{url}/v2/models/embed/infer", {"inputs": [{**tensor, **change}]}, 422)
+
+
+def test_an_app_without_a_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="there is no model to serve"):
+        App({})
+
+
+def test_metrics_count_what_was_answered(url: str) -> None:
+    def texts() -> float:
+        text = httpx.get(f"{url}/metrics").text
+        rows = [row for row in text.splitlines() if 'bothways_texts_total{model="embed"}' in row]
+        return float(rows[0].rpartition(" ")[2])
+
+    post(f"{url}/embed", {"inputs": "a"})
+    before = texts()
+    post(f"{url}/embed", {"inputs": ["a", "b", "c"]})
+    assert texts() == before + 3

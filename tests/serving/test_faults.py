@@ -1,0 +1,395 @@
+"""What clients do wrong, by mistake or on purpose: each is one error of the catalogue, and the server goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from bothways.cli import app as cli
+from bothways.commands.serve import named_folders
+from bothways.core.errors import BothwaysError, ConfigError
+from bothways.serving.app import POSTS, App, app
+from bothways.serving.errors import STATUS, RequestError
+from bothways.serving.exchange import read_body
+from bothways.serving.limits import Limits
+from running_server import running
+from toy_folder import make_folder
+from toy_predictors import predictor
+
+LIMITS = Limits(
+    body_bytes=20_000,
+    texts=8,
+    text_characters=2000,
+    request_tokens=100,
+    queue_tokens=100,
+    head_seconds=0.3,
+    body_seconds=0.3,
+    deadline_seconds=20.0,
+)
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def application(tmp_path_factory: pytest.TempPathFactory) -> App:
+    folder = make_folder(tmp_path_factory.mktemp("place") / "bert")
+    names = ("classify", "embed", "answer", "tag", "fill", "likelihood", "choice", "regress")
+    return app({name: predictor(folder, name) for name in names}, limits=LIMITS)
+
+
+@pytest.fixture(scope="module")
+def url(application: App) -> Iterator[str]:
+    with running(application) as url:
+        yield url
+
+
+def code(response: httpx.Response) -> tuple[int, str]:
+    error = response.json()["error"]
+    assert response.json()["error_type"] == error["code"]
+    assert STATUS[error["code"]] == response.status_code
+    return response.status_code, error["code"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b'{"inputs": NaN}',
+        b'{"inputs": "\\ud800"}',
+        b"[" * 5000,
+        b'{"inputs": ' + b"9" * 5000 + b"}",
+        b"\xef\xbb\xbf{}",
+    ],
+)
+def test_bodies_that_are_not_json(url: str, body: bytes) -> None:
+    status, name = code(httpx.post(f"{url}/classify", content=body, headers=JSON))
+    assert status in (400, 422)
+    assert name in ("invalid_json", "invalid")
+
+
+@pytest.mark.parametrize("body", [[], "a", 1])
+def test_bodies_that_are_no_object(url: str, body: Any) -> None:
+    assert code(httpx.post(f"{url}/classify", json=body)) == (400, "bad_request")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/classify", {}),
+        ("/classify", {"inputs": None}),
+        ("/classify", {"inputs": 1}),
+        ("/classify", {"inputs": [1]}),
+        ("/classify", {"inputs": ["a", ["b"]]}),
+        ("/classify", {"inputs": "a", "truncate": 1}),
+        ("/classify", {"inputs": "a", "model": 1}),
+        ("/answer", {"inputs": "a"}),
+        ("/answer", {"inputs": {"question": 1, "context": "a"}}),
+        ("/choice", {"inputs": {"context": "a", "endings": "b"}}),
+        ("/fill", {"inputs": "no mask"}),
+        ("/tag", {"inputs": {"words": "a b", "tags": 3}}),
+        ("/embed", {"inputs": {"a": 1}}),
+        ("/embed", {"inputs": "a", "dimensions": 0}),
+        ("/embed", {"inputs": "a", "dimensions": True}),
+        ("/embed", {"inputs": "a", "dimensions": 1.5}),
+        ("/embed", {"inputs": "a", "dimensions": 10**30}),
+        ("/embed", {"inputs": "a", "normalize": "yes"}),
+        ("/embed", {"inputs": "a", "prompt_name": "query"}),
+        ("/v1/embeddings", {"input": [[-1]], "model": "embed"}),
+        ("/v1/embeddings", {"input": [[True]], "model": "embed"}),
+        ("/v1/embeddings", {"input": "a", "model": "embed", "encoding_format": "hex"}),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": "b"}}),
+        ("/rerank", {"query": "a", "documents": "b"}),
+        ("/rerank", {"query": "a", "documents": [1]}),
+        ("/rerank", {"query": "a", "texts": ["b"], "top_n": -1}),
+        ("/models/fill", {"inputs": "[MASK]", "parameters": {"top_k": 100}}),
+        ("/models/tag", {"inputs": "a", "parameters": {"aggregation_strategy": "sum"}}),
+        ("/models/classify", {"inputs": "a", "parameters": []}),
+        ("/", {"inputs": "a"}),
+    ],
+)
+def test_fields_of_the_wrong_kind(url: str, path: str, body: Any) -> None:
+    assert code(httpx.post(f"{url}{path}", json=body)) == (422, "invalid")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("/classify", {"inputs": []}, (422, "empty")),
+        ("/v1/embeddings", {"input": "", "model": "embed"}, (422, "empty")),
+        ("/classify", {"inputs": ["a"] * 9}, (413, "too_many_texts")),
+        ("/classify", {"inputs": "a" * 2001}, (413, "text_too_long")),
+        ("/classify", {"inputs": "film " * 100, "truncate": False}, (413, "text_too_long")),
+        ("/likelihood", {"inputs": "film " * 30}, (413, "too_many_tokens")),
+        ("/classify", {"inputs": "a", "model": "../etc"}, (404, "model_not_found")),
+        ("/models/%2e%2e%2fetc/classify", {"inputs": "a"}, (404, "model_not_found")),
+        ("/models/x/classify", {"inputs": "a"}, (404, "model_not_found")),
+        ("/tag", {"inputs": "a", "model": "embed"}, (422, "wrong_task")),
+        ("/nothing", {}, (404, "not_found")),
+        ("/info", {}, (405, "method_not_allowed")),
+    ],
+)
+def test_limits_and_names(url: str, path: str, body: Any, expected: tuple[int, str]) -> None:
+    response = httpx.post(f"{url}{path}", json=body)
+    assert code(response) == expected
+    if expected[0] == 405:
+        assert response.headers["allow"] == "GET"
+
+
+def test_long_texts_are_cut_and_counted(url: str) -> None:
+    response = httpx.post(f"{url}/classify", json={"inputs": ["film " * 100, "film"]})
+    assert (response.status_code, response.headers["x-truncated"]) == (200, "1")
+
+
+def test_media_types_methods_and_heads(url: str) -> None:
+    for headers in ({"content-type": "text/plain"}, JSON | {"content-encoding": "gzip"}):
+        response = httpx.post(f"{url}/classify", content=b'{"inputs": "a"}', headers=headers)
+        assert code(response) == (415, "unsupported_media_type")
+    for method in ("GET", "PUT", "OPTIONS", "DELETE", "BREW"):
+        try:
+            response = httpx.request(method, f"{url}/classify")
+        except httpx.HTTPError:
+            continue
+        assert response.status_code in (400, 405)
+        assert "access-control-allow-origin" not in response.headers
+    head = httpx.head(f"{url}/ready")
+    assert (head.status_code, head.content) == (200, b"")
+
+
+def test_request_ids_are_echoed_only_if_they_are_plain(url: str) -> None:
+    assert (
+        httpx.get(f"{url}/live", headers={"x-request-id": "a-1"}).headers["x-request-id"] == "a-1"
+    )
+    odd = httpx.get(f"{url}/live", headers={"x-request-id": "a b"}).headers["x-request-id"]
+    assert len(odd) == 32
+
+
+def exchange(url: str, *parts: bytes, pause: float = 0.0, patience: float = 5.0) -> bytes:
+    """What a server sends for raw bytes, until it closes the connection."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=patience) as connection:
+        try:
+            for part in parts:
+                connection.sendall(part)
+                time.sleep(pause)
+            received = b""
+            while data := connection.recv(65536):
+                received += data
+        except (ConnectionResetError, BrokenPipeError):
+            return b""
+    return received
+
+
+def test_large_bodies_are_refused_before_they_are_read(url: str) -> None:
+    head = b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+    announced = exchange(url, head + b"content-length: 30000\r\n\r\n")
+    assert b" 413 " in announced.splitlines()[0]
+    assert b"body_too_large" in announced
+    chunk = b"2000\r\n" + b" " * 0x2000 + b"\r\n"
+    chunked = exchange(url, head + b"transfer-encoding: chunked\r\n\r\n", *[chunk] * 4)
+    assert b"body_too_large" in chunked
+
+
+def test_slow_clients_have_a_deadline(url: str) -> None:
+    slow_head = exchange(url, b"POST /classify HTTP/1.1\r\nhost: a\r\n", patience=3)
+    assert b" 408 " in slow_head.splitlines()[0]
+    assert b"head_seconds" in slow_head
+    assert exchange(url, patience=3) == b""  # an idle connection is closed
+    head = b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+    slow_body = exchange(url, head + b"content-length: 20\r\n\r\n{", patience=3)
+    assert b"body_seconds" in slow_body
+    drops = exchange(url, *[b"GET / HTTP/1.1\r\nx: y\r\n"] + [b"z"] * 6, pause=0.1, patience=3)
+    assert drops == b"" or b" 408 " in drops.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
+        b"POST /classify HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab",
+        b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000 + b"\r\n\r\n",
+        b"GET \x00 HTTP/1.1\r\n\r\n",
+        b"\r\n" * 2000,
+    ],
+)
+def test_bytes_that_are_no_http(url: str, raw: bytes) -> None:
+    received = exchange(url, raw)
+    status = received.split(b" ", 2)[1] if received else b""
+    assert status in (b"", b"400", b"408")
+    assert httpx.get(f"{url}/ready").status_code == 200
+
+
+def test_http_1_0_pipelining_and_expect(url: str) -> None:
+    assert b" 200 " in exchange(url, b"GET /live HTTP/1.0\r\n\r\n").splitlines()[0]
+    both = b"GET /live HTTP/1.1\r\nhost: a\r\n\r\nGET /ready HTTP/1.0\r\n\r\n"
+    assert exchange(url, both).count(b'"status"') == 2
+    body = json.dumps({"inputs": "a"}).encode()
+    head = (
+        b"POST /classify HTTP/1.0\r\nexpect: 100-continue\r\ncontent-type: application/json\r\n"
+        b"content-length: " + str(len(body)).encode() + b"\r\n\r\n"
+    )
+    assert b'"probabilities"' in exchange(url, head, body) or exchange(url, head + body)
+
+
+def status_of(call: Callable[[], object]) -> int:
+    """The status of what a part of the app raises; 200 if it raises nothing."""
+    try:
+        call()
+    except RequestError as error:
+        return error.status
+    return 200
+
+
+FIELDS = some.sampled_from(
+    [
+        "inputs",
+        "input",
+        "model",
+        "parameters",
+        "query",
+        "documents",
+        "texts",
+        "text",
+        "text_b",
+        "question",
+        "context",
+        "endings",
+        "words",
+        "truncate",
+        "normalize",
+        "dimensions",
+        "top_k",
+        "encoding_format",
+        "name",
+        "datatype",
+        "data",
+        "shape",
+    ]
+)
+VALUES = some.recursive(
+    some.none()
+    | some.booleans()
+    | some.integers()
+    | some.floats(allow_nan=False)
+    | some.text(max_size=9),
+    lambda inner: some.lists(inner, max_size=3) | some.dictionaries(FIELDS, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(some.sampled_from(sorted(POSTS)), some.dictionaries(FIELDS, VALUES, max_size=6))
+@settings(max_examples=150)
+def test_no_object_is_an_internal_error(application: App, path: str, body: dict[str, Any]) -> None:
+    """Requests are read to the point where they would be queued: no model is needed."""
+
+    def read() -> None:
+        query = POSTS[path](application.models, json.loads(json.dumps(body)))
+        query.model.encode(query.model.examples(query.inputs, application.limits))
+
+    assert status_of(read) < 500
+
+
+@given(some.binary(max_size=40))
+@settings(max_examples=60)
+def test_no_bytes_are_an_internal_error(application: App, body: bytes) -> None:
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body}
+
+    read = partial(read_body, {}, JSON, receive, application.limits)
+    assert status_of(lambda: asyncio.run(read())) < 500
+
+
+def test_keys_and_hosts(application: App) -> None:
+    guarded = app(
+        {"embed": application.models.named("embed").predictor},
+        keys=("one", "zwei-ü"),
+        hosts=("localhost", "127.0.0.1"),
+    )
+    with running(guarded) as url:
+        ask = {"json": {"inputs": "a"}}
+        missing = httpx.post(f"{url}/embed", **ask)
+        assert code(missing) == (401, "unauthorized")
+        assert missing.headers["www-authenticate"] == "Bearer"
+        for wrong in ("Bearer two", "Bearer", "Basic one", "Bearer ön".encode("latin-1")):
+            assert (
+                httpx.post(f"{url}/embed", **ask, headers={"authorization": wrong}).status_code
+                == 401
+            )
+        for right in ({"authorization": "Bearer one"}, {"x-api-key": "one"}):
+            assert httpx.post(f"{url}/embed", **ask, headers=right).status_code == 200
+        assert httpx.get(f"{url}/metrics").status_code == 401
+        assert httpx.get(f"{url}/ready").status_code == 200
+        rebound = httpx.get(f"{url}/ready", headers={"host": "evil.example"})
+        assert code(rebound) == (403, "forbidden_host")
+
+
+def test_connections_have_a_limit(application: App) -> None:
+    few = app({"embed": application.models.named("embed").predictor}, limits=Limits(connections=2))
+    with running(few) as url:
+        host, port = url.removeprefix("http://").split(":")
+        held = [socket.create_connection((host, int(port))) for _ in range(2)]
+        time.sleep(0.1)
+        assert b"overloaded" in exchange(url, b"")
+        for connection in held:
+            connection.close()
+        time.sleep(0.1)
+        assert httpx.get(f"{url}/ready").status_code == 200
+
+
+def test_limits_say_what_is_wrong() -> None:
+    with pytest.raises(ConfigError, match=r"limits\.texts: must be above 0, not 0"):
+        Limits(texts=0)
+    with pytest.raises(ConfigError, match="do not fit in a queue of 10"):
+        Limits(queue_tokens=10)
+
+
+def command(*words: str) -> None:
+    cli(["serve", *words], result_action="return_value")
+
+
+def test_mistakes_of_the_command(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "bert")
+    cases = {
+        (): "there is no model to serve",
+        (f"a={folder}", f"a={folder}"): "two models are called 'a'",
+        (f"a b={folder}",): "'a b' is no name",
+        (str(folder), "--host", "0.0.0.0"): "there is no key",
+        (str(folder), "--limit", "texts=0"): "above 0",
+        (str(folder), "--limit", "colour=3"): "colour",
+        (str(folder), "--api-key-file", str(tmp_path / "none")): "cannot be read",
+        (str(tmp_path / "nowhere"), "--port", "0"): "nowhere",
+    }
+    for words, message in cases.items():
+        with pytest.raises(BothwaysError, match=message):
+            command(*words)
+    (tmp_path / "keys").write_text("\n")
+    with pytest.raises(ConfigError, match="has no key"):
+        command(str(folder), "--api-key-file", str(tmp_path / "keys"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with pytest.raises(BothwaysError, match="cannot be listened on"):
+            command(str(folder), "--port", port)
+
+
+def test_models_are_called_by_their_folder_or_their_name(tmp_path: Path) -> None:
+    (tmp_path / "a=b").mkdir()
+    assert named_folders(("x=runs/sst", "owner/mini", "runs/ner/")) == {
+        "x": "runs/sst",
+        "mini": "owner/mini",
+        "ner": "runs/ner/",
+    }
+    with pytest.raises(ConfigError, match="'a=b' is no name"):
+        named_folders((str(tmp_path / "a=b"),))

@@ -1,0 +1,281 @@
+"""Many requests at a time: answers, order, refusals, deadlines, clients that leave, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from bothways.hub.model_folder import load_model, save_model
+from bothways.kernels import library
+from bothways.model.heads import LabelHead, PoolerHead
+from bothways.model.model import Model
+from bothways.prediction import engine
+from bothways.prediction.predictor import Predictor
+from bothways.serving import batcher
+from bothways.serving.app import App, app
+from bothways.serving.limits import Limits
+from running_server import running
+from toy_folder import make_folder
+from toy_predictors import TASKS, TEXTS, predictor
+
+KINDS = ("classify", "tag", "answer", "embed", "fill")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("place") / "bert")
+
+
+@pytest.fixture(scope="module")
+def predictors(folder: Path) -> dict[str, Predictor]:
+    return {name: predictor(folder, name, batch_invariant=True) for name in KINDS}
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
+    """Released once for each batch that may be computed."""
+    free = threading.Semaphore(0)
+
+    def wait(*arguments: Any) -> Any:
+        assert free.acquire(timeout=20)
+        return engine.predict_sequences(*arguments)
+
+    monkeypatch.setattr(batcher, "predict_sequences", wait)
+    yield free
+    free.release(1000)
+
+
+def waiting(application: App, tokens: int) -> None:
+    """Return when so many tokens are in the queue."""
+    until = time.monotonic() + 10
+    while application.batcher.queued_tokens != tokens and time.monotonic() < until:
+        time.sleep(0.002)
+    assert application.batcher.queued_tokens == tokens
+
+
+def until_busy(application: App) -> None:
+    """Return when a batch is at the gate."""
+    until = time.monotonic() + 10
+    while not application.batcher.busy_seconds() and time.monotonic() < until:
+        time.sleep(0.002)
+    assert application.batcher.busy_seconds()
+
+
+@pytest.mark.skipif(not library.multiplies("fp32"), reason="no kernels: equal to rounding only")
+def test_answers_under_load_are_those_of_the_predictor_to_the_bit(
+    predictors: dict[str, Predictor],
+) -> None:
+    draw = random.Random(3)
+    calls = []
+    for _ in range(150):
+        kind = draw.choice(KINDS)
+        calls.append((kind, draw.choices(TASKS[kind][1], k=draw.choice((1, 1, 1, 2, 9)))))
+    application = app(predictors, limits=Limits(batch_tokens=96))
+
+    async def ask(client: httpx.AsyncClient, kind: str, inputs: list[Any]) -> Any:
+        await asyncio.sleep(draw.random() / 5)
+        body = {"inputs": inputs} | ({"normalize": False} if kind == "embed" else {})
+        response = await client.post(f"/{kind}", json=body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    async def ask_all(url: str) -> list[Any]:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            return await asyncio.gather(*(ask(client, *call) for call in calls))
+
+    with running(application) as url:
+        found = asyncio.run(ask_all(url))
+    mixed = application.metrics.text().decode()
+    batches, sequences = (
+        float(mixed.split(f"bothways_batch_sequences_{name} ")[1].split()[0])
+        for name in ("count", "sum")
+    )
+    assert sequences > 1.5 * batches  # requests did share batches
+    for (kind, inputs), answers in zip(calls, found, strict=True):
+        for item, answer in zip(inputs, answers, strict=True):
+            alone = predictors[kind](item)
+            if kind == "embed":
+                assert np.array_equal(np.float32(answer), alone.vectors[0])
+            else:
+                assert answer == json.loads(json.dumps(alone.to_json()))
+
+
+def in_thread(call: Any) -> threading.Thread:
+    thread = threading.Thread(target=call)
+    thread.start()
+    return thread
+
+
+def test_a_full_queue_refuses_at_once_and_recovers(
+    predictors: dict[str, Predictor],
+    gate: threading.Semaphore,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "bothways.serving.requests")
+    gate.release()  # for the text at the start
+    limits = Limits(queue_tokens=100, request_tokens=100, batch_tokens=16)
+    application = app(predictors["classify"], limits=limits)
+    with running(application) as url, httpx.Client(base_url=url, timeout=30) as client:
+
+        def ask(text: str = "good film") -> httpx.Response:
+            return client.post("/classify", json={"inputs": text})
+
+        answers: list[httpx.Response] = []
+        threads = [in_thread(lambda: answers.append(ask()))]
+        until_busy(application)
+        threads += [in_thread(lambda: answers.append(ask())) for _ in range(25)]
+        waiting(application, 100)
+        refused = [ask("the film was good") for _ in range(20)]
+        assert {response.status_code for response in refused} == {429}
+        assert refused[0].json()["error"]["code"] == "overloaded"
+        assert "queue_tokens" in refused[0].json()["error"]["message"]
+        assert 1 <= int(refused[0].headers["retry-after"]) <= 60
+        lines = [record.msg for record in caplog.records if isinstance(record.msg, dict)]
+        times = [line["total_ms"] for line in lines if line["status"] == 429]
+        assert len(times) > 10  # a line is written after its answer
+        assert statistics.median(times) < 10
+        gate.release(100)
+        for thread in threads:
+            thread.join()
+        assert {response.status_code for response in answers} == {200}
+        assert application.batcher.queued_tokens == 0
+        assert ask().status_code == 200
+
+
+def test_one_text_overtakes_a_request_with_many(
+    predictors: dict[str, Predictor], gate: threading.Semaphore
+) -> None:
+    gate.release()
+    application = app(predictors["classify"], limits=Limits(batch_tokens=16))
+    order: list[str] = []
+    with running(application) as url:
+
+        def ask(name: str, inputs: Any) -> None:
+            httpx.post(f"{url}/classify", json={"inputs": inputs}, timeout=30)
+            order.append(name)
+
+        many = in_thread(lambda: ask("many", ["good film"] * 40))
+        waiting(application, 36 * 4)  # the first batch waits at the gate
+        one = in_thread(lambda: ask("one", "good film"))
+        waiting(application, 37 * 4)
+        gate.release(2)
+        one.join(10)
+        assert order == ["one"]
+        gate.release(100)
+        many.join()
+
+
+def test_deadlines_and_clients_that_leave_free_the_queue(
+    predictors: dict[str, Predictor], gate: threading.Semaphore
+) -> None:
+    gate.release()
+    application = app(predictors["classify"], limits=Limits(batch_tokens=4))
+    with running(application) as url:
+        first = in_thread(
+            lambda: httpx.post(f"{url}/classify", json={"inputs": "good film"}, timeout=30)
+        )
+        until_busy(application)
+        soon = {"x-request-timeout": "0.05"}
+        late = httpx.post(f"{url}/classify", json={"inputs": "good film"}, headers=soon)
+        assert late.status_code == 504
+        assert late.json()["error"]["code"] == "deadline"
+        assert application.batcher.queued_tokens == 0
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}/classify", json={"inputs": "good film"}, timeout=0.2)
+        waiting(application, 0)
+        gate.release()
+        first.join()
+        metrics = application.metrics.text().decode()
+        assert 'route="/classify",status="499"} 1.0' in metrics
+        assert "bothways_batch_tokens_count 2.0" in metrics  # the start, and the first request
+        wrong = httpx.post(
+            f"{url}/classify", json={"inputs": "a"}, headers={"x-request-timeout": "nan"}
+        )
+        assert wrong.status_code == 400
+
+
+def test_a_text_that_fails_is_alone_in_failing(
+    predictors: dict[str, Predictor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = predictors["classify"].task.tokenizer.encode("awful")[0]
+
+    def sometimes(task: Any, sequences: Any, *rest: Any) -> Any:
+        if any(bad in sequence.ids for sequence in sequences):
+            raise RuntimeError("out of memory")
+        return engine.predict_sequences(task, sequences, *rest)
+
+    monkeypatch.setattr(batcher, "predict_sequences", sometimes)
+    with running(app(predictors["classify"])) as url:
+        answers: dict[str, int] = {}
+
+        def ask(text: str) -> None:
+            answers[text] = httpx.post(f"{url}/classify", json={"inputs": text}).status_code
+
+        texts = ["good", "awful", "film", "a good film", "the film was awful"]
+        for thread in [in_thread(lambda text=text: ask(text)) for text in texts]:
+            thread.join()
+        assert answers == {text: 500 if "awful" in text else 200 for text in texts}
+
+
+def test_weights_that_are_not_numbers_are_named(folder: Path) -> None:
+    broken = predictor(folder, "classify")
+    broken.task.model.heads["labels"].dense.bias.data.fill_(float("nan"))  # type: ignore[union-attr]
+    with running(app(broken)) as url:
+        answer = httpx.post(f"{url}/classify", json={"inputs": "good"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "not_finite")
+
+
+def test_a_signal_ends_the_command_after_the_requests_under_way(
+    folder: Path, tmp_path: Path
+) -> None:
+    task = predictor(folder, "classify").task
+    place = tmp_path / "films"
+    loaded = load_model(folder)
+    model = Model(loaded.model.config, (PoolerHead(), LabelHead(2)), loaded.model.encoder)
+    save_model(place, model, task.tokenizer, labels=("neg", "pos"))
+    words = [sys.executable, "-m", "bothways", "serve", str(place), "--port", "0"]
+    environment = {**os.environ, "BOTHWAYS_API_KEY": "secret"}
+    with subprocess.Popen(
+        [*words, "--drain-delay", "0.5"], stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stderr is not None
+        banner = process.stderr.readline()
+        assert banner.startswith("serving films (classify) on http://127.0.0.1:")
+        url = banner.split(" on ")[1].split(",")[0]
+        with httpx.Client(base_url=url, headers={"x-api-key": "secret"}, timeout=30) as client:
+            until = time.monotonic() + 20
+            while True:
+                try:
+                    assert client.get("/ready").status_code == 200
+                    break
+                except httpx.ConnectError:
+                    assert time.monotonic() < until
+                    time.sleep(0.05)
+            assert client.post("/classify", json={"inputs": TEXTS[0]}).status_code == 200
+            assert httpx.post(f"{url}/classify", json={"inputs": "a"}).status_code == 401
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+            assert client.get("/ready").status_code == 503
+            assert client.post("/classify", json={"inputs": TEXTS[0]}).status_code == 200
+        log = process.stderr.read()
+        assert process.wait(20) == 0
+    lines = [json.loads(row) for row in log.splitlines()]
+    assert {line["status"] for line in lines} == {200, 401, 503}
+    assert TEXTS[0] not in log
+    assert "secret" not in log
