@@ -61,6 +61,7 @@ _COMMANDS = {
     "convert": ("convert:convert", "Convert a TensorFlow checkpoint of Google's."),
     "export": ("export:export", "Write a model for onnxruntime, OpenVINO or a browser."),
     "describe": ("describe:describe", "Show a model's configuration and its parameters by part."),
+    "speedrun": ("speedrun:speedrun", "Time pre-training to a fixed held-out loss."),
     "bench": ("bench:bench", "Compare the speed with transformers on this machine."),
 }
 _TOKENIZER = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,7 @@ def pretrain(
     device: str = "auto",
     progress: Progress = SILENT,
     on_event: run.OnEvent = lambda event: None,
+    held_out: Callable[[Learner, Plan], HeldOut] | None = None,
 ) -> PretrainResult:
     """Pre-train on a corpus, or on several by name, and save the model in `folder/model`.
 
@@ -97,6 +98,8 @@ def pretrain(
             the folder must be new or empty.
         progress: receives stages, records, and the notes and warnings of the preflight.
         on_event: called after each step, report, evaluation and checkpoint.
+        held_out: makes what evaluates the learner, on text of its own; then all documents of the
+            corpus are trained on, whatever `settings.held_out` says. None: documents of the corpus.
 
     Raises:
         ResourceError: the folder is in use or holds another run.
@@ -126,17 +129,16 @@ def pretrain(
         peak = peak_of(flops, settings.training, where, plan)
         # After the peak, which draws the first time in a process.
         torch.manual_seed(settings.seed + 1 + plan.rank)
-        train_ids, parts = {}, {}
-        fewer = dataclasses.replace(
-            settings, evaluation_tokens=max(1, settings.evaluation_tokens // len(corpora.parts))
-        )
-        for name, part in corpora.parts.items():
-            train_ids[name], held_out_ids = part.split(settings.held_out, settings.seed)
-            parts[name] = HeldOut(fewer, part, held_out_ids, plan, learner)
-        single = parts.get("") if len(parts) == 1 else None
-        scoring = single or MixedHeldOut(parts, corpora.shares)
-        if settings.training.keep.best:  # now, not at the first evaluation
-            settings.training.keep.check(scoring.names())
+        train_ids: dict[str, NDArray[Any]]
+        scoring: HeldOut | MixedHeldOut
+        if held_out is None:
+            train_ids, scoring = _split(settings, corpora, plan, learner)
+        else:
+            train_ids = {name: np.arange(len(part)) for name, part in corpora.parts.items()}
+            scoring = held_out(learner, plan)
+        for asked in (settings.training.keep, settings.training.target):
+            if asked is not None:  # now, not at the first evaluation
+                asked.check(scoring.names())
         config = configs.to_dict(settings) | {"corpus": corpora.fingerprint()}
         frozen = settings.objective.frozen_models.items()
         config |= {role: digest_of_model(source) for role, source in frozen}
@@ -164,6 +166,21 @@ def pretrain(
             if installed("matplotlib", "jinja2"):
                 write_run_page(folder / "report.html", settings, done.metrics, state, where)
         return dataclasses.replace(done, folder=folder / "model")
+
+
+def _split(
+    settings: PretrainConfig, corpora: Corpora, plan: Plan, learner: Learner
+) -> tuple[dict[str, NDArray[Any]], HeldOut | MixedHeldOut]:
+    """Return the documents to train on, by corpus, and what scores the learner on the others."""
+    train_ids, parts = {}, {}
+    fewer = dataclasses.replace(
+        settings, evaluation_tokens=max(1, settings.evaluation_tokens // len(corpora.parts))
+    )
+    for name, part in corpora.parts.items():
+        train_ids[name], held_out_ids = part.split(settings.held_out, settings.seed)
+        parts[name] = HeldOut(fewer, part, held_out_ids, plan, learner)
+    single = parts.get("") if len(parts) == 1 else None
+    return train_ids, single or MixedHeldOut(parts, corpora.shares)
 
 
 def _phases(

@@ -43,8 +43,8 @@ FORMAT = 1
 HARMLESS = frozenset(
     {
         "training.report", "training.evaluate", "training.save", "training.keep",
-        "training.early_stopping", "training.recompute", "training.compiled", "training.until",
-        "microbatch_tokens", "evaluation_tokens", "objective.teacher",
+        "training.early_stopping", "training.target", "training.recompute", "training.compiled",
+        "training.until", "microbatch_tokens", "evaluation_tokens", "objective.teacher",
     }
 )  # fmt: skip
 """Settings that may change on resume. None changes an update, except that a longer run has a longer

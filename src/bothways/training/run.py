@@ -18,7 +18,7 @@ from bothways.runtime.devices import Precision
 from bothways.training.average import Average
 from bothways.training.checkpoint import Keep
 from bothways.training.durations import Auto, Duration, Steps
-from bothways.training.early_stopping import EarlyStopping, Evaluation, Metrics
+from bothways.training.early_stopping import EarlyStopping, Evaluation, Metrics, Target
 from bothways.training.loop import clock_from, fit
 from bothways.training.meter import Meter, StepReport
 from bothways.training.optimizers import (
@@ -62,6 +62,7 @@ class Training:
             checkpoint.
         early_stopping: the number of evaluations in a row without a better value of the metric of
             `keep.best` after which the run ends; None for never.
+        target: the value of a metric at which the run ends before its length; None for none.
     """
 
     until: Duration | Auto
@@ -77,6 +78,7 @@ class Training:
     save: Duration | None = None
     keep: Keep = field(default_factory=Keep)
     early_stopping: int | None = None
+    target: Target | None = None
 
     def __post_init__(self) -> None:
         require_at_least(1, "training", early_stopping=self.early_stopping)
@@ -238,7 +240,11 @@ def _waiting(training: Training, evaluation: object) -> EarlyStopping:
             where="training.early_stopping",
             fix="Give development data, or leave early_stopping out.",
         )
-    return EarlyStopping(training.early_stopping, training.keep.best)
+    if training.target is not None and evaluation is None:
+        what = "a run ends at a target only if it is evaluated"
+        fix = "Give development data, or leave the target out."
+        raise ConfigError(what, where="training.target", fix=fix)
+    return EarlyStopping(training.early_stopping, training.keep.best, training.target)
 
 
 class _Watch:
@@ -326,6 +332,8 @@ class _Watch:
                 failed.callback(self._save, progress)  # no step is lost to a failed evaluation
             metrics = dict(self._evaluation(self._shown))
             self._training.keep.check(metrics)
+            if self._training.target is not None:
+                self._training.target.check(metrics)
             failed.pop_all()
         self._metrics, self._evaluated = metrics, progress.steps
         values = at(progress) | metrics

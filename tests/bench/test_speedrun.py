@@ -1,0 +1,126 @@
+"""A speedrun: it ends at the target, is scored on text of its own, and leaves an entry."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bothways.bench import speedrun as job
+from bothways.bench.speedrun import CPU, METRIC, RecordRequest, speedrun
+from bothways.cli import app
+from bothways.core.errors import ConfigError, DataError
+from bothways.core.progress import SILENT
+from bothways.data.corpus import Corpus
+from bothways.objectives.masked_lm import MaskedLM
+from bothways.pretraining.evaluation import evaluate_on_corpus
+from bothways.training.early_stopping import EarlyStopping, Target
+from toy_animals import document
+
+TINY = (
+    "encoder.width=16",
+    "encoder.heads=2",
+    "encoder.intermediate_size=16",
+    "encoder.depth=1",
+    "training.precision=fp32",
+    "batch.n=512",
+    "training.until=40 steps",
+    "training.evaluate=5 steps",
+    "training.optimizer.lr=1e-2",
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, rng = tmp_path_factory.mktemp("speedrun"), np.random.default_rng(0)
+    for name, count in (("train", 60), ("held-out", 20)):
+        (folder / f"{name}.txt").write_text("\n\n".join(document(rng) for _ in range(count)))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bothways.pretraining.run.installed", lambda *packages: False)
+
+
+def request_of(place: Path, out: Path, target: float = 3.0, **changes: Any) -> RecordRequest:
+    track = dataclasses.replace(CPU, target=target, tokens=1000)
+    text, held_out = (str(place / f"{name}.txt") for name in ("train", "held-out"))
+    request = RecordRequest((text,), held_out, out, track, overrides=TINY, seeds=1)
+    return dataclasses.replace(request, **changes)
+
+
+def test_a_run_ends_where_the_loss_is_reached(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(place, tmp_path / "out", seeds=2)
+    entry = speedrun(request, device="cpu")
+    assert entry["reached"]
+    for run in entry["runs"]:
+        curve = [loss for _, _, loss in run["curve"]]
+        assert curve[-1] <= 3.0 < min(curve[:-1]), "the first evaluation at the target ends it"
+        assert run["steps"] == 5 * len(curve) < 40
+        assert run["seconds"] >= run["curve"][-1][0] > 0
+    assert entry["mean seconds"] == pytest.approx(np.mean([r["seconds"] for r in entry["runs"]]))
+    assert json.loads((request.out / "entry.json").read_text()) == json.loads(json.dumps(entry))
+    assert entry["settings"]["training"]["target"] == {"metric": METRIC, "at_most": 3.0}
+    held_out = Corpus.open(request.out / "held-out")
+    found = evaluate_on_corpus(
+        str(request.out / "runs" / "seed-0" / "model"), held_out, tokens=1000,
+        objective=MaskedLM(), device="cpu",
+    )  # fmt: skip
+    assert found["loss/masked"] == pytest.approx(entry["runs"][0]["loss"], rel=1e-4)
+    monkeypatch.setattr(job, "pretrain", None)
+    assert speedrun(request, device="cpu")["runs"] == entry["runs"], "nothing is trained again"
+
+
+def test_a_loss_out_of_reach_is_said_not_to_be_reached(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "speedrun", *TINY, "training.until=6 steps", "--text", str(place / "train.txt"),
+        "--held-out", str(place / "held-out.txt"), "--out", str(tmp_path), "--seeds", "1",
+        "--target", "0.01", "--device", "cpu",
+    ]  # fmt: skip
+    app(words, result_action="return_value")
+    assert "seed 0: not reached in" in capsys.readouterr().out
+    entry = json.loads((tmp_path / "entry.json").read_text())
+    assert not entry["reached"]
+    assert entry["runs"][0]["steps"] == 6
+
+
+def test_the_rules_are_kept(place: Path, tmp_path: Path) -> None:
+    for changes, words in (
+        ({"overrides": (*TINY, "training.target=none")}, "training.target: is fixed by the track"),
+        ({"overrides": ("encoder.position.max_positions=64", "phases.0.length=64")}, "128 are sc"),
+        ({"recipe": "electra", "overrides": ("objective=replaced_tokens", *TINY[4:])}, "no masked"),
+        ({"recipe": "fast"}, "unknown recipe 'fast'"),
+        ({"seeds": 0}, "at least 1"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            speedrun(request_of(place, tmp_path / "out", **changes), device="cpu")
+    with pytest.raises(DataError, match="no such file"):
+        speedrun(request_of(place, tmp_path / "out", held_out="nowhere.txt"), device="cpu")
+
+
+def test_a_target_outlives_a_checkpoint() -> None:
+    target = Target("loss", 2.0)
+    waiting = EarlyStopping(None, None, target)
+    values = iter((3.0, 2.5, 2.0))
+    evaluate = waiting.watched(lambda progress: {"loss": next(values)})
+    states = []
+    for _ in range(3):
+        evaluate(SILENT)
+        states.append((waiting.over, waiting.state()))
+    assert [over for over, _ in states] == [False, False, True]
+    resumed = EarlyStopping(None, None, target)
+    assert resumed.restore({**states[-1][1], "loss": 2.0}) == {"loss": 2.0}
+    assert resumed.over
+    resumed.restore(states[0][1])
+    assert not resumed.over
+    with pytest.raises(ConfigError, match="'f1' is not evaluated: there are loss"):
+        Target("f1", 1.0).check(["loss"])
