@@ -21,7 +21,7 @@ _HOME = {
     "EncoderConfig": "model.config", "FinetuneConfig": "finetuning.prepare",
     "Metric": "finetuning.metrics", "Model": "model.model", "Predictor": "prediction.predictor",
     "PretrainConfig": "pretraining.config", "Tokenizer": "text.tokenizer", "build_corpus": "api",
-    "export_model": "api", "finetune": "api", "load": "api",
+    "distil": "api", "export_model": "api", "finetune": "api", "load": "api",
     "load_model": "hub.model_folder",
     "preset": "families.catalogue", "pretrain": "api", "push_to_hub": "hub.publish",
     "save_model": "hub.model_folder", "train_tokenizer": "api",
@@ -31,6 +31,7 @@ __all__ = ["__version__", *_HOME]  # noqa: PLE0604
 
 if TYPE_CHECKING:
     from bothways.api import build_corpus as build_corpus
+    from bothways.api import distil as distil
     from bothways.api import export_model as export_model
     from bothways.api import finetune as finetune
     from bothways.api import load as load

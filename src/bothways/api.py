@@ -414,6 +414,82 @@ def finetune(  # noqa: PLR0913 – one option per question
         )
 
 
+def distil(  # noqa: PLR0913 – one option per question
+    teacher: str | Path,
+    data: Rows | Corpus,
+    student: str | Path | None = None,
+    dev: Rows | None = None,
+    *,
+    until: str | None = None,
+    out: str | Path | None = None,
+    recipe: str | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    progress: Progress | bool = True,
+    on_event: Callable[[Event], object] = lambda event: None,
+    **settings: Any,
+) -> PretrainResult | FinetuneResult:
+    """Train a smaller model on what a teacher computes; with `out`, save it in `out/model`.
+
+    With a corpus the student is pre-trained, with labelled data it is fine-tuned for the teacher's
+    task, on the labels and the teacher's outputs.
+
+    Args:
+        teacher: a model folder, the folder of a run, or a Hub id.
+        data: a corpus or its folder, built with the teacher's tokenizer; or labelled data as for
+            `finetune`.
+        student: with a corpus a preset or a model folder, `None` for half of the teacher's layers;
+            with labelled data a model folder or a Hub id.
+        dev: labelled data by which the best weights are chosen.
+        until: end of the run, such as "2 hours", "3 epochs" or "10000 steps".
+        out: folder of the run with checkpoints and metrics; `None` trains in memory.
+        recipe: "distilbert", "tinybert" or "minilm" with a corpus, "modern" or "paper" with
+            labelled data; `None` for the first.
+        resume: continue from the newest checkpoint in `out`.
+        progress: True shows progress on standard error, False nothing; an object with `stage`,
+            `advance` and `message` receives it.
+        on_event: called after each step, report, evaluation and checkpoint.
+        settings: further settings as nested dicts of dotted paths, such as
+            `teacher={"weight": 0.7}`; with labelled data common names such as `lr`, too.
+
+    Raises:
+        BothwaysError: the teacher, the data, a setting or the machine is not suitable, or a loss is
+            not finite.
+
+    Example:
+        >>> quick = {"batch": {"n": 8}, "training": {"until": "2 steps"}}
+        >>> result = bothways.distil("my-bert", "corpus", out="new-student", **quick)
+        >>> result.folder.name, result.progress.steps
+        ('model', 2)
+    """
+    from bothways.core.config import reader
+    from bothways.data.corpus import Corpus
+    from bothways.finetuning import run as finetuning
+    from bothways.finetuning.prepare import load_config
+    from bothways.finetuning.teacher_task import taught_finetuning
+    from bothways.pretraining import run as pretraining
+    from bothways.pretraining.config import PretrainConfig
+    from bothways.pretraining.distilling import distillation
+
+    name = None if student is None else str(student)
+    folder = None if out is None else Path(out)
+    if until is not None:
+        settings["training"] = {"until": until, **settings.get("training", {})}
+    common: Any = {"resume": resume, "device": device, "on_event": on_event}
+    if isinstance(data, Corpus) or (isinstance(data, str | Path) and Path(data).is_dir()):
+        text = data if isinstance(data, Corpus) else Corpus.open(Path(data))
+        base = distillation(str(teacher), text, name, recipe)
+        config = reader.load(PretrainConfig, base=base, overrides=settings)
+        with _shown(progress) as shown:
+            return pretraining.pretrain(config, text, folder, progress=shown, **common)
+    named = None if dev is None else _source_name(dev, "dev")
+    task = taught_finetuning(str(teacher), _source_name(data, "train"), name, recipe, named)
+    with _shown(progress) as shown:
+        return finetuning.finetune(
+            load_config(task, settings), folder, train=data, dev=dev, progress=shown, **common
+        )
+
+
 def _source_name(rows: Rows, name: str) -> str:
     """Return the path of a source, or a name for rows."""
     return str(rows) if isinstance(rows, str | Path) else f"{name} rows"

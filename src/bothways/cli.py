@@ -51,6 +51,7 @@ _COMMANDS = {
     ),
     "pretrain": ("pretrain:pretrain", "Pre-train with masked LM and next sentence prediction."),
     "finetune": ("finetune:finetune", "Fine-tune a model folder on labelled data."),
+    "distil": ("distil:distil", "Train a smaller model on what a teacher computes."),
     "evaluate": ("evaluate:evaluate", "Score a fine-tuned model on labelled data."),
     "predict": ("predict:predict", "Predict labels with probabilities, as JSON lines."),
     "features": ("features:features", "Tag words with a BiLSTM on a frozen encoder's vectors."),

@@ -92,7 +92,7 @@ def test_transformers_opens_the_folder_with_the_same_logits(
                 expected = theirs(input_ids=torch.from_numpy(sequence.ids).long()[None]).logits[
                     0, index
                 ]
-                assert torch.allclose(task.logits(pack([sequence])), expected, atol=1e-5)
+                assert torch.allclose(task.scores(pack([sequence])), expected, atol=1e-5)
 
 
 def test_the_commands_evaluate_and_predict(

@@ -89,7 +89,7 @@ def test_losses_are_sums_of_cross_entropies(tmp_path: Path) -> None:
     batch = pack([sequence for item in task.encode(examples) for sequence in item.sequences])
     assert task.weights(batch) == {"label": 9.0}
     loss = task(batch)["label"]
-    logits = task.logits(batch).detach().double().numpy()
+    logits = task.scores(batch).detach().double().numpy()
     expected, hits = 0.0, 0
     for row, example in zip(logits, examples, strict=True):
         if example.label is not None:
@@ -120,7 +120,7 @@ def test_logits_equal_those_of_transformers(tmp_path: Path) -> None:
         )
         with torch.no_grad():
             expected = theirs(input_ids=ids, token_type_ids=segments).logits
-            assert torch.allclose(task.logits(pack([sequence])), expected, atol=1e-5)
+            assert torch.allclose(task.scores(pack([sequence])), expected, atol=1e-5)
 
 
 def test_predictions_are_those_of_each_example_alone_and_in_order(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, training
     labels = torch.from_numpy(truth_of(examples)).float()
     expected = theirs(**padded_inputs(inputs), labels=labels)
     loss = task(batch_of(inputs))["label"]
-    torch.testing.assert_close(task.logits(batch_of(inputs)), expected.logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(task.scores(batch_of(inputs)), expected.logits, rtol=1e-4, atol=1e-5)
     assert task.weights(batch_of(inputs)) == {"label": 36.0}
     assert loss.total.item() / 36 == pytest.approx(expected.loss.item(), rel=1e-5)
     assert loss.hits is None

@@ -223,7 +223,7 @@ def test_losses_gradients_and_logits_are_those_of_transformers(
         labels[0, index] = tags
         result = theirs(input_ids=ids, labels=labels)
         total, count = total + result.loss * len(tags), count + len(tags)
-        assert torch.allclose(task.logits(pack([sequence])), result.logits[0, index], atol=1e-5)
+        assert torch.allclose(task.scores(pack([sequence])), result.logits[0, index], atol=1e-5)
     batch = pack(sequences)
     loss = task(batch)["tag"]
     assert task.weights(batch) == {"tag": float(count)}

@@ -39,7 +39,7 @@ def test_losses_are_torchs_mean_however_the_batch_is_cut(
         [-100 if e.label is None else task.labels.index(e.label) for e in examples]
     )
     weights = None if definition.weighting == "equal" else torch.tensor(WEIGHTS)
-    logits = task.logits(batch_of(inputs))
+    logits = task.scores(batch_of(inputs))
     expected = torch.nn.functional.cross_entropy(
         logits, labels, weights, label_smoothing=definition.smoothing
     )

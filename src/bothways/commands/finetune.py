@@ -43,6 +43,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     recipe: FineRecipe = "modern",
     config: Path | None = None,
     seeds: str | None = None,
+    teacher: str | None = None,
     resume: bool = False,
     device: Device = "auto",
 ) -> None:
@@ -78,6 +79,9 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     seeds
         Run several seeds: a count (5), a list (3,14,15), or heads × data orders (5x3). Each run
         has a folder seed-N; model/ is that of the best run.
+    teacher
+        A fine-tuned model whose outputs are learned in addition to the labels; teacher.weight=0.5
+        and teacher.temperature=2 are its settings.
     resume
         Continue from the newest checkpoint in the folder; skip finished runs of several.
     """
@@ -90,14 +94,15 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         check_begun(out)
     options = {"lr": lr, "epochs": epochs, "batch_size": batch_size, "max_length": max_length}
     columns = {"text": text, "text_b": text_b, "label": label}
-    data = {"model": model, "train": train, "dev": dev}
+    taught = None if teacher is None else {"folder": teacher}
+    data = {"model": model, "train": train, "dev": dev, "teacher": taught}
     settings = settings_from({**data, **options}, columns, overrides, task, recipe, config)
     console = error_console()
     say_kernels(device)
     if seeds is None:
         with terminal_progress(console) as progress:
             done = job.finetune(settings, out, resume=resume, device=device, progress=progress)
-        _conclude_one(done, out, console)
+        conclude_finetuning(done, out, console)
     else:
         chosen = parse_seeds(seeds, settings.seed)
         with terminal_progress(console) as progress:
@@ -127,7 +132,7 @@ def settings_from(
     return load_config(base, merge(expand_shorthands(overrides), expand_shorthands(given)), file)
 
 
-def _conclude_one(done: FinetuneResult, out: Path, console: Console) -> None:
+def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> None:
     """Print the result of a single run; see `print_series`."""
     from rich.console import Console as Output
 

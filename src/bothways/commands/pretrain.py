@@ -108,10 +108,10 @@ def pretrain(
     say_kernels(device)
     with terminal_progress(console) as progress:
         done = job.pretrain(settings, text, out, resume=resume, device=device, progress=progress)
-    _conclude(done, settings, console)
+    conclude_pretraining(done, settings, console)
 
 
-def _conclude(done: PretrainResult, settings: PretrainConfig, console: Console) -> None:
+def conclude_pretraining(done: PretrainResult, settings: PretrainConfig, console: Console) -> None:
     """Print the metrics of a finished run; raises KeyboardInterrupt if the run was interrupted."""
     from rich.console import Console as Output
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class LabelledData:
         train, dev: the encoded examples.
         train_examples, dev_examples: as they were read; `dev_examples` may be empty.
         findings: of the preflight.
+        unlabelled: further training examples, which only a teacher answers.
     """
 
     definition: Task[Any, Any]
@@ -58,11 +60,13 @@ class LabelledData:
     train_examples: tuple[Any, ...]
     dev_examples: tuple[Any, ...]
     findings: tuple[Finding, ...]
+    unlabelled: tuple[EncodedExample, ...] = ()
 
     @property
     def sequences(self) -> list[Sequence]:
         """All training sequences."""
-        return [sequence for item in self.train for sequence in item.sequences]
+        items = itertools.chain(self.train, self.unlabelled)
+        return [sequence for item in items for sequence in item.sequences]
 
     @property
     def tokens(self) -> int:

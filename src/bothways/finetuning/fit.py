@@ -34,6 +34,7 @@ from bothways.finetuning.failed_runs import (
 )
 from bothways.finetuning.metrics import scored
 from bothways.finetuning.stability import rules
+from bothways.finetuning.teacher import TaughtLearner, Teacher
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import save_model
 from bothways.kernels.library import runs_on
@@ -123,6 +124,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     plan: Plan,
     seed: int,
     fresh: tuple[str, ...] = (),
+    teacher: Teacher | None = None,
     peak: Peak | None = None,
     progress: Progress = SILENT,
     on_event: OnEvent = lambda event: None,
@@ -133,6 +135,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
         task: on its device; `stability.steady` and `compute_as` have prepared its model.
         seed: of the order of the data, dropout and mixout.
         fresh: heads that started at random in addition to the task's own.
+        teacher: whose scores `teacher.taught` has added to the data; None without one.
 
     Raises:
         BothwaysError: a loss or a gradient is not finite.
@@ -157,10 +160,11 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
             history.append((event.progress.epochs, scores))
         on_event(event)
 
+    learner = task if teacher is None else TaughtLearner(task, teacher)
     torch.manual_seed(seed + 1 + plan.rank)
     with learning_by_rows(task.model, device, plan.world, training.optimizer):
         state = train(
-            task,
+            learner,
             [TrainingPhase(training.end, lambda at: ahead(steps.steps(at.cursor), device))],
             training,
             plan,
@@ -180,7 +184,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
         progress.message(f"note: ended after {state.epochs:.4g} epochs: {why}")
     if training.keep.best is not None:
         progress.stage("reading the best weights")
-        store.load_best(task, training.keep.best)
+        store.load_best(learner, training.keep.best)
     task.eval()
     metrics, failure = conclude(task, data, method, state.steps, losses, progress)
     return dataclasses.replace(done, metrics=metrics, failure=failure)

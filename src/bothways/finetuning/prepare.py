@@ -23,6 +23,7 @@ from bothways.finetuning.data import LabelledData, check_metric, examine
 from bothways.finetuning.fit import training_of
 from bothways.finetuning.forecast import forecast
 from bothways.finetuning.stability import fresh_pooler, steady
+from bothways.finetuning.teacher import Teacher, taught
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.provenance import digest_of_model, stamp
 from bothways.hub.resolve import resolve_run
@@ -52,6 +53,7 @@ class FinetuneConfig(FinetuneSettings):
             folder has, or has a part of. A model that was saved without one needs no setting.
         seed: of the fresh heads and all other random weights.
         order_seed: of the order of the data, dropout and mixout. None: the same as `seed`.
+        teacher: a fine-tuned model whose outputs are learned in addition to the labels.
 
     Example:
         >>> config = bothways.FinetuneConfig(model="my-bert", train="train.tsv", dev="dev.tsv")
@@ -65,6 +67,7 @@ class FinetuneConfig(FinetuneSettings):
     fresh: tuple[Literal["pooler"], ...] = ()
     seed: int = 0
     order_seed: int | None = None
+    teacher: Teacher | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -177,6 +180,12 @@ def make_ready(
         model.config.max_positions,
         progress,
     )
+    if settings.teacher is not None and settings.teacher.unlabelled is not None:
+        source = settings.teacher.unlabelled
+        more, _ = _examples(source, definition, "unlabelled", progress, labelled=False)
+        examples["unlabelled"] = more
+        encoded = definition.encode(more, tokenizer, data.labels, data.length)
+        data = dataclasses.replace(data, unlabelled=tuple(encoded))
     settings, chosen = choose(
         dataclasses.replace(settings, length=data.length),
         model.config,
@@ -193,6 +202,9 @@ def make_ready(
             *fresh_pooler({*fresh} - {*settings.fresh}, settings.model),
         ]
     )
+    if settings.teacher is not None:
+        precision = settings.training.precision
+        data = taught(data, settings.teacher, device, precision, folder, progress)
     check_metric(settings, data)
     # A resumed run passes here, too: mixout and pull read their targets from the model again.
     steady(model, settings.stability, settings.seed, fresh)
@@ -201,9 +213,8 @@ def make_ready(
     training = training_of(settings, data)
     if (time := forecast(task, data, settings, training, folder, progress)) is not None:
         findings.append(time)
-    sources = {
-        name: _source(getattr(settings, name), each, progress) for name, each in examples.items()
-    }
+    named = {**vars(settings), "unlabelled": settings.teacher and settings.teacher.unlabelled}
+    sources = {name: _source(named[name], each, progress) for name, each in examples.items()}
     return PreparedRun(settings, task, data, sources, base, fresh, tuple(findings))
 
 
@@ -230,7 +241,7 @@ def _fingerprints(
 
 
 def _examples(
-    rows: Rows, definition: Trainable, name: str, progress: Progress
+    rows: Rows, definition: Trainable, name: str, progress: Progress, labelled: bool = True
 ) -> tuple[list[Any], Trainable]:
     """Return the examples in rows, and the task with the columns that were read."""
     if not isinstance(rows, str | Path):
@@ -246,7 +257,7 @@ def _examples(
             for number, row in enumerate(items, 1)
         ], definition
     columns: Any = definition.columns
-    reading: Reading[Any] = definition.read(str(rows), columns)
+    reading: Reading[Any] = definition.read(str(rows), columns, labelled=labelled)
     share = reading.share
     progress.stage(f"reading {rows}", None if share is None else 1.0)
     examples = []

@@ -29,7 +29,7 @@ from bothways.finetuning.prepare import (
 )
 from bothways.finetuning.stability import Stability
 from bothways.hub.model_card import Card, limits_of_finetuned, run_of
-from bothways.hub.provenance import without_places
+from bothways.hub.provenance import digest_of_model, without_places
 from bothways.model.flops import forward_flops
 from bothways.prediction.engine import PredictionCounts
 from bothways.preflight.machine import peak_of
@@ -92,6 +92,7 @@ def finetune(
             MemoryStore() if folder is None else _store(ready, folder),
             seed=settings.ordered_by,
             fresh=ready.fresh,
+            teacher=settings.teacher,
             plan=plan,
             peak=peak,
             progress=progress,
@@ -130,6 +131,8 @@ def _saved(
 def _store(ready: PreparedRun, folder: Path) -> FolderStore:
     """Return the store of a run, whose checkpoints belong to its settings, data and model."""
     data = {name: source.sha256 for name, source in ready.sources.items()} | {"model": ready.base}
+    if ready.settings.teacher is not None:
+        data["teacher"] = digest_of_model(ready.settings.teacher.folder)
     made_of = without_places(configs.to_dict(ready.settings)) | {"data": data}
     return FolderStore(folder, made_of, configs.to_toml(ready.settings))
 

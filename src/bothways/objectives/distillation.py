@@ -229,10 +229,17 @@ class Distillation(Objective):
         return DistillationLearner(models["model"], models["teacher"], self)
 
     def check(self, corpus: Corpus) -> list[Finding]:
-        """Return the findings about the corpus; another vocabulary than the teacher's is one."""
-        theirs = Tokenizer.load(resolve(resolve_run(self.teacher)))
-        difference = theirs.difference(corpus.tokenizer)
-        findings = super().check(corpus)
+        """Return the findings about the corpus: the teacher must be able to read it."""
+        folder = resolve(resolve_run(self.teacher))
+        difference = Tokenizer.load(folder).difference(corpus.tokenizer)
+        findings, most = super().check(corpus), read_hf_config(folder).encoder.max_positions
+        if self.segments.length > most:
+            what = (
+                f"sequences of {self.segments.length} tokens are longer than the {most} positions "
+                f"of the teacher {self.teacher}"
+            )
+            fix = f"Set phases.0.length={most} or less."
+            findings.append(Finding("positions", "error", what, "objective.teacher", fix))
         if difference is None:
             return findings
         what = f"the corpus has another vocabulary than the teacher {self.teacher}: {difference}"

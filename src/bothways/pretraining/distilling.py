@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
+from dataclasses import replace
 
 from bothways.core.errors import ConfigError
 from bothways.data.corpus import Corpus
@@ -16,7 +15,7 @@ from bothways.pretraining.recipes import DISTILLING
 
 
 def distillation(
-    teacher: str, corpus: Corpus, student: str | None = None, recipe: str = "distilbert"
+    teacher: str, corpus: Corpus, student: str | None = None, recipe: str | None = None
 ) -> PretrainConfig:
     """Return the settings of a run in which a student learns from a teacher.
 
@@ -27,27 +26,33 @@ def distillation(
     Args:
         teacher: a model folder, the folder of a run, or a Hub id.
         student: a preset, or a model folder; None for half of the teacher's layers.
-        recipe: "distilbert", "tinybert" or "minilm".
+        recipe: "distilbert", "tinybert" or "minilm"; None for the first.
 
     Raises:
         ConfigError: an unknown recipe, or a loss of the recipe does not fit the two.
         FolderError: a folder cannot be read.
     """
+    recipe = recipe or "distilbert"
     if recipe not in DISTILLING:
         what, fix = f"unknown recipe {recipe!r}", f"Choose one of {', '.join(DISTILLING)}."
         raise ConfigError(what, where="recipe", fix=fix)
     source = start_encoder(teacher)
+    most = source.max_positions
     if student is None:
-        encoder: ModelConfig = dataclasses.replace(source, depth=max(1, source.depth // 2))
-    elif student in PRESETS and not Path(student).is_dir():
+        encoder: ModelConfig = replace(source, depth=max(1, source.depth // 2))
+    elif student in PRESETS:
         encoder = fit_to_corpus(preset(student), corpus.tokenizer)
     else:
         encoder = start_encoder(student)
-        return dataclasses.replace(DISTILLING[recipe](encoder, teacher), start=student)
     settings = DISTILLING[recipe](encoder, teacher)
+    # No sequence is longer than what both read.
+    phases = (replace(each, length=min(each.length, most)) for each in settings.phases)
+    settings = replace(settings, phases=tuple(phases))
+    if student is not None and student not in PRESETS:
+        return replace(settings, start=student)
     if not isinstance(source, EncoderConfig) or not isinstance(encoder, EncoderConfig):
         return settings
     if source.sharing is not None or layer_differences(source, encoder):
         return settings
     layers = spread_layers(encoder.depth, source.depth)
-    return dataclasses.replace(settings, start=teacher, start_layers=layers)
+    return replace(settings, start=teacher, start_layers=layers)

@@ -24,11 +24,13 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.finding import Finding, places
 from bothways.core.learner import Learner
+from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
 from bothways.model.heads import Head
 from bothways.model.model import Model
@@ -253,8 +255,18 @@ class Task(Generic[E, P]):
         return str(self.kind)  # type: ignore[attr-defined]
 
 
+Scale = Literal["classes", "labels", "number", "choices", "span"]
+"""The meaning of a model's scores: a row of classes, a row of labels that each apply or not, a
+number, one score for each choice, and scores of tokens as the start and the end of an answer."""
+
+
 class TaskLearner(Learner, Generic[E, P]):
-    """A task bound to a model. Subclasses define `weights`, `forward` and `outputs`.
+    """A task bound to a model. Subclasses define `weights`, `outputs` and either `forward` or, to
+    be taught by another model, `scale`, `scores` and `losses`.
+
+    Class attributes:
+        scale: the meaning of `scores`; None for a task that no teacher is for.
+        loss_name: the name of the loss of its answers.
 
     Args:
         task: the task.
@@ -267,6 +279,9 @@ class TaskLearner(Learner, Generic[E, P]):
         ConfigError: the length is out of the model's range.
     """
 
+    scale: ClassVar[Scale | None] = None
+    loss_name: ClassVar[str] = "label"
+
     def __init__(
         self, task: Task[E, P], model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> None:
@@ -278,6 +293,18 @@ class TaskLearner(Learner, Generic[E, P]):
             raise ConfigError(what, where="length", fix=f"Set length={nearest}.")
         self.task, self.model, self.tokenizer = task, model, tokenizer
         self.labels, self.length = tuple(labels), length
+
+    def forward(self, batch: Batch) -> Mapping[str, Loss]:
+        """Return the losses of a batch."""
+        return self.losses(self.scores(batch), batch)
+
+    def scores(self, batch: Batch) -> Tensor:
+        """Return the model's scores with their graph: a row or a number for each target."""
+        raise NotImplementedError
+
+    def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
+        """Return the losses by name, given the scores."""
+        raise NotImplementedError
 
     def outputs(self, batch: Batch) -> list[Output]:
         """Return the output for each sequence of a batch that is on the model's device."""

@@ -58,13 +58,15 @@ from bothways.text.tokenizer import Tokenizer
 class Chooser(TaskLearner[ChoiceExample, ChoicePrediction]):
     """A choice task with a model that has the head "choice"; see `TaskLearner`."""
 
+    scale = "choices"
+
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the number of questions with a label."""
         return {"label": float((_targets(batch)[1] != IGNORED).sum())}
 
-    def forward(self, batch: Batch) -> Mapping[str, Loss]:
+    def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the cross-entropy over the choices of each question."""
-        return {"label": choice_cross_entropy(self.scores(batch), *_targets(batch))}
+        return {"label": choice_cross_entropy(scores, *_targets(batch))}
 
     def scores(self, batch: Batch) -> Float[Tensor, " choices"]:
         """Return one score for each choice, question after question."""

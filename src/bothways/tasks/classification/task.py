@@ -58,6 +58,8 @@ class Classifier(TaskLearner[TextExample, ClassPrediction]):
             counted.
     """
 
+    scale = "classes"
+
     def __init__(
         self,
         task: ClassificationTask,
@@ -77,24 +79,24 @@ class Classifier(TaskLearner[TextExample, ClassPrediction]):
         known = labels != IGNORED
         return {"label": float((self._classes[labels[known]] * window_weight(batch)[known]).sum())}
 
-    def forward(self, batch: Batch) -> Mapping[str, Loss]:
+    def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the cross-entropy of the labels. Weighted labels have no count of hits."""
-        logits, labels = self.logits(batch), _labels(batch)
+        labels = _labels(batch)
         if self._equal and self._smoothing == 0 and not self._windows:
-            return {"label": cross_entropy(logits, labels)}
-        classes = self._classes.to(logits.device)
+            return {"label": cross_entropy(scores, labels)}
+        classes = self._classes.to(scores.device)
         weight = window_weight(batch)
-        loss = weighted_cross_entropy(logits, labels, classes, self._smoothing, weight)
+        loss = weighted_cross_entropy(scores, labels, classes, self._smoothing, weight)
         weighted = self._windows or not self._equal
         return {"label": dataclasses.replace(loss, hits=None) if weighted else loss}
 
-    def logits(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
+    def scores(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
         """Return one logit per label for each sequence."""
         return self.model.read("labels", batch)
 
     def outputs(self, batch: Batch) -> list[Output]:
         """Return the logits of each sequence `(labels)`."""
-        return list(self.logits(batch).float().cpu().numpy())
+        return list(self.scores(batch).float().cpu().numpy())
 
 
 @dataclass(frozen=True)

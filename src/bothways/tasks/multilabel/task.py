@@ -231,28 +231,30 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
 class MultilabelClassifier(TaskLearner[MultilabelExample, MultilabelPrediction]):
     """A multilabel task with a model that has the head "labels"; see `TaskLearner`."""
 
+    scale = "labels"
+
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the number of labelled texts times that of labels."""
         known = ~_labels(batch).isnan()
         return {"label": float((known * window_weight(batch)[:, None]).sum(dtype=torch.float64))}
 
-    def forward(self, batch: Batch) -> Mapping[str, Loss]:
+    def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the cross-entropy of all decisions.
 
         Hits are not counted: nearly all labels are absent, so the share of right decisions is high
         for any model.
         """
         weight = window_weight(batch)[:, None]
-        loss = binary_cross_entropy(self.logits(batch), _labels(batch), weight)
+        loss = binary_cross_entropy(scores, _labels(batch), weight)
         return {"label": dataclasses.replace(loss, hits=None)}
 
-    def logits(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
+    def scores(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
         """Return one logit per label for each sequence."""
         return self.model.read("labels", batch)
 
     def outputs(self, batch: Batch) -> list[Output]:
         """Return the logits of each sequence `(labels)`."""
-        return list(self.logits(batch).float().cpu().numpy())
+        return list(self.scores(batch).float().cpu().numpy())
 
 
 def constant_labels(counts: NDArray[np.int64], examples: int) -> NDArray[np.bool_]:

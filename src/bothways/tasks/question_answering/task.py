@@ -90,15 +90,18 @@ class EncodedQuestion(EncodedExample):
 class QuestionAnswerer(TaskLearner[Question, AnswerPrediction]):
     """A question-answering task with a model that has the head "span"; see `TaskLearner`."""
 
+    scale = "span"
+    loss_name = "span"
+
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the number of windows of questions whose answer is known."""
         weight = batch.target("span", SpanTargets).weight
         return {"span": float(torch.as_tensor(weight).sum())}
 
-    def forward(self, batch: Batch) -> Mapping[str, Loss]:
+    def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the mean cross-entropy of the first and the last token."""
         targets = batch.target("span", SpanTargets)
-        return {"span": span_loss(self.scores(batch), batch.layout, targets)}
+        return {"span": span_loss(scores, batch.layout, targets)}
 
     def scores(self, batch: Batch) -> Float[Tensor, "tokens 2"]:
         """Return the scores of each token as a start and as an end."""

@@ -53,14 +53,16 @@ from bothways.text.tokenizer import Tokenizer
 class Regressor(TaskLearner[TextExample, ScorePrediction]):
     """A regression task with a model whose head "labels" has one output; see `TaskLearner`."""
 
+    scale = "number"
+
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the number of texts with a score."""
         known = ~_targets(batch).isnan()
         return {"label": float(window_weight(batch)[known].sum(dtype=torch.float64))}
 
-    def forward(self, batch: Batch) -> Mapping[str, Loss]:
+    def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the squared error of the scores."""
-        return {"label": squared_error(self.scores(batch), _targets(batch), window_weight(batch))}
+        return {"label": squared_error(scores, _targets(batch), window_weight(batch))}
 
     def scores(self, batch: Batch) -> Float[Tensor, " sequences"]:
         """Return one score for each sequence."""

@@ -83,17 +83,19 @@ class EncodedSentence(EncodedExample):
 class Tagger(TaskLearner[TagExample, TagPrediction]):
     """A tagging task with a model that has the head "tags"; see `TaskLearner`."""
 
+    scale = "classes"
+    loss_name = "tag"
     task: TaggingTask
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the number of tagged words."""
         return {"tag": float((_targets(batch)[1] != IGNORED).sum())}
 
-    def forward(self, batch: Batch) -> Mapping[str, Loss]:
+    def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the cross-entropy of the tags."""
-        return {"tag": cross_entropy(self.logits(batch), _targets(batch)[1])}
+        return {"tag": cross_entropy(scores, _targets(batch)[1])}
 
-    def logits(self, batch: Batch) -> Float[Tensor, "targets labels"]:
+    def scores(self, batch: Batch) -> Float[Tensor, "targets labels"]:
         """Return one logit per label for each target position, in the order of the batch."""
         positions = _targets(batch)[0]
         hidden = self.model.encoder(batch, only=positions).last
@@ -104,7 +106,7 @@ class Tagger(TaskLearner[TagExample, TagPrediction]):
         """Return the logits of each sequence `(its targets, labels)`."""
         owner = batch.layout.sequence_ids[_targets(batch)[0]]
         counts = torch.bincount(owner, minlength=batch.layout.sequences).cpu().numpy()
-        return np.split(self.logits(batch).float().cpu().numpy(), np.cumsum(counts)[:-1])
+        return np.split(self.scores(batch).float().cpu().numpy(), np.cumsum(counts)[:-1])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,358 @@
+"""A fine-tuned teacher: its outputs are learned in addition to the labels.
+
+The teacher reads each training sequence once, before training: its dropout is off and the inputs
+never change, so its outputs do not either. They become targets of the sequences. During training
+there is no teacher, neither in memory nor in checkpoints. In a run folder they are kept in a file
+that a resumed run reads.
+
+Source: Hinton et al. 2015; Sanh et al. 2019, section 3, "an additional step of distillation".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+from typing_extensions import assert_never
+
+from bothways.core.atomic_files import replace_file
+from bothways.core.batch import Batch
+from bothways.core.errors import ConfigError
+from bothways.core.finding import places
+from bothways.core.learner import Learner
+from bothways.core.loss import Loss
+from bothways.core.progress import SILENT, Progress
+from bothways.core.sequence import Sequence
+from bothways.core.targets import ChoiceTargets, Targets
+from bothways.data.loader import in_batches
+from bothways.finetuning.data import LabelledData
+from bothways.hub.provenance import digest_of_model
+from bothways.objectives.distillation_losses import soft_divergence
+from bothways.prediction.engine import prepare_task
+from bothways.prediction.predictor import open_learner
+from bothways.runtime.devices import Precision
+from bothways.runtime.tuning import TUNING
+from bothways.tasks.base import EncodedExample, Scale, TaskLearner
+from bothways.tasks.text_encoding import window_weight
+from bothways.training.parallel import is_main, plan_here
+
+TARGET, SOFT = "teacher", "soft"
+"""The names of the targets and of the loss."""
+ABSENT = -1e9
+"""The score of a place in a table that holds nothing: its probability and gradient are 0."""
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A fine-tuned model that a smaller one learns from.
+
+    The loss is (1 − weight) · that of the labels + weight · the mean of the soft loss: T² ·
+    KL(teacher ‖ student) of softmax(z/T) over classes, choices or the tokens of a span, of each
+    label by itself in a multilabel task, and the squared difference of numbers.
+
+    Attributes:
+        folder: a model folder, the folder of a run, or a Hub id; of the same task, labels and
+            vocabulary.
+        weight: the share of the soft loss, from 0 to 1.
+        temperature: T.
+        unlabelled: further data of the task, without labels: for the soft loss alone.
+
+    Example:
+        >>> from bothways.finetuning.teacher import Teacher
+        >>> Teacher("my-classifier", weight=0.7).temperature
+        2.0
+    """
+
+    folder: str
+    weight: float = 0.5
+    temperature: float = 2.0
+    unlabelled: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight <= 1:
+            what = f"must be from 0 to 1, not {self.weight}"
+            raise ConfigError(what, where="teacher.weight")
+        if not 0 < self.temperature < math.inf:
+            what = f"must be above 0, not {self.temperature}"
+            raise ConfigError(what, where="teacher.temperature")
+
+
+@dataclass(frozen=True)
+class TeacherTargets(Targets):
+    """The teacher's scores `(rows, columns)` of a sequence; NaN carries no weight."""
+
+    scores: NDArray[np.float32] | Tensor
+
+    def without_weight(self) -> TeacherTargets:
+        """Return unknown scores."""
+        return type(self)(np.full_like(self.scores, np.nan))
+
+
+class TokenTeacherTargets(TeacherTargets):
+    """The same for chosen tokens, of which a sequence without weight has none."""
+
+    def without_weight(self) -> TokenTeacherTargets:
+        """Return no scores."""
+        return type(self)(self.scores[:0])
+
+
+class TaughtLearner(Learner):
+    """A task's learner with the soft loss in addition; parameters have the names that it has.
+
+    Args:
+        task: the learner of the student.
+        teacher: the weight and the temperature; the scores are in the batches.
+    """
+
+    def __init__(self, task: TaskLearner[Any, Any], teacher: Teacher) -> None:
+        super().__init__()
+        # The task is no submodule, so that names and checkpoints are those without a teacher.
+        self._task, self.model = (task,), task.model
+        self._temperature = teacher.temperature
+        self.coefficients = {task.loss_name: 1 - teacher.weight, SOFT: teacher.weight}
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        """Return the weights of the task, and the number of the teacher's answers."""
+        [task] = self._task
+        known = _answers(_scale(task), batch, _target(batch))
+        return {**task.weights(batch), SOFT: float(known.sum(dtype=torch.float64))}
+
+    def forward(self, batch: Batch) -> Mapping[str, Loss]:
+        """Return the losses of the task, and the soft one."""
+        [task] = self._task
+        scores, target = task.scores(batch), _target(batch)
+        weight = _answers(_scale(task), batch, target)
+        total = soft_loss(
+            _scale(task), scores, target.nan_to_num(0.0), weight, batch, self._temperature
+        )
+        return {**task.losses(scores, batch), SOFT: Loss(total)}
+
+    def train(self, mode: bool = True) -> TaughtLearner:
+        """Set the mode, of the task too."""
+        self._task[0].train(mode)
+        return super().train(mode)
+
+
+def _scale(task: TaskLearner[Any, Any]) -> Scale:
+    assert task.scale is not None
+    return task.scale
+
+
+def _target(batch: Batch) -> Float[Tensor, "rows columns"]:
+    return torch.as_tensor(batch.target(TARGET, TeacherTargets).scores)
+
+
+def _answers(
+    scale: Scale, batch: Batch, target: Float[Tensor, "rows columns"]
+) -> Float[Tensor, " answers"]:
+    """Return the weight of each answer that is compared: a row, a question, or a sequence."""
+    known = ~target[:, 0].isnan()
+    match scale:
+        case "classes":
+            return known * (window_weight(batch) if "weight" in batch.targets else 1.0)
+        case "labels" | "number":
+            return known * window_weight(batch) * target.shape[1]
+        case "choices":
+            counts = torch.as_tensor(batch.target("label", ChoiceTargets).counts)
+            return known[counts.cumsum(0) - counts].double()
+        case "span":
+            return known[batch.layout.first_tokens].double()
+        case _:
+            assert_never(scale)
+
+
+def soft_loss(
+    scale: Scale,
+    scores: Tensor,
+    target: Float[Tensor, "rows columns"],
+    weight: Float[Tensor, " answers"],
+    batch: Batch,
+    temperature: float,
+) -> Float[Tensor, ""]:
+    """Return Σ over answers of weight · the soft loss; see `Teacher`.
+
+    Args:
+        scores: of the student, as `TaskLearner.scores` returns them.
+        target: of the teacher, a row for each of the student's.
+    """
+    target = target.to(torch.promote_types(scores.dtype, torch.float32))
+    match scale:
+        case "classes":
+            return soft_divergence(scores, target, weight, temperature)
+        case "labels":
+            each = _binary_divergence(scores.to(target.dtype), target, temperature)
+            return (each.mean(1) * weight).sum()
+        case "number":
+            return ((scores.to(target.dtype) - target[:, 0]).square() * weight).sum()
+        case "choices":
+            counts = torch.as_tensor(batch.target("label", ChoiceTargets).counts)
+            held = torch.arange(int(counts.max()), device=scores.device) < counts[:, None]
+            ours, theirs = (
+                part.new_full(held.shape, ABSENT).masked_scatter(held, part)
+                for part in (scores, target[:, 0])
+            )
+            return soft_divergence(ours, theirs, weight, temperature)
+        case "span":
+            ours, theirs = (_by_sequence(batch, part) for part in (scores, target))
+            each = weight.repeat_interleave(2) / 2  # the mean of start and end
+            return soft_divergence(ours, theirs, each, temperature)
+        case _:
+            assert_never(scale)
+
+
+def _binary_divergence(
+    scores: Float[Tensor, "rows labels"], target: Float[Tensor, "rows labels"], temperature: float
+) -> Float[Tensor, "rows labels"]:
+    """Return T² · KL between the probabilities σ(z/T) of each label."""
+    z, t = scores / temperature, target / temperature
+    p = t.sigmoid()
+    own = F.binary_cross_entropy_with_logits(t, p, reduction="none")
+    return temperature**2 * (F.binary_cross_entropy_with_logits(z, p, reduction="none") - own)
+
+
+def _by_sequence(batch: Batch, x: Float[Tensor, "tokens 2"]) -> Float[Tensor, "both longest"]:
+    """Return a row for the starts and one for the ends of each sequence."""
+    layout = batch.layout
+    table = x.new_full((layout.sequences, layout.max_seqlen, 2), ABSENT)
+    table = table.index_put((layout.sequence_ids, layout.positions), x)
+    return table.transpose(1, 2).flatten(0, 1)
+
+
+def taught(
+    data: LabelledData,
+    teacher: Teacher,
+    device: torch.device,
+    precision: Precision = "auto",
+    folder: Path | None = None,
+    progress: Progress = SILENT,
+) -> LabelledData:
+    """Return the data with the teacher's scores as targets of the training sequences.
+
+    Args:
+        folder: of the run, where they are kept; None to keep them in memory alone.
+
+    Raises:
+        ConfigError: the teacher has another vocabulary, other labels, too few positions, or the
+            task has none to learn from.
+        FolderError: the teacher cannot be read, or is for another task.
+    """
+    where = "teacher.folder"
+    learner = open_learner(teacher.folder, data.definition.name, device=str(device))
+    if learner.scale is None:
+        what = f"models for {data.definition.name} are not taught by another one"
+        raise ConfigError(what, where="teacher", fix="Leave the teacher out.")
+    if difference := learner.tokenizer.difference(data.tokenizer):
+        what = f"{teacher.folder} has another vocabulary than the student: {difference}"
+        fix = "Both read the same ids: choose a student with the teacher's vocabulary."
+        raise ConfigError(what, where=where, fix=fix)
+    if (positions := learner.model.config.max_positions) < data.length:
+        what = f"{teacher.folder} reads {positions} tokens, and the run has {data.length}"
+        raise ConfigError(what, where=where, fix=f"Set length={positions}.")
+    columns = _columns(learner, data.labels, teacher.folder)
+    sequences = data.sequences
+    kept = None if folder is None else folder / f"teacher-{_key(sequences, teacher.folder)}.npy"
+    if kept is not None and kept.is_file():
+        scores = np.load(kept)
+    else:
+        scores = _scores(prepare_task(learner, precision), sequences, device, progress)
+        if kept is not None and is_main(plan_here()):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            found = scores  # for the closure
+            replace_file(kept, lambda place: _write(place, found))
+    return _with_targets(data, scores[:, columns], _rows(sequences, learner.scale))
+
+
+def _write(place: Path, scores: NDArray[np.float32]) -> None:
+    with place.open("wb") as stream:
+        np.save(stream, scores)
+
+
+def _columns(learner: TaskLearner[Any, Any], labels: Many[str], folder: str) -> list[int] | slice:
+    """Return where the student's labels are among the teacher's outputs."""
+    if learner.scale not in ("classes", "labels"):
+        return slice(None)
+    if {*labels} != {*learner.labels}:
+        theirs, ours = places(learner.labels), places(tuple(labels))
+        what = f"{folder} has the labels {theirs}, and the data {ours}"
+        fix = "Choose a teacher that was trained with the labels of this data."
+        raise ConfigError(what, where="teacher.folder", fix=fix)
+    return [learner.labels.index(label) for label in labels]
+
+
+def _key(sequences: Many[Sequence], folder: str) -> str:
+    """Return a name for the scores of a model on sequences."""
+    result = hashlib.sha256(digest_of_model(folder).encode())
+    for sequence in sequences:
+        result.update(sequence.ids.tobytes() + sequence.segments.tobytes() + b"\n")
+    return result.hexdigest()[:16]
+
+
+def _scores(
+    task: TaskLearner[Any, Any],
+    sequences: Many[Sequence],
+    device: torch.device,
+    progress: Progress,
+) -> Float[NDArray[np.float32], "rows columns"]:
+    """Return the scores of all sequences, one after the other."""
+    found: dict[int, NDArray[np.float32]] = {}
+    most = TUNING.predict_tokens_cuda if device.type == "cuda" else TUNING.predict_tokens_cpu
+    progress.stage("asking the teacher", len(sequences))
+    model: Any = task.model
+    dtype = model.autocast_dtype
+    with torch.inference_mode():
+        for at, batch in in_batches(sequences, most, device):
+            with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
+                outputs = task.outputs(batch)
+            found.update(zip(at, map(np.atleast_2d, outputs), strict=True))
+            progress.advance(len(found))
+    if task.scale == "choices":
+        found = {at: scores.T for at, scores in found.items()}
+    return np.concatenate([found[at] for at in range(len(sequences))])
+
+
+def _rows(sequences: Many[Sequence], scale: Scale) -> list[int]:
+    """Return the number of rows that a teacher's scores have for each sequence."""
+    match scale:
+        case "labels" | "number":
+            return [1] * len(sequences)
+        case "classes":
+            return [
+                len(each.targets["tag"].index) if "tag" in each.targets else 1  # type: ignore[attr-defined]
+                for each in sequences
+            ]
+        case "choices":
+            return [len(each.parts) for each in sequences]
+        case "span":
+            return [len(each) for each in sequences]
+        case _:
+            assert_never(scale)
+
+
+def _with_targets(data: LabelledData, scores: NDArray[np.float32], rows: Many[int]) -> LabelledData:
+    """Return the data with its part of the scores in each sequence."""
+    parts = iter(np.split(scores.astype(np.float32), np.cumsum(rows)[:-1]))
+
+    def add(item: EncodedExample) -> EncodedExample:
+        """Return an example with targets in its sequences."""
+        return dataclasses.replace(item, sequences=tuple(map(with_scores, item.sequences)))
+
+    def with_scores(sequence: Sequence) -> Sequence:
+        """Return a sequence with its scores."""
+        cls = TokenTeacherTargets if "tag" in sequence.targets else TeacherTargets
+        targets = {**sequence.targets, TARGET: cls(next(parts))}
+        return dataclasses.replace(sequence, targets=targets)
+
+    train, unlabelled = tuple(map(add, data.train)), tuple(map(add, data.unlabelled))
+    return dataclasses.replace(data, train=train, unlabelled=unlabelled)

@@ -1,0 +1,226 @@
+"""A fine-tuned teacher: the soft loss of every task by its formula, its targets, and runs that learn from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import bothways
+from bothways.core.batch import Batch, pack
+from bothways.core.errors import BothwaysError, ConfigError
+from bothways.finetuning import teacher as module
+from bothways.finetuning.data import LabelledData, label
+from bothways.finetuning.fit import FinetuneResult
+from bothways.finetuning.teacher import TARGET, TaughtLearner, Teacher, TeacherTargets, taught
+from bothways.hub.model_folder import save_model
+from bothways.model.model import Model
+from bothways.tasks.base import TaskLearner
+from bothways.tasks.catalogue import Trainable
+from bothways.tasks.text_examples import TextExample
+from bothways.training.loop import _share
+from family_tasks import LENGTH, TASKS, encoder_of, tokenizer_of
+from toy_folder import make_examples, make_folder
+
+CPU = torch.device("cpu")
+
+
+def learner_of(definition: Trainable, examples: list[Any], seed: int) -> TaskLearner[Any, Any]:
+    tokenizer = tokenizer_of("bert")
+    labels = definition.labels(examples)
+    torch.manual_seed(seed)
+    model = Model(encoder_of("bert", tokenizer), definition.heads(labels, None))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    return definition.learner(model, tokenizer, labels, LENGTH).eval()
+
+
+def prepared(
+    definition: Trainable, examples: list[Any], folder: Path, **settings: Any
+) -> tuple[TaskLearner[Any, Any], TaskLearner[Any, Any], LabelledData, Teacher]:
+    """A student, a teacher in a folder, and data with the teacher's scores."""
+    student, other = (learner_of(definition, examples, seed) for seed in (0, 1))
+    save_model(
+        folder, other.model, other.tokenizer, labels=other.labels, problem=definition.problem
+    )
+    data = label(definition, student.tokenizer, examples, [], LENGTH)
+    settings = {"temperature": 3.0, **settings}
+    teacher = Teacher(str(folder), **settings)
+    return student, other, taught(data, teacher, CPU, "fp32"), teacher
+
+
+def divergence(z: Tensor, t: Tensor) -> Tensor:
+    """Sum over rows of T² KL of softmax, at temperature 3."""
+    return 9 * F.kl_div(F.log_softmax(z / 3, 1), F.softmax(t / 3, 1), reduction="sum")
+
+
+def expected_mean(scale: str, ours: list[np.ndarray], theirs: list[np.ndarray]) -> float:
+    """The mean soft loss, from outputs of one sequence at a time."""
+    total, count = 0.0, 0
+    for mine, other in zip(ours, theirs, strict=True):
+        z, t = (torch.as_tensor(np.array(x), dtype=torch.float64) for x in (mine, other))
+        if scale == "labels":
+            p, q = (t / 3).sigmoid(), (z / 3).sigmoid()
+            each = p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+            total, count = total + 9 * each.sum().item(), count + len(z)
+        elif scale == "number":
+            total, count = total + (z - t).square().sum().item(), count + 1
+        elif scale == "span":
+            total, count = total + divergence(z.T, t.T).item() / 2, count + 1
+        else:
+            z, t = torch.atleast_2d(z), torch.atleast_2d(t)
+            total, count = total + divergence(z, t).item(), count + len(z)
+    return total / count
+
+
+@pytest.mark.parametrize(
+    ("definition", "examples"), TASKS, ids=[definition.name for definition, _ in TASKS]
+)
+def test_the_soft_loss_of_every_task_is_its_formula(
+    definition: Trainable, examples: list[Any], tmp_path: Path
+) -> None:
+    student, other, data, teacher = prepared(definition, examples, tmp_path / "teacher")
+    learner, sequences = TaughtLearner(student, teacher).eval(), data.sequences
+    batch = pack(sequences)
+    with torch.no_grad():
+        ours = [student.outputs(pack([each]))[0] for each in sequences]
+        theirs = [other.outputs(pack([each]))[0] for each in sequences]
+    mean = learner(batch)["soft"].total.item() / learner.weights(batch)["soft"]
+    assert mean == pytest.approx(expected_mean(str(student.scale), ours, theirs), rel=1e-4)
+    assert mean > 0.01
+    assert learner.coefficients == {student.loss_name: 0.5, "soft": 0.5}
+    hard = student(batch)[student.loss_name].total
+    assert torch.equal(learner(batch)[student.loss_name].total, hard)
+
+    def gradient(batches: list[Batch]) -> dict[str, Tensor]:
+        learner.zero_grad(set_to_none=True)
+        weights = [learner.weights(each) for each in batches]
+        total = {name: sum(each[name] for each in weights) for name in weights[0]}
+        for each in batches:
+            _share(learner(each), total, learner.coefficients).backward()
+        return {name: p.grad for name, p in learner.named_parameters() if p.grad is not None}
+
+    void = dataclasses.replace(
+        sequences[0],
+        targets={name: each.without_weight() for name, each in sequences[0].targets.items()},
+    )
+    whole = gradient([batch])
+    parts = gradient([pack(sequences[:5]), pack(sequences[5:]), pack([void])])
+    assert whole.keys() == parts.keys() == {name for name, _ in student.named_parameters()}
+    assert all(torch.allclose(whole[name], parts[name], atol=1e-5) for name in whole)
+    student.model.load_state_dict(other.model.state_dict())
+    assert learner(batch)["soft"].total.item() == pytest.approx(0.0, abs=1e-3)
+    learner.zero_grad(set_to_none=True)
+    learner(batch)["soft"].total.backward()
+    assert max(p.grad.abs().max().item() for p in learner.parameters()) < 1e-3
+
+
+def test_labels_in_another_order_are_matched_by_name(tmp_path: Path) -> None:
+    definition, examples = TASKS[0]
+    _, other, data, _ = prepared(definition, examples, tmp_path / "teacher")
+    order = [2, 0, 1]
+    turned = Model(other.model.config, other.model.specification, other.model.encoder)
+    turned.load_state_dict(other.model.state_dict())
+    turned.heads["labels"].dense.weight.data = other.model.heads["labels"].dense.weight[order]
+    turned.heads["labels"].dense.bias.data = other.model.heads["labels"].dense.bias[order]
+    names = [other.labels[at] for at in order]
+    save_model(tmp_path / "turned", turned, other.tokenizer, labels=names)
+    again = taught(data, Teacher(str(tmp_path / "turned")), CPU, "fp32")
+    for first, second in zip(data.sequences, again.sequences, strict=True):
+        one, two = (each.target(TARGET, TeacherTargets).scores for each in (first, second))
+        assert np.allclose(one, two, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a student, and a teacher that knows the classes."""
+    folder = tmp_path_factory.mktemp("taught")
+    make_folder(folder / "student", num_hidden_layers=1)
+    make_folder(folder / "big")
+    rows = make_examples(320, 0)
+    done = bothways.finetune(
+        folder / "big", rows, make_examples(60, 1), epochs=6, lr=3e-3, progress=False
+    )
+    assert done.metrics["accuracy"] > 0.95
+    done.save(folder / "teacher")
+    return folder
+
+
+def run(place: Path, out: Path | None = None, **settings: Any) -> FinetuneResult:
+    teacher = {"folder": str(place / "teacher"), "weight": 1.0, **settings.pop("teacher", {})}
+    settings = {"epochs": 6, "lr": 3e-3, **settings}
+    train, dev = settings.pop("train", make_examples(160, 2)), make_examples(60, 1)
+    return bothways.finetune(
+        place / "student", train, dev, out=out, teacher=teacher, progress=False, **settings
+    )
+
+
+def test_a_student_learns_from_wrong_labels_what_its_teacher_knows(
+    place: Path, tmp_path: Path
+) -> None:
+    """With the whole weight on the teacher the labels do not matter, not even if all are wrong."""
+    wrong = [
+        dataclasses.replace(each, label="pos" if each.label == "neg" else "neg")
+        for each in make_examples(160, 2)
+    ]
+    done = run(place, train=wrong)
+    assert done.metrics["accuracy"] > 0.75
+    few = make_examples(8, 3)
+    file = tmp_path / "more.jsonl"
+    texts = [each.text for each in make_examples(320, 4)]
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf8")
+    alone, more = (
+        run(place, train=few, teacher={"unlabelled": source}, epochs=3)
+        for source in (None, str(file))
+    )
+    assert more.metrics["accuracy"] > alone.metrics["accuracy"] + 0.2
+
+
+def test_a_resumed_run_reads_the_scores_of_its_teacher_again(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    whole = run(place, out, epochs=2, training={"save": "5 steps", "keep": {"last": 9}})
+    [kept] = out.glob("teacher-*.npy")
+    assert np.load(kept).shape == (160, 2)
+    names = json.loads((out / "step-10" / "progress.json").read_text("utf8"))["config"]
+    assert len(names["data"]["teacher"]) == 64
+    for left in ("step-10", "model", "report.html"):
+        (out / left).rename(tmp_path / left)
+    asked = []
+    original = module._scores
+    monkeypatch.setattr(module, "_scores", lambda *a: asked.append(1) or original(*a))
+    again = run(
+        place, out, epochs=2, resume=True, training={"save": "5 steps", "keep": {"last": 9}}
+    )
+    assert not asked
+    state = whole.task.model.state_dict()
+    assert all(torch.equal(state[n], t) for n, t in again.task.model.state_dict().items())
+    assert bothways.load(out).task.labels == ("neg", "pos")
+
+
+def test_mistakes_are_one_message(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must be above 0, not 0"):
+        Teacher("x", temperature=0.0)
+    with pytest.raises(ConfigError, match="weight"):
+        Teacher("x", weight=1.5)
+    three = [
+        TextExample(each.text, None, "xyz"[at % 3]) for at, each in enumerate(make_examples(30, 0))
+    ]
+    with pytest.raises(BothwaysError, match=r"has the labels neg, pos, and the data x, y, z"):
+        bothways.finetune(
+            place / "student", three, teacher={"folder": str(place / "teacher")}, progress=False
+        )
+    with pytest.raises(BothwaysError, match="needs the head 'labels'"):
+        run(place, teacher={"folder": str(place / "big")})
+    other = learner_of(*TASKS[0], 0)
+    save_model(tmp_path / "other", other.model, other.tokenizer, labels=other.labels)
+    with pytest.raises(BothwaysError, match=r"has another vocabulary than the student: .* differ"):
+        run(place, teacher={"folder": str(tmp_path / "other")})
