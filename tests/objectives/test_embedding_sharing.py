@@ -229,26 +229,6 @@ def test_a_run_saves_folders_of_transformers(run: tuple[Path, Any]) -> None:
     assert not any(info.values()), info
 
 
-def test_a_resumed_run_ends_with_the_same_weights(
-    run: tuple[Path, Any], corpus: Corpus, tmp_path: Path
-) -> None:
-    class Stopped(Exception):
-        pass
-
-    def at_two(event: Any) -> None:
-        if event.kind == "checkpoint" and event.progress.steps == 2:
-            raise Stopped
-
-    settings = config_of(corpus, "disentangled")
-    with pytest.raises(Stopped):
-        pretrain(settings, corpus, tmp_path / "two", on_event=at_two)
-    resumed = pretrain(settings, corpus, tmp_path / "two", resume=True)
-    state = run[1].learner.state_dict()
-    assert any(name.endswith(ORIGINAL) and tensor.any() for name, tensor in state.items())
-    for name, tensor in state.items():
-        assert torch.equal(tensor, resumed.learner.state_dict()[name]), name
-
-
 @pytest.mark.parametrize("place", ["run/model", "copy"])
 def test_a_run_goes_on_with_both_networks(
     run: tuple[Path, Any], corpus: Corpus, tmp_path: Path, place: str

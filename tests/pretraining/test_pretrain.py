@@ -260,15 +260,6 @@ def test_settings_of_the_encoder_are_refused_where_a_model_gives_it(
         ("bert-tiny", []),
         ("bert-tiny", ["training.optimizer=muon", "training.ema=0.9", "objective.z_loss=1e-3"]),
         (
-            "bert-tiny",
-            [
-                "training.optimizer=lamb",
-                "batch.kind=token_ramp",
-                "batch.start=128",
-                "batch.over=2000",
-            ],
-        ),
-        (
             "electra-small-discriminator",
             [
                 "objective=replaced_tokens",
@@ -284,7 +275,10 @@ def test_settings_of_the_encoder_are_refused_where_a_model_gives_it(
                 "objective.generator=shallower",
                 "objective.sharing=disentangled",
                 "encoder.depth=2",
-                "training.optimizer.decay=0.1",
+                "training.optimizer=lamb",
+                "batch.kind=token_ramp",
+                "batch.start=128",
+                "batch.over=2000",
             ],
         ),
     ],

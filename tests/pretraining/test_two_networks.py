@@ -67,8 +67,8 @@ def killed_at(
 def test_killed_and_resumed_both_networks_end_with_the_same_weights(
     kind: tuple[str, ReplacedTokens], corpus: Corpus, tmp_path: Path
 ) -> None:
-    config = config_of(corpus, kind, 10)
-    arguments = (corpus.folder, kind, 10, tmp_path / "cut", 7)
+    config = config_of(corpus, kind, 7)
+    arguments = (corpus.folder, kind, 7, tmp_path / "cut", 6)
     process = processes().Process(target=killed_at, args=arguments)
     process.start()
     process.join(120)
