@@ -48,8 +48,8 @@ from bothways.data.masking import Masking, Vocabulary
 from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.config import EncoderConfig, ModelConfig
 from bothways.model.embedding import Embedding
-from bothways.model.encoder import Encoder
-from bothways.model.heads import MaskedHead, ReplacedHead
+from bothways.model.encoder import Encoder, Hidden
+from bothways.model.heads import Head, MaskedHead, ReplacedHead
 from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.objectives.losses import binary_cross_entropy
@@ -118,24 +118,21 @@ class Replacements(Targets):
         return type(self)(self.judged[:0], self.draws[:0])
 
 
-@dataclass(frozen=True)
-class ReplacedTokens(MaskedObjective):
-    """Masked LM by a generator, and detection of the tokens that it replaced, as ELECTRA.
+Judged = Literal["all", "masked"]
+"""The tokens that the second network learns from: all, or those that the generator replaced."""
 
-    Attributes:
-        generator: the shape of the generator.
-        sharing: how the discriminator's embedding depends on the generator's.
-        replaced: the factor of the discriminator's loss.
-        temperature: of the softmax from which replacements are drawn.
+
+class GeneratorObjective(MaskedObjective):
+    """Base class of objectives whose generator replaces masked tokens for a second network.
+
+    They add the fields `generator`, `sharing`, `replaced`, `temperature` and `judged`.
     """
 
-    segments: FullSentences = FullSentences()
-    masking: Masking = Masking(0.15, mask=1.0, random=0.0)
-    generator: Narrower | Shallower = Narrower()
-    sharing: Sharing = "shared"
-    replaced: float = 50.0
-    temperature: float = 1.0
-    kind: Literal["replaced_tokens"] = "replaced_tokens"
+    generator: Narrower | Shallower
+    sharing: Sharing
+    replaced: float
+    temperature: float
+    judged: Judged
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,7 +142,7 @@ class ReplacedTokens(MaskedObjective):
                 raise ConfigError(f"must be above 0, not {value}", where=f"objective.{name}")
 
     def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
-        """Return the discriminator, "model", and the generator."""
+        """Return the second network, "model", and the generator."""
         require_head(self, encoder, MaskedHead())
         assert isinstance(encoder, EncoderConfig)
         generator = generator_of(encoder, self.generator)
@@ -158,9 +155,14 @@ class ReplacedTokens(MaskedObjective):
             fix = "Set objective.generator=shallower or objective.sharing=disentangled."
             raise ConfigError(what, where="encoder.embedding", fix=fix)
         return {
-            "model": ModelSpec(encoder, (ReplacedHead(),)),
+            "model": ModelSpec(encoder, self.model_heads),
             "generator": ModelSpec(generator, (MaskedHead(),)),
         }
+
+    @property
+    def model_heads(self) -> tuple[Head, ...]:
+        """The heads of the second network."""
+        raise NotImplementedError
 
     @property
     def copied_tables(self) -> Mapping[str, str]:
@@ -181,10 +183,39 @@ class ReplacedTokens(MaskedObjective):
     ) -> Sequence:
         """Return the sequence with tokens hidden, and the targets "masked" and "replaced"."""
         sequence = super().prepare(sequence, vocabulary, rng)
-        draws = rng.random(len(sequence.target("masked", TokenTargets).ids))
-        replacements = Replacements(np.arange(len(sequence)), draws)
+        masked = sequence.target("masked", TokenTargets)
+        draws = rng.random(len(masked.ids))
+        judged = np.arange(len(sequence)) if self.judged == "all" else np.asarray(masked.index)
+        replacements = Replacements(judged, draws)
         targets = {**sequence.targets, "replaced": replacements}
         return dataclasses.replace(sequence, targets=targets)
+
+
+@dataclass(frozen=True)
+class ReplacedTokens(GeneratorObjective):
+    """Masked LM by a generator, and detection of the tokens that it replaced, as ELECTRA.
+
+    Attributes:
+        generator: the shape of the generator.
+        sharing: how the discriminator's embedding depends on the generator's.
+        replaced: the factor of the discriminator's loss.
+        temperature: of the softmax from which replacements are drawn.
+        judged: the tokens that the discriminator judges; "masked" is "ELECTRA 15 %" of the paper.
+    """
+
+    segments: FullSentences = FullSentences()
+    masking: Masking = Masking(0.15, mask=1.0, random=0.0)
+    generator: Narrower | Shallower = Narrower()
+    sharing: Sharing = "shared"
+    replaced: float = 50.0
+    temperature: float = 1.0
+    judged: Judged = "all"
+    kind: Literal["replaced_tokens"] = "replaced_tokens"
+
+    @property
+    def model_heads(self) -> tuple[Head, ...]:
+        """The discriminator's head."""
+        return (ReplacedHead(),)
 
     def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> ReplacedTokensLearner:
         """Return the module to train."""
@@ -360,6 +391,14 @@ class ReplacedTokensLearner(Learner):
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """Return the generator's loss "masked" and the discriminator's, "replaced"."""
+        loss, index, drawn, differs = self.generate(batch)
+        return {"masked": loss, "replaced": self._detection(batch, index, drawn, differs)}
+
+    def generate(
+        self, batch: Batch
+    ) -> tuple[Loss, Int[Tensor, " targets"], Int[Tensor, " targets"], Tensor]:
+        """Return the generator's loss, the masked positions, the tokens drawn there, and which of
+        these differ from the originals."""
         masked = batch.target("masked", TokenTargets)
         index, originals = torch.as_tensor(masked.index), torch.as_tensor(masked.ids)
         hidden = self.generator.encoder(batch, only=index)
@@ -367,10 +406,15 @@ class ReplacedTokensLearner(Learner):
         logits = self.generator.heads["masked"](x[index], hidden.table)
         draws = torch.as_tensor(batch.target("replaced", Replacements).draws)
         drawn = sample_tokens(logits, draws, self.temperature)
-        return {
-            "masked": cross_entropy(logits, originals),
-            "replaced": self._detection(batch, index, drawn, drawn != originals),
-        }
+        return cross_entropy(logits, originals), index, drawn, drawn != originals
+
+    def read_replaced(
+        self, batch: Batch, index: Int[Tensor, " targets"], drawn: Int[Tensor, " targets"]
+    ) -> tuple[Batch, Hidden]:
+        """Return the text with the drawn tokens at `index`, and its vectors."""
+        changed = dataclasses.replace(batch, ids=batch.ids.index_copy(0, index, drawn))
+        with parametrize.cached():  # a disentangled table is computed once
+            return changed, self.model.encoder(changed)
 
     def _detection(
         self,
@@ -381,10 +425,8 @@ class ReplacedTokensLearner(Learner):
     ) -> Loss:
         """Return the discriminator's loss on the text with the drawn tokens at `index`."""
         judged = torch.as_tensor(batch.target("replaced", Replacements).judged)
-        changed = dataclasses.replace(batch, ids=batch.ids.index_copy(0, index, drawn))
-        with parametrize.cached():  # a disentangled table is computed once
-            x = self.model.encoder(changed).last
-        scores = self.model.heads["replaced"](x, batch.layout)[judged]
+        _, hidden = self.read_replaced(batch, index, drawn)
+        scores = self.model.heads["replaced"](hidden.last, batch.layout)[judged]
         labels = torch.zeros_like(batch.ids, dtype=torch.bool).index_copy(0, index, differs)[judged]
         loss = binary_cross_entropy(scores[:, None], labels[:, None].to(scores.dtype))
         flagged = scores > 0

@@ -30,7 +30,8 @@ from bothways.objectives.masked_lm import (
     with_masking,
 )
 from bothways.objectives.objective import Objective
-from bothways.objectives.replaced_tokens import ReplacedTokens
+from bothways.objectives.replaced_lm import ReplacedLM
+from bothways.objectives.replaced_tokens import GeneratorObjective, ReplacedTokens
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.paper import published
 from bothways.paper.published import Published
@@ -70,7 +71,7 @@ class PretrainCell:
         masking = self.masking
         # The masks of replaced token detection are part of the method.
         if isinstance(base.objective, MaskedObjective) and not isinstance(
-            self.objective, ReplacedTokens
+            self.objective, GeneratorObjective
         ):
             masking = masking or base.objective.masking
         objective = with_masking(self.objective or base.objective, masking)
@@ -88,7 +89,7 @@ class PretrainCell:
             data_copies=base.data_copies if self.copies is None else self.copies or None,
             evaluation_masking=(
                 objective.masking
-                if isinstance(objective, ReplacedTokens)
+                if isinstance(objective, GeneratorObjective)
                 else base.evaluation_masking
             ),
         )
@@ -282,6 +283,13 @@ _ALBERT_CELLS = (
     PretrainCell("nsp", _PAIRS),
     PretrainCell("sop", MaskedLMSentenceOrder()),
 )
+_ELECTRA_CELLS = (
+    PretrainCell("bert"),
+    PretrainCell("replace-mlm", ReplacedLM(judged="masked")),
+    PretrainCell("electra-15", ReplacedTokens(judged="masked")),
+    PretrainCell("all-tokens-mlm", ReplacedLM()),
+    PretrainCell("electra", ReplacedTokens()),
+)
 
 TABLES = {
     "bert-5": PretrainTable(
@@ -396,8 +404,10 @@ TABLES = {
         "Replaced token detection and masked LM (Clark et al. 2020, section 3.4)",
         electra.PRESETS["electra-base-discriminator"],
         MaskedLM(masking=Masking(0.15)),
-        (PretrainCell("bert"), PretrainCell("electra", ReplacedTokens())),
-        (ResultRow("BERT", "bert"), ResultRow("ELECTRA", "electra")),
+        _ELECTRA_CELLS,
+        _one_each(
+            _ELECTRA_CELLS, ("BERT", "Replace MLM", "ELECTRA 15 %", "All-Tokens MLM", "ELECTRA")
+        ),
         ("MNLI-m", "QNLI", "QQP", "MRPC", "SST-2", "CoLA", "STS-B", "RTE"),
         published.ELECTRA_GAINS,
         held_out=(("F1 of replaced tokens", "held-out/f1/replaced"),),
