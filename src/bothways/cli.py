@@ -59,7 +59,10 @@ _COMMANDS = {
     "serve": ("serve:serve", "Serve models over HTTP, for every task, to the clients people have."),
     "search": ("search:search", "Fine-tune over a grid of settings, keep the best model."),
     "compare": ("compare:compare", "Test whether two fine-tuned models differ significantly."),
-    "convert": ("convert:convert", "Convert a TensorFlow checkpoint of Google's."),
+    "convert": (
+        "convert:convert",
+        "Convert TensorFlow checkpoints, to Longformers, to other vocabularies.",
+    ),
     "export": ("export:export", "Write a model for onnxruntime, OpenVINO or a browser."),
     "describe": ("describe:describe", "Show a model's configuration and its parameters by part."),
     "speedrun": ("speedrun:speedrun", "Time pre-training to a fixed held-out loss."),

@@ -1,4 +1,4 @@
-"""`bothways convert`: TensorFlow checkpoints and Longformers from other models."""
+"""`bothways convert`: TensorFlow checkpoints, Longformers and other vocabularies."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ def convert(
     part: Literal["discriminator", "generator"] | None = None,
     positions: int | None = None,
     window: int | None = None,
+    vocabulary: Path | None = None,
+    rows: Literal["mean", "similar", "unused"] = "mean",
+    texts: list[str] | None = None,
 ) -> None:
-    """Convert a TensorFlow checkpoint to a model folder, or a BERT or RoBERTa to a Longformer.
+    """Convert a TensorFlow checkpoint to a model folder, a BERT or RoBERTa to a Longformer, or a
+    model to another vocabulary.
 
     Checkpoints are Google's of BERT, ALBERT or ELECTRA. TensorFlow is not needed.
 
@@ -34,6 +38,14 @@ def convert(
     window
         The tokens that each token of a Longformer attends to, on both sides together; by default
         512.
+    vocabulary
+        Add the words of a text file, one a line, or replace the vocabulary by that of a tokenizer:
+        a folder, tokenizer.json or vocab.txt. The new folder lists all rows in vocabulary.tsv.
+    rows
+        The start of new rows: mean of the old pieces; similar mixes tokens with similar contexts
+        in --texts; unused puts words in place of BERT's [unused] tokens, as means of pieces.
+    texts
+        Text for similar: files, folders or globs.
     """
     from bothways.core.atomic_files import check_not_input
 
@@ -48,11 +60,47 @@ def convert(
         for name, value in (("positions", positions), ("window", window))
         if value is not None
     }
-    if (source / "config.json").is_file() and not any(source.glob("*.index")) and part is None:
+    if vocabulary is not None:
+        _change_vocabulary(source, out, vocabulary, rows, texts or [])
+    elif (source / "config.json").is_file() and not any(source.glob("*.index")) and part is None:
         _lengthen(source, out, given)
     else:
         _check_none(given, source)
         _read(source, out, part)
+
+
+def _change_vocabulary(
+    source: Path,
+    out: Path,
+    vocabulary: Path,
+    kind: Literal["mean", "similar", "unused"],
+    texts: list[str],
+) -> None:
+    import sys
+
+    from bothways.commands.progress import terminal_progress
+    from bothways.core.errors import ConfigError
+    from bothways.data.documents import read_documents
+    from bothways.hub.convert.vocabulary import (
+        TABLE,
+        MeanOfPieces,
+        Rows,
+        Similar,
+        UnusedSlots,
+        convert_vocabulary,
+    )
+
+    if (kind == "similar") != bool(texts):
+        what = "similar needs texts, and they are for similar alone"
+        raise ConfigError(what, where="--texts", fix="Give --rows similar --texts FILES, or none.")
+    rows: Rows = MeanOfPieces() if kind == "mean" else UnusedSlots()
+    if texts:
+        rows = Similar(document.text for document in read_documents(texts))
+    with terminal_progress() as progress:
+        change = convert_vocabulary(source, out, vocabulary, rows, progress)
+    for fate, count in change.counts.items():
+        print(f"{fate}: {count:,} rows")
+    print(f"wrote {out}: {change.new.size:,} tokens; each row is in {TABLE}", file=sys.stderr)
 
 
 def _check_none(given: Mapping[str, int], source: Path) -> None:

@@ -395,6 +395,22 @@ ModelConfig = EncoderConfig | LSTMConfig
 """The shape of any encoder."""
 
 
+C = TypeVar("C", bound=ModelConfig)
+
+
+def with_vocabulary(encoder: C, size: int, pad: int | None) -> C:
+    """Return the encoder with another vocabulary size and padding id.
+
+    RoBERTa's positions count from the padding id.
+    """
+    if isinstance(encoder, LSTMConfig):
+        return replace(encoder, vocab=size, pad=pad)
+    position = encoder.position
+    if isinstance(position, Learned) and position.offset and pad is not None:
+        position = replace(position, offset=pad + 1)
+    return replace(encoder, vocab=size, pad=pad, position=position)
+
+
 def _require_positive(**values: float) -> None:
     for name, value in values.items():
         if not value > 0:

@@ -23,11 +23,10 @@ from bothways.families.catalogue import FAMILIES, family_for
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve, resolve_run
-from bothways.model.config import EncoderConfig, LSTMConfig, ModelConfig
+from bothways.model.config import EncoderConfig, ModelConfig, with_vocabulary
 from bothways.model.encoder import Encoder
 from bothways.model.heads import Head
 from bothways.model.model import Model
-from bothways.model.positions import Learned
 from bothways.objectives.objective import ModelSpec, Objective
 from bothways.preflight.machine import Load, check_machine
 from bothways.preflight.text import check_model, unknown_tokens
@@ -41,17 +40,8 @@ C = TypeVar("C", bound=ModelConfig)
 
 
 def fit_to_corpus(encoder: C, tokenizer: Tokenizer) -> C:
-    """Return the encoder with the tokenizer's vocabulary size and padding id.
-
-    RoBERTa's positions count from the padding id.
-    """
-    pad = tokenizer.specials.pad
-    if isinstance(encoder, LSTMConfig):
-        return dataclasses.replace(encoder, vocab=tokenizer.size, pad=pad)
-    position = encoder.position
-    if isinstance(position, Learned) and position.offset:
-        position = dataclasses.replace(position, offset=pad + 1)
-    return dataclasses.replace(encoder, vocab=tokenizer.size, pad=pad, position=position)
+    """Return the encoder with the tokenizer's vocabulary size and padding id."""
+    return with_vocabulary(encoder, tokenizer.size, tokenizer.specials.pad)
 
 
 def start_encoder(source: str) -> ModelConfig:

@@ -371,7 +371,7 @@ def _flaw(text: object) -> str | None:
 
 
 @functools.cache
-def _byte_of() -> dict[str, int]:
+def byte_of() -> dict[str, int]:
     """Return the byte that each character of byte-level BPE represents (Radford et al. 2019).
 
     Visible characters represent themselves; the others come in order from U+0100 on.
@@ -389,9 +389,9 @@ def _characters_of(token: str, bytewise: bool) -> tuple[str, bool, bool]:
     Also whether it is whole: tokens of byte-level BPE may hold a part of a character. The first
     byte of a three-byte ideograph or kana is 0xE3 to 0xE9.
     """
-    if not bytewise or not all(character in _byte_of() for character in token):
+    if not bytewise or not all(character in byte_of() for character in token):
         return token.lstrip("▁"), False, True
-    raw = bytes(_byte_of()[character] for character in token)
+    raw = bytes(byte_of()[character] for character in token)
     text = raw.decode("utf-8", "ignore")
     begins = 0xE3 <= raw[0] <= 0xE9 if raw else False
     return text.strip(), begins, text.encode() == raw

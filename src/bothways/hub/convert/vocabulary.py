@@ -1,0 +1,325 @@
+"""Another vocabulary for a model: words added, or all tokens replaced.
+
+The rows of tokens that both vocabularies have are copied to the bit. A new token starts from old
+rows: the mean of the pieces that it was split into, or a mixture of tokens that occur in similar
+contexts (FOCUS, `hub.convert.similar_rows`). Everything with a row for each token changes alike:
+the token embedding, the bias of the masked LM head and output matrices of their own. The weights
+that two models share, as ELECTRA's, stay equal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import assert_never
+
+from bothways.core.atomic_files import check_not_input, replace_file
+from bothways.core.errors import ConfigError, FolderError
+from bothways.core.json_reader import read_utf8
+from bothways.core.progress import SILENT, Progress
+from bothways.hub.convert.similar_rows import similar_tokens
+from bothways.hub.model_card import Card
+from bothways.hub.model_folder import load_model, save_model
+from bothways.model.config import EncoderConfig, ModelConfig, with_vocabulary
+from bothways.model.init import without_weights
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.text.tokenizer import Tokenizer
+from bothways.text.tokenizer_files import FILES
+from bothways.text.vocabulary_change import Form, form_of, in_unused, pieces_of, with_words
+
+TABLE = "vocabulary.tsv"
+"""The file in the new folder with the fate of each row."""
+
+Fate = Literal["kept", "mean of pieces", "similar", "unused slot", "random"]
+
+
+@dataclass(frozen=True)
+class MeanOfPieces:
+    """New rows are the means of the rows of their pieces in the old vocabulary."""
+
+    kind: Literal["mean"] = "mean"
+
+
+@dataclass(frozen=True)
+class Similar:
+    """New rows are mixtures of the rows of tokens with similar contexts in `texts` (FOCUS).
+
+    Tokens that are too rare there get the mean of their pieces.
+    """
+
+    texts: Iterable[str]
+    kind: Literal["similar"] = "similar"
+
+
+@dataclass(frozen=True)
+class UnusedSlots:
+    """New words take the places of [unused…] tokens; their rows are means of pieces, too."""
+
+    kind: Literal["unused"] = "unused"
+
+
+Rows = MeanOfPieces | Similar | UnusedSlots
+
+
+@dataclass(frozen=True)
+class RowChange:
+    """The origin of a row.
+
+    Attributes:
+        id, token: of the new vocabulary.
+        fate: what was done.
+        sources: old ids with weights that add up to 1; empty for a random row.
+    """
+
+    id: int
+    token: str
+    fate: Fate
+    sources: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class VocabularyChange:
+    """A new tokenizer with the origin of each of its rows."""
+
+    old: Tokenizer
+    new: Tokenizer
+    rows: tuple[RowChange, ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of rows of each fate."""
+        return dict(Counter(row.fate for row in self.rows))
+
+    def table(self) -> str:
+        """Return a table with tabs: id, token, fate, and what the row was made of."""
+        lines = ["id\ttoken\tfate\tfrom"]
+        for row in self.rows:
+            names = (f"{self.old.token(id)} {weight:.3g}" for id, weight in row.sources)
+            made = "" if row.fate == "kept" else ", ".join(names)
+            lines.append(f"{row.id}\t{row.token}\t{row.fate}\t{made}")
+        return "\n".join(lines) + "\n"
+
+
+def convert_vocabulary(
+    source: str | Path,
+    out: str | Path,
+    vocabulary: str | Path,
+    rows: Rows = MeanOfPieces(),
+    progress: Progress = SILENT,
+) -> VocabularyChange:
+    """Save a model with another vocabulary; return what became of each row.
+
+    Args:
+        source: a model folder, or the folder of a run: its `generator/` is converted with `model/`.
+        out: the new folder, with the table of the rows in `vocabulary.tsv`.
+        vocabulary: a text file with a word to add in each line; or a tokenizer (a folder,
+            `tokenizer.json`, `vocab.txt` …) that replaces the old one.
+
+    Raises:
+        ConfigError: `rows` does not fit, or a line holds several words.
+        FolderError, TokenizerError: a folder cannot be read, or no word is new.
+    """
+    place, target, given = Path(source), Path(out), Path(vocabulary)
+    check_not_input(target, [place, given])
+    is_run = (place / "model" / "config.json").is_file() and not (place / "config.json").exists()
+    roles = [role for role in ("generator", "model") if (place / role / "config.json").is_file()]
+    places = {role: place / role for role in roles} if is_run else {"": place}
+    change: VocabularyChange | None = None
+    for role, folder in places.items():
+        progress.stage(f"converting {role or 'the model'}")
+        loaded = load_model(folder)
+        if change is None:
+            change = change_vocabulary(loaded.tokenizer(), given, rows)
+        model = converted(loaded.model, change)
+        counts = ", ".join(f"{fate}: {n:,}" for fate, n in change.counts.items())
+        summary = (
+            f"{loaded.folder.name} with another vocabulary, by `bothways convert --vocabulary`. "
+            f"Rows: {counts}. Continue its pre-training before using it."
+        )
+        save_model(
+            target / role,
+            model,
+            change.new,
+            labels=loaded.labels,
+            problem=loaded.problem,
+            card=Card(f"{loaded.folder.name}, another vocabulary", summary),
+            extra=loaded.extra,
+        )
+        table = change.table()
+        replace_file(target / role / TABLE, lambda file, text=table: file.write_text(text, "utf8"))
+    assert change is not None
+    return change
+
+
+def change_vocabulary(old: Tokenizer, given: Path, rows: Rows) -> VocabularyChange:
+    """Return the new tokenizer of a word list or a tokenizer, and the origin of its rows."""
+    if given.is_dir() or given.name in FILES:
+        if isinstance(rows, UnusedSlots):
+            what = "unused slots are for words to add, and this is a tokenizer"
+            raise ConfigError(what, where="rows", fix="Choose mean or similar.")
+        return plan_rows(old, Tokenizer.load(given), rows)
+    if not given.is_file():
+        fix = "Give a text file with a word a line, or the folder of a tokenizer."
+        raise FolderError("no such file or folder", where=given, fix=fix)
+    lines = (line.strip() for line in read_utf8(given, FolderError).splitlines())
+    words = list(dict.fromkeys(line for line in lines if line))
+    return plan_rows(
+        old,
+        in_unused(old, words) if isinstance(rows, UnusedSlots) else with_words(old, words),
+        rows,
+    )
+
+
+def plan_rows(old: Tokenizer, new: Tokenizer, rows: Rows) -> VocabularyChange:
+    """Return the origin of each row of a new tokenizer."""
+    uses = {getattr(new.specials, use): at for use, at in vars(old.specials).items()}
+    forms = {} if old.kind == new.kind else _forms(old)
+    changes = [_change(old, new, id, uses, forms) for id in np.flatnonzero(new.named).tolist()]
+    match rows:
+        case MeanOfPieces():
+            pass
+        case UnusedSlots():
+            changes = [_renamed(change, "unused slot") for change in changes]
+        case Similar(texts):
+            changes = _by_contexts(new, changes, texts)
+        case _:
+            assert_never(rows)
+    return VocabularyChange(old, new, tuple(changes))
+
+
+def _forms(tokenizer: Tokenizer) -> dict[Form, int]:
+    """Return the ids of all tokens by their form; of equal forms, the first."""
+    forms: dict[Form, int] = {}
+    for id in np.flatnonzero(tokenizer.named).tolist():
+        form = form_of(tokenizer, tokenizer.token(id))
+        if form is not None:
+            forms.setdefault(form, id)
+    return forms
+
+
+def _change(
+    old: Tokenizer, new: Tokenizer, id: int, uses: Mapping[int, int], forms: Mapping[Form, int]
+) -> RowChange:
+    token = new.token(id)
+    form = form_of(new, token)
+    known = uses.get(id)
+    if known is None:
+        known = forms.get(form) if form is not None and forms else old.id(token)
+    if known is not None:
+        return RowChange(id, token, "kept", ((known, 1.0),))
+    pieces = pieces_of(old, form) if form is not None else []
+    if not pieces:
+        return RowChange(id, token, "random", ())
+    weights = Counter(pieces)
+    sources = tuple((piece, n / len(pieces)) for piece, n in weights.items())
+    return RowChange(id, token, "mean of pieces", sources)
+
+
+def _renamed(change: RowChange, fate: Fate) -> RowChange:
+    if change.fate != "mean of pieces":
+        return change
+    return RowChange(change.id, change.token, fate, change.sources)
+
+
+def _by_contexts(new: Tokenizer, changes: list[RowChange], texts: Iterable[str]) -> list[RowChange]:
+    """Give new rows the mixtures of tokens with similar contexts, where there is one."""
+    kept = {change.id: change.sources[0][0] for change in changes if change.fate == "kept"}
+    known = np.array([id for id in kept if not new.special[id]], dtype=np.int64)
+    fresh = np.array([change.id for change in changes if change.fate != "kept"], dtype=np.int64)
+    found = similar_tokens((new.encode(text) for text in texts), new.size, fresh, known)
+    return [
+        RowChange(
+            change.id,
+            change.token,
+            "similar",
+            tuple((kept[id], weight) for id, weight in found[change.id]),
+        )
+        if change.id in found
+        else change
+        for change in changes
+    ]
+
+
+def converted(model: Model, change: VocabularyChange, seed: int = 0) -> Model:
+    """Return the model with rows for the new vocabulary.
+
+    Rows that have no token, such as padding to a round number, stay as long as no token needs them.
+
+    Args:
+        seed: of rows without any old piece: normal, with the mean and the standard deviation of
+            the old rows in each dimension.
+    """
+    size = change.new.size
+    if size == change.old.size or _extends(change):
+        size = max(size, model.config.vocab)
+    config = with_vocabulary(model.config, size, change.new.specials.pad)
+    state = dict(model.state_dict())
+    for name in _by_token(model):
+        state[name] = _rows(state[name], change, size, seed)
+    _shift_positions(state, model.config, config)
+    with without_weights():
+        result = Model(config, model.specification)
+    result.load_state_dict({name: tensor.clone() for name, tensor in state.items()}, assign=True)
+    result.kept = model.kept
+    return result.eval()
+
+
+def _extends(change: VocabularyChange) -> bool:
+    """Return whether each token that was kept has its old id."""
+    return all(row.sources[0][0] == row.id for row in change.rows if row.fate == "kept")
+
+
+def _by_token(model: Model) -> list[str]:
+    """Return the names of the tensors with a row for each token: those that grow with it."""
+    size = model.config.vocab + 1
+    with without_weights():
+        larger = Model(
+            with_vocabulary(model.config, size, model.config.pad), model.specification
+        ).state_dict()
+    return [
+        name for name, tensor in model.state_dict().items() if tensor.shape != larger[name].shape
+    ]
+
+
+def _rows(old: Tensor, change: VocabularyChange, size: int, seed: int) -> Tensor:
+    """Return a tensor with a row for each new token."""
+    exact = old.double()
+    draws = torch.Generator().manual_seed(seed)
+    named = torch.from_numpy(np.flatnonzero(change.old.named))
+    mean, spread = exact[named].mean(0), exact[named].std(0)
+    result = old.new_zeros(size, *old.shape[1:])
+    result[: len(old)] = old[:size]
+    for row in change.rows:
+        if row.fate == "kept":
+            result[row.id] = old[row.sources[0][0]]
+        elif row.fate == "random":
+            noise = torch.randn(old.shape[1:], generator=draws, dtype=torch.float64)
+            result[row.id] = (mean + spread * noise).to(old.dtype)
+        else:
+            ids, weights = zip(*row.sources, strict=True)
+            factors = torch.tensor(weights, dtype=torch.float64)
+            result[row.id] = torch.tensordot(factors, exact[list(ids)], 1).to(old.dtype)
+    return result
+
+
+def _shift_positions(state: dict[str, Tensor], old: ModelConfig, new: ModelConfig) -> None:
+    """Move position rows to an offset that follows from another padding id, as RoBERTa's."""
+    if not isinstance(old, EncoderConfig) or not isinstance(new, EncoderConfig):
+        return
+    before, after = old.position, new.position
+    if not (isinstance(before, Learned) and isinstance(after, Learned)):
+        return
+    if before.offset != after.offset:
+        name = "encoder.embedding.position.weight"
+        unused, rows = state[name][: before.offset], state[name][before.offset :]
+        first = rows.new_zeros(after.offset, rows.shape[1])
+        first[: len(unused)] = unused[: after.offset]
+        state[name] = torch.cat([first, rows])

@@ -1,0 +1,169 @@
+"""Tokens added to a vocabulary, and tokens of one vocabulary in the form of another.
+
+WordPiece and Unigram get a word as an entry of their model, so that it is found where words are
+looked up: WordPiece takes the longest entry, and Unigram's new entry has a higher score than the
+pieces that it replaces. Byte-level BPE has no entry without merges, which would change other words;
+it gets an added token that matches whole words only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tokenizers
+
+from bothways.core.errors import ConfigError, TokenizerError
+from bothways.core.terminal import listed
+from bothways.text.tokenizer import Tokenizer, byte_of
+
+UNUSED = re.compile(r"\[unused\d+\]")
+"""The tokens of BERT's vocabularies that occur in no text, and whose rows were never trained."""
+
+_PREFERRED = 1e-3
+"""The score of a new Unigram entry above the sum of its pieces' scores."""
+
+
+class Form(NamedTuple):
+    """A token without the marks of its vocabulary."""
+
+    text: str
+    begins: bool
+    """True at the beginning of a word: "the", "Ġthe" and "▁the", not "##the"."""
+
+
+def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
+    """Return the tokenizer with words appended to the vocabulary; known ones are left out.
+
+    Raises:
+        ConfigError: a word consists of several words for this tokenizer.
+        TokenizerError: no word is new.
+    """
+    tokens = _new_tokens(tokenizer, words)
+    spec, first = _spec(tokenizer), tokenizer.size
+    vocabulary = spec["model"]["vocab"]
+    match tokenizer.kind:
+        case "WordPiece":
+            vocabulary |= {token: first + n for n, token in enumerate(tokens)}
+        case "Unigram" if len(vocabulary) == first:
+            scores = dict(map(tuple, vocabulary))
+            vocabulary += [[token, _score(tokenizer, token, scores)] for token in tokens]
+        case _:
+            backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+            flags = {"single_word": True, "lstrip": True, "normalized": False}
+            backend.add_tokens([tokenizers.AddedToken(word, **flags) for word in tokens])
+            return Tokenizer(backend, tokenizer.specials, tokenizer.flat)
+    return _built(tokenizer, spec)
+
+
+def in_unused(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
+    """Return the tokenizer with words in place of [unused…] tokens, the first ones first.
+
+    Raises:
+        ConfigError: there are fewer such tokens than new words, or a word consists of several.
+        TokenizerError: no word is new.
+    """
+    tokens, spec = _new_tokens(tokenizer, words), _spec(tokenizer)
+    vocabulary = spec["model"]["vocab"]
+    added = {token["content"] for token in spec["added_tokens"]}
+    slots = [
+        token
+        for token in (vocabulary if tokenizer.kind == "WordPiece" else ())
+        if UNUSED.fullmatch(token) and token not in added
+    ]
+    slots.sort(key=vocabulary.__getitem__)
+    if len(slots) < len(tokens):
+        what = f"there are {len(tokens):,} new words, and {len(slots):,} tokens such as [unused1]"
+        raise ConfigError(what, where="rows", fix="Append them with --rows mean.")
+    for slot, token in zip(slots, tokens, strict=False):
+        vocabulary[token] = vocabulary.pop(slot)
+    return _built(tokenizer, spec)
+
+
+def form_of(tokenizer: Tokenizer, token: str) -> Form | None:
+    """Return a token without marks; None for special tokens and parts of characters."""
+    id = tokenizer.id(token)
+    if id is None or tokenizer.special[id] or id == tokenizer.specials.unknown:
+        return None
+    if token in _added(tokenizer):
+        return Form(token, True)
+    match tokenizer.kind:
+        case "BPE" if all(character in byte_of() for character in token):
+            raw = bytes(byte_of()[character] for character in token)
+            text = raw.decode("utf-8", "ignore")
+            return Form(text.lstrip(" "), text.startswith(" ")) if text.encode() == raw else None
+        case "WordPiece":
+            return Form(token.removeprefix("##"), not token.startswith("##"))
+        case _:
+            return Form(token.removeprefix("▁"), token.startswith("▁"))
+
+
+def pieces_of(tokenizer: Tokenizer, form: Form) -> list[int]:
+    """Return the ids that a vocabulary has for a form, without unknown ones.
+
+    Example: "anfield" in BERT's vocabulary → those of an, ##field.
+    """
+    normalizer = tokenizer.backend.normalizer
+    text = form.text if normalizer is None else normalizer.normalize_str(form.text)
+    text = text.strip().strip("▁")
+    match tokenizer.kind:
+        case "BPE":
+            characters = {byte: character for character, byte in byte_of().items()}
+            raw = (" " if form.begins else "") + text
+            marked = "".join(characters[byte] for byte in raw.encode())
+        case "WordPiece":
+            marked = text if form.begins else f"##{text}"
+        case _:
+            marked = ("▁" if form.begins else "") + text
+    if not text:
+        return []
+    found = [token.id for token in tokenizer.backend.model.tokenize(marked)]
+    return [id for id in found if id != tokenizer.specials.unknown]
+
+
+def _new_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
+    """Return words as entries of the vocabulary, without those that it has."""
+    tokens, several, backend = dict[str, None](), [], tokenizer.backend
+    for word in words:
+        if tokenizer.kind == "BPE":
+            parts = word.split()
+        else:
+            plain = word if backend.normalizer is None else backend.normalizer.normalize_str(word)
+            cut = backend.pre_tokenizer
+            parts = [plain] if cut is None else [part for part, _ in cut.pre_tokenize_str(plain)]
+        if len(parts) != 1:
+            several.append(word)
+        elif tokenizer.kind != "BPE" and tokenizer.id(parts[0]) is None:
+            tokens[parts[0]] = None
+        elif tokenizer.kind == "BPE" and len(tokenizer.encode(" " + word)) > 1:
+            tokens[word] = None
+    if several:
+        what = f"several words on a line: {listed([repr(word) for word in several])}"
+        fix = "Give one word a line: a vocabulary holds no white space."
+        raise ConfigError(what, where="vocabulary", fix=fix)
+    if not tokens:
+        what = f"the vocabulary has all {len(words):,} words"
+        raise TokenizerError(what, where="vocabulary", fix="Give words that it splits.")
+    return list(tokens)
+
+
+def _score(tokenizer: Tokenizer, token: str, scores: dict[str, float]) -> float:
+    pieces = tokenizer.backend.model.tokenize(token)
+    least = min(scores.values())
+    return sum(scores.get(piece.value, least) for piece in pieces) + _PREFERRED
+
+
+def _added(tokenizer: Tokenizer) -> set[str]:
+    return {token.content for token in tokenizer.backend.get_added_tokens_decoder().values()}
+
+
+def _spec(tokenizer: Tokenizer) -> dict[str, Any]:
+    spec: dict[str, Any] = json.loads(tokenizer.backend.to_str())
+    return spec
+
+
+def _built(tokenizer: Tokenizer, spec: dict[str, Any]) -> Tokenizer:
+    backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    return Tokenizer(backend, tokenizer.specials, tokenizer.flat)

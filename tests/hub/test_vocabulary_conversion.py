@@ -1,0 +1,261 @@
+"""`bothways convert --vocabulary`: rows against hand-computed ones, ties, and transformers' view of the folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from bothways.cli import app
+from bothways.core.errors import ConfigError, TokenizerError
+from bothways.hub.convert.similar_rows import sparsemax, token_vectors
+from bothways.hub.convert.vocabulary import MeanOfPieces, Similar, convert_vocabulary, plan_rows
+from bothways.hub.model_folder import load_model, save_model
+from bothways.model.config import EncoderConfig
+from bothways.model.heads import MaskedHead, ReplacedHead
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.text.tokenizer import Tokenizer
+from bothways.text.trainers import ByteBPE, Unigram, WordPiece, train_tokenizer
+
+WORDS = [
+    "[PAD]", "[UNK]", "[unused0]", "[unused1]", "[CLS]", "[SEP]", "[MASK]", "an", "the", "was", "##fi",
+    "##eld", "##s", "a", "##n", "##e", "##x", "x",
+]  # fmt: skip
+TABLE = "bert.embeddings.word_embeddings.weight"
+BIAS = "cls.predictions.bias"
+TEXT = "the an was x ans"
+
+
+def folder_of(place: Path, *, tied: bool = True, rows: int = len(WORDS)) -> Path:
+    """A BertForMaskedLM with a vocabulary of a few pieces, saved by transformers."""
+    torch.manual_seed(1)
+    config = transformers.BertConfig(
+        vocab_size=rows, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=24, max_position_embeddings=20, tie_word_embeddings=tied,
+    )  # fmt: skip
+    model = transformers.BertForMaskedLM(config)
+    with torch.no_grad():
+        model.cls.predictions.decoder.bias.normal_()
+    model.save_pretrained(place)
+    (place / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf8")
+    Tokenizer.load(place / "vocab.txt").save(place)
+    return place
+
+
+def words_in(place: Path, *words: str) -> Path:
+    place.write_text("\n".join(words) + "\n", encoding="utf8")
+    return place
+
+
+def logits(folder: Path, text: str) -> torch.Tensor:
+    """The logits of transformers' model for transformers' own tokens."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model, report = transformers.AutoModelForMaskedLM.from_pretrained(
+        folder, output_loading_info=True
+    )
+    assert not any(report.values())
+    with torch.no_grad():
+        found: torch.Tensor = model.eval()(**tokenizer(text, return_tensors="pt")).logits[0]
+    return found
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("rows", [len(WORDS), 24])
+def test_added_words_are_means_of_their_pieces_and_other_text_is_unchanged(
+    tmp_path: Path, tied: bool, rows: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = folder_of(tmp_path / "old", tied=tied, rows=rows)
+    words = words_in(tmp_path / "words.txt", "Anfield", "", "the", "ansnsn", "Anfield")
+    app(
+        ["convert", str(old), "--out", str(tmp_path / "new"), "--vocabulary", str(words)],
+        result_action="return_value",
+    )
+    assert capsys.readouterr().out == "kept: 18 rows\nmean of pieces: 2 rows\n"
+    before, after = (load_file(tmp_path / n / "model.safetensors") for n in ("old", "new"))
+    assert len(after[TABLE]) == max(rows, 20)
+    decoder = "cls.predictions.decoder."
+    names = [TABLE, BIAS] if tied else [TABLE, f"{decoder}weight", f"{decoder}bias"]
+    for name in names:
+        assert torch.equal(after[name][:18], before[name][:18])
+        anfield = (before[name][7] + before[name][10] + before[name][11]) / 3
+        assert torch.allclose(after[name][18], anfield, atol=1e-7)
+        # an ##s ##n ##s ##n: pieces that repeat count as often as they occur
+        pieces = before[name][[7, 12, 14, 12, 14]]
+        assert torch.allclose(after[name][19], pieces.mean(0), atol=1e-7)
+        assert torch.equal(after[name][20:], before[name][20:])
+    assert torch.equal(
+        logits(tmp_path / "old", TEXT)[:, :18], logits(tmp_path / "new", TEXT)[:, :18]
+    )
+    table = (tmp_path / "new/vocabulary.tsv").read_text().splitlines()
+    assert table[0] == "id\ttoken\tfate\tfrom"
+    assert table[19] == "18\tanfield\tmean of pieces\tan 0.333, ##fi 0.333, ##eld 0.333"
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "new")
+    ours = Tokenizer.load(tmp_path / "new")
+    for text in ("the Anfields was x", "anfield ansnsn"):
+        assert theirs(text, add_special_tokens=False)["input_ids"] == ours.encode(text).tolist()
+    assert [ours.token(id) for id in ours.encode("the Anfields")] == ["the", "anfield", "##s"]
+
+
+def test_unused_slots_change_no_shape_and_disappear(tmp_path: Path) -> None:
+    old = folder_of(tmp_path / "old")
+    words = words_in(tmp_path / "words.txt", "anfield")
+    app(
+        ["convert", str(old), "--out", str(tmp_path / "new"), "--vocabulary", str(words), "--rows", "unused"],
+        result_action="return_value",
+    )  # fmt: skip
+    before, after = (load_file(tmp_path / n / "model.safetensors") for n in ("old", "new"))
+    expected = before[TABLE].clone()
+    expected[2] = before[TABLE][[7, 10, 11]].mean(0)
+    assert torch.allclose(after[TABLE], expected, atol=1e-7)
+    assert torch.equal(after[TABLE][3:], before[TABLE][3:])
+    assert "[unused0]" not in (tmp_path / "new/tokenizer.json").read_text()
+    assert "[unused0]" not in (tmp_path / "new/vocab.txt").read_text()
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "new")
+    assert theirs("the anfield", add_special_tokens=False)["input_ids"] == [8, 2]
+    assert "2\tanfield\tunused slot\t" in (tmp_path / "new/vocabulary.tsv").read_text()
+    many = words_in(tmp_path / "many.txt", "anfield", "ansn", "ansnx")
+    with pytest.raises(ConfigError, match="3 new words, and 2 tokens such as"):
+        app(
+            ["convert", str(old), "--out", str(tmp_path / "no"), "--vocabulary", str(many), "--rows", "unused"],
+            result_action="return_value",
+        )  # fmt: skip
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    old = folder_of(tmp_path / "old")
+    for words, error, message in (
+        (["the"], TokenizerError, "the vocabulary has all 1 words"),
+        (["new york"], ConfigError, "several words on a line: 'new york'"),
+    ):
+        with pytest.raises(error, match=message):
+            convert_vocabulary(old, tmp_path / "new", words_in(tmp_path / "w.txt", *words))
+    with pytest.raises(ConfigError, match="similar needs texts"):
+        app(
+            ["convert", str(old), "--out", str(tmp_path / "no"), "--vocabulary", str(old), "--rows", "similar"],
+            result_action="return_value",
+        )  # fmt: skip
+    with pytest.raises(ConfigError, match="unused slots are for words"):
+        app(
+            ["convert", str(old), "--out", str(tmp_path / "no"), "--vocabulary", str(old), "--rows", "unused"],
+            result_action="return_value",
+        )  # fmt: skip
+
+
+CORPUS = [
+    "the dog sleeps near the barn and the dog eats",
+    "an owl sings near the old barn at night",
+]
+
+
+@pytest.mark.parametrize(
+    "old", [WordPiece(60), ByteBPE(290), Unigram(60)], ids=lambda k: type(k).__name__
+)
+@pytest.mark.parametrize(
+    "new", [WordPiece(75), ByteBPE(300), Unigram(45)], ids=lambda k: type(k).__name__
+)
+def test_replaced_rows_follow_the_text_of_the_tokens(old: object, new: object) -> None:
+    before = train_tokenizer(CORPUS * 5, old)
+    after = train_tokenizer([*CORPUS * 3, "dogs and owls and barns sleep"] * 3, new)
+    rows = plan_rows(before, after, MeanOfPieces()).rows
+    assert [row.id for row in rows] == list(range(after.size))
+    assert {row.fate for row in rows} <= {"kept", "mean of pieces", "random"}
+
+    def text(tokenizer: Tokenizer, id: int) -> str:
+        """Return what a token spells."""
+        token = tokenizer.token(id)
+        if tokenizer.kind == "BPE" and not tokenizer.special[id]:
+            return tokenizer.backend.decoder.decode([token])
+        return token.replace("##", "").replace("▁", " ")
+
+    specials = dict(zip(vars(after.specials).values(), vars(before.specials).values(), strict=True))
+    shared = 0
+    for row in rows:
+        assert row.fate == "random" or sum(w for _, w in row.sources) == pytest.approx(1)
+        if row.id in specials:
+            assert (row.fate, row.sources) == ("kept", ((specials[row.id], 1.0),))
+        elif row.fate == "kept":
+            shared += 1
+            assert text(before, row.sources[0][0]).strip() == text(after, row.id).strip()
+    assert shared > 10
+
+
+def test_a_roberta_keeps_positions_when_its_padding_id_changes(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    bpe = train_tokenizer(CORPUS * 5, ByteBPE(290))
+    config = EncoderConfig(
+        bpe.size, 16, 1, 2, 24, segments=0, pad=1, position=Learned(20, offset=2),
+    )  # fmt: skip
+    model = Model(config, (MaskedHead(),))
+    save_model(tmp_path / "old", model, bpe)
+    train_tokenizer(CORPUS * 5, WordPiece(60)).save(tmp_path / "tokenizer")
+    convert_vocabulary(tmp_path / "old", tmp_path / "new", tmp_path / "tokenizer")
+    made = load_model(tmp_path / "new").model
+    assert made.config.position == Learned(20, offset=1)
+    name = "encoder.embedding.position.weight"
+    assert torch.equal(made.state_dict()[name][1:], model.state_dict()[name][2:])
+
+
+def test_electra_and_its_generator_stay_tied(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    tokenizer = train_tokenizer(CORPUS * 5, WordPiece(60))
+    config = EncoderConfig(tokenizer.size, 16, 1, 2, 24)
+    models = {
+        "model": Model(config, (ReplacedHead(),)),
+        "generator": Model(config, (MaskedHead(),)),
+    }
+    table = "encoder.embedding.token.weight"
+    state = models["generator"].state_dict()
+    state[table].copy_(models["model"].state_dict()[table])
+    for role, model in models.items():
+        save_model(tmp_path / "run" / role, model, tokenizer)
+    words = words_in(tmp_path / "words.txt", "nightbarn", "日")
+    change = convert_vocabulary(tmp_path / "run", tmp_path / "new", words)
+    assert change.counts == {"kept": 60, "mean of pieces": 1, "random": 1}
+    tables = [load_model(tmp_path / "new" / role).model.state_dict()[table] for role in models]
+    assert torch.equal(*tables)
+    assert len(tables[0]) == 62
+
+
+def test_similar_rows_are_those_of_words_in_the_same_places(tmp_path: Path) -> None:
+    old = folder_of(tmp_path / "old")
+    # "anfield" occurs where "x" does, and never where "was" does.
+    texts = ["the anfield"] * 30 + ["the x"] * 30 + ["an was"] * 30
+    (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf8")
+    words = words_in(tmp_path / "words.txt", "anfield", "ansnsn")
+    app(
+        ["convert", str(old), "--out", str(tmp_path / "new"), "--vocabulary", str(words), "--rows", "similar", "--texts", str(tmp_path / "texts.txt")],
+        result_action="return_value",
+    )  # fmt: skip
+    tokenizer = Tokenizer.load(tmp_path / "new")
+    old_tokenizer = Tokenizer.load(old)
+    change = plan_rows(old_tokenizer, tokenizer, Similar(texts))
+    weights = dict(change.rows[18].sources)
+    assert change.rows[18].fate == "similar"
+    assert weights == {17: pytest.approx(1)}
+    assert change.rows[19].fate == "mean of pieces"  # too rare for a vector
+    before, after = (load_file(tmp_path / n / "model.safetensors") for n in ("old", "new"))
+    expected = sum(w * before[TABLE][id].double() for id, w in weights.items())
+    assert torch.allclose(after[TABLE][18].double(), expected, atol=1e-6)
+
+
+def test_sparsemax_is_the_projection_onto_probabilities() -> None:
+    draws = np.random.default_rng(0)
+    for scores in (np.array([0.5, 0.4, -1.0]), draws.standard_normal(9)):
+        found = sparsemax(scores)
+        assert found.sum() == pytest.approx(1)
+        others = draws.dirichlet(np.ones(len(scores)), 2000)
+        distances = ((others - scores) ** 2).sum(1)
+        assert ((found - scores) ** 2).sum() <= distances.min()
+    assert np.allclose(sparsemax(np.array([0.5, 0.4, -1.0])), [0.55, 0.45, 0])
+
+
+def test_vectors_of_words_in_equal_contexts_are_near() -> None:
+    texts = [np.array([5, 6, 7] * 5), np.array([5, 8, 7] * 5), np.array([9, 10, 11] * 9)]
+    vectors, often = token_vectors((text.astype(np.int32) for text in texts * 5), 12)
+    assert often.tolist() == [False] * 5 + [True] * 7
+    assert vectors[6] @ vectors[8] > 0.5 > vectors[6] @ vectors[10]
