@@ -19,6 +19,8 @@ WINDOW, DIMENSIONS, LEAST = 5, 100, 10
 """Neighbours on each side, dimensions of a vector, and occurrences below which there is none."""
 
 _ROWS = 512
+_LEAST_WEIGHT = 1e-9
+"""Smaller weights are rounding errors."""
 
 
 def token_vectors(
@@ -87,6 +89,6 @@ def similar_tokens(
         rows = new[at : at + _ROWS]
         for id, scores in zip(rows.tolist(), vectors[rows] @ vectors[known].T, strict=True):
             weights = sparsemax(scores)
-            order = np.argsort(-weights, kind="stable")[: int((weights > 0).sum())]
+            order = np.argsort(-weights, kind="stable")[: int((weights > _LEAST_WEIGHT).sum())]
             result[id] = [(int(known[n]), float(weights[n])) for n in order]
     return result
