@@ -457,10 +457,11 @@ def distil(  # noqa: PLR0913 – one option per question
             not finite.
 
     Example:
-        >>> quick = {"batch": {"n": 8}, "training": {"until": "2 steps"}}
-        >>> result = bothways.distil("my-bert", "corpus", out="new-student", **quick)
-        >>> result.folder.name, result.progress.steps
-        ('model', 2)
+        >>> texts = {"positive": "a good film", "negative": "a bad play"}
+        >>> rows = [{"text": text, "label": label} for label, text in texts.items()]
+        >>> result = bothways.distil("my-classifier", rows * 8, "my-bert", epochs=1)
+        >>> result.task.labels
+        ('negative', 'positive')
     """
     from bothways.core.config import reader
     from bothways.data.corpus import Corpus

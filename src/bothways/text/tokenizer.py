@@ -135,7 +135,7 @@ class Tokenizer:
     def difference(self, other: Tokenizer) -> str | None:
         """Return how another vocabulary differs from this one, with examples; None if it is equal.
 
-        Example: "2 of 30,522 tokens differ, such as '##ab' (7, not 9)".
+        Example: "2 tokens differ, such as '##ab' (7, not 9), '##ac' (9, not 7)".
         """
         ours, theirs = self.backend.get_vocab(), other.backend.get_vocab()
         differs = [token for token in ours | theirs if ours.get(token) != theirs.get(token)]
@@ -146,7 +146,7 @@ class Tokenizer:
             f"{token!r} ({ours.get(token, 'absent')}, not {theirs.get(token, 'absent')})"
             for token in differs[:3]
         )
-        return f"{len(differs):,} of {len(ours):,} tokens differ, such as {shown}"
+        return f"{len(differs):,} tokens differ, such as {shown}"
 
     def save(
         self, folder: str | Path, *, positions: int | None = None, segments: bool = True
