@@ -332,9 +332,10 @@ def test_adamw_refuses_what_does_not_fit(field: str, value: Any) -> None:
 @pytest.mark.parametrize("rows", [[5], [-1], [1, 1], [2, 0], [0, 2**40]])
 def test_adamw_refuses_rows_that_are_not_of_the_table_or_not_in_order(rows: list[int]) -> None:
     table, weight = adamw_table()
-    places = (x.data_ptr() for x in (torch.tensor(rows), torch.ones(5, 3)))
+    places, gradients = torch.tensor(rows), torch.ones(5, 3)
+    pointers = (places.data_ptr(), gradients.data_ptr())
     with pytest.raises(INVALID):
-        call("bothways_adamw_rows", ctypes.byref(table), *places, len(rows))
+        call("bothways_adamw_rows", ctypes.byref(table), *pointers, len(rows))
     assert (weight == 7).all()
 
 

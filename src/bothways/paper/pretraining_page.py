@@ -142,7 +142,7 @@ def table_report(request: TableRequest, rows: Many[RowOutcome], *, device: str) 
     parts: list[s.Section] = [*_comparison(request, rows)]
     if differences := _differences(request, rows):
         parts.append(differences)
-    parts += [*_curves(request, rows), *_charts(request, rows), _pretraining(request, rows)]
+    parts += [*_curves(request, rows), *_charts(rows), _pretraining(request, rows)]
     if remarks := _remarks(request):
         parts.append(s.Prose("How to read it", remarks))
     return s.Report(
@@ -242,7 +242,7 @@ def _curves(request: TableRequest, rows: Many[RowOutcome]) -> list[s.Curves]:
     ]
 
 
-def _charts(request: TableRequest, rows: Many[RowOutcome]) -> list[s.ComparisonChart]:
+def _charts(rows: Many[RowOutcome]) -> list[s.ComparisonChart]:
     """Return a chart for each column, one dot for each seed."""
     charts = []
     for column in dict.fromkeys(column for done in rows for column in done.tasks):
