@@ -164,7 +164,9 @@ def test_labels_before_texts_are_no_words_with_tags(tmp_path: Path) -> None:
 )
 def test_a_header_is_no_word(tmp_path: Path, header: str) -> None:
     words = header.split()
-    (error,) = tables(of_file(tmp_path / "t.tsv", f"{header}\n{words[0]}\tB-X\nb\tO\n"))
+    between = "\t_" * (len(words) - 2)
+    rows = f"{words[0]}{between}\tB-X\nb{between}\tO\n"
+    (error,) = tables(of_file(tmp_path / "t.tsv", f"{header}\n{rows}"))
     assert error.startswith(
         f"rows: the training data begins with a header, which would be learned: {tmp_path}/t.tsv:1 "
         f"{words[0]!r} with the tag {words[-1]!r}. Remove that line"

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from bothways.commands.options import (
     Device,
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 def evaluate(  # noqa: PLR0913 – one option per question
     folder: str,
-    file: str | None = None,
+    file: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     *settings: str,
     task: str | None = None,
     blimp: Path | None = None,

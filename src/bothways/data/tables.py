@@ -172,7 +172,7 @@ def _line_table(path: Path, asked: Many[str], lines: Lines) -> Table:
         case ".csv":
             return _delimited(where, _csv_records(where, lines), asked)
         case ".tsv":
-            records = ((number, line.split("\t") if line else []) for number, line in lines)
+            records = ((number, _cells(where, number, line)) for number, line in lines)
             return _delimited(where, records, asked)
         case ".jsonl":
             return Table(where, (), json_rows(where, lines))
@@ -196,6 +196,14 @@ def _plain_lines(where: str, lines: Lines) -> Table:
 
 
 # Delimited text
+
+
+def _cells(where: str, number: int, line: str) -> list[str]:
+    """Split a line at tabs; an empty line has no value."""
+    if "\r" in line:
+        fix = "Write line ends as \\n or \\r\\n, such as: tr '\\r' '\\n'."
+        raise DataError("holds a carriage return", where=f"{where}:{number}", fix=fix)
+    return line.split("\t") if line else []
 
 
 def _csv_records(where: str, lines: Lines) -> Records:

@@ -37,6 +37,9 @@ MAX_LINE = "BOTHWAYS_MAX_LINE_BYTES"
 DEFAULT_MAX_LINE = 2**26
 
 _HEAD = 8192
+_NULS = 0.1
+"""The share of NUL characters in a line, beyond three, from which on it is no text; fewer are left
+out."""
 _BLOCK = 1 << 17
 # A zstd block of 4 bytes can expand to 128 KiB, so one kilobyte expands to 32 MiB at most.
 _ZSTANDARD_BLOCK = 1 << 10
@@ -207,7 +210,13 @@ def _check_head(place: Path | str, head: bytes) -> None:
         if head.startswith(mark):
             fix = f"Convert it: iconv -f {name} -t UTF-8."
             raise DataError(f"is {name} text; only UTF-8 is supported", where=place, fix=fix)
-    if b"\0" in head:
+    even, odd = head[::2].count(0), head[1::2].count(0)
+    if len(head) >= 8 and max(even, odd) > len(head) / 4 and not min(even, odd):
+        name = "UTF-16BE" if even else "UTF-16LE"
+        fix = f"If it is {name}, convert it: iconv -f {name} -t UTF-8."
+        what = "seems to be UTF-16 text without a byte-order mark; only UTF-8 is supported"
+        raise DataError(what, where=place, fix=fix)
+    if even or odd:
         fix = f"Give text files; compressed files need a suffix {', '.join(COMPRESSED)}."
         raise DataError("is a binary file, not text", where=place, fix=fix)
 
@@ -262,7 +271,11 @@ def decode_lines(
             what = f"byte 0x{line[error.start]:02x} at column {error.start + 1} is not UTF-8"
             fix = "Convert it from its encoding, such as: iconv -f LATIN1 -t UTF-8."
             raise DataError(what, where=f"{name}:{number}", fix=fix) from error
-        yield number, text.replace("\0", "") if "\0" in text else text
+        if "\0" in text:
+            if text.count("\0") > 3 + _NULS * len(text):
+                _check_head(f"{name}:{number}", raw[:_HEAD])
+            text = text.replace("\0", "")
+        yield number, text
 
 
 def standard_input() -> Iterator[tuple[int, str]]:

@@ -29,6 +29,13 @@ def describe_columns(**columns: str | None) -> str:
     return ", ".join(f"{role} = {name!r}" for role, name in named)
 
 
+def usual_columns(known: Many[str], names: Many[str]) -> list[str]:
+    """Return the columns with known names, as these are spelled or else in any case: "Text"."""
+    spelled = {name.strip().lower(): name for name in reversed(names)}
+    exact = [name for name in known if name in names]
+    return exact or [spelled[name.lower()] for name in known if name.lower() in spelled]
+
+
 def guess_column(role: str, known: Many[str], names: Many[str], where: str, fix: str) -> str:
     """Return the one column that has a known name.
 
@@ -39,7 +46,7 @@ def guess_column(role: str, known: Many[str], names: Many[str], where: str, fix:
     Raises:
         DataError: no column has a known name, or several do.
     """
-    matching = [name for name in known if name in names]
+    matching = usual_columns(known, names)
     if len(matching) == 1:
         return matching[0]
     what = "several columns may hold" if matching else "no column has a usual name for"

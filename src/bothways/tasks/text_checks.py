@@ -58,6 +58,17 @@ def check_answered(unlabelled: Many[str]) -> list[Finding]:
     return report_rows("labels", unlabelled, fault, "Label these rows or remove them.")
 
 
+def check_case(labels: Many[str]) -> list[Finding]:
+    """Report labels that differ in case only."""
+    alike: dict[str, list[str]] = {}
+    for label in labels:
+        alike.setdefault(label.casefold(), []).append(repr(label))
+    same = [" and ".join(group) for group in alike.values() if len(group) > 1]
+    what = f"labels differ in case only, and are learned as different ones: {places(same)}"
+    fix = "Spell them alike if they mean the same."
+    return [Finding("labels", "warning", what, fix=fix)] if same else []
+
+
 def check_rare(counts: dict[str, int], total: int, kind: str) -> list[Finding]:
     """Report labels (`kind`, in the plural) that few of `total` training examples have."""
     rare = [f"{label} ({count})" for label, count in counts.items() if count / total < RARE]

@@ -19,6 +19,7 @@ from bothways.tasks.columns import (
     label_of,
     require_columns,
     text_of,
+    usual_columns,
 )
 
 TEXTS = (
@@ -123,8 +124,9 @@ def _texts(
 
 
 def _guess_texts(names: Many[str], where: str) -> tuple[str, str | None]:
-    pairs = [pair for pair in PAIRS if {*pair} <= {*names}]
-    singles = {name for name in TEXTS if name in names}
+    found = (usual_columns(pair, names) for pair in PAIRS)
+    pairs = [(pair[0], pair[1]) for pair in found if len(pair) > 1]
+    singles = {*usual_columns(TEXTS, names)}
     if len(pairs) == 1 and singles <= {*pairs[0]}:
         return pairs[0]
     # Any pair leaves several names open, of which `guess_column` reports that they are not clear.
@@ -145,7 +147,7 @@ def _label(
     known = next((name for name in (asked.label, usual.label) if name in names), None)
     if known is not None:
         return known
-    matching = [name for name in guesses if name in names]
+    matching = usual_columns(guesses, names)
     if labelled is None:
         return matching[0] if len(matching) == 1 else None
     return guess_column("label", guesses, names, where, _fix(names))

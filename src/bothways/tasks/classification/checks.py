@@ -9,6 +9,7 @@ from bothways.core.finding import Finding, places
 from bothways.tasks.text_checks import (
     COMMON,
     check_answered,
+    check_case,
     check_overlap,
     check_rare,
     check_texts,
@@ -34,7 +35,7 @@ def check_examples(train: Many[TextExample], dev: Many[TextExample]) -> list[Fin
 
 def _check_labels(train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
     labels, seen = label_names(train), label_names(dev)
-    findings = []
+    findings = check_case(labels)
     if len(labels) < 2:
         names = ", ".join(map(repr, labels)) or "all absent"
         what = f"training needs at least two classes, and the labels are {names}"

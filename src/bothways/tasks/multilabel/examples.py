@@ -11,6 +11,7 @@ from bothways.core.finding import Finding, places
 from bothways.tasks.columns import is_absent, label_of
 from bothways.tasks.text_checks import (
     check_answered,
+    check_case,
     check_overlap,
     check_rare,
     check_texts,
@@ -64,7 +65,7 @@ def _check_names(train: Many[MultilabelExample], dev: Many[MultilabelExample]) -
     names, seen = (
         in_order(label for e in examples for label in e.labels or ()) for examples in (train, dev)
     )
-    findings = []
+    findings = check_case(names)
     if not names:
         fix = "Name another label column, or give more data."
         findings.append(Finding("labels", "error", "no training example has a label", fix=fix))

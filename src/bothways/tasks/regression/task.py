@@ -49,6 +49,10 @@ from bothways.tasks.text_examples import LABELS, TextExample
 from bothways.tasks.text_task import LongTextTask
 from bothways.text.tokenizer import Tokenizer
 
+LARGEST = 1e18
+"""The largest score: squared errors must fit into fp32."""
+_TOO_LARGE = f"beyond ±{LARGEST:g}"
+
 
 class Regressor(TaskLearner[TextExample, ScorePrediction]):
     """A regression task with a model whose head "labels" has one output; see `TaskLearner`."""
@@ -165,7 +169,7 @@ class RegressionTask(LongTextTask[ScorePrediction]):
         return {"spearman": 0.0, "pearson": 0.0, "mse": error, "loss": error}
 
 
-def _number(label: str | None) -> float:
+def _any_number(label: str | None) -> float:
     """Return a label as a number; NaN if it is absent or not a finite number."""
     try:
         value = math.nan if label is None else float(label)
@@ -174,13 +178,21 @@ def _number(label: str | None) -> float:
     return value if math.isfinite(value) else math.nan
 
 
+def _number(label: str | None) -> float:
+    """Return a label as a number; NaN also for one that is too large."""
+    value = _any_number(label)
+    return value if abs(value) <= LARGEST else math.nan
+
+
 def _known(example: TextExample) -> float:
     if example.label is None:
         raise unlabelled(example.where)
     value = _number(example.label)
     if math.isnan(value):
         fix = "Write a number, such as 2.5, or set --task classify."
-        raise DataError(f"label {example.label!r} is not a number", where=example.where, fix=fix)
+        large = not math.isnan(_any_number(example.label))
+        what = f"label {example.label!r} is {_TOO_LARGE if large else 'not a number'}"
+        raise DataError(what, where=example.where, fix=fix)
     return value
 
 
@@ -188,10 +200,12 @@ def _check_scores(train: Many[TextExample], dev: Many[TextExample]) -> list[Find
     wrong = [
         f"{e.where} ({e.label!r})"
         for e in (*train, *dev)
-        if e.label is not None and math.isnan(_number(e.label))
+        if e.label is not None and math.isnan(_any_number(e.label))
     ]
+    large = [e.where for e in (*train, *dev) if abs(_any_number(e.label)) > LARGEST]
     fix = "Fix these rows, name another label column, or set --task classify."
     findings = report_rows("labels", wrong, "labels are not numbers", fix)
+    findings += report_rows("labels", large, f"labels are {_TOO_LARGE}", "Scale the scores.")
     for name, examples in (("training", train), ("dev", dev)):
         scores = [value for value in (_number(e.label) for e in examples) if not math.isnan(value)]
         if scores and min(scores) == max(scores):

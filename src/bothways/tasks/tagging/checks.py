@@ -24,7 +24,7 @@ from bothways.tasks.tagging.schemes import (
     foreign_tags,
     spells_entities,
 )
-from bothways.tasks.text_checks import check_overlap, report_rows
+from bothways.tasks.text_checks import check_case, check_overlap, report_rows
 from bothways.tasks.text_examples import LABELS, PAIRS, TEXTS
 
 FEW = 10
@@ -166,7 +166,7 @@ def _check_labels(train: Many[TagExample], dev: Many[TagExample], scheme: Scheme
     entities = scheme != "plain" and spells_entities(tags)
     names, seen = (set(types_of(some)) if entities else set(some) for some in (tags, others))
     kind = "types of entities" if entities else "tags"
-    findings = []
+    findings = check_case(sorted(names))
     if len(names) < (1 if entities else 2):
         given = ", ".join(map(repr, tags)) or "all absent"
         what = f"there is nothing to learn: the tags of the training data are {given}"

@@ -46,7 +46,8 @@ def read_columns(
         word, tag: the fields of a line, from 0, or from the end below 0; no `tag` to read none.
 
     Raises:
-        DataError: a line without that field, or whose tag is its word; no line with a word.
+        DataError: a line without that field, or whose tag is its word; lines of different numbers
+            of fields, if fields are counted from the end; no line with a word.
     """
     sentences = _sentences(lines, where, word, tag)
     first = next(sentences, None)
@@ -72,13 +73,18 @@ def _sentences(
     lines: Iterable[tuple[int, str]], where: str, word: int, tag: int | None
 ) -> Iterator[ColumnSentence]:
     rows: list[tuple[str, ...]] = []
-    first = document = 0
+    first = document = width = 0
     for number, line in lines:
         fields = _fields(line)
         begins = fields[0] == DOCSTART or (not rows and _DOCUMENT.match(line) is not None)
         if not (begins or not line.strip() or (not rows and _COMMENT.match(line))):
-            first = first if rows else number
-            rows.append(_chosen(fields, word, tag, f"{where}:{number}"))
+            chosen = _chosen(fields, word, tag, f"{where}:{number}")
+            first, width = first if rows else number, width or len(fields)
+            if tag is not None and min(word, tag) < 0 and len(fields) != width:
+                what = f"has {len(fields)} columns ({' | '.join(fields)[:60]}), and the first line "
+                fix = "Give all lines the same columns, or name two by number: --text 0 --label 1."
+                raise DataError(f"{what}{width}", where=f"{where}:{number}", fix=fix)
+            rows.append(chosen)
             continue
         if rows:
             yield _sentence(rows, first, document, tag)

@@ -28,7 +28,13 @@ from bothways.data.text_io import (
     standard_input,
 )
 from bothways.tasks.base import Row
-from bothways.tasks.columns import cell_of, describe_columns, guess_column, require_columns
+from bothways.tasks.columns import (
+    cell_of,
+    describe_columns,
+    guess_column,
+    require_columns,
+    usual_columns,
+)
 from bothways.tasks.tagging.conll import ColumnSentence, are_columns, read_columns
 from bothways.tasks.tagging.word_splitter import Splitter, split_words
 
@@ -275,7 +281,7 @@ def choose_columns(
     text = next((name for name in (asked.text, usual.text) if name in names), None)
     if text is None:
         # Words win over the text that they come from.
-        words = [name for name in WORDS if name in names]
+        words = usual_columns(WORDS, names)
         known = words[:1] or (() if labelled else TEXTS)
         text = guess_column("words", known, names, where, _HOW)
     if labelled:
