@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bothways._version import __version__
 
 _HOME = {
+    "adapt": "api",
     "BothwaysError": "core.errors", "Corpus": "data.corpus", "Encoder": "model.encoder",
     "EncoderConfig": "model.config", "FinetuneConfig": "finetuning.prepare",
     "Metric": "finetuning.metrics", "Model": "model.model", "Predictor": "prediction.predictor",
@@ -30,6 +31,7 @@ _HOME = {
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604
 
 if TYPE_CHECKING:
+    from bothways.api import adapt as adapt
     from bothways.api import build_corpus as build_corpus
     from bothways.api import distil as distil
     from bothways.api import export_model as export_model

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from bothways.prediction.predictor import Predictor
     from bothways.prediction.prepared_model import PredictPrecision
     from bothways.prediction.session_model import Runtime
+    from bothways.pretraining.adapt import Adaptation
     from bothways.pretraining.run import PretrainResult
     from bothways.tasks.catalogue import Trainable
     from bothways.text.tokenizer import Tokenizer
@@ -326,6 +327,67 @@ def pretrain(  # noqa: PLR0913 – one option per question
     with _shown(progress) as shown:
         return run.pretrain(
             config, text, folder, resume=resume, device=device, progress=shown, on_event=on_event
+        )
+
+
+def adapt(  # noqa: PLR0913 – one option per question
+    model: str | Path,
+    texts: str | Path | Iterable[str | Path],
+    out: str | Path,
+    *,
+    replay: str | Path | Iterable[str | Path] = (),
+    replay_share: float = 0.1,
+    until: str | None = None,
+    length: int = 128,
+    resume: bool = False,
+    device: str = "auto",
+    progress: Progress | bool = True,
+    **settings: Any,
+) -> Adaptation:
+    """Continue the pre-training of a model on text of a domain; save it in `out/model`.
+
+    Args:
+        model: a model folder, the folder of a run, or a Hub id.
+        texts: files, folders or patterns with text of the domain, or the folder of a corpus.
+        out: folder of the run, with corpora, checkpoints, `model/`, `report.html` and
+            `new_words.txt`.
+        replay: general text or a corpus, read among that of the domain and measured.
+        replay_share: share of the sequences of general text; 0 only measures it.
+        until: end of the run, such as "20 minutes"; `None` for one pass over the text, with at
+            least 1,000 updates.
+        length: tokens of a sequence.
+        resume: continue from the newest checkpoint in `out`.
+        progress: True shows progress on standard error, False nothing; an object with `stage`,
+            `advance` and `message` receives it.
+        settings: further settings of `PretrainConfig`, such as `held_out=0.1`.
+
+    Raises:
+        BothwaysError: the model, the text or a setting is not suitable.
+
+    Example:
+        >>> result = bothways.adapt("my-bert", "text.txt", "adapted", until="4 steps", length=16)
+        >>> sorted(result.before), result.folder.name
+        (['domain'], 'model')
+    """
+    from bothways.pretraining import adapt as job
+
+    def paths(given: str | Path | Iterable[str | Path]) -> list[str]:
+        """Return one or several paths as texts."""
+        return [str(one) for one in ([given] if isinstance(given, str | Path) else given)]
+
+    with _shown(progress) as shown:
+        return job.adapt(
+            model,
+            paths(texts),
+            Path(out),
+            replay=paths(replay),
+            replay_share=replay_share,
+            until=until,
+            length=length,
+            overrides=settings,
+            resume=resume,
+            device=device,
+            progress=shown,
         )
 
 

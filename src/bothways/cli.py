@@ -50,6 +50,7 @@ _COMMANDS = {
         "Measure the gain of pre-training on this machine, in five minutes.",
     ),
     "pretrain": ("pretrain:pretrain", "Pre-train with masked LM and next sentence prediction."),
+    "adapt": ("adapt:adapt", "Continue pre-training on a domain, measured before and after."),
     "finetune": ("finetune:finetune", "Fine-tune a model folder on labelled data."),
     "distil": ("distil:distil", "Train a smaller model on what a teacher computes."),
     "evaluate": ("evaluate:evaluate", "Score a fine-tuned model on labelled data."),

@@ -1,0 +1,102 @@
+"""`bothways adapt`: continue the pre-training of a model on text of a domain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from bothways.commands.options import INPUTS, Device
+from bothways.commands.progress import check_begun, stop_saved
+from bothways.core.terminal import say, show_lines
+
+if TYPE_CHECKING:
+    from bothways.pretraining.adapt import Adaptation
+
+
+def adapt(  # noqa: PLR0913 – one option per question
+    model: str,
+    texts: Annotated[list[str], INPUTS],
+    /,
+    *,
+    out: Path,
+    replay: list[str] | None = None,
+    replay_share: float = 0.1,
+    until: str | None = None,
+    length: int = 128,
+    setting: list[str] | None = None,
+    resume: bool = False,
+    device: Device = "auto",
+) -> None:
+    """Adapt a model to a domain: continue its pre-training on text, measured before and after.
+
+    Parameters
+    ----------
+    model
+        A model folder, the folder of a run, or a Hub id.
+    texts
+        Text of the domain: files (.txt, .jsonl, .parquet, also compressed), folders or globs; or
+        the folder of a corpus.
+    out
+        The run's folder: corpora, checkpoints, and at the end model/ and report.html. The words
+        that the vocabulary lacks are in new_words.txt.
+    replay
+        General text, or a corpus of it: read among that of the domain against forgetting, and
+        measured.
+    replay_share
+        The share of the sequences that are of general text; 0 only measures it.
+    until
+        End of the run, such as "20 minutes" or "2 epochs"; by default one pass over the text, with
+        at least 1,000 updates.
+    length
+        Tokens of a sequence.
+    setting
+        A setting by dotted path, such as training.optimizer.lr=1e-5; may be repeated.
+    resume
+        Continue from the newest checkpoint in the folder, or start a run if there is none.
+    """
+    from bothways.commands.progress import error_console, say_kernels, terminal_progress
+    from bothways.pretraining.adapt import adapt as job
+    from bothways.training.parallel import is_main, plan_here
+
+    if resume:
+        check_begun(out)
+    console = error_console()
+    say_kernels(device)
+    with terminal_progress(console) as progress:
+        done = job(
+            model, texts, out, replay=replay or (), replay_share=replay_share, until=until,
+            length=length, overrides=setting or (), resume=resume, device=device, progress=progress,
+        )  # fmt: skip
+    if not is_main(plan_here()):
+        return
+    if done.folder is None:
+        stop_saved(console, f"Saved after step {done.run.progress.steps:,}.")
+    _show(done)
+    say(console, f"The model is in {done.folder}. The report: {out / 'report.html'}")
+
+
+def _show(done: Adaptation) -> None:
+    """Print the perplexities before and after, and the fit of the vocabulary."""
+    from rich import box
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+    from bothways.pretraining.adapt_page import NEW_HEAD, comparison_rows, vocabulary_rows
+    from bothways.report.terminal import titled
+
+    scores = Table("text", "metric", "before", "after", box=box.SIMPLE)
+    for name, metric, before, after in comparison_rows(done.before, done.after):
+        scores.add_row(str(name), str(metric), f"{before:,.4g}", f"{after:,.4g}")
+    general = ["general"] if done.vocabulary.general else []
+    fit = Table("vocabulary", "domain", *general, box=box.SIMPLE)
+    for row in vocabulary_rows(done.vocabulary):
+        fit.add_row(*row)
+    lines: list[RenderableType] = [
+        titled("Held-out text, the same masks before and after", scores),
+        fit,
+        Text(f"Are new words worth adding? {done.vocabulary.answer}"),
+    ]
+    if done.new_head:
+        lines.append(Text(NEW_HEAD))
+    show_lines(Console(), *lines)

@@ -1,0 +1,360 @@
+"""Adaptation of a model to a domain: continued pre-training on its text, measured before and after.
+
+Source: Gururangan et al. 2020 (one pass over the domain, warm-up of 6 %, Adam with betas 0.9 and
+0.98). Their rate of 5e-4 belongs to 2,048 sequences of 512 tokens; for batches of a few thousand
+tokens it is 5e-5 here. General text among that of the domain (replay) limits forgetting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from bothways.core.atomic_files import replace_file
+from bothways.core.config import reader as configs
+from bothways.core.errors import ConfigError, installed
+from bothways.core.json_reader import read_object
+from bothways.core.learner import Learner
+from bothways.core.progress import SILENT, Part, Progress
+from bothways.data.batching import TokenBudget
+from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.documents import read_documents
+from bothways.data.manifest import MANIFEST
+from bothways.data.masking import Vocabulary
+from bothways.data.mixture import ByWeight
+from bothways.hub.model_folder import LoadedModel, load_model
+from bothways.hub.resolve import resolve, resolve_run
+from bothways.model.config import EncoderConfig
+from bothways.model.heads import token_head
+from bothways.model.model import Model
+from bothways.objectives.catalogue import default_objective
+from bothways.objectives.masked_lm import MaskedLM, MaskedLMLearner
+from bothways.objectives.objective import Objective
+from bothways.objectives.replaced_tokens import (
+    Narrower,
+    ReplacedTokens,
+    Shallower,
+    generator_of,
+)
+from bothways.pretraining.adapt_page import write_adapt_page
+from bothways.pretraining.build import build_models, start_encoder, start_folders, vocabulary_of
+from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.evaluation import HeldOut
+from bothways.pretraining.run import PretrainResult, pretrain
+from bothways.pretraining.vocabulary_fit import VocabularyFit, vocabulary_fit
+from bothways.runtime.devices import choose_device
+from bothways.text.tokenizer import Tokenizer
+from bothways.training.durations import Tokens, duration, part_of
+from bothways.training.optimizers import AdamW
+from bothways.training.parallel import is_main, plan_here
+from bothways.training.run import Training
+from bothways.training.run_folder import run_folder
+from bothways.training.schedules import Linear
+
+DOMAIN, GENERAL = "domain", "general"
+"""The names of the two corpora."""
+HEAD_SHARE = 0.2
+"""The length of the training of a new head with the encoder frozen, as a share of the run's."""
+LEAST_STEPS = 1000
+"""Updates of a run of unspecified length, if the text is read in fewer."""
+WORDS, BEFORE = "new_words.txt", "before.json"
+"""Files of the run: the words worth adding, and the metrics before it."""
+
+
+@dataclass(frozen=True)
+class MaskedHeadOnly(MaskedLM):
+    """Masked LM that trains the head alone: the encoder is frozen, without dropout."""
+
+    kind: Literal["masked_head"] = "masked_head"  # type: ignore[assignment]
+
+    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> Learner:
+        """Return the module to train."""
+        return _HeadLearner(models["model"])
+
+
+class _HeadLearner(MaskedLMLearner):
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        model.encoder.requires_grad_(False)
+
+    def frozen(self) -> tuple[str, ...]:
+        """Return the prefix of the encoder."""
+        return ("model.encoder.",)
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """The result of an adaptation.
+
+    Attributes:
+        run: the continued pre-training; its metrics are those of the end.
+        before, after: held-out metrics by corpus, "domain" and "general", under the same masks;
+            `after` is empty for an interrupted run.
+        vocabulary: how the vocabulary fits the domain.
+        new_head: True if the model had no head that predicts tokens; `before` is then that of the
+            original encoder with a head trained on top.
+    """
+
+    run: PretrainResult
+    before: Mapping[str, Mapping[str, float]]
+    after: Mapping[str, Mapping[str, float]]
+    vocabulary: VocabularyFit
+    new_head: bool
+
+    @property
+    def folder(self) -> Path | None:
+        """The model folder; None for an interrupted run."""
+        return self.run.folder
+
+
+def adapt(  # noqa: PLR0913 – one option per question
+    model: str | Path,
+    texts: Iterable[str],
+    out: Path,
+    *,
+    replay: Iterable[str] = (),
+    replay_share: float = 0.1,
+    until: str | None = None,
+    length: int = 128,
+    overrides: Any = (),
+    resume: bool = False,
+    device: str = "auto",
+    progress: Progress = SILENT,
+) -> Adaptation:
+    """Continue the pre-training of a model on text of a domain, and save it in `out/model`.
+
+    Args:
+        model: a model folder, the folder of a run, or a Hub id.
+        texts: files, folders or patterns with text of the domain, or the folder of a corpus.
+        out: folder of the run: corpora, checkpoints, `model/`, `report.html`, `new_words.txt`.
+        replay: general text, of which `replay_share` of the sequences are; with a share of 0 it is
+            only measured.
+        until: length of the run; None for one pass over the domain, at least 1,000 updates.
+        length: tokens of a sequence.
+        overrides: settings of `PretrainConfig`, as a tree or as texts.
+        resume: continue from the newest checkpoint.
+
+    Raises:
+        ConfigError: a setting is not suitable, or the model cannot be adapted: an ELECTRA without
+            its generator.
+        BothwaysError: as `pretrain` and `build_corpus`.
+    """
+    if not 0 <= replay_share < 1:
+        what = f"must be at least 0 and below 1, not {replay_share:g}"
+        raise ConfigError(what, where="replay_share", fix="0.1 reads general text in a tenth.")
+    source = str(resolve(resolve_run(str(model))))
+    loaded = load_model(source)
+    objective, fresh = _objective_of(loaded, source)
+    tokenizer, given, general = loaded.tokenizer(), list(texts), list(replay)
+    plan = plan_here()
+    if is_main(plan):
+        with run_folder(out, resume=resume):
+            pass
+    corpora = {DOMAIN: _corpus(given, tokenizer, out / "corpora" / DOMAIN, DOMAIN, progress)}
+    if general:
+        corpora[GENERAL] = _corpus(general, tokenizer, out / "corpora" / GENERAL, GENERAL, progress)
+    mixed = bool(general) and replay_share > 0
+    settings = _settings(source, objective, corpora, replay_share if mixed else 0.0, length, until)
+    settings = configs.load(PretrainConfig, base=settings, overrides=overrides)
+    start = settings
+    if fresh:
+        head = out / "head"
+        if not (head / "model" / "config.json").is_file():
+            _train_head(settings, corpora[DOMAIN], head, resume, device, Part(progress, "new head"))
+        if not (head / "model" / "config.json").is_file():
+            raise KeyboardInterrupt  # the run of the head was interrupted, and saved
+        start = dataclasses.replace(settings, start=str(head / "model"))
+    before = _measured(out / BEFORE, start, corpora, device, Part(progress, "before"))
+    progress.stage("comparing vocabularies")
+    fit = vocabulary_fit(
+        tokenizer, _texts(given, corpora[DOMAIN]), _texts(general, corpora.get(GENERAL))
+    )
+    if is_main(plan) and fit.words:
+        lines = "".join(f"{word.word}\n" for word in fit.words)
+        replace_file(out / WORDS, lambda file: file.write_text(lines, encoding="utf8"))
+    trained: Any = corpora if mixed else corpora[DOMAIN]
+    done = pretrain(start, trained, out, resume=resume, device=device, progress=progress)
+    if done.folder is None:
+        return Adaptation(done, before, {}, fit, fresh)
+    after = scores_of(
+        dataclasses.replace(start, start=str(done.folder)), corpora, device, Part(progress, "after")
+    )
+    result = Adaptation(done, before, after, fit, fresh)
+    if is_main(plan) and installed("matplotlib", "jinja2"):
+        where = choose_device(device)
+        write_adapt_page(out / "report.html", start, done, (before, after), fit, fresh, where)
+    return result
+
+
+def _objective_of(loaded: LoadedModel, source: str) -> tuple[Objective, bool]:
+    """Return the objective of the model's family, and True if it needs a new head."""
+    heads, encoder = loaded.model.heads, loaded.model.config
+    usual = token_head(encoder)
+    if usual.kind != "masked":
+        return default_objective(encoder), usual.kind not in heads
+    if "masked" in heads or "replaced" not in heads:
+        return MaskedLM(), "masked" not in heads
+    settings = PretrainConfig(encoder, _training(Tokens(1)), ReplacedTokens(), start=source)
+    folders = start_folders(settings)
+    if "generator" not in folders:
+        what = (
+            f"{source} detects replaced tokens, and the generator that replaces them is not beside"
+        )
+        fix = (
+            "Give the folder of a run, which holds model/ and generator/, or put the generator "
+            "into generator/; or adapt the generator alone, which is a masked language model."
+        )
+        raise ConfigError(what, where="model", fix=fix)
+    return _replaced_tokens(loaded, folders["generator"]), False
+
+
+def _replaced_tokens(loaded: LoadedModel, folder: Path) -> ReplacedTokens:
+    """Return the objective for a discriminator and the generator in a folder."""
+    generator, encoder = load_model(folder).model, loaded.model.config
+    other = generator.config
+    assert isinstance(encoder, EncoderConfig)
+    assert isinstance(other, EncoderConfig)
+    shapes: list[Narrower | Shallower] = [
+        Narrower(min(1.0, other.width / encoder.width)),
+        Shallower(min(1.0, other.depth / encoder.depth)),
+    ]
+    plain = dataclasses.replace(other, dropout=encoder.dropout)
+    shape = next((one for one in shapes if generator_of(encoder, one) == plain), shapes[0])
+    name = "encoder.embedding.token.weight"
+    tables = [model.state_dict()[name] for model in (loaded.model, generator)]
+    shared = tables[0].shape == tables[1].shape and torch.equal(*tables)
+    return ReplacedTokens(generator=shape, sharing="shared" if shared else "none")
+
+
+def _training(until: Any, lr: float = 5e-5) -> Training:
+    return Training(
+        until,
+        AdamW(lr=lr, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
+        Linear(0.06),
+        evaluate=None,
+        save=duration("500 steps"),
+    )
+
+
+def _settings(
+    source: str,
+    objective: Objective,
+    corpora: Mapping[str, Corpus],
+    share: float,
+    length: int,
+    until: str | None,
+) -> PretrainConfig:
+    """Return the settings of the run."""
+    encoder, batch = start_encoder(source), TokenBudget(8192)
+    tokens = corpora[DOMAIN].manifest.counts.tokens / (1 - share)
+    end = duration(until) if until else Tokens(round(max(tokens, LEAST_STEPS * batch.n)))
+    return PretrainConfig(
+        encoder,
+        _training(end),
+        objective,
+        (PretrainPhase(min(length, encoder.max_positions)),),
+        batch,
+        held_out=0.05,
+        evaluation_tokens=50_000,
+        mixture=ByWeight({DOMAIN: 1 - share, GENERAL: share}) if share else None,
+        start=source,
+    )
+
+
+def _corpus(
+    given: list[str], tokenizer: Tokenizer, folder: Path, name: str, progress: Progress
+) -> Corpus:
+    """Return the corpus of texts, built once, or the corpus that is given."""
+    if len(given) == 1 and (Path(given[0]) / MANIFEST).is_file():
+        corpus = Corpus.open(given[0])
+        if corpus.tokenizer.backend.get_vocab() != tokenizer.backend.get_vocab():
+            what = f"the corpus {given[0]} was built with another vocabulary than the model's"
+            raise ConfigError(what, where=name, fix="Give the text itself.")
+        return corpus
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return build_corpus(read_documents(given), tokenizer, folder, progress=Part(progress, name))
+
+
+def _texts(given: list[str], corpus: Corpus | None) -> Iterator[str]:
+    """Yield the texts; those of a corpus are decoded."""
+    if corpus is None:
+        return
+    if len(given) == 1 and (Path(given[0]) / MANIFEST).is_file():
+        for document in range(len(corpus)):
+            ids = np.concatenate(corpus.sentences_of(document))
+            yield corpus.tokenizer.decode(ids[ids != corpus.tokenizer.specials.unknown])
+    else:
+        yield from (document.text for document in read_documents(given))
+
+
+def _train_head(
+    settings: PretrainConfig,
+    corpus: Corpus,
+    folder: Path,
+    resume: bool,
+    device: str,
+    progress: Progress,
+) -> None:
+    """Train a new head that predicts tokens, with the encoder frozen."""
+    until = part_of(settings.training.end, HEAD_SHARE)
+    if not isinstance(settings.objective, MaskedLM):
+        what = f"the model has no head for {settings.objective.kind!r}, and none can be started"
+        raise ConfigError(what, where="model", fix="Give a model that predicts tokens.")
+    first = dataclasses.replace(
+        settings,
+        training=dataclasses.replace(
+            _training(until, lr=1e-3), precision=settings.training.precision
+        ),
+        objective=MaskedHeadOnly(masking=settings.objective.masking),
+        mixture=None,
+        fresh=("masked",),
+    )
+    pretrain(first, corpus, folder, resume=resume, device=device, progress=progress)
+
+
+def _measured(
+    file: Path,
+    settings: PretrainConfig,
+    corpora: Mapping[str, Corpus],
+    device: str,
+    progress: Progress,
+) -> dict[str, dict[str, float]]:
+    """Return the metrics before the run, from its first session."""
+    if file.exists():
+        stored: dict[str, dict[str, float]] = read_object(file, ConfigError)
+        return stored
+    found = scores_of(settings, corpora, device, progress)
+    replace_file(file, lambda place: place.write_text(json.dumps(found), encoding="utf8"))
+    return found
+
+
+def scores_of(
+    settings: PretrainConfig,
+    corpora: Mapping[str, Corpus],
+    device: str = "auto",
+    progress: Progress = SILENT,
+) -> dict[str, dict[str, float]]:
+    """Return the metrics of the model in `settings.start` on the held-out text of each corpus.
+
+    Masks are those of `settings.evaluation_masking`, the same at each call.
+    """
+    result = {}
+    for name, corpus in corpora.items():
+        models = build_models(settings, corpus)
+        learner = settings.objective.learner(models, vocabulary_of(corpus, settings.objective))
+        _, chosen = corpus.split(settings.held_out, settings.seed)
+        scoring = HeldOut(settings, corpus, chosen, plan_here(), learner.to(choose_device(device)))
+        metrics = scoring(Part(progress, name))
+        result[name] = {
+            key.removeprefix("held-out/"): value
+            for key, value in metrics.items()
+            if key.startswith("held-out/")
+        }
+    return result

@@ -1,0 +1,107 @@
+"""The page of an adaptation: perplexities before and after, fit of the vocabulary, curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+from bothways._version import __version__
+from bothways.core.config import reader as configs
+from bothways.core.config.tree import flatten
+from bothways.pretraining.config import PretrainConfig
+from bothways.pretraining.run import PretrainResult
+from bothways.pretraining.run_page import curves, read_records
+from bothways.pretraining.vocabulary_fit import VocabularyFit
+from bothways.report import sections as s
+from bothways.report.html import write_html
+from bothways.runtime.devices import describe_device
+
+Scores = Mapping[str, Mapping[str, float]]
+NEW_HEAD = (
+    "The model had no head that predicts tokens. A new one was trained first, with the encoder "
+    "frozen; the values before are those of the original encoder with this head. Vectors of texts "
+    "have changed: fine-tune the model again before you compare texts with it."
+)
+MASKED = "Of masked tokens, under the same masks before and after, in text that was not trained on."
+_SHOWN = 50
+
+
+def comparison_rows(before: Scores, after: Scores) -> list[list[str | float | None]]:
+    """Return a row for each corpus and metric: its value before and after."""
+    return [
+        [name, metric, value, after.get(name, {}).get(metric)]
+        for name, metrics in before.items()
+        for metric, value in metrics.items()
+        if metric == "perplexity" or metric.startswith(("accuracy/", "f1/"))
+    ]
+
+
+def vocabulary_rows(fit: VocabularyFit) -> list[list[str]]:
+    """Return the measures of the vocabulary on the domain and on general text."""
+    reports = [fit.domain, *([fit.general] if fit.general else [])]
+    return [
+        ["tokens per word", *(f"{one.fertility:.3f}" for one in reports)],
+        ["unknown tokens", *(f"{one.unknown:.3%}" for one in reports)],
+        ["words of one token", *(f"{one.whole_words:.1%}" for one in reports)],
+    ]
+
+
+def write_adapt_page(
+    file: Path,
+    settings: PretrainConfig,
+    run: PretrainResult,
+    scores: tuple[Scores, Scores],
+    fit: VocabularyFit,
+    new_head: bool,
+    device: torch.device,
+) -> None:
+    """Write the page in place of that of the run, whose curves and settings it has.
+
+    Raises:
+        CheckpointError: the records cannot be read.
+        ResourceError: the page cannot be written.
+    """
+    before, after = scores
+    figures = [
+        s.KeyFigure(
+            f"{name}: perplexity",
+            f"{values['perplexity']:.4g} → {after[name]['perplexity']:.4g}",
+            "before → after",
+        )
+        for name, values in before.items()
+        if "perplexity" in values
+    ]
+    columns = ["measure", "domain", *(["general"] if fit.general else [])]
+    words: list[list[s.Cell]] = [
+        [one.word, " ".join(one.pieces), one.count] for one in fit.words[:_SHOWN]
+    ]
+    listed = s.TableSection(
+        "Words to add", ["word", "its tokens now", "occurrences"], words,
+        note="All are in new_words.txt: bothways convert MODEL --vocabulary new_words.txt.",
+    )  # fmt: skip
+    settings_rows = [[k, str(v)] for k, v in flatten(configs.to_dict(settings)).items()]
+    state = run.progress
+    report = s.Report(
+        f"Adaptation: {file.parent.name}",
+        "; ".join(f"{one.label} {one.value}" for one in figures) or f"{state.steps:,} steps",
+        f"{state.steps:,} steps, {state.tokens:,} tokens, {state.seconds / 60:,.1f} minutes.",
+        (
+            s.KeyFigures(figures),
+            s.TableSection(
+                "Before and after", ["text", "metric", "before", "after"],
+                comparison_rows(before, after), note=f"{MASKED} {NEW_HEAD if new_head else ''}",
+            ),
+            s.TableSection("Vocabulary", columns, vocabulary_rows(fit),
+                           note=f"Are new words worth adding? {fit.answer}"),
+            *([listed] if words else []),
+            *curves(read_records(file.with_name("metrics.jsonl")), run.metrics),
+            s.Details("Settings", (
+                s.TableSection("Settings", ["setting", "value"], settings_rows),
+            )),
+        ),
+        f"bothways {__version__}, {datetime.now(timezone.utc):%Y-%m-%d}, {describe_device(device)}",
+    )  # fmt: skip
+    write_html(report, file)

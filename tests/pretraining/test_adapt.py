@@ -1,0 +1,184 @@
+"""`bothways adapt`: perplexities before and after, replay, a new head, ELECTRA, resume, and the words to add."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import bothways
+from bothways.cli import app
+from bothways.core.errors import BothwaysError, ConfigError
+from bothways.families.catalogue import preset
+from bothways.hub.model_folder import load_model, save_model
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.heads import MaskedHead, PoolerHead, ReplacedHead
+from bothways.model.model import Model
+from bothways.pretraining.vocabulary_fit import vocabulary_fit
+from bothways.text.tokenizer import Tokenizer
+from toy_animals import document
+
+FAST = {
+    "held_out": 0.2, "evaluation_tokens": 800, "batch": {"n": 512},
+    "training": {"optimizer": {"lr": 5e-3}, "precision": "fp32", "save": "8 steps"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Text of a domain, in which every word but some is split, and general text."""
+    rng, place = np.random.default_rng(3), tmp_path_factory.mktemp("texts")
+    domain = [document(rng).replace("cat", "cats").replace("barn", "hills") for _ in range(60)]
+    files = {"domain": domain, "general": [document(rng) for _ in range(60)]}
+    for name, lines in files.items():
+        (place / f"{name}.txt").write_text("\n".join(lines), encoding="utf8")
+    return {name: str(place / f"{name}.txt") for name in files}
+
+
+def folder_of(
+    place: Path, tokenizer: Tokenizer, *heads: object, seed: int = 0, electra: bool = False
+) -> Path:
+    torch.manual_seed(seed)
+    config = EncoderConfig(tokenizer.size, 32, 1, 2, 64, dropout=Dropouts(0.0, 0.0))
+    if electra:
+        config = dataclasses.replace(
+            preset("electra-small"), vocab=tokenizer.size, width=32, depth=1, heads=2,
+            intermediate_size=64, embedding=16,
+        )  # fmt: skip
+    save_model(place, Model(config, heads), tokenizer)  # type: ignore[arg-type]
+    return place
+
+
+def test_the_domain_is_learned_and_measured_before_and_after(
+    tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = folder_of(tmp_path / "model", tokenizer, MaskedHead())
+    words = ["adapt", str(model), texts["domain"], "--replay", texts["general"]]
+    words += ["--out", str(tmp_path / "run"), "--until", "40 steps", "--length", "32"]
+    for name in (
+        "held_out=0.2",
+        "evaluation_tokens=800",
+        "batch.n=512",
+        "training.optimizer.lr=5e-3",
+    ):
+        words += ["--setting", name]
+    app(words, result_action="return_value")
+    shown = capsys.readouterr().out
+    assert "Are new words worth adding?" in shown
+    page = (tmp_path / "run/report.html").read_text()
+    for part in ("Before and after", "Vocabulary", "domain: perplexity", "Words to add"):
+        assert part in page
+    assert "cats" in (tmp_path / "run/new_words.txt").read_text().split()
+    again = bothways.adapt(
+        model, texts["domain"], tmp_path / "alone", replay=texts["general"], replay_share=0.0,
+        until="40 steps", length=32, **FAST,
+    )  # fmt: skip
+    for name in ("domain", "general"):
+        assert again.after[name]["perplexity"] < 0.8 * again.before[name]["perplexity"]
+    assert set(again.run.metrics) & {"held-out/loss/masked"}  # no mixture
+    assert not again.new_head
+    assert again.vocabulary.domain.fertility > 1.05 * again.vocabulary.general.fertility
+    assert bothways.load(tmp_path / "alone", task="fill")("The [MASK] sleeps.")
+
+
+def test_a_sentence_encoder_gets_a_head_while_its_encoder_is_frozen(
+    tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str]
+) -> None:
+    model = folder_of(tmp_path / "model", tokenizer, PoolerHead())
+    done = bothways.adapt(
+        model, texts["domain"], tmp_path / "run", until="10 steps", length=32, **FAST
+    )
+    assert done.new_head
+    old = load_model(model).model.encoder.state_dict()
+    head = load_model(tmp_path / "run/head/model").model
+    new = load_model(tmp_path / "run/model").model.encoder.state_dict()
+    assert all(torch.equal(old[name], tensor) for name, tensor in head.encoder.state_dict().items())
+    assert not all(torch.equal(old[name], tensor) for name, tensor in new.items())
+    assert "with the encoder frozen" in (tmp_path / "run/report.html").read_text()
+    assert head.heads["masked"].bias.abs().sum() > 0
+
+
+def test_electra_needs_its_generator(
+    tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str]
+) -> None:
+    model = folder_of(tmp_path / "run/model", tokenizer, ReplacedHead(), electra=True)
+    with pytest.raises(ConfigError, match="the generator that replaces them is not beside"):
+        bothways.adapt(model, texts["domain"], tmp_path / "no", until="2 steps")
+    folder_of(tmp_path / "run/generator", tokenizer, MaskedHead(), seed=1, electra=True)
+    done = bothways.adapt(
+        tmp_path / "run", texts["domain"], tmp_path / "new", until="4 steps", length=32, **FAST
+    )
+    assert {"perplexity", "f1/replaced"} <= set(done.after["domain"])
+    assert (tmp_path / "new/generator/config.json").is_file()
+    assert done.before["domain"]["perplexity"] != done.after["domain"]["perplexity"]
+
+
+def test_an_interrupted_adaptation_resumes_to_equal_weights(
+    tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str]
+) -> None:
+    model = folder_of(tmp_path / "model", tokenizer, MaskedHead())
+    given = {"until": "12 steps", "length": 32, "replay": texts["general"], **FAST}
+    whole = bothways.adapt(model, texts["domain"], tmp_path / "whole", **given)
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    for name in ("step-12", "model"):
+        shutil.rmtree(tmp_path / "cut" / name)
+    with pytest.raises(BothwaysError, match="resume"):
+        bothways.adapt(model, texts["domain"], tmp_path / "cut", **given)
+    done = bothways.adapt(model, texts["domain"], tmp_path / "cut", resume=True, **given)
+    first, second = (load_file(tmp_path / n / "model/model.safetensors") for n in ("whole", "cut"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert done.before == whole.before
+    assert done.after == whole.after
+
+
+def test_mistakes(tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str]) -> None:
+    model = folder_of(tmp_path / "model", tokenizer, MaskedHead())
+    with pytest.raises(ConfigError, match="replay_share"):
+        bothways.adapt(model, texts["domain"], tmp_path / "no", replay_share=1.0)
+    with pytest.raises(BothwaysError, match="nowhere"):
+        bothways.adapt(model, "nowhere.txt", tmp_path / "no", until="2 steps")
+
+
+def test_words_are_worth_adding_only_where_they_save_tokens(tokenizer: Tokenizer) -> None:
+    often = vocabulary_fit(tokenizer, ["the cats sleeps"] * 50)
+    assert [(word.word, word.count) for word in often.words] == [("cats", 50)]
+    assert often.saved == pytest.approx(50 / 200)
+    assert often.worth
+    rare = vocabulary_fit(tokenizer, ["the cats sleeps"] * 19 + ["the cat"] * 400, ["the cat"])
+    assert (rare.words, rare.worth) == ((), False)
+    assert rare.answer.startswith("No: no word")
+    few = vocabulary_fit(tokenizer, ["the cats sleeps"] * 20 + ["the cat sleeps"] * 400)
+    assert few.words
+    assert few.answer.startswith("No: the 1 best words save")
+
+
+def test_long_inputs_are_learned_at_4096_tokens(
+    tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str]
+) -> None:
+    """The documented path: a converted Longformer, and a BigBird, on joined documents."""
+    folder_of(tmp_path / "short", tokenizer, MaskedHead())
+    words = ["convert", str(tmp_path / "short"), "--out", str(tmp_path / "longformer")]
+    app([*words, "--positions", "4096", "--window", "32"], result_action="return_value")
+    torch.manual_seed(0)
+    bigbird = dataclasses.replace(
+        preset("bigbird-roberta-base"), vocab=tokenizer.size, pad=0, width=32, depth=1, heads=2,
+        intermediate_size=64,
+    )  # fmt: skip
+    save_model(tmp_path / "bigbird", Model(bigbird, (MaskedHead(),)), tokenizer)
+    rng = np.random.default_rng(1)
+    long = [" ".join(document(rng) for _ in range(160)) for _ in range(6)]
+    (tmp_path / "long.txt").write_text("\n".join(long), encoding="utf8")
+    fast = {**FAST, "evaluation_tokens": 4096, "batch": {"n": 4096}}
+    for name in ("longformer", "bigbird"):
+        done = bothways.adapt(
+            tmp_path / name, tmp_path / "long.txt", tmp_path / f"{name}-run", until="3 steps",
+            length=4096, **fast,
+        )  # fmt: skip
+        assert done.run.progress.tokens > 3 * 3500  # sequences are long
+        assert done.after["domain"]["perplexity"] < done.before["domain"]["perplexity"]
+        assert load_model(done.folder).model.config.max_positions == 4096
