@@ -164,3 +164,8 @@ def test_a_mistake_is_one_message_and_status_2() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("error: no-such-folder: ")
     assert "Traceback" not in done.stderr
+
+
+def test_test_modules_have_one_name_each() -> None:
+    names = sorted(file.name for file in Path(__file__).parents[1].rglob("test_*.py"))
+    assert len(names) == len({*names})
