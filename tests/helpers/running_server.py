@@ -21,9 +21,10 @@ def running(application: App) -> Iterator[str]:
     thread.start()
     try:
         until = time.monotonic() + 30
-        while not server.started and time.monotonic() < until:
+        # The text at the start has been computed, and its batch has ended.
+        while not server.started or application.batcher.busy_seconds():
+            assert time.monotonic() < until
             time.sleep(0.005)
-        assert server.started
         yield url_of(bound)
     finally:
         server.should_exit = True

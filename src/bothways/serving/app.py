@@ -24,7 +24,7 @@ from typing import Any
 from bothways.core.errors import ConfigError, optional
 from bothways.prediction.predictor import Predictor
 from bothways.serving import hugging_face, openai, rerank, tei
-from bothways.serving.batcher import Batcher, Ticket, internal, late
+from bothways.serving.batcher import Batcher, Ticket, internal, late, settle
 from bothways.serving.errors import RequestError, retry_after
 from bothways.serving.limits import DEFAULT_LIMITS, Limits
 from bothways.serving.metrics import Metrics
@@ -145,7 +145,8 @@ class App:
             case "lifespan":
                 await self._lifespan(receive, send)
             case "http":
-                await self.start()
+                if not self._warm:
+                    await self.start()
                 await self._respond(scope, receive, send)
             case "websocket":
                 await send({"type": "websocket.close", "code": 1000})
@@ -379,24 +380,18 @@ class App:
 
     async def _wait(self, ticket: Ticket, receive: Receive) -> list[Any]:
         """Return the predictions; take the request out of the queue if nobody waits for it."""
+        answer = ticket.answer
         left = asyncio.ensure_future(disconnected(receive))
+        left.add_done_callback(lambda _: settle(answer, ClientLeft()))
+        seconds = max(0.0, ticket.deadline - time.monotonic())
+        timer = answer.get_loop().call_later(seconds, settle, answer, late())
         try:
-            waited: set[asyncio.Future[Any]] = {ticket.answer, left}
-            await asyncio.wait(
-                waited,
-                timeout=max(0.0, ticket.deadline - time.monotonic()),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if ticket.answer.done():
-                return ticket.answer.result()
-            if left.done():
-                raise ClientLeft
-            raise late()
+            return await answer
         finally:
+            timer.cancel()
             left.cancel()
-            if not ticket.answer.done():
+            if not ticket.computed:
                 self.batcher.cancel(ticket)
-                ticket.answer.cancel()
 
 
 def app(

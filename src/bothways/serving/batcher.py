@@ -270,13 +270,14 @@ class Batcher:
     def _deliver(self, ticket: Ticket, result: list[Any] | RequestError) -> None:
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(_settle, ticket.answer, result)
+            self._loop.call_soon_threadsafe(settle, ticket.answer, result)
 
 
-def _settle(answer: asyncio.Future[list[Any]], result: list[Any] | RequestError) -> None:
+def settle(answer: asyncio.Future[list[Any]], result: list[Any] | Exception) -> None:
+    """Give a request its predictions or its error, unless it has one already."""
     if answer.done():
         return
-    if isinstance(result, RequestError):
+    if isinstance(result, Exception):
         answer.set_exception(result)
     else:
         answer.set_result(result)
