@@ -65,7 +65,7 @@ class PretrainConfig:
             whatever is trained on, since losses under different masks do not compare.
         data_copies: after how many epochs segments and masks repeat (Google's dupe_factor); none
             if never.
-        mixture: how often each of several corpora is read; None for one corpus, and for `Smoothed`
+        mixture: how often each of several corpora is read; None for one corpus, and for smoothed
             with several.
         seed: of weights, data and dropout.
         start: a model folder or Hub id whose weights the run starts from, with `encoder` its
