@@ -9,7 +9,8 @@ from pathlib import Path
 from toy_folder import make_examples, make_folder, write_tsv
 
 OPTIONAL = (
-    "datasets", "google_crc32c", "jinja2", "matplotlib", "optuna", "pyarrow", "scipy", "sklearn",
+    "datasets", "google_crc32c", "jinja2", "matplotlib", "onnx",
+    "onnxruntime", "openvino", "optuna", "pyarrow", "scipy", "sklearn",
     "tensorboard", "transformers", "zstandard",
 )  # fmt: skip
 
@@ -47,3 +48,8 @@ def test_fine_tuning_and_prediction_without_optional_packages(tmp_path: Path) ->
     assert done.returncode == 2
     assert "'pyarrow', which is not installed" in done.stderr
     assert 'pip install "bothways[data]"' in done.stderr
+
+    done = run("export", tuned, "--out", tmp_path / "exported")
+    assert done.returncode == 2
+    assert "needs the package 'onnx', which is not installed" in done.stderr
+    assert 'pip install "bothways[export]"' in done.stderr

@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
+
+from bothways.core.errors import optional
+
+with optional("export", "exporting a model"):
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
 
 OPSET, IR_VERSION = 17, 8
 """The first opset with LayerNormalization, which runtimes since 2022 read."""
