@@ -101,7 +101,7 @@ def test_a_folder_is_described_with_what_loading_it_would_do(
     text = described(capsys, str(folder))
     assert "megatron-bert, MegatronBertForSequenceClassification" in text.replace("\n", "")
     assert rows(text)["order"] == ["pre (embedding False)"]
-    assert rows(text)["(heads)"] == ["pooler, labels (count 3, dropout None)"]
+    assert rows(text)["(heads)"] == ["pooler, labels (count 3)"]
     assert "41 tensors loaded" in text
     assert rows(text)["label head"][1] == str(3 * 16 + 3)
 

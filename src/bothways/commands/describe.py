@@ -140,7 +140,7 @@ def _settings(found: _Found) -> Table:
     table = _table("Configuration", "setting", "value")
     for field in dataclasses.fields(found.config):
         table.add_row(field.name, Text(_text(getattr(found.config, field.name))))
-    table.add_row("(heads)", ", ".join(map(_text, found.heads)) or "none")
+    table.add_row("(heads)", ", ".join(map(_head_text, found.heads)) or "none")
     return table
 
 
@@ -166,6 +166,14 @@ def _text(value: object) -> str:
     kind = fields.pop("kind", "")
     held = ", ".join(f"{name} {_text(content)}" for name, content in fields.items())
     return f"{kind} ({held})" if kind and held else kind or held
+
+
+def _head_text(head: Head) -> str:
+    """Return the kind of a head, and its settings that are not the default."""
+    fields = [field for field in dataclasses.fields(head) if field.name != "kind"]
+    values = {field.name: getattr(head, field.name) for field in fields}
+    held = [f"{f.name} {values[f.name]}" for f in fields if values[f.name] != f.default]
+    return f"{head.kind} ({', '.join(held)})" if held else head.kind
 
 
 def _parameters(found: _Found) -> Table:
