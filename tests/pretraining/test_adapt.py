@@ -155,6 +155,22 @@ def test_words_are_worth_adding_only_where_they_save_tokens(tokenizer: Tokenizer
     few = vocabulary_fit(tokenizer, ["the cats sleeps"] * 20 + ["the cat sleeps"] * 400)
     assert few.words
     assert few.answer.startswith("No: the 1 best words save")
+    # Text that saves as much is no sign that the domain differs.
+    same = vocabulary_fit(tokenizer, ["the cats sleeps"] * 50, ["the cats sleeps"] * 50)
+    assert same.saved == same.saved_general == often.saved
+    assert not same.worth
+    other = vocabulary_fit(tokenizer, ["the cats sleeps"] * 50, ["the cat sleeps"] * 50)
+    assert (other.saved_general, other.worth) == (0, True)
+
+
+def test_several_processes_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str]
+) -> None:
+    model = folder_of(tmp_path / "model", tokenizer, MaskedHead())
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="not under torchrun"):
+        bothways.adapt(model, texts["domain"], tmp_path / "run")
 
 
 def test_long_inputs_are_learned_at_4096_tokens(

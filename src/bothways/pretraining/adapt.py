@@ -53,7 +53,7 @@ from bothways.runtime.devices import choose_device
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.durations import Tokens, duration, part_of
 from bothways.training.optimizers import AdamW
-from bothways.training.parallel import is_main, plan_here
+from bothways.training.parallel import Single, plan_here
 from bothways.training.run import Training
 from bothways.training.run_folder import run_folder
 from bothways.training.schedules import Linear
@@ -142,21 +142,24 @@ def adapt(  # noqa: PLR0913 – one option per question
         resume: continue from the newest checkpoint.
 
     Raises:
-        ConfigError: a setting is not suitable, or the model cannot be adapted: an ELECTRA without
-            its generator.
+        ConfigError: a setting is not suitable, the model cannot be adapted (an ELECTRA without its
+            generator), or there are several processes.
         BothwaysError: as `pretrain` and `build_corpus`.
     """
     if not 0 <= replay_share < 1:
         what = f"must be at least 0 and below 1, not {replay_share:g}"
         raise ConfigError(what, where="replay_share", fix="0.1 reads general text in a tenth.")
+    if plan_here().world > 1:
+        fix = (
+            "Build the corpus with the model's tokenizer, and run bothways pretrain --start MODEL."
+        )
+        raise ConfigError("adapt runs in one process, not under torchrun", where="adapt", fix=fix)
     source = str(resolve(resolve_run(str(model))))
     loaded = load_model(source)
     objective, fresh = _objective_of(loaded, source)
     tokenizer, given, general = loaded.tokenizer(), list(texts), list(replay)
-    plan = plan_here()
-    if is_main(plan):
-        with run_folder(out, resume=resume):
-            pass
+    with run_folder(out, resume=resume):
+        pass
     corpora = {DOMAIN: _corpus(given, tokenizer, out / "corpora" / DOMAIN, DOMAIN, progress)}
     if general:
         corpora[GENERAL] = _corpus(general, tokenizer, out / "corpora" / GENERAL, GENERAL, progress)
@@ -176,7 +179,7 @@ def adapt(  # noqa: PLR0913 – one option per question
     fit = vocabulary_fit(
         tokenizer, _texts(given, corpora[DOMAIN]), _texts(general, corpora.get(GENERAL))
     )
-    if is_main(plan) and fit.words:
+    if fit.words:
         lines = "".join(f"{word.word}\n" for word in fit.words)
         replace_file(out / WORDS, lambda file: file.write_text(lines, encoding="utf8"))
     trained: Any = corpora if mixed else corpora[DOMAIN]
@@ -187,7 +190,7 @@ def adapt(  # noqa: PLR0913 – one option per question
         dataclasses.replace(start, start=str(done.folder)), corpora, device, Part(progress, "after")
     )
     result = Adaptation(done, before, after, fit, fresh)
-    if is_main(plan) and installed("matplotlib", "jinja2"):
+    if installed("matplotlib", "jinja2"):
         where = choose_device(device)
         write_adapt_page(out / "report.html", start, done, (before, after), fit, fresh, where)
     return result
@@ -350,7 +353,7 @@ def scores_of(
         models = build_models(settings, corpus)
         learner = settings.objective.learner(models, vocabulary_of(corpus, settings.objective))
         _, chosen = corpus.split(settings.held_out, settings.seed)
-        scoring = HeldOut(settings, corpus, chosen, plan_here(), learner.to(choose_device(device)))
+        scoring = HeldOut(settings, corpus, chosen, Single(), learner.to(choose_device(device)))
         metrics = scoring(Part(progress, name))
         result[name] = {
             key.removeprefix("held-out/"): value

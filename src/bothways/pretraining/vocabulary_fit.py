@@ -14,7 +14,9 @@ CEILING = 10_000_000
 """Characters of each text that are compared, an even sample."""
 FEWEST, MOST, WORTH = 20, 1000, 0.03
 """Occurrences of a word that is worth adding, at least; words, at most; and the share of the tokens
-that all of them must save. Rarer words are not learned, and fewer tokens are not noticed."""
+that all of them must save beyond what the best words of general text save there: of any text, the
+most frequent words that are split save some. Rarer words are not learned, and fewer tokens are not
+noticed."""
 _SPLIT = 20_000
 
 
@@ -26,17 +28,19 @@ class VocabularyFit:
         domain, general: the measures; None without general text.
         words: candidates, those that save most tokens first.
         saved: the share of the domain's tokens that all of them save.
+        saved_general: the same of general text by its own best words; 0 without general text.
     """
 
     domain: VocabularyReport
     general: VocabularyReport | None
     words: tuple[SplitWord, ...]
     saved: float
+    saved_general: float = 0.0
 
     @property
     def worth(self) -> bool:
         """True if adding the words is worth it."""
-        return self.saved >= WORTH
+        return self.saved - self.saved_general >= WORTH
 
     @property
     def answer(self) -> str:
@@ -44,9 +48,9 @@ class VocabularyFit:
         if not self.words:
             return f"No: no word that is split occurs {FEWEST} times."
         found = f"the {len(self.words):,} best words save {self.saved:.1%} of the tokens"
-        if self.worth:
-            return f"Yes: {found}."
-        return f"No: {found}, less than {WORTH:.0%}."
+        if self.general is not None:
+            found += f", those of general text {self.saved_general:.1%} there"
+        return f"Yes: {found}." if self.worth else f"No: {found}, a gain of less than {WORTH:.0%}."
 
 
 def vocabulary_fit(
@@ -58,20 +62,27 @@ def vocabulary_fit(
         DataError: the domain's text holds no word.
     """
     found = vocabulary_report(tokenizer, sample(domain, CEILING).read(), examples=_SPLIT)
+    words, saved = _best_words(tokenizer, found)
     try:
-        other = vocabulary_report(tokenizer, sample(general, CEILING).read())
+        other = vocabulary_report(tokenizer, sample(general, CEILING).read(), examples=_SPLIT)
     except DataError:  # there is none
-        other = None
+        return VocabularyFit(found, None, words, saved)
+    return VocabularyFit(found, other, words, saved, _best_words(tokenizer, other)[1])
+
+
+def _best_words(
+    tokenizer: Tokenizer, report: VocabularyReport
+) -> tuple[tuple[SplitWord, ...], float]:
+    """Return the words that save most tokens as entries, and the share of tokens they save."""
     merged: dict[str, SplitWord] = {}
-    for split in (*found.split, *found.strange):
+    for split in (*report.split, *report.strange):
         word = split.word.lower() if tokenizer.lowercase else split.word
         before = merged[word].count if word in merged else 0
         merged[word] = SplitWord(word, split.pieces, before + split.count)
     ranked = sorted(merged.values(), key=lambda one: (-_saved(one), one.word))
     words = [one for one in ranked if one.count >= FEWEST and tokenizer.id(one.word) is None]
     words = words[:MOST]
-    saved = sum(map(_saved, words)) / max(1, found.tokens)
-    return VocabularyFit(found, other, tuple(words), saved)
+    return tuple(words), sum(map(_saved, words)) / max(1, report.tokens)
 
 
 def _saved(word: SplitWord) -> int:
