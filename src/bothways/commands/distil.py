@@ -64,8 +64,7 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
     from bothways.core.errors import ConfigError
     from bothways.data.corpus import Corpus
     from bothways.finetuning import run as finetuning
-    from bothways.finetuning.prepare import load_config
-    from bothways.finetuning.teacher_task import taught_finetuning
+    from bothways.finetuning.prepare import load_config, taught_finetuning
     from bothways.pretraining import run as pretraining
     from bothways.pretraining.config import PretrainConfig
     from bothways.pretraining.distilling import distillation

@@ -38,7 +38,7 @@ DEFAULT_MAX_LINE = 2**26
 
 _HEAD = 8192
 _NULS = 0.1
-"""The share of NUL characters in a line, beyond three, from which on it is no text; fewer are left
+"""The share of NUL characters in a line, beyond three, above which it is not text; fewer are left
 out."""
 _BLOCK = 1 << 17
 # A zstd block of 4 bytes can expand to 128 KiB, so one kilobyte expands to 32 MiB at most.

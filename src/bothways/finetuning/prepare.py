@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -18,7 +18,12 @@ from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, report_findings
 from bothways.core.progress import SILENT, Progress, track
 from bothways.finetuning.automatic import choose, tokens_read
-from bothways.finetuning.config import FinetuneSettings, check_paths, expand_shorthands
+from bothways.finetuning.config import (
+    RECIPES,
+    FinetuneSettings,
+    check_paths,
+    expand_shorthands,
+)
 from bothways.finetuning.data import LabelledData, check_metric, examine
 from bothways.finetuning.fit import training_of
 from bothways.finetuning.forecast import forecast
@@ -29,6 +34,7 @@ from bothways.hub.provenance import digest_of_model, stamp
 from bothways.hub.resolve import resolve_run
 from bothways.model.heads import Head
 from bothways.model.model import Model
+from bothways.prediction.predictor import open_learner
 from bothways.preflight.machine import Load, check_machine, compute_as
 from bothways.preflight.text import check_model
 from bothways.tasks.base import Reading, TaskLearner, examples_fingerprint
@@ -296,3 +302,40 @@ def remarks(ready: PreparedRun) -> list[str]:
     if ready.settings.dev is None:
         lines.append("note: without dev data the last weights are kept, and nothing is measured")
     return lines
+
+
+def taught_finetuning(
+    teacher: str,
+    train: str,
+    student: str | None,
+    recipe: str | None = None,
+    dev: str | None = None,
+) -> FinetuneConfig:
+    """Return the settings of a run in which a student learns the task of its teacher.
+
+    Args:
+        teacher: a fine-tuned model: a folder, the folder of a run, or a Hub id.
+        train, dev: as in `FinetuneConfig`.
+        student: a model folder, the folder of a pre-training run, or a Hub id.
+        recipe: "modern" or "paper"; None for the first.
+
+    Raises:
+        ConfigError: no student, an unknown recipe, or the teacher was not fine-tuned for a task.
+        FolderError: the teacher cannot be read.
+    """
+    if student is None:
+        what = "is missing: labelled data needs a pre-trained student"
+        fix = "Name one with the teacher's vocabulary, or give a corpus folder to pre-train one."
+        raise ConfigError(what, where="student", fix=fix)
+    if recipe is not None and recipe not in RECIPES:
+        what = f"{recipe!r} is for a corpus, and the data is labelled"
+        raise ConfigError(what, where="recipe", fix=f"Choose one of {', '.join(RECIPES)}.")
+    definition = open_learner(teacher).task
+    if not isinstance(definition, get_args(Trainable)):
+        what = f"{teacher} is for the task {definition.name!r}, which needs no labels"
+        fix = "Choose a fine-tuned teacher, or give a corpus folder instead of labelled data."
+        raise ConfigError(what, where="teacher", fix=fix)
+    settings = RECIPES[recipe or "modern"](type(definition)())
+    return FinetuneConfig(
+        model=student, train=train, dev=dev, teacher=Teacher(teacher), **vars(settings)
+    )

@@ -118,7 +118,7 @@ class TaughtLearner(Learner):
 
     def __init__(self, task: TaskLearner[Any, Any], teacher: Teacher) -> None:
         super().__init__()
-        # The task is no submodule, so that names and checkpoints are those without a teacher.
+        # The task is not a submodule, so that names and checkpoints are those without a teacher.
         self._task, self.model = (task,), task.model
         self._temperature = teacher.temperature
         self.coefficients = {task.loss_name: 1 - teacher.weight, SOFT: teacher.weight}

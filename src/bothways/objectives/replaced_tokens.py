@@ -297,7 +297,7 @@ class Offset(nn.Module):
 
     def __init__(self, base: nn.Embedding) -> None:
         super().__init__()
-        self._base = (base,)  # in a tuple, so that it is no submodule
+        self._base = (base,)  # in a tuple, which does not register it as a submodule
 
     def forward(self, difference: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
         """Return the table for a difference."""

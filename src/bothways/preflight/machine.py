@@ -189,7 +189,7 @@ def compute_as(encoder: AnyEncoder, training: Training, device: torch.device) ->
         raise ConfigError(
             what,
             where="training.compiled",
-            fix="Leave it out: on a CPU compiled blocks are no faster.",
+            fix="Leave it out: on a CPU compiled blocks are not faster.",
         )
     for block in blocks:
         block.compiled = training.compiled

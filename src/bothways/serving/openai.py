@@ -76,7 +76,7 @@ def text_of_ids(ids: list[int], model: ServedModel) -> str:
     tokenizer = model.task.tokenizer
     wrong = [id for id in ids if not 0 <= id < tokenizer.size]
     if wrong:
-        message = f"{wrong[0]} is no token id: there are 0 to {tokenizer.size - 1}"
+        message = f"{wrong[0]} is not a token id: ids are 0 to {tokenizer.size - 1}"
         raise RequestError("invalid", message, param="input")
     return tokenizer.decode(ids)
 

@@ -123,7 +123,7 @@ class Connection(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """A server that says that it is no longer ready before it stops.
+    """A server whose /ready answers 503 before it stops.
 
     The first signal makes `/ready` fail; after `delay` seconds, in which load balancers notice, no
     more connections are accepted, and requests under way are finished. The second signal stops it

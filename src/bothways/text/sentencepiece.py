@@ -66,4 +66,4 @@ def _piece(message: bytes) -> tuple[str, float]:
         case bytes(text), Fixed() | None as score:
             return text.decode("utf-8"), 0.0 if score is None else score.real
         case _:
-            raise ValueError("a piece has no text, or a score that is no number")
+            raise ValueError("a piece has no text, or its score is not a number")

@@ -268,7 +268,7 @@ class _Trained(nn.Module):
 
     def __init__(self, learner: Learner) -> None:
         super().__init__()
-        self._whole = (learner,)  # in a tuple, so that it is no submodule
+        self._whole = (learner,)  # in a tuple, which does not register it as a submodule
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return the trained tensors by name."""

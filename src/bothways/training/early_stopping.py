@@ -66,7 +66,7 @@ class EarlyStopping:
         return waited or self._reached
 
     def note(self, value: float) -> None:
-        """Count an evaluation with this value of the metric; NaN is no improvement."""
+        """Count an evaluation with this value of the metric; NaN improves nothing."""
         assert self._best is not None
         if self._best.prefers(value, self._value):
             self._value, self._waited = value, 0

@@ -11,7 +11,7 @@ gradient that is not finite reaches the weights.
 
 The groups of LAMB, StableAdamW and Muon name an update of `tensor_updates` instead, which depends
 on whole matrices. Their other parameters are groups of the fused kernel: biases and norms of LAMB
-are BERT's Adam, and all that are no matrices of blocks are AdamW next to Muon.
+are BERT's Adam, and AdamW takes the parameters that Muon leaves: all but the matrices of blocks.
 
 A `ParameterRule` lowers the rate of a parameter or pulls it toward its start. The pull is decoupled
 as the decay is: before each update w ← w − rate · pull · (w − w₀), which Adam does not rescale.
