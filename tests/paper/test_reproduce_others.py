@@ -504,5 +504,5 @@ def test_runs_that_failed_are_not_advised_the_seeds_that_they_have(
     )
     assert reproduce("swag", request, device="cpu", progress=heard) is not None
     said = heard.text
-    assert said.count("warning: this run has probably failed: ") == 2
+    assert said.count("this run has probably failed: ") == 2
     assert "--seeds 5" not in said

@@ -25,6 +25,7 @@ from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.preflight import machine as computing
 from bothways.pretraining import run as pre_training
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.evaluation import HeldOut
 from bothways.training import run as loop
 from bothways.training.durations import Steps
 from bothways.training.parallel import Replicated, Single
@@ -74,6 +75,16 @@ def on_two_ranks(
     return peaks, draws
 
 
+class Unasked(HeldOut):
+    """Held-out text that is not scored: the real one asks the other rank."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def names(self) -> list[str]:
+        return []
+
+
 def test_ranks_that_pre_train_draw_by_their_number(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +98,7 @@ def test_ranks_that_pre_train_draw_by_their_number(
         evaluation_tokens=400,
     )
     settings = replace(settings, objective=replace(settings.objective, masking=Masking(rate=0.3)))
-    monkeypatch.setattr(pre_training, "HeldOut", lambda *_: None)  # which asks the other rank
+    monkeypatch.setattr(pre_training, "HeldOut", Unasked)
     peaks, draws = on_two_ranks(
         pre_training, lambda: pre_training.pretrain(settings, corpus, tmp_path / "run"), monkeypatch
     )

@@ -91,7 +91,7 @@ def test_hostile_settings_are_refused(tmp_path: Path, content: bytes) -> None:
 
 
 def test_bytes_stand_for_themselves_or_come_in_order() -> None:
-    from bothways.text.tokenizer import _byte_of
+    from bothways.text.tokenizer import byte_of
 
-    assert set(_byte_of()) == set(pre_tokenizers.ByteLevel.alphabet())
-    assert bytes(_byte_of()[c] for c in "æķ°Ġ") == "数 ".encode()
+    assert set(byte_of()) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert bytes(byte_of()[c] for c in "æķ°Ġ") == "数 ".encode()

@@ -179,8 +179,7 @@ def _split(
     for name, part in corpora.parts.items():
         train_ids[name], held_out_ids = part.split(settings.held_out, settings.seed)
         parts[name] = HeldOut(fewer, part, held_out_ids, plan, learner)
-    single = parts.get("") if len(parts) == 1 else None
-    return train_ids, single or MixedHeldOut(parts, corpora.shares)
+    return train_ids, parts[""] if {*parts} == {""} else MixedHeldOut(parts, corpora.shares)
 
 
 def _phases(

@@ -177,7 +177,7 @@ class FinetuneRun:
         if not done.finished:
             return None
         if done.failure is not None:
-            progress.message(f"warning: {done.failure.message(several=True)}")
+            progress.message(done.failure.message(several=True))
         definition, metrics = done.task.task, dict(done.metrics)
         for name, source in self.others.items() if metrics else ():  # on the main rank
             found = evaluate_task(done.task, definition.read(source).examples)
@@ -238,7 +238,7 @@ def _run(run: Run, place: SweepFolder, title: str) -> SweepOutcome | None:
         found = run.start(folder, resume=place.resume, device=place.device, progress=part)
     except DivergedError as error:
         found = SweepOutcome(run.name, {}, (" ".join(str(error).split()),))
-        part.message(f"warning: {found.failed[0]}")
+        part.message(found.failed[0])
     if found is None:
         return None
     settings = json.loads(json.dumps(configs.to_dict(run.settings)))
