@@ -120,7 +120,7 @@ def test_a_run_that_diverges_is_told_and_the_others_go_on(
     assert lost["failed"] == ["step 3: the loss is not finite Lower the rate."]
     assert entry_of(request)["best"] == done["folder"]
     assert entry_of(request)["metrics"] == done["metrics"]
-    assert heard.text.count("warning: step 3: the loss is not finite") == 1
+    assert heard.text.count("step 3: the loss is not finite") == 1
     assert reproduce("glue", request, device="cpu", progress=heard) is not None
     assert heard.text.count(": done before\n") == 2
 
