@@ -71,6 +71,7 @@ def _text_classification(model: ServedModel, body: Mapping[str, Any]) -> Query:
     inputs = [_classified(item) for item in (value if isinstance(value, list) else [value])]
 
     def write(answer: Answer) -> Any:
+        """Return labels with scores, the highest first, for each text."""
         # A list of lists for a single text too: the clients take its first element.
         labels = answer.model.task.labels
         return [class_scores(prediction, labels)[:top] for prediction in answer.predictions]
@@ -99,6 +100,7 @@ def _token_classification(model: ServedModel, body: Mapping[str, Any]) -> Query:
     ignored = field(parameters, "ignore_labels", list, ["O"])
 
     def write(answer: Answer) -> Any:
+        """Return the entities of each text, or its words with their tags."""
         pairs = zip(answer.examples, answer.predictions, strict=True)
         rows = [
             _words(example, prediction, ignored)
@@ -139,6 +141,7 @@ def _question_answering(model: ServedModel, body: Mapping[str, Any]) -> Query:
         inputs.append((field(item, "question", str), field(item, "context", str)))
 
     def write(answer: Answer) -> Any:
+        """Return the best answers to each question."""
         rows: list[Any] = []
         for prediction in answer.predictions:
             if top == 1:
@@ -170,6 +173,7 @@ def _fill_mask(model: ServedModel, body: Mapping[str, Any]) -> Query:
         raise RequestError("invalid", message, param="top_k")
 
     def write(answer: Answer) -> Any:
+        """Return the best tokens for each mask."""
         pairs = zip(answer.examples, answer.predictions, strict=True)
         rows = [_fillings(model, example.text, p, top) for example, p in pairs]
         return rows if several else rows[0]
@@ -208,6 +212,7 @@ def _feature_extraction(model: ServedModel, body: Mapping[str, Any]) -> Query:
     normalise = field(body, "normalize", bool, field(parameters, "normalize", bool, False))
 
     def write(answer: Answer) -> Any:
+        """Return a vector for each text."""
         return list(shortened(answer, None, normalise=normalise))
 
     return Query(model, texts, write, truncates(body, parameters))

@@ -37,6 +37,7 @@ def infer(models: Models, body: Mapping[str, Any]) -> Query:
     id = field(body, "id", str, None)
 
     def write(answer: Answer) -> Any:
+        """Return the predictions as a tensor."""
         return {
             "model_name": answer.model.name,
             **({} if id is None else {"id": id}),

@@ -25,6 +25,7 @@ def embeddings(models: Models, body: Mapping[str, Any]) -> Query:
     inputs = _texts(body.get("input"), model)
 
     def write(answer: Answer) -> Any:
+        """Return a vector for each text, as numbers or in base64."""
         vectors = shortened(answer, count, normalise=True)
         data = [
             base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")

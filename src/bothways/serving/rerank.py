@@ -30,6 +30,7 @@ def rerank(models: Models, body: Mapping[str, Any]) -> Query:
     with_text = field(body, "return_text" if tei else "return_documents", bool, False)
 
     def write(answer: Answer) -> Any:
+        """Return the documents by falling score."""
         scores = np.array([prediction.score for prediction in answer.predictions])
         if not raw:
             scores = 1 / (1 + np.exp(-scores))

@@ -175,6 +175,7 @@ def own(kind: str) -> Shape:
     """
 
     def read(models: Models, body: Mapping[str, Any]) -> Query:
+        """Read a request for models of this task."""
         model = models.choose(body.get("model"), (kind,))
         if "inputs" not in body:
             raise RequestError("invalid", "inputs is missing", param="inputs")
@@ -183,6 +184,7 @@ def own(kind: str) -> Shape:
         inputs = [as_input(item) for item in (value if several else [value])]
 
         def write(answer: Answer) -> Any:
+            """Return each prediction as `bothways predict` writes it."""
             lines = [prediction.to_json() for prediction in answer.predictions]
             return lines if several else lines[0]
 

@@ -35,6 +35,7 @@ def embed(models: Models, body: Mapping[str, Any]) -> Query:
     normalise = field(body, "normalize", bool, True)
 
     def write(answer: Answer) -> Any:
+        """Return a vector for each text."""
         return list(shortened(answer, count, normalise=normalise))
 
     return Query(model, texts, write, truncates(body))
@@ -53,6 +54,7 @@ def predict(models: Models, body: Mapping[str, Any]) -> Query:
     inputs = [_pair(item) for item in ([value] if one else field(body, "inputs", list))]
 
     def write(answer: Answer) -> Any:
+        """Return labels with scores, the highest first, for each text."""
         rows = [class_scores(p, answer.model.task.labels) for p in answer.predictions]
         return rows[0] if one else rows
 
@@ -85,6 +87,7 @@ def similarity(models: Models, body: Mapping[str, Any]) -> Query:
         raise RequestError("empty", "sentences is an empty list", param="sentences")
 
     def write(answer: Answer) -> Any:
+        """Return the cosine of each sentence with the source sentence."""
         return cosines(answer.vectors[0], answer.vectors[1:])
 
     return Query(model, [source, *sentences], write, truncates(body, parameters))
