@@ -15,7 +15,8 @@ from bothways.model.flops import kept_floats
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.positions import Learned
 from bothways.preflight import machine as preflight
-from bothways.preflight.machine import Load, check_machine
+from bothways.preflight.machine import check_machine
+from bothways.preflight.memory import Load
 from bothways.preflight.text import check_casing, check_inputs, check_model
 from bothways.tasks.classification.checks import check_examples
 from bothways.tasks.classification.task import ClassificationTask
@@ -217,7 +218,7 @@ def test_an_average_and_the_checkpoint_of_a_plateau_take_room() -> None:
     more = with_training(ema=0.9, schedule=WSD())
     assert (LOAD.checkpoints, more.checkpoints) == (3, 4)
     assert (LOAD.saved, more.saved) == (12 * LOAD.parameters, 16 * LOAD.parameters)
-    assert more.memory(CPU) - LOAD.memory(CPU) == 4 * LOAD.parameters
+    assert more.memory(CPU).total - LOAD.memory(CPU).total == 4 * LOAD.parameters
 
 
 def test_a_model_that_fits_the_machine_is_not_mentioned(tmp_path: Path) -> None:
@@ -228,7 +229,7 @@ def test_two_models_take_the_memory_of_both() -> None:
     """Parameters that they have in common count once."""
     two = dataclasses.replace(LOAD, models=(*LOAD.models, *LOAD.models), shared=1000)
     assert two.parameters == 2 * LOAD.parameters - 1000
-    assert two.memory(CPU) == 2 * LOAD.memory(CPU) - 16 * 1000
+    assert two.memory(CPU).total == 2 * LOAD.memory(CPU).total - 16 * 1000
     assert (two.saved, two.fixed) == (12 * two.parameters, 16 * two.parameters)
 
 
@@ -267,7 +268,7 @@ def test_memory_is_forecast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, expected: list[tuple[str, str]]
 ) -> None:
     fixed = 16 * LOAD.parameters
-    free = int(fixed + (LOAD.memory(CPU) - fixed) * share) - (share == 0)
+    free = int(fixed + (LOAD.memory(CPU).total - fixed) * share) - (share == 0)
     monkeypatch.setattr(preflight, "memory_available", lambda device: free)
     assert said(check_machine(LOAD, tmp_path, CPU)) == expected
 
@@ -277,7 +278,7 @@ def test_recomputation_is_advised_where_it_would_help(
 ) -> None:
     monkeypatch.setattr(preflight, "memory_available", lambda device: 16 * LOAD.parameters)
     again = with_training(recompute=True)
-    assert again.memory(CPU) < LOAD.memory(CPU)
+    assert again.memory(CPU).total < LOAD.memory(CPU).total
     fixes = [check_machine(load, tmp_path, CPU)[0].fix for load in (LOAD, again)]
     assert fixes == [
         "Halve it; it is 4096. Or set training.recompute=true.",
@@ -292,7 +293,7 @@ def test_the_memory_forecast_is_of_weights_and_of_the_tokens_of_a_microbatch(
     """In fp32, with a gradient and two moments for each weight."""
     load = with_training(recompute=recompute)
     tokens = 4 * kept_floats(LOAD.models[0][0], LOAD.length, CPU, recompute) * LOAD.microbatch
-    assert load.memory(CPU) == 16 * LOAD.parameters + tokens
+    assert load.memory(CPU).total == 16 * LOAD.parameters + tokens
 
 
 def test_errors_are_listed_in_one_message_and_the_rest_is_returned() -> None:

@@ -26,7 +26,8 @@ from bothways.finetuning.config import FinetuneSettings
 from bothways.finetuning.data import LabelledData, updates_per_epoch
 from bothways.finetuning.fit import learning_by_rows
 from bothways.model.flops import BACKWARD
-from bothways.preflight.machine import SAVED_BYTES, speed
+from bothways.preflight.machine import speed
+from bothways.preflight.memory import SAVED_BYTES
 from bothways.runtime.devices import wait
 from bothways.tasks.base import TaskLearner
 from bothways.training.durations import Duration, Epochs, Hours, Steps, Tokens

@@ -35,7 +35,8 @@ from bothways.hub.resolve import resolve_run
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.prediction.predictor import open_learner
-from bothways.preflight.machine import Load, check_machine, compute_as
+from bothways.preflight.machine import check_machine, compute_as
+from bothways.preflight.memory import Load
 from bothways.preflight.text import check_model
 from bothways.tasks.base import Reading, TaskLearner, examples_fingerprint
 from bothways.tasks.catalogue import Trainable

@@ -16,7 +16,7 @@ from bothways.attention.patterns import Blocks, Causal, Full, Pattern, Window, s
 from bothways.model.config import EncoderConfig, Gated, LSTMConfig, ModelConfig
 from bothways.model.heads import Head, MaskedHead, PoolerHead, with_pooler
 from bothways.model.positions import Disentangled
-from bothways.runtime.devices import resolve_precision
+from bothways.runtime.devices import Precision, resolve_precision
 
 BACKWARD = 2
 """The backward pass has two products for each one of the forward pass: the gradients of the input
@@ -132,12 +132,17 @@ def _share_read(
 
 
 def kept_floats(
-    config: ModelConfig, length: int, device: torch.device, recompute: bool = False
+    config: ModelConfig,
+    length: int,
+    device: torch.device,
+    recompute: bool = False,
+    precision: Precision = "auto",
 ) -> float:
     """Estimate the numbers that the backward pass keeps of each token, in sequences of this length.
 
     With `recompute` these are the input of each block, and all that one block keeps. The compiled
     attention kernel keeps no probabilities; nor do a GPU's kernels without disentangled positions.
+    The device may be of another machine.
     """
     if isinstance(config, LSTMConfig):
         # Per layer and direction: gates, cells before and after activation, input, dropped, output.
@@ -146,15 +151,17 @@ def kept_floats(
     # Per block: inputs of norms, products and dropouts. Attention in rectangles also keeps
     # probabilities with their mask, and queries, keys and values once more.
     plain = not isinstance(config.position, Disentangled)
-    attention = []
+    cpu, attention = device.type == "cpu", []
     for pattern in (config.pattern(layer) for layer in range(config.depth)):
-        whole, fused = sees_all(pattern, length), plain and device.type != "cpu"
+        whole = sees_all(pattern, length)
+        dtype = resolve_precision(precision, device) if cpu else torch.bfloat16
         call = AttentionCall(
-            device, resolve_precision("auto", device), config.width // config.heads, length,
+            device, dtype, config.width // config.heads, length,
             pattern, config.dropout.attention, learning=True, relative=not plain,
         )  # fmt: skip
-        shares = 0.0 if fused and whole else 2 * config.heads * seen(pattern, length)
-        compiled = choose(call) == Compiled()
+        fused = plain and whole and not cpu
+        shares = 0.0 if fused else 2 * config.heads * seen(pattern, length)
+        compiled = cpu and choose(call) == Compiled()
         attention.append(0.0 if compiled else 4.0 * config.width + shares)
     blocks = [12.0 * config.width + 2 * config.intermediate_size + each for each in attention]
     if recompute:

@@ -6,9 +6,7 @@ warnings and notes are printed once. `bothways.tasks.checks` checks labels.
 
 from __future__ import annotations
 
-import functools
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,11 +17,9 @@ from bothways.core.finding import Finding
 from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress, track
 from bothways.model.block import Block
-from bothways.model.config import ModelConfig
-from bothways.model.flops import BACKWARD, kept_floats
-from bothways.model.heads import Head
+from bothways.model.flops import BACKWARD
 from bothways.model.lstm import AnyEncoder
-from bothways.model.parameters import parameter_table
+from bothways.preflight.memory import Load
 from bothways.runtime.devices import (
     Precision,
     disk_free,
@@ -33,70 +29,7 @@ from bothways.runtime.devices import (
 )
 from bothways.training.parallel import Plan
 from bothways.training.run import Training
-from bothways.training.schedules import WSD
 from bothways.training.trackers import Peak
-
-ADAM_BYTES = 16
-"""Bytes per parameter in training: the weight, its gradient, Adam's two moments, in fp32."""
-SAVED_BYTES = 12
-"""Bytes per parameter in a checkpoint: the weight and Adam's two moments."""
-AVERAGE_BYTES = 4
-"""Bytes per parameter of the moving average of the weights, in training and in a checkpoint."""
-
-
-@dataclass(frozen=True)
-class Load:
-    """The demands of a run on a machine.
-
-    Attributes:
-        models: the encoder and the heads of each model that is trained.
-        length: maximum length of a sequence in tokens.
-        microbatch: maximum number of tokens that go through the model at once.
-        training: the settings that decide what is kept in memory and on the disk.
-        shared: the number of parameters that two of the models have in common.
-    """
-
-    models: tuple[tuple[ModelConfig, tuple[Head, ...]], ...]
-    length: int
-    microbatch: int
-    training: Training
-    shared: int = 0
-
-    @functools.cached_property
-    def parameters(self) -> int:
-        """The number of parameters of all models."""
-        return sum(parameter_table(*model).total for model in self.models) - self.shared
-
-    @property
-    def checkpoints(self) -> int:
-        """The number of checkpoints on the disk at once: the newest, the best, the one that is
-        being written, and that of a plateau.
-        """
-        return self.training.keep.last + 2 + isinstance(self.training.schedule, WSD)
-
-    @property
-    def fixed(self) -> int:
-        """The bytes of the weights, their gradients, Adam's moments and the average."""
-        return (ADAM_BYTES + self._average) * self.parameters
-
-    @property
-    def saved(self) -> int:
-        """The bytes of a checkpoint."""
-        return (SAVED_BYTES + self._average) * self.parameters
-
-    @property
-    def _average(self) -> int:
-        return 0 if self.training.ema is None else AVERAGE_BYTES
-
-    def memory(self, device: torch.device) -> float:
-        """Return the bytes at the peak of a step.
-
-        They are the fixed ones, and the values that the backward pass keeps of each token.
-        """
-        recompute = self.training.recompute
-        encoders = (encoder for encoder, _ in self.models)
-        kept = sum(kept_floats(each, self.length, device, recompute) for each in encoders)
-        return self.fixed + 4.0 * kept * self.microbatch
 
 
 def check_machine(load: Load, folder: Path | None, device: torch.device) -> list[Finding]:
@@ -160,7 +93,7 @@ def _check_memory(load: Load, device: torch.device) -> list[Finding]:
             f"but {_size(free)} are free on {device}"
         )
         return [Finding("memory", "error", what, fix="Use a smaller model or another machine.")]
-    if (peak := load.memory(device)) > free:
+    if (peak := load.memory(device).total) > free:
         what = f"a step may take {_size(peak)} of memory, but {_size(free)} are free on {device}"
         fix = f"Halve it; it is {load.microbatch}." + (
             "" if load.training.recompute else " Or set training.recompute=true."

@@ -28,7 +28,8 @@ from bothways.model.encoder import Encoder
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.objectives.objective import ModelSpec, Objective
-from bothways.preflight.machine import Load, check_machine
+from bothways.preflight.machine import check_machine
+from bothways.preflight.memory import Load
 from bothways.preflight.text import check_model, unknown_tokens
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.layers import with_layers
@@ -245,7 +246,9 @@ def preflight(
     frozen = settings.objective.frozen_models  # these have neither gradients nor checkpoints
     parts = tuple(spec for role, spec in models.items() if role not in frozen)
     shared = settings.objective.shared_parameters(settings.encoder)
-    load = Load(parts, longest, settings.microbatch_tokens, settings.training, shared)
+    predicted = settings.objective.predicted
+    micro = settings.microbatch_tokens
+    load = Load(parts, longest, micro, settings.training, shared, predicted)
     findings += check_machine(load, folder, device)
     findings += _check_class(*models["model"], corpus.tokenizer)
     findings += _check_start(settings)

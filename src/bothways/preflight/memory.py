@@ -1,0 +1,264 @@
+"""The memory of a training step on one rank, and the choice of a placement on several ranks.
+
+Everything is counted on models without memory for their weights, so a forecast takes milliseconds
+whatever the size of the model, and needs neither the device nor the ranks.
+
+Source of what a sharded rank holds: PyTorch's documentation of `fully_shard` (FSDP2); Zhao et al.
+2023, PyTorch FSDP, section 3.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import torch
+from typing_extensions import assert_never
+
+from bothways.core.errors import ResourceError
+from bothways.model.config import ModelConfig
+from bothways.model.flops import kept_floats
+from bothways.model.heads import Head
+from bothways.model.init import without_weights
+from bothways.model.model import Model
+from bothways.model.parameters import parameter_table
+from bothways.training.run import Training
+from bothways.training.schedules import WSD
+
+WEIGHT, GRADIENT, MOMENTS = 4, 4, 8
+"""Bytes per parameter in training: the weight, its gradient, Adam's two moments, in fp32."""
+SAVED_BYTES = WEIGHT + MOMENTS
+"""Bytes per parameter in a checkpoint."""
+AVERAGE_BYTES = 4
+"""Bytes per parameter of the moving average of the weights, in training and in a checkpoint."""
+USABLE = 0.9
+"""The share of the free memory that a run is planned for; the rest is for gaps of the allocator."""
+GATHERED = 2
+"""Blocks whose weights a sharded rank holds whole at once: the current one and the next."""
+MOST_RANKS = 4096
+"""The largest number of ranks that is tried when no smaller one fits."""
+
+_PREDICTING = frozenset({"masked", "causal", "bilm"})
+"""The kinds of heads that predict tokens from the whole vocabulary."""
+
+Placement = Literal["single", "replicated", "sharded"]
+"""Where the weights are: on the only rank, whole on each rank, or a part on each rank."""
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """The bytes of one rank at the peak of a step, by what they hold.
+
+    Attributes:
+        weights, gradients: in fp32.
+        optimizer: Adam's moments, and the moving average of the weights.
+        activations: values that the backward pass keeps, and the predictions over the vocabulary.
+        gathered: weights and gradients that a sharded rank holds whole for a while.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    gathered: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All bytes."""
+        state = self.weights + self.gradients + self.optimizer
+        return state + self.activations + self.gathered
+
+
+class BlockSizes(NamedTuple):
+    """Parameters of the largest block, and of everything outside the blocks."""
+
+    largest: int
+    outside: int
+
+
+@dataclass(frozen=True)
+class Load:
+    """The demands of a run on a machine.
+
+    Attributes:
+        models: the encoder and the heads of each model that is trained.
+        length: maximum length of a sequence in tokens.
+        microbatch: maximum number of tokens that go through the model at once.
+        training: the settings that decide what is kept in memory and on the disk.
+        shared: the number of parameters that two of the models have in common.
+        predicted: the share of tokens that a head predicts from the whole vocabulary.
+    """
+
+    models: tuple[tuple[ModelConfig, tuple[Head, ...]], ...]
+    length: int
+    microbatch: int
+    training: Training
+    shared: int = 0
+    predicted: float = 0.0
+
+    @functools.cached_property
+    def parameters(self) -> int:
+        """The number of parameters of all models."""
+        return sum(parameter_table(*model).total for model in self.models) - self.shared
+
+    @functools.cached_property
+    def block_sizes(self) -> BlockSizes:
+        """The sizes that decide what a sharded rank gathers."""
+        sizes = [*self._block_parameters()]
+        return BlockSizes(max(sizes, default=0), self.parameters - sum(sizes))
+
+    @property
+    def checkpoints(self) -> int:
+        """The number of checkpoints on the disk at once: the newest, the best, the one that is
+        being written, and that of a plateau.
+        """
+        return self.training.keep.last + 2 + isinstance(self.training.schedule, WSD)
+
+    @property
+    def fixed(self) -> int:
+        """The bytes of the weights, their gradients, Adam's moments and the average."""
+        return (WEIGHT + GRADIENT + MOMENTS + self._average) * self.parameters
+
+    @property
+    def saved(self) -> int:
+        """The bytes of a checkpoint."""
+        return (SAVED_BYTES + self._average) * self.parameters
+
+    @property
+    def _average(self) -> int:
+        return 0 if self.training.ema is None else AVERAGE_BYTES
+
+    def memory(
+        self, device: torch.device, placement: Placement = "single", ranks: int = 1
+    ) -> RankMemory:
+        """Return the bytes of a rank at the peak of a step.
+
+        Args:
+            device: of the kind that the run will have; it need not exist here.
+        """
+        kept = [
+            kept_floats(
+                encoder, self.length, device, self.training.recompute, self.training.precision
+            )
+            for encoder, _ in self.models
+        ]
+        # The predictions over the vocabulary, and their gradient.
+        scores = [
+            2 * self.predicted * encoder.vocab
+            for encoder, heads in self.models
+            if any(head.kind in _PREDICTING for head in heads)
+        ]
+        activations = 4.0 * (sum(kept) + sum(scores)) * self.microbatch
+        whole = RankMemory(
+            float(WEIGHT * self.parameters),
+            float(GRADIENT * self.parameters),
+            float((MOMENTS + self._average) * self.parameters),
+            activations,
+        )
+        match placement:
+            case "single" | "replicated":  # replicas exchange gradients in place
+                return whole
+            case "sharded":
+                largest, outside = self.block_sizes
+                gathered = (WEIGHT + GRADIENT) * (GATHERED * largest + outside)
+                return RankMemory(
+                    whole.weights / ranks,
+                    whole.gradients / ranks,
+                    whole.optimizer / ranks,
+                    activations,
+                    float(gathered),
+                )
+            case _:
+                assert_never(placement)
+
+    def largest_microbatch(
+        self, free: float, device: torch.device, placement: Placement = "single", ranks: int = 1
+    ) -> int:
+        """Return the most tokens that may go through the model at once; 0 if none fit."""
+        one = replace(self, microbatch=1).memory(device, placement, ranks)
+        room = USABLE * free - (one.total - one.activations)
+        return max(0, math.floor(room / one.activations))
+
+    def fits(
+        self, free: float, device: torch.device, placement: Placement = "single", ranks: int = 1
+    ) -> bool:
+        """Return True if a step takes no more than the usable share of the free memory."""
+        return self.memory(device, placement, ranks).total <= USABLE * free
+
+    def _block_parameters(self) -> Iterator[int]:
+        """Yield the parameters of each block; a shared block is one."""
+        for config, heads in self.models:
+            with without_weights():
+                model = Model(config, heads)
+            for block in model.encoder.blocks.children():
+                yield sum(parameter.numel() for parameter in block.parameters())
+
+
+@dataclass(frozen=True)
+class PlacementChoice:
+    """A placement with the memory that it takes.
+
+    Attributes:
+        why: the reason, as one sentence.
+    """
+
+    placement: Placement
+    memory: RankMemory
+    why: str
+
+
+def choose_placement(load: Load, ranks: int, free: float, device: torch.device) -> PlacementChoice:
+    """Return the simplest placement that fits: single, replicated, then sharded.
+
+    Replicas are preferred to shards: they exchange gradients once per update, shards also gather
+    weights in each pass.
+
+    Args:
+        ranks: the number of processes that train.
+        free: bytes of memory for each of them.
+
+    Raises:
+        ResourceError: none fits; the error names changes with which the run does.
+    """
+    whole: Placement = "single" if ranks == 1 else "replicated"
+    memory = load.memory(device, whole, ranks)
+    share = f"{size_text(memory.total)} of {size_text(free)} on each rank"
+    if load.fits(free, device, whole, ranks):
+        why = "there is one rank" if ranks == 1 else "the whole state fits on each rank"
+        return PlacementChoice(whole, memory, f"{why}: {share}")
+    if ranks > 1 and load.fits(free, device, "sharded", ranks):
+        memory = load.memory(device, "sharded", ranks)
+        why = f"replicas would take {share}; sharded it takes {size_text(memory.total)}"
+        return PlacementChoice("sharded", memory, why)
+    what = f"a step takes {share}, of which {USABLE:.0%} are planned for"
+    fixes = [*_remedies(load, ranks, free, device)]
+    fix = f"This would fit: {'; '.join(fixes)}." if fixes else "Choose a smaller model."
+    raise ResourceError(what, where="memory", fix=fix)
+
+
+def _remedies(load: Load, ranks: int, free: float, device: torch.device) -> Iterator[str]:
+    """Yield changes with which a run fits, each by itself, the least first."""
+    last: Placement = "single" if ranks == 1 else "sharded"
+    again = replace(load, training=replace(load.training, recompute=True))
+    if not load.training.recompute and again.fits(free, device, last, ranks):
+        yield "training.recompute=true"
+    for each, setting in ((load, ""), (again, " with training.recompute=true")):
+        tokens = each.largest_microbatch(free, device, last, ranks)
+        if load.length <= tokens < load.microbatch:
+            yield f"microbatch_tokens={tokens // load.length * load.length}{setting}"
+            break
+    more = max(2, 2 * ranks)
+    while more <= MOST_RANKS and not load.fits(free, device, "sharded", more):
+        more *= 2
+    if more <= MOST_RANKS:
+        yield f"{more} ranks, sharded"
+    needed = load.memory(device, last, ranks).total / USABLE
+    yield f"{size_text(needed)} of memory on each rank"
+
+
+def size_text(count: float) -> str:
+    """Return a number of bytes as text, in GiB from 1 GiB on, else in MiB."""
+    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
