@@ -6,7 +6,7 @@ CC ?= cc
 # 1 where the kernels can be compiled: their tests then fail, and are not skipped, if they are missing.
 KERNELS := $(shell [ "$$(uname -sm)" = "Linux x86_64" ] && command -v $(CC) > /dev/null && echo 1)
 
-.PHONY: quickstart test check kernels kernels-strict kernels-asan wheels fuzz format clean
+.PHONY: quickstart test check kernels kernels-strict kernels-asan wheels fuzz api format clean
 
 quickstart: .venv/.quickstart
 	$(BIN)/bothways quickstart
@@ -51,6 +51,11 @@ wheels: .venv/.test
 # Damage files and processes at random, a minute for each target; a failure becomes a test.
 fuzz: .venv/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --seconds 60
+
+# Requests drawn from the server's OpenAPI document.
+api: .venv/.test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt schemathesis
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/serving/drawn_requests.py
 
 format: .venv/.test
 	$(BIN)/ruff format .

@@ -23,7 +23,7 @@ from typing import Any
 
 from bothways.core.errors import ConfigError, optional
 from bothways.prediction.predictor import Predictor
-from bothways.serving import hugging_face, openai, rerank, tei
+from bothways.serving import hugging_face, openai, openapi, rerank, tei
 from bothways.serving.batcher import Batcher, Ticket, internal, late, settle
 from bothways.serving.errors import RequestError, retry_after
 from bothways.serving.limits import DEFAULT_LIMITS, Limits
@@ -283,6 +283,9 @@ class App:
             "/ping": self._ready,
             "/info": lambda: tei.info(self.models, self.limits),
             "/metrics": self.metrics.text,
+            "/openapi.json": lambda: openapi.document(
+                self.models, self.limits, guarded=bool(self._keys)
+            ),
             "/v1/models": lambda: {
                 "object": "list",
                 "data": [openai.described(model) for model in self.models],

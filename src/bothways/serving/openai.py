@@ -48,7 +48,7 @@ def embeddings(models: Models, body: Mapping[str, Any]) -> Query:
 
 def _texts(value: Any, model: ServedModel) -> list[str]:
     many = value if isinstance(value, list) else [value]
-    if many and all(_is_id(item) for item in many):
+    if value and isinstance(value, list) and all(_is_id(item) for item in value):
         many = [many]
     texts = []
     for item in many:

@@ -1,0 +1,221 @@
+"""The OpenAPI document of a server (version 3.1): the routes that its models answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from bothways import __version__
+from bothways.serving.errors import STATUS
+from bothways.serving.limits import Limits
+from bothways.serving.models import Models, ServedModel
+from bothways.serving.schemas import (
+    COUNT,
+    EXAMPLES,
+    FLAG,
+    NUMBER,
+    OPERATIONS,
+    PREDICTIONS,
+    TEXT,
+    Operation,
+    Schema,
+    listed,
+    maybe,
+    named,
+    obj,
+)
+
+_JSON = "application/json"
+_INTERNAL = ("client_left",)
+"""Codes that no client receives."""
+_ANSWERED = {
+    "x-compute-tokens": "tokens that the model read",
+    "x-truncated": "inputs that were cut",
+    "server-timing": "milliseconds of tokenizing, queue and model",
+}
+_PROBES = ("/live", "/ready", "/health", "/ping", "/v2/health/live", "/v2/health/ready")
+
+
+def document(models: Models, limits: Limits, *, guarded: bool) -> dict[str, Any]:
+    """Return the document.
+
+    Args:
+        models: of the server; routes for which there is none are left out.
+        limits: of the server.
+        guarded: whether clients need a key.
+    """
+    info = {
+        "title": "bothways",
+        "version": __version__,
+        "description": "Every POST route also exists for one model, as /models/NAME/ROUTE.",
+    }
+    components: dict[str, Any] = {"schemas": _schemas(), "responses": _responses()}
+    result = {"openapi": "3.1.0", "info": info, "paths": _paths(models, limits)}
+    if not guarded:
+        return {**result, "components": components}
+    bearer = {"type": "http", "scheme": "bearer"}
+    header = {"type": "apiKey", "in": "header", "name": "x-api-key"}
+    components["securitySchemes"] = {"bearer": bearer, "key": header}
+    return {**result, "components": components, "security": [{"bearer": []}, {"key": []}]}
+
+
+def _schemas() -> dict[str, Schema]:
+    codes = [code for code in STATUS if code not in _INTERNAL]
+    error = {
+        "message": TEXT,
+        "type": {"enum": ["invalid_request_error", "server_error"]},
+        "code": {"enum": codes},
+        "param": maybe(TEXT),
+    }
+    return {**PREDICTIONS, "Error": obj({"error": obj(error), "error_type": {"enum": codes}})}
+
+
+def _responses() -> dict[str, Any]:
+    """Return one response for each status of the catalogue of errors."""
+    by_status: dict[int, list[str]] = {}
+    for code, status in STATUS.items():
+        if code not in _INTERNAL:
+            by_status.setdefault(status, []).append(code)
+    content = {_JSON: {"schema": named("Error")}}
+    return {
+        str(status): {"description": ", ".join(codes), "content": content}
+        for status, codes in by_status.items()
+    }
+
+
+def _errors(statuses: Iterable[int]) -> dict[str, Any]:
+    return {str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses}
+
+
+def _paths(models: Models, limits: Limits) -> dict[str, Any]:
+    names = _in_path([model.name for model in models])
+    paths = {path: {"get": _get(path, answer, names)} for path, answer in _gets().items()}
+    for path, operation in OPERATIONS.items():
+        fitting = [m for m in models if not operation.kinds or m.kind in operation.kinds]
+        if not fitting:
+            continue
+        where = "/v2/models/{model}/infer" if path == "/infer" else path
+        entry = _post(where, operation, fitting, limits, several=len(list(models)) > 1)
+        paths.setdefault(where, {})["post"] = entry
+    return paths
+
+
+def _get(path: str, answer: Schema | None, names: dict[str, Any]) -> dict[str, Any]:
+    kind = "text/plain" if answer is None else _JSON
+    statuses = (401, 403, 404) if "{" in path else (401, 403)
+    statuses = (403, 500, 503) if path in _PROBES else statuses
+    statuses = (401, 403, 503) if path == "/" else statuses
+    content = {kind: {"schema": TEXT if answer is None else answer}}
+    entry: dict[str, Any] = {
+        "responses": {"200": {"description": "OK", "content": content}, **_errors(statuses)}
+    }
+    if "{" in path:
+        entry["parameters"] = [names]
+    if path in _PROBES:
+        entry["security"] = []
+    return entry
+
+
+def _in_path(names: list[str]) -> dict[str, Any]:
+    return {"name": "model", "in": "path", "required": True, "schema": {"enum": names}}
+
+
+def _gets() -> dict[str, Schema | None]:
+    """Return the answers of the routes that compute nothing; None for plain text."""
+    status = obj({"status": TEXT})
+    described = obj({"id": TEXT, "object": TEXT, "created": COUNT, "owned_by": TEXT, "task": TEXT})
+    tensor = obj({"name": TEXT, "datatype": TEXT, "shape": listed({"type": "integer"})})
+    metadata = {
+        "name": TEXT,
+        "versions": listed(TEXT),
+        "platform": TEXT,
+        "inputs": listed(tensor),
+        "outputs": listed(tensor),
+    }
+    return {
+        "/": status,
+        "/info": _info(),
+        "/metrics": None,
+        "/openapi.json": {"type": "object"},
+        "/v1/models": obj({"object": TEXT, "data": listed(described)}),
+        "/v1/models/{model}": described,
+        "/v2": obj({"name": TEXT, "extensions": listed(TEXT)}),
+        "/v2/models/{model}": obj(metadata),
+        "/v2/models/{model}/ready": status,
+        **dict.fromkeys(_PROBES, status),
+    }
+
+
+def _info() -> Schema:
+    model = {
+        "name": TEXT,
+        "task": TEXT,
+        "length": COUNT,
+        "precision": TEXT,
+        "labels": listed(TEXT),
+    }
+    return obj(
+        {
+            "model_id": TEXT,
+            "served_model_name": TEXT,
+            "model_dtype": TEXT,
+            "model_type": {"type": "object"},
+            "max_input_length": COUNT,
+            "max_batch_tokens": COUNT,
+            "max_client_batch_size": COUNT,
+            "auto_truncate": FLAG,
+            "version": TEXT,
+            "limits": {"type": "object", "additionalProperties": NUMBER},
+            "models": listed(obj(model)),
+        }
+    )
+
+
+def _post(
+    path: str, operation: Operation, fitting: list[ServedModel], limits: Limits, *, several: bool
+) -> dict[str, Any]:
+    names = [model.name for model in fitting]
+    fields, required = dict(operation.fields), list(operation.required)
+    example = dict(operation.example)
+    if example.get("inputs", "") is None:
+        example["inputs"] = example_of(fitting[0])
+    if len(fitting) > 1 and not operation.prefixed:
+        fields["model"] = {"enum": names}
+        required.append("model")
+        example["model"] = names[0]
+    elif several and not operation.prefixed:
+        fields["model"] = {"enum": [*names, None]}
+    elif not operation.prefixed:
+        fields["model"] = maybe(TEXT, about="with a single model any name will do")
+    body = obj({name: fields.pop(name) for name in required}, fields)
+    if operation.one_of:
+        body["anyOf"] = [{"required": [name]} for name in operation.one_of]
+    about = f"At most {limits.texts:,} inputs of {limits.text_characters:,} characters each."
+    headers = {
+        name: {"description": text, "required": True, "schema": TEXT}
+        for name, text in _ANSWERED.items()
+        if path != "/tokenize"
+    }
+    content = {_JSON: {"schema": operation.answer}}
+    statuses = sorted({status for code, status in STATUS.items() if code not in _INTERNAL} - {405})
+    return {
+        "summary": operation.summary,
+        "description": about,
+        "requestBody": {
+            "required": True,
+            "content": {_JSON: {"schema": body, "examples": {"one": {"value": example}}}},
+        },
+        "responses": {
+            "200": {"description": "OK", "headers": headers, "content": content},
+            **_errors(statuses),
+        },
+        **({"parameters": [_in_path(names)]} if operation.prefixed else {}),
+    }
+
+
+def example_of(model: ServedModel) -> Any:
+    """Return an input that the model's task reads."""
+    if model.kind == "fill":
+        tokenizer = model.task.tokenizer
+        return f"the cat {tokenizer.token(tokenizer.specials.mask)} here"
+    return EXAMPLES.get(model.kind, "the cat sleeps in London")

@@ -1,0 +1,367 @@
+"""JSON schemas of what routes take and answer; `openapi` writes them into its document.
+
+Each operation is a value: the tasks it is for, the fields of its requests, the answer, an example.
+Fields that are not named here are ignored by the routes; tests compare both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bothways.serving.hugging_face import TASKS
+from bothways.serving.tei import CLASSIFIERS
+
+Schema = dict[str, Any]
+
+TEXT: Schema = {"type": "string"}
+NUMBER: Schema = {"type": "number"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+FLAG: Schema = {"type": "boolean"}
+
+
+def listed(items: Schema, **more: Any) -> Schema:
+    """Return the schema of a list."""
+    return {"type": "array", "items": items, **more}
+
+
+def either(*schemas: Schema) -> Schema:
+    """Return the schema of a value that one of several describes."""
+    return {"anyOf": list(schemas)}
+
+
+def obj(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
+    """Return the schema of an object: the fields that it always has, and those it may have."""
+    properties = {**required, **(optional or {})}
+    return {"type": "object", "properties": properties, "required": list(required)}
+
+
+def maybe(schema: Schema, *, default: Any = None, about: str | None = None) -> Schema:
+    """Return the schema of a field that may be absent, or null, which means the same."""
+    notes = {"default": default} if default is not None else {}
+    notes |= {} if about is None else {"description": about}
+    if isinstance(schema.get("type"), str):
+        return {**schema, "type": [schema["type"], "null"], **notes}
+    return either(schema, {"type": "null"}) | notes
+
+
+def named(name: str) -> Schema:
+    """Return the reference to a schema of `COMPONENTS`."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+PAIR = listed(TEXT, minItems=2, maxItems=2)
+VECTOR = listed(NUMBER)
+SPAN = {"text": TEXT, "start": COUNT, "end": COUNT}
+PROBABILITIES: Schema = {"type": "object", "additionalProperties": NUMBER}
+SCORED = obj({"label": TEXT, "score": NUMBER})
+
+PREDICTIONS: dict[str, Schema] = {
+    "classify": obj({"label": TEXT, "probabilities": PROBABILITIES}),
+    "multilabel": obj({"labels": listed(TEXT), "probabilities": PROBABILITIES}),
+    "regress": obj({"score": NUMBER}),
+    "choice": obj({"index": COUNT, "ending": TEXT, "probabilities": listed(NUMBER)}),
+    "tag": obj(
+        {"words": listed(TEXT), "tags": listed(TEXT)},
+        {"entities": listed(obj({"type": TEXT, **SPAN, "score": NUMBER}))},
+    ),
+    "answer": obj(
+        {
+            "id": TEXT,
+            "text": TEXT,
+            "start": maybe(COUNT),
+            "end": maybe(COUNT),
+            "confidence": NUMBER,
+            "null_difference": NUMBER,
+            "spans": listed(obj({**SPAN, "score": NUMBER, "probability": NUMBER})),
+        }
+    ),
+    "fill": obj(
+        {
+            "text": TEXT,
+            "masks": listed(listed(obj({"token": TEXT, "probability": NUMBER}))),
+            "fillings": listed(obj({"tokens": listed(TEXT), "probability": NUMBER, "text": TEXT})),
+        }
+    ),
+    "likelihood": obj(
+        {
+            "log_likelihood": NUMBER,
+            "pseudo_perplexity": maybe(NUMBER),
+            "tokens": listed(listed(either(TEXT, NUMBER), minItems=2, maxItems=2)),
+        }
+    ),
+    "prefer": obj(
+        {
+            "preferred": {"enum": ["first", "second"]},
+            "log_likelihoods": listed(NUMBER, minItems=2, maxItems=2),
+        }
+    ),
+}
+"""The lines of `bothways predict` by task; vectors are answered by routes of other shapes."""
+EXAMPLES: dict[str, Any] = {
+    "choice": {"context": "It rained.", "endings": ["She took an umbrella.", "She ate."]},
+    "answer": {"question": "Who wrote it?", "context": "Ada Lovelace wrote it in 1843."},
+    "prefer": [["the cats sleep", "the cats sleeps"]],
+}
+"""Inputs by task, where a text is none."""
+
+_FILLING = obj({"score": NUMBER, "token": COUNT, "token_str": TEXT, "sequence": TEXT})
+_FOUND = obj({"answer": TEXT, "score": NUMBER, "start": COUNT, "end": COUNT})
+_ENTITY = obj(
+    {"score": NUMBER, "word": TEXT, "start": COUNT, "end": COUNT},
+    {"entity_group": TEXT, "entity": TEXT, "index": COUNT},
+)
+HUGGING_FACE: dict[str, Schema] = {
+    "text-classification": listed(listed(SCORED)),
+    "token-classification": either(listed(_ENTITY), listed(listed(_ENTITY))),
+    "question-answering": either(_FOUND, listed(_FOUND), listed(listed(_FOUND))),
+    "fill-mask": either(
+        *(_FILLING, _nested := listed(_FILLING), listed(_nested)), listed(listed(_nested))
+    ),
+    "feature-extraction": listed(VECTOR),
+    "sentence-similarity": listed(NUMBER),
+}
+"""The answers of Hugging Face's shapes by task."""
+
+TENSOR = obj(
+    {
+        "name": {"enum": ["text", "text_b"]},
+        "datatype": {"const": "BYTES"},
+        "shape": listed({"type": "integer"}),
+        "data": listed(either(TEXT, listed(TEXT))),
+    }
+)
+TRUNCATE = maybe(FLAG, default=True, about="false: a text that is too long is an error")
+IDS = listed(COUNT, minItems=1)
+USAGE = obj({"prompt_tokens": COUNT, "total_tokens": COUNT})
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What a POST route takes and answers.
+
+    Attributes:
+        summary: one line.
+        kinds: the tasks of models that answer; empty for all.
+        fields: of a request, those that may be absent being nullable.
+        required: the names of the others.
+        answer: the schema of a response with status 200.
+        example: a request; `None` stands for the inputs of the model's task.
+        one_of: names of which a request has at least one.
+        prefixed: whether the model is named in the path alone.
+    """
+
+    summary: str
+    kinds: tuple[str, ...]
+    fields: Mapping[str, Schema]
+    required: tuple[str, ...]
+    answer: Schema
+    example: Mapping[str, Any] = field(default_factory=dict)
+    one_of: tuple[str, ...] = ()
+    prefixed: bool = False
+
+
+def own_operation(kind: str) -> Operation:
+    """Return the operation of the library's own shape for a task."""
+    item = either(TEXT, PAIR, {"type": "object"})
+    return Operation(
+        f"Task {kind}: lines of `bothways predict`",
+        (kind,),
+        {
+            "inputs": either(TEXT, {"type": "object"}, listed(item, minItems=1)),
+            "truncate": TRUNCATE,
+        },
+        ("inputs",),
+        either(named(kind), listed(named(kind))),
+        {"inputs": None},
+    )
+
+
+def _hugging_face(task: str) -> Operation:
+    kinds = TASKS[task]
+    texts = either(TEXT, listed(TEXT, minItems=1))
+    top: Schema = {"type": "integer", "minimum": 1}
+    question = obj({"question": TEXT, "context": TEXT})
+    labelled = either(TEXT, PAIR, {"type": "object"})
+    similar = obj({"source_sentence": TEXT, "sentences": listed(TEXT, minItems=1)})
+    strategies = ["none", "simple", "first", "average", "max"]
+    parameters: dict[str, dict[str, Schema]] = {
+        "text-classification": {"top_k": maybe(top)},
+        "token-classification": {
+            "aggregation_strategy": {"enum": [*strategies, None], "default": "simple"},
+            "ignore_labels": maybe(listed({}), default=["O"]),
+        },
+        "question-answering": {"top_k": maybe(top, default=1)},
+        "fill-mask": {"top_k": maybe(top)},
+        "feature-extraction": {"normalize": maybe(FLAG, default=False)},
+        "sentence-similarity": {},
+    }
+    inputs: dict[str, Schema] = {
+        "text-classification": either(labelled, listed(labelled, minItems=1)),
+        "question-answering": either(question, listed(question, minItems=1)),
+        "sentence-similarity": similar,
+    }
+    example = {"source_sentence": "a dog barks", "sentences": ["a hound howls", "it rains"]}
+    return Operation(
+        f"Hugging Face: {task}",
+        kinds,
+        {
+            "inputs": inputs.get(task, texts),
+            "parameters": maybe(obj({}, {**parameters[task], "truncate": TRUNCATE})),
+            "truncate": TRUNCATE,
+            **({"normalize": maybe(FLAG)} if task == "feature-extraction" else {}),
+        },
+        ("inputs",),
+        HUGGING_FACE[task],
+        {"inputs": example if task == "sentence-similarity" else None},
+    )
+
+
+def _rerank() -> Operation:
+    document = either(TEXT, obj({"text": TEXT}))
+    result = obj({"index": COUNT, "relevance_score": NUMBER}, {"document": obj({"text": TEXT})})
+    ranked = {
+        "id": TEXT,
+        "model": TEXT,
+        "results": listed(result),
+        "usage": USAGE,
+        "meta": {"type": "object"},
+    }
+    return Operation(
+        "Documents ranked for a query: Cohere and Jina (documents), TEI (texts)",
+        ("regress",),
+        {
+            "query": TEXT,
+            "documents": listed(document, minItems=1),
+            "texts": listed(document, minItems=1),
+            "top_n": maybe({"type": "integer", "minimum": 1}),
+            "raw_scores": maybe(FLAG, default=False),
+            "return_documents": maybe(FLAG, default=False),
+            "return_text": maybe(FLAG, default=False),
+            "truncate": TRUNCATE,
+        },
+        ("query",),
+        either(obj(ranked), listed(obj({"index": COUNT, "score": NUMBER}, {"text": TEXT}))),
+        {"query": "who sleeps?", "documents": ["the cat sleeps", "it rains"]},
+        one_of=("documents", "texts"),
+    )
+
+
+def _embeddings() -> Operation:
+    item = obj({"object": TEXT, "index": COUNT, "embedding": either(VECTOR, TEXT)})
+    answer = {"object": TEXT, "data": listed(item), "model": TEXT, "usage": USAGE}
+    return Operation(
+        "OpenAI's embeddings: vectors of length 1",
+        ("embed",),
+        {
+            "input": either(TEXT, IDS, listed(either(TEXT, IDS), minItems=1)),
+            "dimensions": maybe({"type": "integer", "minimum": 1}),
+            "encoding_format": {"enum": ["float", "base64", None], "default": "float"},
+            "truncate": TRUNCATE,
+        },
+        ("input",),
+        obj(answer),
+        {"input": ["a dog barks", "it rains"]},
+    )
+
+
+def _tei() -> dict[str, Operation]:
+    texts = either(TEXT, listed(TEXT, minItems=1))
+    batch = listed(either(TEXT, listed(TEXT, minItems=1, maxItems=2)), minItems=1)
+    token = obj(
+        {"id": COUNT, "text": TEXT, "special": FLAG, "start": maybe(COUNT), "stop": maybe(COUNT)}
+    )
+    similar = obj({"source_sentence": TEXT, "sentences": listed(TEXT, minItems=1)})
+    asked = {"source_sentence": "a dog barks", "sentences": ["a hound howls"]}
+    normalize = maybe(FLAG, default=True)
+    dimensions = maybe({"type": "integer", "minimum": 1})
+    return {
+        "/embed": Operation(
+            "TEI: a vector for each text",
+            ("embed",),
+            {
+                "inputs": texts,
+                "normalize": normalize,
+                "dimensions": dimensions,
+                "truncate": TRUNCATE,
+            },
+            ("inputs",),
+            listed(VECTOR),
+            {"inputs": ["a dog barks", "it rains"]},
+        ),
+        "/predict": Operation(
+            "TEI: labels with scores; a list of two texts is a pair",
+            CLASSIFIERS,
+            {"inputs": either(TEXT, batch), "truncate": TRUNCATE},
+            ("inputs",),
+            either(listed(SCORED), listed(listed(SCORED))),
+            {"inputs": "what a lovely film"},
+        ),
+        "/similarity": Operation(
+            "TEI: cosines of a sentence with others",
+            ("embed",),
+            {
+                "inputs": similar,
+                "parameters": maybe(obj({}, {"truncate": TRUNCATE})),
+                "truncate": TRUNCATE,
+            },
+            ("inputs",),
+            listed(NUMBER),
+            {"inputs": asked},
+        ),
+        "/tokenize": Operation(
+            "TEI: the tokens of texts",
+            (),
+            {"inputs": texts, "add_special_tokens": maybe(FLAG, default=True)},
+            ("inputs",),
+            listed(listed(token)),
+            {"inputs": "a dog barks"},
+        ),
+    }
+
+
+def _infer() -> Operation:
+    output = {
+        "name": TEXT,
+        "datatype": TEXT,
+        "shape": listed(COUNT),
+        "data": listed(either(TEXT, NUMBER)),
+    }
+    text = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a dog barks"]}
+    return Operation(
+        "KServe, version 2: tensors of texts",
+        (),
+        {"inputs": listed(TENSOR, minItems=1), "id": maybe(TEXT)},
+        ("inputs",),
+        obj({"model_name": TEXT, "outputs": listed(obj(output))}, {"id": TEXT}),
+        {"inputs": [text]},
+        prefixed=True,
+    )
+
+
+def _pipeline() -> Operation:
+    return Operation(
+        "Hugging Face: the task of the model",
+        (),
+        {
+            "inputs": either(TEXT, {"type": "object"}, {"type": "array"}),
+            "parameters": maybe({"type": "object"}),
+            "truncate": TRUNCATE,
+        },
+        ("inputs",),
+        {},
+        {"inputs": None},
+    )
+
+
+OPERATIONS: dict[str, Operation] = {
+    **{f"/{kind}": own_operation(kind) for kind in PREDICTIONS},
+    **_tei(),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), _rerank()),
+    **dict.fromkeys(("/v1/embeddings", "/embeddings"), _embeddings()),
+    **dict.fromkeys(("/", "/invocations"), _pipeline()),
+    **{f"/pipeline/{task}": _hugging_face(task) for task in TASKS},
+    "/infer": _infer(),
+}
+"""The POST routes."""

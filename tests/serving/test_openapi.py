@@ -1,0 +1,151 @@
+"""The OpenAPI document: what it says of requests is what the server reads. See drawn_requests.py."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bothways import serving
+from bothways.serving.app import POSTS, App, app
+from bothways.serving.limits import Limits
+from bothways.serving.openapi import document
+from bothways.serving.schemas import OPERATIONS
+from running_server import running
+from toy_folder import make_folder
+from toy_predictors import TASKS, predictor
+
+REFUSED = {"prompt_name", "function_to_apply", "targets"}
+"""Fields that are read to be refused."""
+SOURCE = Path(serving.__file__).parent
+SHAPES = ("shapes", "hugging_face", "kserve", "openai", "rerank", "tei")
+
+
+@pytest.fixture(scope="module")
+def application(tmp_path_factory: pytest.TempPathFactory) -> App:
+    folder = make_folder(tmp_path_factory.mktemp("place") / "bert")
+    limits = Limits(request_tokens=2000, queue_tokens=4000)
+    return app({name: predictor(folder, name) for name in TASKS}, limits=limits)
+
+
+@pytest.fixture(scope="module")
+def url(application: App) -> Iterator[str]:
+    with running(application) as url:
+        yield url
+
+
+def test_every_route_is_in_the_document(application: App, url: str) -> None:
+    assert OPERATIONS.keys() == POSTS.keys() | {"/tokenize", "/infer"}
+    shown = httpx.get(f"{url}/openapi.json").json()["paths"]
+    gets = {path for path, entry in shown.items() if "get" in entry and "{" not in path}
+    assert gets == application._gets(None).keys()
+    named = {path for path in shown if "{" in path}
+    assert named == {
+        "/v1/models/{model}",
+        "/v2/models/{model}",
+        "/v2/models/{model}/ready",
+        "/v2/models/{model}/infer",
+    }
+    posts = {path for path, entry in shown.items() if "post" in entry and "{" not in path}
+    assert posts == OPERATIONS.keys() - {"/infer", "/prefer"}  # no model here prefers
+
+
+def test_routes_without_a_model_are_left_out(application: App) -> None:
+    alone = app(application.models.named("embed").predictor, keys=("a",))
+    shown = document(alone.models, alone.limits, guarded=True)
+    assert "/v1/embeddings" in shown["paths"]
+    assert "/classify" not in shown["paths"]
+    assert shown["security"] == [{"bearer": []}, {"key": []}]
+    assert shown["paths"]["/ready"]["get"]["security"] == []
+
+
+def read_fields(module: str) -> set[str]:
+    """The names of fields that a module reads from requests."""
+    found = set()
+    for node in ast.walk(ast.parse((SOURCE / f"{module}.py").read_text("utf8"))):
+        match node:
+            case ast.Call(  # also of `"texts" if tei else "documents"`
+                func=ast.Name(id="field" | "whole" | "component_count"),
+                args=[_, name, *_],
+            ):
+                constants = [each for each in ast.walk(name) if isinstance(each, ast.Constant)]
+                found |= {each.value for each in constants}
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="body" | "parameters"), attr="get"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                found.add(name)
+    return found
+
+
+def names_in(node: Any) -> set[str]:
+    """The names of all properties in a schema."""
+    if isinstance(node, list):
+        return set().union(*map(names_in, node)) if node else set()
+    if not isinstance(node, dict):
+        return set()
+    properties = node.get("properties", {})
+    return set(properties).union(*map(names_in, [*node.values(), *properties.values()]))
+
+
+def test_the_fields_that_are_read_are_those_of_the_document() -> None:
+    described = {"model"}
+    for operation in OPERATIONS.values():
+        described |= set(operation.fields).union(*map(names_in, operation.fields.values()))
+    read = set().union(*map(read_fields, SHAPES))
+    assert len(read) > 15
+    assert read - REFUSED <= described
+    assert described - read == {"text"}  # of a document, which is matched
+
+
+def test_every_example_is_answered(url: str) -> None:
+    for path, entry in httpx.get(f"{url}/openapi.json").json()["paths"].items():
+        if "post" not in entry:
+            continue
+        body = entry["post"]["requestBody"]["content"]["application/json"]
+        response = httpx.post(
+            url + path.replace("{model}", "embed"), json=body["examples"]["one"]["value"]
+        )
+        assert response.status_code == 200, (path, response.text)
+
+
+KINDS: dict[str, Any] = {
+    "string": "a",
+    "integer": 7,
+    "boolean": True,
+    "array": [[[0]]],
+    "object": {"x": 0},
+}
+
+
+def types_of(schema: dict[str, Any]) -> set[str]:
+    """The JSON types that a schema allows."""
+    if "anyOf" in schema:
+        return set().union(*map(types_of, schema["anyOf"]))
+    if "enum" in schema or "const" in schema:
+        return {"string"}
+    types = schema.get("type", list(KINDS))
+    return {types} if isinstance(types, str) else set(types)
+
+
+def test_fields_of_other_types_are_refused(url: str) -> None:
+    count = 0
+    with httpx.Client(base_url=url) as client:
+        for path, entry in client.get("/openapi.json").json()["paths"].items():
+            if "post" not in entry:
+                continue
+            body = entry["post"]["requestBody"]["content"]["application/json"]
+            example = body["examples"]["one"]["value"]
+            for name, schema in body["schema"]["properties"].items():
+                # A field of /rerank that is read with `texts` alone; the example has `documents`.
+                for kind in KINDS.keys() - types_of(schema) if name != "return_text" else ():
+                    asked = {**example, name: KINDS[kind]}
+                    response = client.post(path.replace("{model}", "embed"), json=asked)
+                    assert response.status_code == 422, (path, name, kind, response.text)
+                    assert response.json()["error"]["code"] == "invalid"
+                    count += 1
+    assert count > 200
