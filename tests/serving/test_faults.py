@@ -116,6 +116,8 @@ def test_bodies_that_are_no_object(url: str, body: Any) -> None:
         ("/models/fill", {"inputs": "[MASK]", "parameters": {"top_k": 100}}),
         ("/models/tag", {"inputs": "a", "parameters": {"aggregation_strategy": "sum"}}),
         ("/models/classify", {"inputs": "a", "parameters": []}),
+        ("/models/classify", {"inputs": "a", "truncate": False, "parameters": {"truncate": 3}}),
+        ("/v1/embeddings", {"input": 7, "model": "embed"}),
         ("/", {"inputs": "a"}),
     ],
 )

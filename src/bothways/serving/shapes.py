@@ -121,7 +121,7 @@ def texts_in(value: Any, name: str) -> tuple[list[str], bool]:
 
 def truncates(*bodies: Mapping[str, Any]) -> bool:
     """Return whether a request allows texts to be cut; errors as `field`."""
-    return all(field(body, "truncate", bool, True) for body in bodies)
+    return all([field(body, "truncate", bool, True) for body in bodies])  # each is checked
 
 
 def refuse_prompt(body: Mapping[str, Any]) -> None:

@@ -1,0 +1,297 @@
+"""Hostile bytes, texts, clients and moments: the server answers, refuses or closes, and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from bothways.prediction import engine
+from bothways.prediction.predictor import Predictor
+from bothways.serving import batcher
+from bothways.serving.app import App, app, requests_log
+from bothways.serving.limits import Limits
+from bothways.serving.models import ServedModel
+from bothways.serving.run import Server, _JsonLines, bind, url_of
+from running_server import running
+from toy_folder import make_folder
+from toy_predictors import predictor
+
+
+@pytest.fixture(scope="module")
+def predictors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Predictor]:
+    folder = make_folder(tmp_path_factory.mktemp("place") / "bert")
+    return {name: predictor(folder, name) for name in ("classify", "embed")}
+
+
+@pytest.fixture(scope="module")
+def application(predictors: dict[str, Predictor]) -> App:
+    return app(predictors)
+
+
+@pytest.fixture(scope="module")
+def url(application: App) -> Iterator[str]:
+    with running(application) as url:
+        yield url
+
+
+def place(url: str) -> tuple[str, int]:
+    host, port = url.removeprefix("http://").split(":")
+    return host, int(port)
+
+
+def statuses(application: App) -> set[str]:
+    """The statuses of all requests so far."""
+    rows = application.metrics.text().decode().splitlines()
+    found = [row for row in rows if row.startswith("bothways_requests_total{")]
+    return {row.split('status="')[1][:3] for row in found}
+
+
+BODY = b'{"inputs": "a good film"}'
+HEAD = b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n%x\r\n" % len(BODY) + BODY + b"\r\n0\r\n\r\n"
+EDITS = some.tuples(some.integers(0, len(WHOLE)), some.integers(0, 8), some.binary(max_size=6))
+
+
+@given(
+    some.sampled_from([WHOLE, CHUNKED, b"GET /live HTTP/1.1\r\n\r\n", WHOLE + WHOLE]),
+    some.lists(EDITS, max_size=3),
+)
+@settings(max_examples=120, deadline=None)
+def test_damaged_requests_on_a_socket(
+    application: App, url: str, raw: bytes, edits: list[tuple[int, int, bytes]]
+) -> None:
+    for start, size, new in edits:
+        raw = raw[:start] + new + raw[start + size :]
+    with socket.create_connection(place(url), timeout=10) as connection:
+        connection.sendall(raw)
+        connection.shutdown(socket.SHUT_WR)
+        try:
+            while connection.recv(65536):
+                pass
+        except ConnectionResetError:
+            pass
+    assert {status for status in statuses(application) if status >= "500"} == set()
+    assert httpx.get(f"{url}/live").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufdfa" * 20_000,
+        "a" + "\u0301" * 100_000,
+        "a" * 190_000,
+        "\u200b\u202e\x00\x1b" * 5_000,
+        "\U0001f600\u200d" * 20_000,
+        "\ud7ff\ue000\uffff\U0010ffff",
+        " " * 100_000,
+        "!" * 50_000,
+    ],
+    ids=range(8),
+)
+def test_hostile_texts_are_answered(url: str, text: str) -> None:
+    start = time.process_time()
+    response = httpx.post(f"{url}/classify", json={"inputs": text}, timeout=60)
+    assert response.status_code == 200, response.text[:300]
+    assert time.process_time() - start < 5  # nothing is quadratic
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"inputs": 1e400}', 422),
+        (b'{"inputs": "a", "inputs": 3}', 422),
+        (b'{"' + b"k" * 1_000_000 + b'": 1}', 422),
+        (b'{"inputs": "a\\u0000b"}', 200),
+        (b'{"inputs": "a", "truncate": 1e400}', 422),
+        (b'{"inputs": ' + b'{"a":' * 3000 + b"1" + b"}" * 3000 + b"}", 400),
+        (b'{"inputs": {"text": {"text": "a"}}}', 422),
+    ],
+)
+def test_hostile_json(url: str, body: bytes, expected: int) -> None:
+    headers = {"content-type": "application/json"}
+    response = httpx.post(f"{url}/classify", content=body, headers=headers)
+    assert response.status_code in (expected, 400), response.text[:300]
+    assert len(response.content) < 2000  # what was sent is not sent back
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/models/..%2f..%2fetc%2fpasswd/classify",
+        "/models/%00/classify",
+        "/models/..%5c..%5c/classify",
+        "/models//classify",
+        "/models/\u2024\u2024/classify",
+        "/models/" + "a" * 10_000 + "/classify",
+        "//etc/passwd",
+        "/v2/models/%2e%2e/infer",
+    ],
+)
+def test_names_in_paths_are_only_keys(url: str, path: str) -> None:
+    response = httpx.post(url + path, json={"inputs": "a"})
+    assert response.status_code == 404
+    assert len(response.content) < 1000
+
+
+def test_a_tokenizer_that_fails_fails_its_request_alone(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = ServedModel.encode
+
+    def fails(model: ServedModel, examples: Any) -> Any:
+        if "boom" in str(examples):
+            raise RuntimeError("secret of the tokenizer")
+        return whole(model, examples)
+
+    monkeypatch.setattr(ServedModel, "encode", fails)
+    for text in ("boom", "boom " * 2000):  # in the loop, and in the thread
+        response = httpx.post(f"{url}/classify", json={"inputs": text})
+        assert (response.status_code, response.json()["error"]["code"]) == (500, "internal")
+        assert "secret" not in response.text
+        assert httpx.post(f"{url}/classify", json={"inputs": "good"}).status_code == 200
+    assert "secret of the tokenizer" in caplog.text
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_body(application: App, url: str) -> None:
+    with socket.create_connection(place(url)) as connection:
+        connection.sendall(WHOLE[:-5])
+    until = time.monotonic() + 5
+    while "499" not in statuses(application) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert "499" in statuses(application)
+
+
+def test_idle_connections_do_not_hold_up_others(url: str) -> None:
+    held = [socket.create_connection(place(url)) for _ in range(300)]
+    try:
+        start = time.process_time()
+        assert httpx.get(f"{url}/ready").status_code == 200
+        assert time.process_time() - start < 1
+    finally:
+        for connection in held:  # reset, so that no port stays taken
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+
+
+def test_a_log_that_cannot_be_written_stops_nothing(url: str) -> None:
+    class Full:
+        def write(self, text: str) -> None:
+            raise OSError(28, "No space left on device")
+
+        flush = write
+
+    handler = logging.StreamHandler(Full())  # type: ignore[type-var]
+    handler.setFormatter(_JsonLines())
+    requests_log.addHandler(handler)
+    requests_log.setLevel(logging.INFO)
+    try:
+        assert httpx.post(f"{url}/classify", json={"inputs": "good"}).status_code == 200
+    finally:
+        requests_log.removeHandler(handler)
+        requests_log.setLevel(logging.NOTSET)
+
+
+def test_ipv6() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    try:
+        bound = bind("::1", 0)
+    except Exception:
+        pytest.skip("no IPv6 here")
+    with bound:
+        assert url_of(bound).startswith("http://[::1]:")
+
+
+@contextmanager
+def served(application: App, **options: int) -> Iterator[tuple[str, Server, threading.Thread]]:
+    """A server of which the test decides when it stops."""
+    bound = bind("127.0.0.1", 0)
+    for name, value in options.items():
+        bound.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+    server = Server(application)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([bound])))
+    thread.start()
+    until = time.monotonic() + 30
+    while not server.started and time.monotonic() < until:
+        time.sleep(0.005)
+    yield url_of(bound), server, thread
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_a_client_that_does_not_read_loses_its_connection(
+    predictors: dict[str, Predictor],
+) -> None:
+    application = app(predictors, limits=Limits(deadline_seconds=2.0))
+    with served(application, SO_SNDBUF=4096) as (url, server, _):
+        body = json.dumps({"inputs": ["a good film"] * 1000}).encode()
+        raw = WHOLE.replace(b"classify", b"embed").partition(b"content-length")[0]
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(place(url))
+            connection.sendall(raw + b"content-length: %d\r\n\r\n" % len(body) + body)
+            assert connection.recv(15) == b"HTTP/1.1 200 OK"
+            until = time.monotonic() + 10
+            while server.server_state.connections and time.monotonic() < until:
+                time.sleep(0.02)
+            assert not server.server_state.connections
+        assert httpx.get(f"{url}/ready").status_code == 200
+        server.should_exit = True
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_signals_under_load(
+    predictors: dict[str, Predictor], monkeypatch: pytest.MonkeyPatch, signals: int
+) -> None:
+    gate = threading.Semaphore(1)  # for the text at the start
+
+    def wait(*arguments: Any) -> Any:
+        assert gate.acquire(timeout=20)
+        return engine.predict_sequences(*arguments)
+
+    monkeypatch.setattr(batcher, "predict_sequences", wait)
+    application = app(predictors["classify"], limits=Limits(batch_tokens=16))
+    answers: list[int] = []
+    with served(application) as (url, server, thread):
+
+        def ask() -> None:
+            try:
+                response = httpx.post(f"{url}/classify", json={"inputs": "good film"}, timeout=30)
+                answers.append(response.status_code)
+            except httpx.HTTPError:
+                answers.append(0)
+
+        threads = [threading.Thread(target=ask) for _ in range(12)]
+        for each in threads:
+            each.start()
+        until = time.monotonic() + 10
+        while application.batcher.queued_tokens < 8 * 4 and time.monotonic() < until:
+            time.sleep(0.005)
+        for _ in range(signals):
+            server.handle_exit(signal.SIGTERM, None)
+        gate.release(100) if signals == 1 else time.sleep(0.3)
+        gate.release(100)
+        for each in threads:
+            each.join(30)
+        thread.join(30)
+    assert len(answers) == 12
+    if signals == 1:
+        assert answers == [200] * 12  # none is lost
+    else:
+        assert set(answers) <= {0, 200, 503}
+        assert answers.count(200) < 12
