@@ -147,7 +147,7 @@ class Operation:
         fields: of a request, those that may be absent being nullable.
         required: the names of the others.
         answer: the schema of a response with status 200.
-        example: a request; `None` stands for the inputs of the model's task.
+        example: a request; `None` as inputs is an input of the task.
         one_of: names of which a request has at least one.
         prefixed: whether the model is named in the path alone.
     """
