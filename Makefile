@@ -6,7 +6,7 @@ CC ?= cc
 # 1 where the kernels can be compiled: their tests then fail, and are not skipped, if they are missing.
 KERNELS := $(shell [ "$$(uname -sm)" = "Linux x86_64" ] && command -v $(CC) > /dev/null && echo 1)
 
-.PHONY: quickstart test check kernels kernels-strict kernels-asan wheels fuzz api format clean
+.PHONY: quickstart test check docs kernels kernels-strict kernels-asan wheels fuzz api format clean
 
 quickstart: .venv/.quickstart
 	$(BIN)/bothways quickstart
@@ -19,6 +19,10 @@ test: .venv/.test kernels-strict
 	$(MAKE) kernels-asan
 
 check: test
+
+# The documentation as a site in site/, which also works from the folder; warnings are errors.
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 # Compile the kernels of this source tree again.
 kernels: .venv/.test
@@ -62,7 +66,7 @@ format: .venv/.test
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .kernels .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .kernels site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
@@ -73,4 +77,8 @@ clean:
 
 .venv/.test: $(INSTALLED) | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,test]'
+	touch $@
+
+.venv/.docs: $(INSTALLED) | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch $@

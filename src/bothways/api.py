@@ -70,7 +70,7 @@ def load(
         FolderError: the folder cannot be read, or lacks the heads of the task.
         ConfigError: an unknown task, setting or device.
 
-    Example:
+    Examples:
         >>> classify = bothways.load("my-classifier")
         >>> classify("a good film").label
         'positive'
@@ -128,7 +128,7 @@ def export_model(
         DivergedError: a runtime computes other outputs than the model.
         ResourceError: a package of the extra "export" is missing.
 
-    Example:
+    Examples:
         >>> result = bothways.export_model("my-classifier", "exported", int8="dev.tsv")
         >>> sorted(result.sizes)
         ['onnx/model.onnx', 'onnx/model_quantized.onnx']
@@ -173,7 +173,7 @@ def train_tokenizer(
         ConfigError: an unknown kind or setting.
         DataError: a file cannot be read.
 
-    Example:
+    Examples:
         >>> tokenizer = bothways.train_tokenizer("text.txt", size=80, out="new-tokenizer")
         >>> tokenizer.size
         80
@@ -226,7 +226,7 @@ def build_corpus(
     Raises:
         DataError: a file cannot be read.
 
-    Example:
+    Examples:
         >>> corpus = bothways.build_corpus("text.txt", "tokenizer", "new-corpus", workers=1)
         >>> len(corpus)
         60
@@ -289,7 +289,7 @@ def pretrain(  # noqa: PLR0913 – one option per question
         BothwaysError: a setting, the corpus or the machine is not suitable, or a loss is not
             finite.
 
-    Example:
+    Examples:
         >>> tiny = bothways.EncoderConfig(vocab=5, width=32, depth=1, heads=2, intermediate_size=64)
         >>> result = bothways.pretrain("corpus", tiny, "masked-lm", until="2 steps", out="new-run")
         >>> result.folder.name, result.progress.steps
@@ -364,7 +364,7 @@ def adapt(  # noqa: PLR0913 – one option per question
     Raises:
         BothwaysError: the model, the text or a setting is not suitable.
 
-    Example:
+    Examples:
         >>> result = bothways.adapt("my-bert", "text.txt", "adapted", until="4 steps", length=16)
         >>> sorted(result.before), result.folder.name
         (['domain'], 'model')
@@ -429,7 +429,7 @@ def finetune(  # noqa: PLR0913 – one option per question
     Raises:
         BothwaysError: the data, a setting or the machine is not suitable, or a loss is not finite.
 
-    Example:
+    Examples:
         >>> rows = [{"text": "a good film", "label": "yes"}, {"text": "a bad play", "label": "no"}]
         >>> result = bothways.finetune("my-bert", rows * 8, dev=rows, epochs=2, lr=1e-3)
         >>> sorted(result.metrics)[:2]
@@ -518,7 +518,7 @@ def distil(  # noqa: PLR0913 – one option per question
         BothwaysError: the teacher, the data, a setting or the machine is not suitable, or a loss is
             not finite.
 
-    Example:
+    Examples:
         >>> texts = {"positive": "a good film", "negative": "a bad play"}
         >>> rows = [{"text": text, "label": label} for label, text in texts.items()]
         >>> result = bothways.distil("my-classifier", rows * 8, "my-bert", epochs=1)

@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import docs_site
 import pytest
+import yaml
 
+import bothways
 from bothways.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -162,3 +165,61 @@ def test_decisions_are_numbered_one_after_the_other() -> None:
     assert [file.name[:3] for file in files] == [f"{n:03}" for n in range(1, len(files) + 1)]
     titles = [file.read_text("utf8").split(" · ")[0] for file in files]
     assert titles == [f"# {file.name[:3]}" for file in files]
+
+
+class Settings(yaml.SafeLoader):
+    """YAML in which a function is none."""
+
+
+Settings.add_multi_constructor("tag:yaml.org,2002:python/", lambda *given: None)
+
+
+def test_every_page_of_the_guide_is_in_the_navigation_of_the_site() -> None:
+    nav = yaml.load((ROOT / "mkdocs.yml").read_text("utf8"), Settings)["nav"]
+    named = list(docs_site.places(nav))
+    assert len(set(named)) == len(named)
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    wanted = {page for page in pages if not page.startswith("decisions/")}
+    assert wanted - set(named) == set(), "add a line to nav in mkdocs.yml, in both languages"
+    assert set(named) - wanted == {
+        *docs_site.OUTSIDE.values(), *docs_site.FOLDERS.values(), "reference/index.md", "reference/commands.md"
+    }  # fmt: skip
+    for group in ("guide/", "guide/families/"):
+        english, chinese = ([page for page in named if Path(page).parent == Path(each)]
+                            for each in (group, group.replace("guide/", "guide/zh/")))  # fmt: skip
+        assert [docs_site.translation(page) for page in english] == chinese
+
+
+def test_every_public_name_and_command_is_in_the_reference() -> None:
+    pages = docs_site.reference()
+    assert (
+        re.findall(r"^::: bothways\.(\w+)$", pages["reference/index.md"], re.MULTILINE)
+        == bothways.__all__
+    )
+    named = re.findall(r"^## bothways (\w+)$", pages["reference/commands.md"], re.MULTILINE)
+    assert set(named) == {name for name in app if not name.startswith("-")}
+    for name, subject in docs_site.packages():
+        assert f"::: bothways.{name}\n" in pages[f"reference/{name}.md"]
+        assert subject
+
+
+def test_lists_are_indented_for_the_site() -> None:
+    text = "Text:\n1. one\n   - inner\n\n   | a |\n   |---|\n2. two\n   lines\n\n```\n- code\n```\n"
+    assert docs_site.indented(text) == (
+        "Text:\n\n1. one\n    - inner\n\n    | a |\n    |---|\n\n2. two\n    lines\n\n```\n- code\n```\n"
+    )
+
+
+def test_links_of_the_site() -> None:
+    def linked(link: str, page: str) -> str:
+        return docs_site.linked(f"[text]({link})", page).removeprefix("[text](").removesuffix(")")
+
+    assert linked("../../CONTRIBUTING.md#rules", "guide/serve.md") == "../contributing.md#rules"
+    assert linked("docs/guide/zh", "zh/index.md") == "../guide/zh/index.md"
+    assert (
+        linked("../../examples/03_own_objective.py", "guide/pretrain.md")
+        == "../examples/03_own_objective.md"
+    )
+    assert linked("https://example.org/docs/guide", "index.md") == "https://example.org/docs/guide"
+    fenced = "```\n[text](docs/guide)\n```\n"
+    assert docs_site.linked(fenced, "index.md") == fenced

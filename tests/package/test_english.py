@@ -79,6 +79,11 @@ def test_functions_are_described_by_a_verb() -> None:
     assert not found, "\n".join(found)
 
 
+def test_examples_have_the_heading_that_the_reference_reads() -> None:
+    found = [place for place, _, text in docstrings() if re.search(r"^Example:$", text, re.M)]
+    assert not found, "write 'Examples:'"
+
+
 def test_a_public_class_name_has_one_meaning() -> None:
     places = defaultdict(list)
     for path, tree in modules():

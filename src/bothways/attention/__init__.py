@@ -1,0 +1,1 @@
+"""Attention: who attends to whom, and which kernel computes it."""

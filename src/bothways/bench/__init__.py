@@ -1,0 +1,1 @@
+"""Comparisons of speed on this machine, and timed pre-training to a fixed loss."""

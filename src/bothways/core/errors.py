@@ -31,7 +31,7 @@ class BothwaysError(Exception):
         where: the dotted path of a setting, a file, or `file:line`.
         fix: what to change, as one sentence.
 
-    Example:
+    Examples:
         >>> try:
         ...     bothways.load("my-classifier", task="fly")
         ... except bothways.BothwaysError as error:
@@ -116,7 +116,7 @@ def optional(extra: str, purpose: str) -> Iterator[None]:
     Raises:
         ResourceError: a package is not installed.
 
-    Example:
+    Examples:
         with optional("data", "reading Parquet files"):
             from pyarrow import parquet
     """

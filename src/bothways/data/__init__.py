@@ -1,0 +1,1 @@
+"""From documents to batches: readers, corpora in shards, masks, mixtures, labelled tables."""

@@ -93,7 +93,7 @@ class Corpus:
         documents: `(D+1)`, document d is sentences `[documents[d], documents[d+1])`; none is empty.
         words: `(⌈T/8⌉)`, one bit per token, True where a word begins; None if none are stored.
 
-    Example:
+    Examples:
         >>> corpus = bothways.Corpus.open("corpus")
         >>> len(corpus), corpus.tokenizer.size > 5
         (60, True)

@@ -433,9 +433,9 @@ def _damage(path: Path) -> Iterator[None]:
 
 
 def parse_hub_name(name: str) -> tuple[str, str | None, str]:
-    """Split "owner/name[:configuration][:split]" into (repository, configuration, split).
+    """Split `"owner/name[:configuration][:split]"` into (repository, configuration, split).
 
-    Example: "nyu-mll/glue:cola" → ("nyu-mll/glue", "cola", "train").
+    `"nyu-mll/glue:cola"` gives `("nyu-mll/glue", "cola", "train")`.
     """
     repository, *rest = name.split(":")
     if not repository or len(rest) > 2:

@@ -89,7 +89,7 @@ def head_kind(kind: str) -> HeadKind:
 def build_graph(model: Model, part: ExportedPart) -> onnx.ModelProto:
     """Return the ONNX model of an encoder with one head, for any batch size and length.
 
-    Example:
+    Examples:
         >>> from bothways.export.model_graph import ExportedPart, build_graph
         >>> graph = build_graph(bothways.load_model("my-bert").model, ExportedPart("masked"))
         >>> [output.name for output in graph.graph.output]

@@ -60,7 +60,7 @@ def preset(name: str) -> ModelConfig:
     Raises:
         ConfigError: there is none.
 
-    Example:
+    Examples:
         >>> preset("bert-tiny").width
         128
     """

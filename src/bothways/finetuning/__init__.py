@@ -1,0 +1,1 @@
+"""Fine-tuning: settings, checks and preparation, the run, teachers, frozen features."""

@@ -22,7 +22,7 @@ class Metric:
             returns a number, or a dict of numbers by name.
         better: the direction in which it improves, "highest" or "lowest".
 
-    Example:
+    Examples:
         >>> def mistakes(predictions, examples):
         ...     pairs = zip(predictions, examples)
         ...     return sum(prediction.label != example.label for prediction, example in pairs)

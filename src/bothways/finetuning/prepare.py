@@ -62,7 +62,7 @@ class FinetuneConfig(FinetuneSettings):
         order_seed: of the order of the data, dropout and mixout. None: the same as `seed`.
         teacher: a fine-tuned model whose outputs are learned in addition to the labels.
 
-    Example:
+    Examples:
         >>> config = bothways.FinetuneConfig(model="my-bert", train="train.tsv", dev="dev.tsv")
         >>> config.task.name
         'classify'

@@ -69,7 +69,7 @@ class Teacher:
         temperature: T.
         unlabelled: further data of the task, without labels: for the soft loss alone.
 
-    Example:
+    Examples:
         >>> from bothways.finetuning.teacher import Teacher
         >>> Teacher("my-classifier", weight=0.7).temperature
         2.0

@@ -152,7 +152,7 @@ def load_model(
             is missing, has another shape or is not finite.
         ConfigError: `fresh` names a head that the model does not have.
 
-    Example:
+    Examples:
         >>> loaded = load_model("google-bert/bert-base-uncased")  # doctest: +SKIP
         >>> loaded.model.config.width  # doctest: +SKIP
         768
@@ -331,7 +331,7 @@ def save_model(
             embedding has rows, or the folder holds something else.
         ResourceError: the disk is full or writing is not permitted; an older model is kept.
 
-    Example:
+    Examples:
         >>> save_model("folder", model, tokenizer, labels=["no", "yes"])  # doctest: +SKIP
     """
     place = Path(folder)

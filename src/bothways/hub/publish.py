@@ -43,7 +43,7 @@ def push_to_hub(
     Raises:
         FolderError: `source` is not a model folder, or the Hub refuses the upload.
 
-    Example:
+    Examples:
         >>> push_to_hub("my-classifier", "me/my-classifier")  # doctest: +SKIP
     """
     if isinstance(source, Model):

@@ -172,7 +172,7 @@ class EncoderConfig:
         sharing: which layers share weights; None if no two do.
         readout: how heads read the encoder.
 
-    Example:
+    Examples:
         >>> config = bothways.EncoderConfig(vocab=30522, width=256, depth=4, heads=4)
         >>> config.max_positions
         512

@@ -55,7 +55,7 @@ class Encoder(nn.Module):
             again in the backward pass (Chen et al. 2016, "Training deep nets with sublinear memory
             cost"); not for the last block, whose backward pass comes first.
 
-    Example:
+    Examples:
         >>> model = bothways.load_model("my-bert").model
         >>> isinstance(model.encoder, bothways.Encoder)
         True

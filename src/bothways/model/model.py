@@ -28,7 +28,7 @@ class Model(nn.Module):
     Attributes:
         kept: settings of the model folder that only other programs use, by file.
 
-    Example:
+    Examples:
         >>> model = bothways.load_model("my-bert").model
         >>> sorted(model.heads)
         ['masked', 'pair', 'pooler']

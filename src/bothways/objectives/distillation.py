@@ -62,7 +62,7 @@ class Distillation(Objective):
             the student's; None spreads them evenly, the last for the last.
         masking: which tokens are hidden from both; None for none.
 
-    Example:
+    Examples:
         >>> from bothways.objectives.distillation import Distillation, Relations
         >>> objective = Distillation("my-bert", (Relations(heads=8),), masking=None)
         >>> objective.kind

@@ -59,7 +59,7 @@ class Predictor:
     Attributes:
         task: the task in evaluation mode, with the prepared model.
 
-    Example:
+    Examples:
         >>> classify = bothways.load("my-classifier")
         >>> isinstance(classify, bothways.Predictor), classify("a good film").label
         (True, 'positive')

@@ -75,7 +75,7 @@ class PretrainConfig:
         fresh: heads that `start` lacks and that start at random, such as "masked" for a sentence
             encoder.
 
-    Example:
+    Examples:
         >>> from bothways.pretraining.recipes import modern
         >>> config = modern(bothways.preset("bert-mini"))
         >>> isinstance(config, bothways.PretrainConfig), config.objective.kind

@@ -1,0 +1,1 @@
+"""Charts and pages of HTML without scripts from other hosts."""

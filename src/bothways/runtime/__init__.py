@@ -1,0 +1,1 @@
+"""The machine: devices, precision, the allocator, measured thresholds."""

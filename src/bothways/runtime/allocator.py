@@ -34,7 +34,7 @@ def tune_allocator() -> bool:
     Returns:
         Whether the allocator has these settings.
 
-    Example:
+    Examples:
         >>> bothways.tune_allocator()  # doctest: +SKIP
         True
     """

@@ -420,7 +420,7 @@ def app(
         ConfigError: there is no predictor.
         ResourceError: a package of the extra `serve` is not installed.
 
-    Example:
+    Examples:
         >>> application = app(bothways.load("my-classifier", batch_invariant=True))
         >>> list(application.models.by_name)
         ['default']

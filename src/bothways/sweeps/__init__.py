@@ -1,0 +1,1 @@
+"""Many runs: seeds, grids, searches, and tests of significance."""

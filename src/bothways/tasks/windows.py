@@ -24,7 +24,7 @@ class TextWindow(NamedTuple):
 def windows(tokens: int, room: int, stride: int, *, full: bool = False) -> list[TextWindow]:
     """Split a text into windows of at most `room` tokens, one every `stride`; at least one window.
 
-    Example:
+    Examples:
         >>> windows(7, room=4, stride=2)
         [TextWindow(start=0, stop=4), TextWindow(start=2, stop=6), TextWindow(start=4, stop=7)]
 

@@ -70,7 +70,7 @@ class Tokenizer:
         specials: ids of the special tokens.
         flat: whether all tokens are of one segment, whatever the backend's post-processor says.
 
-    Example:
+    Examples:
         >>> tokenizer = bothways.Tokenizer.load("tokenizer")
         >>> tokenizer.encode("the dog").shape
         (2,)
