@@ -9,8 +9,6 @@ import torch
 import toy
 
 import bothways
-from bothways.core.batch import pack
-from bothways.core.sequence import Sequence
 
 
 def main() -> None:
@@ -27,16 +25,12 @@ def main() -> None:
         vectors = embed.encode(["the film was good .", "the play was fine ."])
         print("vectors:", vectors.shape)
 
-        loaded = bothways.load_model(folder / "run" / "model")
-        words = tokenizer.encode("the film was good .")
-        special = tokenizer.specials
-        ids = torch.tensor([special.cls, *words, special.sep], dtype=torch.int32).numpy()
-        batch = pack([Sequence(ids, ids.astype("int8") * 0)])
+        model = bothways.load_model(folder / "run")
+        batch = model.tokenizer.batch(["the film was good .", "the play seems dull ."])
         with torch.no_grad():
-            hidden = loaded.model.encoder(batch, keep_layers=True)
-            attentions = loaded.model.encoder.attentions(batch)
-        print("layers:", [tuple(layer.shape) for layer in hidden.layers])
-        print("attention of the first layer:", tuple(attentions[0][0].shape))
+            output = model(batch, output_hidden_states=True, output_attentions=True)
+        print("layers:", [tuple(layer.shape) for layer in output.hidden_states])
+        print("attention of the first layer:", [tuple(text.shape) for text in output.attentions[0]])
 
 
 if __name__ == "__main__":

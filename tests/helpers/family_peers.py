@@ -46,23 +46,15 @@ def peer(family: Family, architecture: Architecture, seed: int, dropout: float =
 
 
 def outputs(model: Model, batch: Batch) -> list[Tensor]:
-    layout, heads = batch.layout, model.heads
-    if found := [model.read(kind, batch) for kind in ("labels", "choice") if kind in heads]:  # type: ignore[arg-type]
+    """What ours gives: heads of sequences as training reads them, all others by a call."""
+    if found := [model.read(kind, batch) for kind in ("labels", "choice") if kind in model.heads]:
         return found
-    x = model.encoder(
-        batch, only=layout.first_tokens if set(heads) == {"pooler", "pair"} else None
-    ).last
-    found = [
-        heads[kind](x, model.encoder.embedding.token.weight)
-        for kind in ("masked", "causal")
-        if kind in heads
-    ]
-    found += [heads["replaced"](x, layout)] if "replaced" in heads else []
-    found += [heads["pair"](heads["pooler"](x, layout))] if "pair" in heads else []
-    found += [heads[kind](x) for kind in ("tags", "span") if kind in heads]
-    if found:
-        return found
-    return [x, heads["pooler"](x, layout)] if "pooler" in heads else [x]
+    kinds = ("masked", "causal", "replaced", "pair", "tags", "span")
+    output = model(batch, heads=[kind for kind in kinds if kind in model.heads])
+    if output.logits:
+        return list(output.logits.values())
+    pooled = output.pooler_output
+    return [output.last_hidden_state, *([] if pooled is None else [pooled])]
 
 
 def answers(theirs: Any, architecture: Architecture, kept: Tensor) -> list[Tensor]:

@@ -29,6 +29,7 @@ LAYERS = [
     {"sweeps"},
     {"quickstart", "paper", "bench", "export", "serving"},
     {"commands"},
+    {"api"},
 ]
 """A package may import those of its own layer and of the layers before it."""
 

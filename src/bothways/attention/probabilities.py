@@ -43,6 +43,7 @@ def attention_probabilities(
             slots, exists = part.global_tokens.slots, part.global_tokens.exists
             theirs = _shares(global_qkv, part, None, None, whole=True)
             row, column = exists.nonzero(as_tuple=True)
+            shares = shares.clone()  # the backward pass of softmax reads its output
             shares[row, :, slots[row, column]] = theirs[row, :, slots[row, column]]
         # Cut each row of the rectangle to the length of its sequence.
         keep = part.rectangle.keep

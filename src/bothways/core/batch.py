@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from bothways.core.layout import LOOSE, Layout, Move, RectanglePolicy, onto
@@ -40,9 +40,17 @@ class Batch:
         """
         return target_of(self.targets, name, cls)
 
-    def to(self, device: torch.device) -> Batch:
+    def split(self, x: Float[Tensor, "tokens ..."]) -> tuple[Tensor, ...]:
+        """Return the rows of each sequence, of a tensor with a row for each token.
+
+        `torch.nn.utils.rnn.pad_sequence(batch.split(x), batch_first=True)` pads them.
+        """
+        return torch.split(x, self.layout.lengths)
+
+    def to(self, device: torch.device | str) -> Batch:
         """Return the batch on a device: itself, with its layout's caches, if already there."""
-        return self if self.ids.device == device else self._apply(onto(device))
+        place = torch.device(device)
+        return self if self.ids.device == place else self._apply(onto(place))
 
     def pinned(self) -> Batch:
         """Return the batch in pinned memory, from which a GPU copies asynchronously."""

@@ -91,7 +91,7 @@ def build_graph(model: Model, part: ExportedPart) -> onnx.ModelProto:
 
     Examples:
         >>> from bothways.export.model_graph import ExportedPart, build_graph
-        >>> graph = build_graph(bothways.load_model("my-bert").model, ExportedPart("masked"))
+        >>> graph = build_graph(bothways.load_model("my-bert"), ExportedPart("masked"))
         >>> [output.name for output in graph.graph.output]
         ['logits']
 

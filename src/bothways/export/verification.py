@@ -88,26 +88,9 @@ def compare(model: Model, part: ExportedPart, run: Run, runtime: str) -> Compari
 
 def head_outputs(model: Model, head: HeadKind, batch: Batch) -> Tensor:
     """Return the outputs of a head for all tokens or all sequences; "none" for vectors."""
-    layout = batch.layout
-    match head:
-        case "labels" | "choice":
-            return model.read(head, batch)
-        case "none":
-            result: Tensor = model.encoder(batch).last
-        case "masked" | "causal":
-            hidden = model.encoder(batch)
-            x = model.before_masked(batch, hidden) if head == "masked" else hidden.last
-            result = model.heads[head](x, hidden.table)
-        case "pair":
-            x = model.encoder(batch).last
-            result = model.heads[head](
-                model.heads["pooler"](x, layout) if "pooler" in model.heads else x
-            )
-        case "replaced":
-            result = model.heads[head](model.encoder(batch).last, layout).view(-1, 1)
-        case "tags" | "span":
-            result = model.heads[head](model.encoder(batch).last)
-    return result
+    hidden = model.encoder(batch)
+    rows = hidden.last if head == "none" else model.outputs(head, batch, hidden)
+    return rows.view(len(rows), -1)
 
 
 def sentence_vectors(x: Tensor, layout: Layout, config: SentenceEncoderConfig) -> Tensor:

@@ -93,7 +93,6 @@ class Attention(nn.Module):
             heads = attend(qkv, view, rate, self._project_global(x, view))
         return selected_rows(heads.flatten(1), only)
 
-    @torch.no_grad()
     def probabilities(
         self,
         x: Float[Tensor, "tokens width"],

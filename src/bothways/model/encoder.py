@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.hooks import RemovableHandle
 
 from bothways.attention.bigbird_random import RandomBlocks
 from bothways.attention.mask import AttentionView, RotaryTables
@@ -56,7 +57,7 @@ class Encoder(nn.Module):
             cost"); not for the last block, whose backward pass comes first.
 
     Examples:
-        >>> model = bothways.load_model("my-bert").model
+        >>> model = bothways.load_model("my-bert")
         >>> isinstance(model.encoder, bothways.Encoder)
         True
     """
@@ -121,33 +122,6 @@ class Encoder(nn.Module):
             last = spread(last, only, tokens)
         return Hidden(last, table, (*layers[:-1], last) if keep_layers else (), before)
 
-    @torch.no_grad()
-    def attentions(self, batch: Batch) -> tuple[list[Float[Tensor, "heads _ _"]], ...]:
-        """Return the attention probabilities of each layer: one tensor per sequence.
-
-        A tensor is `(heads, queries, keys)`, in the sequence's own length and without dropout. They
-        are computed for inspection, more slowly than the forward pass, which does not keep them.
-        Where a layer has several blocks, each has its entry.
-
-        Raises:
-            ConfigError: a layer reads random blocks (BigBird) of a long sequence.
-        """
-        result: list[list[Tensor]] = []
-
-        def record(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-            """Keep the probabilities of a layer that is about to run."""
-            assert isinstance(module, Attention)
-            result.append(module.probabilities(*arguments[:3]))
-
-        modules = [module for module in self.modules() if isinstance(module, Attention)]
-        hooks = [module.register_forward_pre_hook(record) for module in modules]
-        try:
-            self(batch)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return tuple(result)
-
     def decode(
         self,
         batch: Batch,
@@ -184,6 +158,34 @@ class Encoder(nn.Module):
         return result
 
 
+Attentions = list[Float[Tensor, "heads _ _"]]
+"""The attention probabilities of a block, of each sequence in its own length."""
+
+
+@contextlib.contextmanager
+def recorded_attentions(encoder: nn.Module, wanted: bool = True) -> Iterator[list[Attentions]]:
+    """Collect the attention probabilities of a forward pass, if wanted, an entry for each block.
+
+        with recorded_attentions(encoder) as found:
+            encoder(batch)
+
+    They are computed next to the forward pass, which does not keep them, and without dropout.
+
+    Raises:
+        ConfigError: a layer reads random blocks (BigBird) of a long sequence.
+    """
+    found: list[Attentions] = []
+
+    def record(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        """Keep the probabilities of a block that is about to run."""
+        assert isinstance(module, Attention)
+        found.append(module.probabilities(*arguments[:3]))
+
+    blocks = [module for module in encoder.modules() if wanted and isinstance(module, Attention)]
+    with _hooked([block.register_forward_pre_hook(record) for block in blocks]):
+        yield found
+
+
 @contextlib.contextmanager
 def recorded_projections(
     encoder: Encoder, layers: Collection[int]
@@ -210,9 +212,14 @@ def recorded_projections(
             found[layer + 1] = output
 
     blocks = [module for module in encoder.modules() if isinstance(module, Attention)]
-    hooks = [block.projections.register_forward_hook(record) for block in blocks]
-    try:
+    with _hooked([block.projections.register_forward_hook(record) for block in blocks]):
         yield found
+
+
+@contextlib.contextmanager
+def _hooked(hooks: Iterable[RemovableHandle]) -> Iterator[None]:
+    try:
+        yield
     finally:
         for hook in hooks:
             hook.remove()

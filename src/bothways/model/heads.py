@@ -41,6 +41,9 @@ class HeadValue:
     fixed_outputs: ClassVar[int | None] = None
     """Outputs per row, where all heads of the kind have as many."""
 
+    of_sequences: ClassVar[bool] = False
+    """Whether it returns a row for each sequence, not for each token."""
+
     @property
     def outputs(self) -> int | None:
         """Outputs per row; None for one per token of the vocabulary, and for vectors."""
@@ -90,6 +93,8 @@ class MaskedHead(HeadValue):
 
 class _PooledValue(HeadValue):
     """A head of whole sequences."""
+
+    of_sequences: ClassVar[bool] = True
 
     def _source(self, config: ModelConfig) -> FromPooler | Own:
         return FromPooler()

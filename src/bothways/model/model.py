@@ -2,19 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bothways.core.batch import Batch
+from bothways.core.errors import ConfigError
 from bothways.model.config import LSTMConfig, ModelConfig
-from bothways.model.encoder import Encoder, Hidden
-from bothways.model.head_modules import LSTMOutput, MaskedOutput, OwnOutput, pooled_tokens
+from bothways.model.encoder import Attentions, Encoder, Hidden, recorded_attentions
+from bothways.model.head_modules import (
+    OUTPUTS,
+    BiLMOutput,
+    DeepOutput,
+    LinearOutput,
+    LSTMOutput,
+    MaskedOutput,
+    NextTokenOutput,
+    OwnOutput,
+    Pooler,
+    ReplacedOutput,
+    pooled_tokens,
+)
 from bothways.model.heads import Head, with_pooler
 from bothways.model.lstm import AnyEncoder, LSTMEncoder
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """What a model computes of a batch. `batch.split` divides tensors of tokens by sequence.
+
+    Attributes:
+        last_hidden_state: the vector of each token after the last layer.
+        logits: the outputs of each head by kind, `(sequences, outputs)` or `(tokens, outputs)`.
+        pooler_output: the pooled vector of each sequence; None for a model without a pooler.
+        hidden_states: if asked for, the embeddings and the output of each layer.
+        attentions: if asked for, of each layer one tensor `(heads, queries, keys)` for each
+            sequence, in its own length and without dropout.
+
+    Examples:
+        >>> model = bothways.load_model("my-bert")
+        >>> output = model(model.tokenizer.batch("a good film"), heads=["masked"])
+        >>> isinstance(output, bothways.ModelOutput), tuple(output.logits["masked"].shape)
+        (True, (5, 26))
+    """
+
+    last_hidden_state: Float[Tensor, "tokens width"]
+    logits: Mapping[str, Tensor] = field(default_factory=dict)
+    pooler_output: Float[Tensor, "sequences width"] | None = None
+    hidden_states: tuple[Float[Tensor, "tokens width"], ...] = ()
+    attentions: tuple[Attentions, ...] = ()
 
 
 class Model(nn.Module):
@@ -29,9 +69,9 @@ class Model(nn.Module):
         kept: settings of the model folder that only other programs use, by file.
 
     Examples:
-        >>> model = bothways.load_model("my-bert").model
-        >>> sorted(model.heads)
-        ['masked', 'pair', 'pooler']
+        >>> model = bothways.load_model("my-bert")
+        >>> isinstance(model, bothways.Model), sorted(model.heads)
+        (True, ['masked', 'pair', 'pooler'])
     """
 
     kept: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
@@ -61,20 +101,105 @@ class Model(nn.Module):
         queries = hidden.before + head.position(batch.layout.positions)
         return self.encoder.decode(batch, hidden.before, queries, only)
 
-    def read(
-        self, kind: Literal["labels", "choice"], batch: Batch
-    ) -> Float[Tensor, "sequences labels"]:
-        """Return the outputs of a head of whole sequences, with no more vectors than it reads."""
+    def forward(
+        self,
+        batch: Batch,
+        *,
+        heads: Collection[str] | None = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+    ) -> ModelOutput:
+        """Encode a batch and compute heads, with gradients unless they are turned off.
+
+        Args:
+            batch: packed texts, as `Tokenizer.batch` returns them.
+            heads: kinds of heads whose logits are computed. None for all but those that have an
+                output for each token of the vocabulary ("masked", "causal", "bilm"), which would
+                take longer than the rest of a small model.
+            output_hidden_states: whether to return the output of each layer, too.
+            output_attentions: whether to return attention probabilities, too. They are computed
+                once more for this, so it takes longer.
+
+        Raises:
+            ConfigError: no batch, a sequence longer than the model's positions, a head that the
+                model does not have; attentions of a recurrent encoder or of random blocks.
+        """
+        self._check(batch, output_attentions)
+        kinds = self._usual_heads() if heads is None else tuple(heads)
+        # Asked for its layers, an encoder runs them one by one.
+        keep = output_hidden_states or output_attentions
+        with recorded_attentions(self.encoder, output_attentions) as attentions:
+            hidden = self.encoder(batch, keep_layers=keep)
+        return ModelOutput(
+            hidden.last,
+            {kind: self.outputs(kind, batch, hidden) for kind in kinds},
+            self.outputs("pooler", batch, hidden) if "pooler" in self.heads else None,
+            hidden.layers if output_hidden_states else (),
+            tuple(attentions),
+        )
+
+    def _usual_heads(self) -> list[str]:
+        """Return the heads that are computed unless others are named."""
+        return [
+            value.kind
+            for value in self.specification
+            if value.outputs is not None and isinstance(self.heads[value.kind], OUTPUTS)
+        ]
+
+    def _check(self, batch: object, attentions: bool) -> None:
+        if not isinstance(batch, Batch):
+            what = f"a model reads a Batch, not a {type(batch).__name__}"
+            raise ConfigError(what, where="batch", fix="Give model.tokenizer.batch(texts).")
+        most, lengths = self.config.max_positions, batch.layout.lengths
+        if batch.layout.max_seqlen > most:
+            number, length = max(enumerate(lengths), key=lambda pair: pair[1])
+            what = f"text {number} has {length} tokens, and the model {most} positions"
+            fix = f"Cut longer texts: tokenizer.batch(texts, length={most})."
+            raise ConfigError(what, where="batch", fix=fix)
+        if attentions and not isinstance(self.encoder, Encoder):
+            what = "a recurrent encoder has no attentions"
+            raise ConfigError(what, where="output_attentions", fix="Leave it out.")
+
+    def read(self, kind: str, batch: Batch) -> Float[Tensor, "rows ..."]:
+        """Return the outputs of a head, from no more vectors than it reads."""
+        head, only = self.heads[kind], None
+        reads_all = isinstance(head, LSTMOutput) or getattr(head, "reads", None) == "mean"
+        if self._is_of_sequences(kind) and not reads_all:
+            causal = not isinstance(self.config, LSTMConfig) and self.config.is_causal
+            only = pooled_tokens(batch.layout, causal)
+        return self.outputs(kind, batch, self.encoder(batch, only=only))
+
+    def outputs(self, kind: str, batch: Batch, hidden: Hidden) -> Float[Tensor, "rows ..."]:
+        """Return the outputs of a head for an encoded batch, for each token or each sequence.
+
+        Raises:
+            ConfigError: the model does not have the head, or it is not one of the library.
+        """
+        if kind not in self.heads:
+            what = f"the model has no head {kind!r}; it has {', '.join(self.heads) or 'none'}"
+            raise ConfigError(what, where="heads", fix="Name one that it has.")
         head, layout = self.heads[kind], batch.layout
-        if isinstance(head, LSTMOutput):
-            of_tokens: Tensor = head(self.encoder(batch).last, layout)
-            return of_tokens
-        own = head if isinstance(head, OwnOutput) else None
-        causal = not isinstance(self.config, LSTMConfig) and self.config.is_causal
-        only = None if own and own.reads == "mean" else pooled_tokens(layout, causal)
-        x = self.encoder(batch, only=only).last
-        result: Tensor = head(own.pool(x, layout) if own else self.heads["pooler"](x, layout))
+        result: Tensor
+        match head:
+            case MaskedOutput():
+                result = head(self.before_masked(batch, hidden), hidden.table)
+            case NextTokenOutput() | BiLMOutput():
+                result = head(hidden.last, hidden.table)
+            case LSTMOutput() | Pooler() | ReplacedOutput():
+                result = head(hidden.last, layout)
+            case OwnOutput() if self._is_of_sequences(kind):
+                result = head(head.pool(hidden.last, layout))
+            case LinearOutput() if self._is_of_sequences(kind):
+                result = head(self.heads["pooler"](hidden.last, layout))
+            case LinearOutput() | OwnOutput() | DeepOutput():
+                result = head(hidden.last)
+            case _:
+                what = f"the head {kind!r} is not one of the library"
+                raise ConfigError(what, where="heads", fix=f"Call model.heads[{kind!r}] yourself.")
         return result
+
+    def _is_of_sequences(self, kind: str) -> bool:
+        return any(value.kind == kind and value.of_sequences for value in self.specification)
 
 
 def build_encoder(config: ModelConfig) -> AnyEncoder:

@@ -123,12 +123,9 @@ class SessionModel(PreparedModel):
         self.longest_fused = 0
         self.eval()
 
-    def read(
-        self, kind: Literal["labels", "choice"], batch: Batch
-    ) -> Float[Tensor, "sequences labels"]:
-        """Return the outputs of the head for each sequence."""
-        outputs: Tensor = self.encoder(batch).last
-        return outputs
+    def outputs(self, kind: str, batch: Batch, hidden: Hidden) -> Float[Tensor, "rows ..."]:
+        """Return the outputs of the head, which the graph has computed."""
+        return hidden.last
 
 
 class _Given(nn.Module):

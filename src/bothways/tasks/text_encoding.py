@@ -22,7 +22,7 @@ from bothways.core.sequence import Ids, Sequence
 from bothways.core.targets import Targets, WindowWeight
 from bothways.tasks.base import EncodedExample, Output
 from bothways.tasks.windows import windows
-from bothways.text.template import Template, assemble
+from bothways.text.template import Template, assemble, truncated
 from bothways.text.tokenizer import Tokenizer
 
 LongTexts = Literal["truncate", "head_tail", "windows"]
@@ -144,20 +144,6 @@ def window_weight(batch: Batch) -> Float[Tensor, " sequences"]:
     if "weight" not in batch.targets:
         return torch.ones(batch.layout.sequences, device=batch.ids.device)
     return torch.as_tensor(batch.target("weight", WindowWeight).weight)
-
-
-def truncated(a: int, b: int, room: int) -> tuple[int, int]:
-    """Return how many tokens of two texts remain: the longer loses its last, of equals the second.
-
-    Source: `_truncate_seq_pair` in google-research/bert run_classifier.py, in closed form.
-    """
-    if a + b <= room:
-        return a, b
-    if a <= (room + 1) // 2:
-        return a, room - a
-    if b <= room // 2:
-        return room - b, b
-    return (room + 1) // 2, room // 2
 
 
 def averaged(outputs: Many[Output]) -> Output:

@@ -103,9 +103,16 @@ class Template:
         )
 
 
-def assemble(a: Ids, b: Ids | None, template: Template) -> Sequence:
-    """Join one or two texts `(n)`, `(m)` with their special tokens and segments."""
+def assemble(a: Ids, b: Ids | None, template: Template, length: int | None = None) -> Sequence:
+    """Join one or two texts `(n)`, `(m)` with their special tokens and segments.
+
+    With a `length` in tokens, the ends of texts that are too long are cut off.
+    """
     t = template
+    if length is not None:
+        room = length - (t.single if b is None else t.pair)
+        first, second = truncated(len(a), 0 if b is None else len(b), room)
+        a, b = a[:first], None if b is None else b[:second]
     if b is None:
         parts = [t.before.ids, a, t.after.ids]
         segments = [t.before.segments, np.zeros(len(a), dtype=np.int8), t.after.segments]
@@ -117,6 +124,20 @@ def assemble(a: Ids, b: Ids | None, template: Template) -> Sequence:
         parts = [t.first.ids, a, t.between.ids, b, t.last.ids]
         segments = [t.first.segments, own[0], t.between.segments, own[1], t.last.segments]
     return Sequence(np.concatenate(parts).astype(np.int32), np.concatenate(segments))
+
+
+def truncated(a: int, b: int, room: int) -> tuple[int, int]:
+    """Return how many tokens of two texts remain: the longer loses its last, of equals the second.
+
+    Source: `_truncate_seq_pair` in google-research/bert run_classifier.py, in closed form.
+    """
+    if a + b <= room:
+        return a, b
+    if a <= (room + 1) // 2:
+        return a, room - a
+    if b <= room // 2:
+        return room - b, b
+    return (room + 1) // 2, room // 2
 
 
 def _token(id: int, segment: int = 0) -> Gap:

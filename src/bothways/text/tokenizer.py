@@ -17,23 +17,26 @@ import hashlib
 import json
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bothways.core.errors import DataError, TokenizerError, os_errors
+from bothways.core.errors import ConfigError, DataError, TokenizerError, os_errors
 from bothways.core.sequence import Ids
 from bothways.core.terminal import surrogate_in
 from bothways.text.hf_pipelines import steps_of
 from bothways.text.special_tokens import Specials
-from bothways.text.template import Template
+from bothways.text.template import Template, assemble
 from bothways.text.tokenizer_files import AGAIN, load_backend, tokenizer_config
 from bothways.text.word_cache import PieceTable, find_cutter
+
+if TYPE_CHECKING:
+    from bothways.core.batch import Batch
 
 __all__ = ["Encoded", "Specials", "Tokenizer"]
 
@@ -312,6 +315,42 @@ class Tokenizer:
     def _backend_rows(self, texts: list[str]) -> list[bytes]:
         encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int32).tobytes() for encoding in encodings]
+
+    def batch(
+        self,
+        texts: str | tuple[str, str] | Iterable[str | tuple[str, str]],
+        *,
+        length: int | None = None,
+    ) -> Batch:
+        """Return texts, and pairs of texts as tuples, as one batch, with special tokens.
+
+        Args:
+            texts: one or several.
+            length: maximum length in tokens, special tokens included; longer texts are cut at
+                their ends, of a pair the longer one first. None for no limit.
+
+        Raises:
+            DataError: there is no text, or something else among them.
+            ConfigError: a length without room for a token.
+
+        Examples:
+            >>> tokenizer = bothways.Tokenizer.load("tokenizer")
+            >>> tokenizer.batch(["the dog", ("the dog", "a cat")]).layout.lengths
+            [4, 7]
+        """
+        from bothways.core.batch import pack  # which imports torch
+
+        items = [texts] if isinstance(texts, str | tuple) else list(texts)
+        pairs = [text if isinstance(text, tuple) and len(text) == 2 else (text,) for text in items]
+        if not pairs:
+            raise DataError("there is no text", fix="Give one or more.")
+        special = max(self.template.single, self.template.pair)
+        if length is not None and length <= special:
+            what = f"must be greater than {special}, the number of special tokens, not {length}"
+            raise ConfigError(what, where="length", fix=f"Set it to {special + 1} or more.")
+        rows = iter(self.encode([text for pair in pairs for text in pair]))
+        encoded = ((next(rows), next(rows) if len(pair) == 2 else None) for pair in pairs)
+        return pack([assemble(a, b, self.template, length) for a, b in encoded])
 
     def encode_with_offsets(self, texts: list[str]) -> list[Encoded]:
         """Return ids, character offsets and words of each text; errors as `encode`."""

@@ -50,8 +50,7 @@ from bothways.tasks.choice.examples import (
 )
 from bothways.tasks.metrics import negative_log, softmax
 from bothways.tasks.predictions import ChoicePrediction
-from bothways.tasks.text_encoding import truncated
-from bothways.text.template import assemble
+from bothways.text.template import assemble, truncated
 from bothways.text.tokenizer import Tokenizer
 
 

@@ -105,7 +105,7 @@ class QuestionAnswerer(TaskLearner[Question, AnswerPrediction]):
 
     def scores(self, batch: Batch) -> Float[Tensor, "tokens 2"]:
         """Return the scores of each token as a start and as an end."""
-        result: Tensor = self.model.heads["span"](self.model.encoder(batch).last)
+        result = self.model.read("span", batch)
         if not isinstance(self.model.config.readout.span, Deep):
             return result
         return result - FAR * _in_question(batch)[:, None].to(result.dtype)

@@ -1,0 +1,94 @@
+"""What users give, as the packages that do the work take it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bothways.core.errors import ConfigError, DataError
+from bothways.core.progress import SILENT, Progress
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from bothways.data.corpus import Corpus
+    from bothways.data.documents import Document
+    from bothways.finetuning.prepare import Rows
+
+    Corpora: TypeAlias = (
+        str | Path | Corpus | Mapping[str, str | Path | Corpus] | Iterable[str | Path | Corpus]
+    )
+
+
+def source_name(rows: Rows, name: str) -> str:
+    """Return the path of a source, or a name for rows."""
+    return str(rows) if isinstance(rows, str | Path) else f"{name} rows"
+
+
+def shown_progress(progress: Any) -> AbstractContextManager[Progress]:
+    """Return the receiver of progress: standard error, nothing, or the given one."""
+    from bothways.commands.progress import terminal_progress
+
+    if progress is True:
+        return terminal_progress()
+    if progress is not False and not isinstance(progress, Progress):
+        what = f"is {progress!r}, which has no methods stage, advance and message"
+        raise ConfigError(what, where="progress", fix="Give True, False or an object that has.")
+    return nullcontext(SILENT if progress is False else progress)
+
+
+def open_corpora(given: Corpora) -> Corpus | dict[str, Corpus]:
+    """Open what is not open yet; the names of folders in a list are their own."""
+    from bothways.data.corpus import Corpus
+    from bothways.data.mixture import names_of
+
+    def opened(one: str | Path | Corpus) -> Corpus:
+        """Return a corpus, given it or its folder."""
+        return one if isinstance(one, Corpus) else Corpus.open(Path(one))
+
+    if isinstance(given, str | Path | Corpus):
+        return opened(given)
+    if isinstance(given, Mapping):
+        return {name: opened(one) for name, one in given.items()}
+    items = [opened(one) for one in given]
+    if not items:
+        raise DataError("there is no corpus", where="corpus", fix="Give one or more.")
+    return dict(zip(names_of([item.folder for item in items]), items, strict=True))
+
+
+def choice(name: str, known: Mapping[str, Any], where: str) -> Any:
+    """Return what has this name; another name is a ConfigError at `where`."""
+    if name not in known:
+        what = f"unknown {where} {name!r}"
+        raise ConfigError(what, where=where, fix=f"Choose one of {', '.join(known)}.")
+    return known[name]
+
+
+def build_settings(cls: type[Any], where: str, **values: Any) -> Any:
+    """Build a dataclass; unknown fields are a ConfigError."""
+    known = {field.name for field in dataclasses.fields(cls)}
+    for name in values.keys() - known:
+        fix = f"Known here: {', '.join(sorted(known))}."
+        raise ConfigError(f"unknown setting {name!r}", where=f"{where}.{name}", fix=fix)
+    return cls(**values)
+
+
+def documents_of(texts: Any, *, of_paths: bool = False) -> Iterable[Document]:
+    """Return the documents of files, or of texts; strings in a list are paths if `of_paths`."""
+    from bothways.data.documents import Document, read_documents
+
+    if isinstance(texts, str | Path):
+        return read_documents([str(texts)])
+    if not isinstance(texts, Iterable):
+        what = f"is a {type(texts).__name__}: give a path, texts or documents"
+        raise DataError(what, where="texts")
+    items = list(texts) if of_paths else texts
+    if of_paths and all(isinstance(item, str | Path) for item in items):
+        return read_documents([str(item) for item in items])
+    return (
+        item if isinstance(item, Document) else Document(str(item), f"text {number}")
+        for number, item in enumerate(items, 1)
+    )

@@ -1,0 +1,170 @@
+"""Open a model: for predictions, for a training loop of one's own, as a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bothways.api.arguments import shown_progress
+from bothways.core.progress import Progress
+
+if TYPE_CHECKING:
+    from bothways.export.folder import ExportResult, Format
+    from bothways.hub.pretrained_model import PretrainedModel
+    from bothways.model.heads import Head
+    from bothways.prediction.predictor import Predictor
+    from bothways.prediction.prepared_model import PredictPrecision
+    from bothways.prediction.session_model import Runtime
+
+
+def load(
+    folder: str | Path,
+    task: str | None = None,
+    *,
+    precision: PredictPrecision = "fp32",
+    device: str = "auto",
+    length: int | None = None,
+    batch_invariant: bool = False,
+    runtime: Runtime = "torch",
+    **settings: Any,
+) -> Predictor:
+    """Load a model for predictions; call the result with a text, a pair, a row or a list.
+
+    Args:
+        folder: a model folder, the folder of a run, or a Hub id.
+        task: a name such as "classify", "ner", "qa", "fill" or "embed"; `None` for the task that
+            the model was trained for.
+        precision: precision of matrix products: "fp32", "bf16", "int8" or "auto".
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        length: maximum length of a text in tokens; `None` as in training.
+        batch_invariant: whether a text has the same prediction in any company, to the bit, as
+            `bothways predict` computes it; without it a short text alone is computed sooner.
+        runtime: "onnxruntime" computes the graph in a folder that `bothways.export_model` wrote.
+        settings: settings of the task, such as `pooling="cls"` or `top=3`.
+
+    Raises:
+        FolderError: the folder cannot be read, or lacks the heads of the task.
+        ConfigError: an unknown task, setting or device.
+
+    Examples:
+        >>> classify = bothways.load("my-classifier")
+        >>> classify("a good film").label
+        'positive'
+        >>> [prediction.label for prediction in classify(["a good film", "a bad play"])]
+        ['positive', 'negative']
+        >>> embed = bothways.load("my-bert", task="embed")
+        >>> embed.encode(["a good film", "a bad play"]).shape
+        (2, 32)
+    """
+    from bothways.prediction.predictor import open_task
+
+    return open_task(
+        folder,
+        task,
+        precision=precision,
+        device=device,
+        length=length,
+        batch_invariant=batch_invariant,
+        runtime=runtime,
+        settings=settings,
+    )
+
+
+def load_model(
+    folder: str | Path, heads: Iterable[Head] | None = None, *, fresh: Collection[str] = ()
+) -> PretrainedModel:
+    """Load a model for a training loop of your own, or to look into it.
+
+    The result is an `nn.Module` in evaluation mode, in fp32, on the CPU. Called with a batch, it
+    returns an output with the names of transformers. Tokens are packed: all texts of a batch end
+    to end, without padding, and `batch.split` divides a tensor of tokens by text.
+
+    Args:
+        folder: a model folder, the folder of a run, or a Hub id.
+        heads: the model's heads, with the pooler that they read; `None` for those of the folder.
+        fresh: kinds of heads that start at random, such as the label head of a new task.
+
+    Raises:
+        FolderError: the folder cannot be read, or lacks a head that is not in `fresh`.
+        ConfigError: `fresh` names a head that the model does not have.
+
+    Examples:
+        >>> model = bothways.load_model("my-bert")
+        >>> batch = model.tokenizer.batch(["a good film", ("a bad play", "it ends")])
+        >>> output = model(batch, output_hidden_states=True, output_attentions=True)
+        >>> [tuple(text.shape) for text in batch.split(output.last_hidden_state)]
+        [(5, 32), (8, 32)]
+        >>> len(output.hidden_states), [tuple(text.shape) for text in output.attentions[0]]
+        (3, [(2, 5, 5), (2, 8, 8)])
+        >>> tuple(output.logits["pair"].shape)
+        (2, 2)
+        >>> import torch
+        >>> from bothways.model.heads import LabelHead
+        >>> model = bothways.load_model("my-bert", [LabelHead(2)], fresh=["labels"]).train()
+        >>> output = model(model.tokenizer.batch(["a good film", "a bad play"], length=16))
+        >>> labels = torch.tensor([1, 0])
+        >>> torch.nn.functional.cross_entropy(output.logits["labels"], labels).backward()
+        >>> model.labels = ("bad", "good")
+        >>> model.save("my-own-classifier").name
+        'my-own-classifier'
+    """
+    from bothways.hub import model_folder
+    from bothways.hub.pretrained_model import PretrainedModel
+    from bothways.hub.resolve import resolve_run
+
+    return PretrainedModel(model_folder.load_model(resolve_run(str(folder)), heads, fresh))
+
+
+def export_model(
+    folder: str | Path,
+    out: str | Path,
+    to: Format | Iterable[Format] = "onnx",
+    *,
+    task: str | None = None,
+    length: int | None = None,
+    int8: str | Path | Iterable[Any] | None = None,
+    limit: float = 0.5,
+    progress: Progress | bool = True,
+    **settings: Any,
+) -> ExportResult:
+    """Write a model as a graph for onnxruntime, OpenVINO or a browser, and verify its outputs.
+
+    Args:
+        folder: a model folder, the folder of a run, or a Hub id.
+        out: the new folder; an earlier export there is replaced.
+        to: "onnx", "openvino", or both as a list.
+        task: what the graph computes, as for `load`; `None` for the task of the folder.
+        length: maximum length of a text in tokens; `None` as in training.
+        int8: labelled data, a file, a Hub data set or rows: an ONNX file in int8 is written, too,
+            if it scores as well there as fp32.
+        limit: points of the metric that int8 may lose.
+        progress: True shows progress on standard error, False nothing; an object with `stage`,
+            `advance` and `message` receives it.
+        settings: settings of the task, such as `pooling="cls"`.
+
+    Raises:
+        FolderError: the folder cannot be read or its model cannot be a graph, or `out` holds
+            something else.
+        ConfigError: an unknown task or setting, or int8 loses too much.
+        DivergedError: a runtime computes other outputs than the model.
+        ResourceError: a package of the extra "export" is missing.
+
+    Examples:
+        >>> result = bothways.export_model("my-classifier", "exported", int8="dev.tsv")
+        >>> sorted(result.sizes)
+        ['onnx/model.onnx', 'onnx/model_quantized.onnx']
+        >>> classify = bothways.load("exported", runtime="onnxruntime")
+        >>> classify("a good film").label
+        'positive'
+    """
+    from bothways.export.folder import Int8Gate, write_export
+
+    gate = None
+    if int8 is not None:
+        data = int8 if isinstance(int8, str | Path) else list(int8)  # read twice
+        gate = Int8Gate(lambda predictor: predictor.evaluate(data), limit)
+    with shown_progress(progress) as shown:
+        return write_export(
+            folder, out, to, task=task, length=length, settings=settings, int8=gate, progress=shown
+        )

@@ -1,0 +1,113 @@
+"""From text to a vocabulary and a corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bothways.api.arguments import build_settings, choice, documents_of, shown_progress
+from bothways.core.progress import Progress
+
+if TYPE_CHECKING:
+    from bothways.data.corpus import Corpus
+    from bothways.data.documents import Document
+    from bothways.data.words import Words
+    from bothways.text.tokenizer import Tokenizer
+
+
+def train_tokenizer(
+    texts: str | Path | Iterable[str] | Mapping[str, str | Path | Iterable[str]],
+    size: int = 30_000,
+    *,
+    kind: str = "wordpiece",
+    alpha: float = 0.7,
+    out: str | Path | None = None,
+    **settings: Any,
+) -> Tokenizer:
+    """Train a vocabulary.
+
+    Args:
+        texts: a file, folder or pattern with text, or an iterable of texts; several languages as a
+            mapping from names to these.
+        size: number of tokens, special tokens included.
+        kind: "wordpiece" (BERT), "bpe" (RoBERTa) or "unigram" (ALBERT).
+        alpha: of several languages: shares of the training text are proportional to size^alpha.
+        out: folder to save the tokenizer in.
+        settings: of the kind, such as `lowercase=False`: the fields of its class, such as
+            `bothways.text.trainers.WordPiece`.
+
+    Raises:
+        ConfigError: an unknown kind or setting.
+        DataError: a file cannot be read.
+
+    Examples:
+        >>> tokenizer = bothways.train_tokenizer("text.txt", size=80, out="new-tokenizer")
+        >>> tokenizer.size
+        80
+    """
+    from bothways.text import trainers
+    from bothways.text.sampling import sample_languages
+
+    kinds = {"wordpiece": trainers.WordPiece, "bpe": trainers.ByteBPE, "unigram": trainers.Unigram}
+    trainer = build_settings(choice(kind, kinds, "kind"), "tokenizer", size=size, **settings)
+    if isinstance(texts, Mapping):
+        languages = {
+            name: (document.text for document in documents_of(one)) for name, one in texts.items()
+        }
+        mixed = sample_languages(languages, alpha, trainers.CEILING)
+        tokenizer = trainers.learn(mixed, trainer)
+    else:
+        lines = (document.text for document in documents_of(texts))
+        tokenizer = trainers.train_tokenizer(lines, trainer)
+    if out is not None:
+        tokenizer.save(Path(out))
+    return tokenizer
+
+
+def build_corpus(
+    texts: str | Path | Iterable[str | Path | Document],
+    tokenizer: str | Path | Tokenizer,
+    out: str | Path,
+    *,
+    language: str = "auto",
+    words: Words | None = None,
+    workers: int | None = None,
+    progress: Progress | bool = True,
+) -> Corpus:
+    """Build a corpus for pre-training, continue an interrupted build, or open the existing corpus.
+
+    Args:
+        texts: a file, folder or pattern, several of them, or documents.
+        tokenizer: a tokenizer, or its folder.
+        out: folder of the corpus.
+        language: language for splitting sentences; "auto" detects it per document.
+        words: for the masking of whole words in Chinese, how a sentence is divided into words:
+            "jieba", "spaces", or a function that returns its words.
+        workers: number of processes; `None` for one per core.
+        progress: True shows progress on standard error, False nothing; an object with `stage`,
+            `advance` and `message` receives it.
+
+    Raises:
+        DataError: a file cannot be read.
+
+    Examples:
+        >>> corpus = bothways.build_corpus("text.txt", "tokenizer", "new-corpus", workers=1)
+        >>> len(corpus)
+        60
+    """
+    from bothways.data import corpus
+    from bothways.text.tokenizer import Tokenizer
+
+    known = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
+    documents = documents_of(texts, of_paths=True)
+    with shown_progress(progress) as shown:
+        return corpus.build_corpus(
+            documents,
+            known,
+            out,
+            language=language,
+            words=words,
+            workers=workers,
+            progress=shown,
+        )

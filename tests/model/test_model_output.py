@@ -1,0 +1,153 @@
+"""What a model returns when it is called: as the classes of transformers, forward and backward."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from bert_peers import Input, draw_config, draw_input, gradients, ours, peer
+from bothways.core.errors import ConfigError
+from bothways.model.config import EncoderConfig
+from bothways.model.heads import (
+    ChoiceHead,
+    Head,
+    LabelHead,
+    MaskedHead,
+    PairHead,
+    PoolerHead,
+    SpanHead,
+    TagHead,
+)
+from bothways.model.model import Model
+from bothways.prediction.prepared_model import prepare_model
+from small_models import SHAPES, batch_for
+from toy_relation import RelationHead
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def both(order: str, name: str, *heads: Head, **settings: object) -> tuple[nn.Module, Model, Input]:
+    """A model of transformers, ours with its weights, and three texts for them."""
+    config = draw_config(5, order)
+    theirs = peer(config, name, attn_implementation="eager", **settings).eval()
+    return theirs, ours(theirs, config, heads).eval(), draw_input(config, [7, 4, 11])
+
+
+@pytest.mark.parametrize("order", ["post", "pre"])
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+def test_vectors_attentions_and_gradients_are_those_of_transformers(
+    order: str, training: bool
+) -> None:
+    theirs, model, text = both(order, "Model", PoolerHead())
+    theirs.train(training)
+    model.train(training)  # without dropout
+    wanted = theirs(**text.padded, output_hidden_states=True, output_attentions=True)
+    found = model(text.batch, output_hidden_states=True, output_attentions=True)
+    torch.testing.assert_close(found.pooler_output, wanted.pooler_output, **CLOSE)
+    torch.testing.assert_close(
+        found.last_hidden_state, wanted.last_hidden_state[text.kept], **CLOSE
+    )
+    assert found.hidden_states[-1] is found.last_hidden_state
+    for mine, reference in zip(found.hidden_states, wanted.hidden_states, strict=True):
+        torch.testing.assert_close(mine, reference[text.kept], **CLOSE)
+    loss = wanted.pooler_output.square().sum() + found.pooler_output.square().sum()
+    for layer, reference in zip(found.attentions, wanted.attentions, strict=True):
+        assert [share.shape[-1] for share in layer] == text.batch.layout.lengths
+        for share, padded in zip(layer, reference, strict=True):
+            part = padded[:, : share.shape[-1], : share.shape[-1]]
+            torch.testing.assert_close(share, part, **CLOSE)
+            loss = loss + (share**3).sum() + (part**3).sum()
+    # As for maps of which word a prediction depends on.
+    found.hidden_states[0].retain_grad()
+    wanted.hidden_states[0].retain_grad()
+    loss.backward()
+    torch.testing.assert_close(
+        found.hidden_states[0].grad, wanted.hidden_states[0].grad[text.kept], **CLOSE
+    )
+    grads = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    for name, mine in gradients(model).items():
+        torch.testing.assert_close(mine, grads[name.removeprefix("bert.")], rtol=1e-3, atol=1e-5)
+
+
+CASES = {
+    "ForSequenceClassification": (LabelHead(3), "labels", "logits"),
+    "ForTokenClassification": (TagHead(3), "tags", "logits"),
+    "ForNextSentencePrediction": (PairHead(), "pair", "logits"),
+    "ForMaskedLM": (MaskedHead(), "masked", "logits"),
+    "ForQuestionAnswering": (SpanHead(), "span", ""),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_those_of_transformers(name: str) -> None:
+    head, kind, field = CASES[name]
+    settings = {} if kind in ("pair", "masked", "span") else {"num_labels": 3}
+    theirs, model, text = both("post", name, head, **settings)
+    with torch.no_grad():
+        wanted = theirs(**text.padded)
+        found = model(text.batch, heads=[kind]).logits[kind]
+    rows = wanted[field] if field else torch.stack([wanted.start_logits, wanted.end_logits], -1)
+    if kind not in ("labels", "pair"):
+        rows = rows[text.kept]
+    torch.testing.assert_close(found, rows, **CLOSE)
+    assert list(model(text.batch).logits) == ([] if kind == "masked" else [kind])
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_head_that_is_read_alone_has_the_outputs_of_a_call(name: str) -> None:
+    config, batch = SHAPES[name], batch_for(SHAPES[name])
+    pooled = isinstance(config, EncoderConfig)
+    heads = [LabelHead(3), TagHead(2), *([SpanHead(), ChoiceHead(), PairHead()] if pooled else [])]
+    torch.manual_seed(0)
+    model = Model(config, heads).eval()
+    with torch.no_grad():
+        output = model(batch)
+        assert set(output.logits) == {head.kind for head in heads}
+        for head in heads:
+            found = model.read(head.kind, batch)
+            torch.testing.assert_close(found, output.logits[head.kind], **CLOSE)
+            rows = batch.layout.sequences if head.of_sequences else batch.layout.tokens
+            assert found.shape == (rows, head.outputs)
+
+
+def test_a_prepared_model_has_attentions_and_a_longformer_gradients_through_them() -> None:
+    config = SHAPES["bert-base-chinese"]
+    model = Model(config, [PoolerHead()]).eval()
+    batch = batch_for(config)
+    with torch.no_grad():
+        wanted = model(batch, output_attentions=True)
+        found = prepare_model(model)(batch, output_attentions=True)
+    assert not found.hidden_states
+    for mine, theirs in zip(found.attentions, wanted.attentions, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+
+    config = SHAPES["longformer-large-4096"]
+    chosen = torch.arange(batch.layout.tokens) % 5 == 0
+    batch = dataclasses.replace(batch_for(config), global_attention_mask=chosen)
+    model = Model(config, []).eval()
+    output = model(batch, output_attentions=True)
+    sum((share**2).sum() for share in output.attentions[-1]).backward()
+    assert model.encoder.blocks[-1].attention.global_qkv.weight.grad.abs().max() > 0
+
+
+def test_what_a_model_cannot_compute_is_one_message() -> None:
+    config = draw_config(5, "post")
+    model, text = Model(config, [TagHead(3), RelationHead(3)]), draw_input(config, [3])
+    assert list(model(text.batch).logits) == ["tags"]
+    with pytest.raises(ConfigError, match=r"heads: .* no head 'masked'; it has tags, relation"):
+        model(text.batch, heads=["masked"])
+    with pytest.raises(
+        ConfigError, match=r"'relation' is not one of the library\n.*model\.heads\["
+    ):
+        model(text.batch, heads=["relation"])
+    with pytest.raises(ConfigError, match=r"not a str\n.*model\.tokenizer\.batch\(texts\)"):
+        model._check("a text", attentions=False)  # types are checked earlier in tests
+    most = config.max_positions
+    with pytest.raises(ConfigError, match=rf"text 1 has {most + 1} tokens, .* {most} positions"):
+        model(draw_input(config, [most, most + 1]).batch)
+    recurrent = SHAPES["elmo-small"]
+    with pytest.raises(ConfigError, match="a recurrent encoder has no attentions"):
+        Model(recurrent, [])(batch_for(recurrent), output_attentions=True)
