@@ -23,13 +23,17 @@ def serve(  # noqa: PLR0913 – one option per question
     no_auth: Annotated[bool, Parameter(negative="")] = False,
     allow_host: Annotated[tuple[str, ...], Parameter(negative_iterable="")] = (),
     drain_delay: float = 0.0,
+    workers: int = 1,
+    threads: int | None = None,
+    traces: str | None = None,
     log: Literal["requests", "errors"] = "requests",
 ) -> None:
     """Serve models over HTTP, in the shapes of OpenAI, TEI, Hugging Face, Cohere and KServe.
 
     One process answers for every task. Requests are computed in batches, and in fp32 every answer
     is that of `bothways predict`, whatever else is asked at the time. GET /info lists models and
-    limits, /metrics counts. Ctrl-C finishes what is under way and ends; twice ends at once.
+    limits, /metrics counts, /openapi.json describes the routes. Ctrl-C finishes what is under way
+    and ends; twice ends at once. SIGHUP opens folders again that have changed.
 
     Parameters
     ----------
@@ -59,6 +63,15 @@ def serve(  # noqa: PLR0913 – one option per question
     drain_delay
         Seconds between a signal to stop, when /ready begins to fail, and the end of accepting
         connections.
+    workers
+        Processes that share the port, each with all models and on cores of its own; limits are
+        those of one process. bothways bench serve FOLDER measures what is fastest.
+    threads
+        Threads that compute in each process. Default: all cores, with several workers an equal
+        share.
+    traces
+        The address of an OpenTelemetry collector, such as http://localhost:4318, to which spans of
+        requests are sent (OTLP over HTTP).
     log
         requests: a JSON line for each request on standard error, without its text; errors: those
         alone.
@@ -68,16 +81,21 @@ def serve(  # noqa: PLR0913 – one option per question
     import time
 
     from bothways.core.config import reader as configs
+    from bothways.core.config.checks import require_at_least
     from bothways.core.errors import ConfigError, require
     from bothways.core.terminal import listed
-    from bothways.prediction.predictor import open_task
 
+    require_at_least(1, workers=workers, threads=threads or 1)
     require("serve", "bothways serve", "uvicorn", "httptools", "orjson", "prometheus_client")
-    from bothways.serving.app import app
+    from bothways.serving.deployment import Deployment
     from bothways.serving.limits import DEFAULT_LIMITS, Limits
     from bothways.serving.run import LOOPBACK, bind, log_as_json, read_keys, url_of
     from bothways.serving.run import serve as run
+    from bothways.serving.tracing import require_tracing
+    from bothways.serving.workers import pinned_cores, serve_by
 
+    if traces is not None:
+        require_tracing(traces)
     folders = named_folders(models)
     limits = configs.load(Limits, base=DEFAULT_LIMITS, overrides=limit)
     variable = os.environ.get("BOTHWAYS_API_KEY", "").split()
@@ -87,26 +105,38 @@ def serve(  # noqa: PLR0913 – one option per question
         what = f"{host} can be reached from the network, and there is no key"
         fix = "Give keys (--api-key-file FILE), or say --no-auth."
         raise ConfigError(what, where="host", fix=fix)
+    hosts = [name.lower() for name in allow_host] or (list(LOOPBACK) if local else None)
+    deployment = Deployment(
+        folders,
+        task,
+        length,
+        device,
+        precision,
+        limits,
+        tuple(keys),
+        None if hosts is None else tuple(hosts),
+        traces,
+        requests=log == "requests",
+        delay=drain_delay,
+    )
     start = time.perf_counter()
     with bind(host, port) as bound:
-        opened = {
-            name: open_task(
-                folder,
-                task,
-                length=length,
-                device=device,
-                precision=precision,
-                batch_invariant=True,
-            )
-            for name, folder in folders.items()
-        }
-        hosts = [name.lower() for name in allow_host] or (list(LOOPBACK) if local else None)
-        application = app(opened, limits=limits, keys=keys, hosts=hosts)
-        log_as_json(requests=log == "requests")
-        names = listed(f"{name} ({each.task.task.name})" for name, each in opened.items())
+        if workers > 1:
+            cores = pinned_cores(workers, threads)
+            banner = f"serving {listed(folders)} on {url_of(bound)}"
+            how = f"by {workers} processes of {len(cores[0])} threads"
+            serve_by(deployment, bound, cores, f"{banner}, {how}")
+            return
+        if threads is not None:
+            import torch
+
+            torch.set_num_threads(threads)
+        application = deployment.app()
+        log_as_json(requests=deployment.requests)
+        names = listed(f"{model.name} ({model.kind})" for model in application.models)
         seconds = time.perf_counter() - start
         print(f"serving {names} on {url_of(bound)}, loaded in {seconds:.1f} s", file=sys.stderr)
-        run(application, bound, delay=drain_delay)
+        run(application, bound, deployment)
 
 
 def named_folders(models: tuple[str, ...]) -> dict[str, str]:

@@ -40,13 +40,37 @@ def digest_of_model(name: str) -> str:
     Raises:
         FolderError: as `resolve`.
     """
+    return _digest_of_files(resolve(resolve_run(name)), _DECISIVE)
+
+
+def digest_of_folder(name: str) -> str:
+    """Return the SHA-256 of everything in a model folder that its predictions depend on.
+
+    In addition to `digest_of_model` these are the record of the task and the files of
+    sentence-transformers. PyTorch's files count only where there is no safetensors file.
+
+    Args:
+        name: as `digest_of_model`.
+
+    Raises:
+        FolderError: as `resolve`.
+    """
     folder = resolve(resolve_run(name))
-    files = sorted(
-        file
-        for file in folder.iterdir()
-        if any(fnmatch.fnmatch(file.name, pattern) for pattern in _DECISIVE)
-    )
-    lines = "".join(f"{file.name} {digest_of_file(file)}\n" for file in files)
+    pickles = () if any(folder.glob("model*.safetensors")) else PICKLE_FILES
+    return _digest_of_files(folder, (*MODEL_FILES, *pickles))
+
+
+def _digest_of_files(folder: Path, patterns: tuple[str, ...]) -> str:
+    """Return the SHA-256 of names and contents of files, and of those in folders, that match."""
+    matching = [
+        place
+        for place in folder.iterdir()
+        if any(fnmatch.fnmatch(place.name, pattern) for pattern in patterns)
+    ]
+    inner = [file for place in matching if place.is_dir() for file in place.rglob("*")]
+    files = sorted(file for file in (*matching, *inner) if file.is_file())
+    names = ((file.relative_to(folder).as_posix(), file) for file in files)
+    lines = "".join(f"{name} {digest_of_file(file)}\n" for name, file in names)
     return hashlib.sha256(lines.encode()).hexdigest()
 
 

@@ -30,6 +30,7 @@ from bothways.serving.limits import DEFAULT_LIMITS, Limits
 from bothways.serving.metrics import Metrics
 from bothways.serving.models import Models, ServedModel
 from bothways.serving.shapes import Answer, Query, Shape, own
+from bothways.serving.tracing import Tracing
 from bothways.tasks.catalogue import ALL_TASKS
 
 with optional("serve", "serving"):
@@ -83,18 +84,22 @@ class App:
 
     def __init__(
         self,
-        predictors: Mapping[str, Predictor],
+        models: Mapping[str, ServedModel],
         limits: Limits = DEFAULT_LIMITS,
         keys: Many[str] = (),
         hosts: Many[str] | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
-        if not predictors:
+        if not models:
             raise ConfigError("there is no model to serve", where="predictors")
         self.limits, self.hosts = limits, hosts
-        self.models = Models(predictors, int(time.time()))
+        self.models = Models(models)
         self.draining, self._warm = False, False
         self._keys = [key.encode() for key in keys]
-        self.metrics = Metrics(lambda: self.batcher.queued_tokens, self.is_ready)
+        self._tracing = tracing
+        self.metrics = Metrics(limits.queue_tokens)
+        for model in self.models:
+            self.metrics.loaded(model.name, model.created)
         self.batcher = Batcher(limits, self.metrics)
         self._tokenizers = ThreadPoolExecutor(1, thread_name_prefix="bothways-tokenizer")
         self._started: asyncio.Task[None] | None = None
@@ -113,11 +118,16 @@ class App:
         self.batcher.start(asyncio.get_running_loop())
         for model in self.models:
             with contextlib.suppress(RequestError):  # such as a likelihood that is too long
-                await self._warm_up(model)
+                await self.warm_up(model)
         self._warm = True
+        self.metrics.ready(self.is_ready())
 
-    async def _warm_up(self, model: ServedModel) -> None:
-        """Compute a long text, so that the first request finds memory and kernels ready."""
+    async def warm_up(self, model: ServedModel) -> None:
+        """Compute a long text, so that the first request finds memory and kernels ready.
+
+        Raises:
+            RequestError: the text is beyond a limit, or the model fails.
+        """
         task = model.task
         long = "a " * min(task.length, self.limits.text_characters // 4)
         samples: dict[str, Any] = {
@@ -132,9 +142,14 @@ class App:
         self.batcher.submit(Ticket(model, examples, encoded, math.inf, answer))
         await answer
 
+    def drain(self) -> None:
+        """Let `/ready` fail; requests are still answered."""
+        self.draining = True
+        self.metrics.ready(False)
+
     async def stop(self) -> None:
         """End the threads."""
-        self.draining = True
+        self.drain()
         if self._started is not None:
             await asyncio.get_running_loop().run_in_executor(None, self.batcher.stop)
         self._tokenizers.shutdown(wait=False)
@@ -197,6 +212,8 @@ class App:
         if status != 499:
             await self._send(send, status, body, kind, exchange, scope["method"] == "HEAD")
         self.metrics.request(exchange.route, exchange.model, status, seconds)
+        if self._tracing is not None:
+            self._tracing.record(exchange, scope["method"], headers, status)
         if requests_log.isEnabledFor(logging.INFO):
             requests_log.info(line_of(exchange, status, len(body), seconds))
 
@@ -348,22 +365,22 @@ class App:
             most = model.task.length
             message = f"a text is longer than the model reads, {most} tokens, and truncate is false"
             raise RequestError("text_too_long", message, param="inputs")
-        exchange.encoded = 1000 * (time.perf_counter() - began)
+        exchange.phases.append(("tokenize", began, time.perf_counter()))
         ticket = Ticket(model, examples, encoded, deadline, loop.create_future())
         self.batcher.submit(ticket)
         predictions = await self._wait(ticket, receive)
         answer = Answer(model, examples, encoded, predictions)
         exchange.texts, exchange.tokens, exchange.cut = len(examples), answer.tokens, answer.cut
-        exchange.queued = 1000 * (ticket.started - ticket.queued)
-        exchange.computed = 1000 * (ticket.computed - ticket.started)
-        self.metrics.answered(
-            model.name, len(examples), answer.tokens, answer.cut, exchange.queued / 1000
-        )
+        exchange.phases.append(("queue", ticket.queued, ticket.started))
+        exchange.phases.append(("compute", ticket.started, ticket.computed))
+        waited = ticket.started - ticket.queued
+        self.metrics.answered(model.name, len(examples), answer.tokens, answer.cut, waited)
         exchange.headers["x-compute-tokens"] = str(answer.tokens)
         exchange.headers["x-truncated"] = str(answer.cut)
         exchange.headers["server-timing"] = (
-            f"tok;dur={exchange.encoded:.2f}, queue;dur={exchange.queued:.2f}, "
-            f"model;dur={exchange.computed:.2f}"
+            f"tok;dur={exchange.milliseconds('tokenize'):.2f}, "
+            f"queue;dur={exchange.milliseconds('queue'):.2f}, "
+            f"model;dur={exchange.milliseconds('compute'):.2f}"
         )
         return query.write(answer)
 
@@ -403,6 +420,7 @@ def app(
     limits: Limits = DEFAULT_LIMITS,
     keys: Many[str] = (),
     hosts: Many[str] | None = None,
+    tracer: Any = None,
 ) -> App:
     """Return an ASGI app that answers requests by predictors.
 
@@ -415,6 +433,7 @@ def app(
         keys: of which clients must give one; empty for none. Probes need no key.
         hosts: names in the header `host` that are answered, in lower case and without a port; None
             for all.
+        tracer: of OpenTelemetry, which receives a span for each request.
 
     Raises:
         ConfigError: there is no predictor.
@@ -426,4 +445,7 @@ def app(
         ['default']
     """
     named = {"default": predictors} if isinstance(predictors, Predictor) else predictors
-    return App(named, limits, keys, hosts)
+    now = int(time.time())
+    models = {name: ServedModel(name, each, now) for name, each in named.items()}
+    spans = None if tracer is None else Tracing(tracer)
+    return App(models, limits, keys, hosts, spans)

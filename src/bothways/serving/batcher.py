@@ -159,7 +159,7 @@ class Batcher:
             raise RequestError("overloaded", message, headers=wait)
         ticket.queued = time.perf_counter()
         with self._changed:
-            self.queued_tokens += ticket.tokens
+            self._queue(ticket.tokens)
             self._tickets.append(ticket)
             self._changed.notify()
 
@@ -169,8 +169,12 @@ class Batcher:
             self._tickets.remove(ticket)
             self._drop(ticket)
 
+    def _queue(self, more: int) -> None:
+        self.queued_tokens += more
+        self.metrics.queue(self.queued_tokens)
+
     def _drop(self, ticket: Ticket) -> None:
-        self.queued_tokens -= sum(unit.tokens for unit in ticket.units)
+        self._queue(-sum(unit.tokens for unit in ticket.units))
         ticket.units.clear()
 
     # ---- the thread of the model ----
@@ -210,7 +214,7 @@ class Batcher:
             tokens += unit.tokens
             if ticket.units:
                 turn.append(ticket)
-        self.queued_tokens -= tokens
+        self._queue(-tokens)
         # The next batch begins with a request that had the least of this one.
         shares = {id(unit.ticket) for unit in taken}
         waiting = [ticket for ticket in self._tickets if ticket.units]

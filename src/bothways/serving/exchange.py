@@ -30,7 +30,8 @@ class Exchange:
         route: for metrics: a path of the table, never one that a client made up.
         start: by `time.perf_counter`.
         model, texts, tokens, cut: of the answer, once known.
-        queued, computed: milliseconds.
+        phases: `tokenize`, `queue` and `compute`, each with its start and end by
+            `time.perf_counter`.
         headers: of the response.
     """
 
@@ -41,10 +42,12 @@ class Exchange:
     texts: int = 0
     tokens: int = 0
     cut: int = 0
-    encoded: float = 0.0
-    queued: float = 0.0
-    computed: float = 0.0
+    phases: list[tuple[str, float, float]] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
+
+    def milliseconds(self, phase: str) -> float:
+        """Return how long a phase took; 0 if the request did not reach it."""
+        return 1000.0 * sum(end - start for name, start, end in self.phases if name == phase)
 
 
 class ClientLeft(Exception):
@@ -120,9 +123,9 @@ def line_of(exchange: Exchange, status: int, size: int, seconds: float) -> dict[
         "texts": exchange.texts,
         "tokens": exchange.tokens,
         "truncated": exchange.cut,
-        "tokenize_ms": round(exchange.encoded, 3),
-        "queue_ms": round(exchange.queued, 3),
-        "model_ms": round(exchange.computed, 3),
+        "tokenize_ms": round(exchange.milliseconds("tokenize"), 3),
+        "queue_ms": round(exchange.milliseconds("queue"), 3),
+        "model_ms": round(exchange.milliseconds("compute"), 3),
         "total_ms": round(1000 * seconds, 3),
         "bytes": size,
     }

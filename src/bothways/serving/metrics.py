@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
 from typing import Any
 
 from bothways.core.errors import optional
 
+SHARED = "PROMETHEUS_MULTIPROC_DIR"
+"""The variable that names the folder of several processes."""
 SECONDS = tuple(0.0005 * 2**n for n in range(18))
 """Upper bounds of durations, 0.5 ms to 65 s."""
 SIZES = tuple(float(2**n) for n in range(15))
@@ -15,14 +17,15 @@ SIZES = tuple(float(2**n) for n in range(15))
 class Metrics:
     """The metrics of one server, in a registry of their own.
 
-    Labels have few values: routes and models that exist, statuses of the catalogue.
+    Labels have few values: routes and models that exist, statuses of the catalogue. Where the
+    variable PROMETHEUS_MULTIPROC_DIR names a folder, the processes that share it are counted
+    together, those that have ended included.
 
     Args:
-        queued_tokens: returns the tokens that wait.
-        ready: returns whether the server is ready.
+        queue_tokens: the limit of what may wait.
     """
 
-    def __init__(self, queued_tokens: Callable[[], float], ready: Callable[[], bool]) -> None:
+    def __init__(self, queue_tokens: int) -> None:
         with optional("serve", "serving"):
             from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -57,9 +60,31 @@ class Metrics:
         self._cut = Counter(
             "bothways_truncated_texts", "Inputs longer than the model reads.", ("model",), **kept
         )
-        Gauge("bothways_queue_tokens", "Tokens that wait.", **kept).set_function(queued_tokens)
-        Gauge("bothways_ready", "1 if new requests are welcome.", **kept).set_function(
-            lambda: float(ready())
+        self._reloads = Counter(
+            "bothways_reloads", "Folders opened again.", ("model", "result"), **kept
+        )
+        self._queued = Gauge(
+            "bothways_queue_tokens", "Tokens that wait.", multiprocess_mode="livesum", **kept
+        )
+        limit = Gauge(
+            "bothways_queue_limit_tokens",
+            "Tokens that may wait; more are refused.",
+            multiprocess_mode="livesum",
+            **kept,
+        )
+        limit.set(queue_tokens)
+        self._ready = Gauge(
+            "bothways_ready",
+            "Processes that welcome new requests.",
+            multiprocess_mode="livesum",
+            **kept,
+        )
+        self._loaded = Gauge(
+            "bothways_model_opened_seconds",
+            "When the model was opened, in seconds since 1970; of several processes the earliest.",
+            ("model",),
+            multiprocess_mode="livemin",
+            **kept,
         )
 
     def request(self, route: str, model: str, status: int, seconds: float) -> None:
@@ -80,8 +105,29 @@ class Metrics:
         self._batch_tokens.observe(tokens)
         self._batch_sequences.observe(sequences)
 
+    def queue(self, tokens: int) -> None:
+        """Keep the number of tokens that wait."""
+        self._queued.set(tokens)
+
+    def ready(self, ready: bool) -> None:
+        """Keep whether new requests are welcome."""
+        self._ready.set(float(ready))
+
+    def loaded(self, model: str, created: int) -> None:
+        """Keep when a model was opened."""
+        self._loaded.labels(model).set(created)
+
+    def reload(self, model: str, result: str) -> None:
+        """Count a folder that was looked at again: replaced, unchanged or failed."""
+        self._reloads.labels(model, result).inc()
+
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        from prometheus_client import generate_latest
+        from prometheus_client import CollectorRegistry, generate_latest
+        from prometheus_client.multiprocess import MultiProcessCollector
 
-        return generate_latest(self.registry)
+        if not os.environ.get(SHARED):
+            return generate_latest(self.registry)
+        together = CollectorRegistry()
+        MultiProcessCollector(together)  # type: ignore[no-untyped-call]
+        return generate_latest(together)

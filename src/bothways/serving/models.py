@@ -25,11 +25,13 @@ class ServedModel:
         name: what requests call it.
         predictor: the model, prepared.
         created: seconds since 1970 at which it was opened.
+        digest: the SHA-256 of its folder; empty if it was not opened from one.
     """
 
     name: str
     predictor: Predictor
     created: int = field(default=0, compare=False)
+    digest: str = field(default="", compare=False)
 
     @property
     def task(self) -> TaskLearner[Any, Any]:
@@ -88,14 +90,15 @@ class Models:
     """The models of a server by name.
 
     Args:
-        predictors: by name, at least one.
-        created: seconds since 1970.
+        models: by name, at least one.
     """
 
-    def __init__(self, predictors: Mapping[str, Predictor], created: int) -> None:
-        self.by_name = {
-            name: ServedModel(name, predictor, created) for name, predictor in predictors.items()
-        }
+    def __init__(self, models: Mapping[str, ServedModel]) -> None:
+        self.by_name = dict(models)
+
+    def replace(self, model: ServedModel) -> None:
+        """Answer by this model instead of the one with its name."""
+        self.by_name[model.name] = model
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self.by_name.values())

@@ -153,6 +153,8 @@ def _info() -> Schema:
         "length": COUNT,
         "precision": TEXT,
         "labels": listed(TEXT),
+        "since": COUNT,
+        "digest": maybe(TEXT),
     }
     return obj(
         {

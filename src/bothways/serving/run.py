@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from asyncio import TimerHandle
+from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,6 +18,7 @@ import orjson
 
 from bothways.core.errors import ConfigError, ResourceError, optional
 from bothways.serving.app import App, requests_log
+from bothways.serving.deployment import Deployment, Reloader, events_log
 from bothways.serving.errors import RequestError
 
 with optional("serve", "serving"):
@@ -156,7 +158,7 @@ class Server(uvicorn.Server):
         if self._exit_at is not None:
             self.should_exit = self.force_exit = True
             return
-        self.app.draining = True
+        self.app.drain()
         self._exit_at = time.monotonic() + self.delay
 
     async def on_tick(self, counter: int) -> bool:
@@ -235,10 +237,40 @@ def log_as_json(*, requests: bool) -> None:
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.WARNING)
     requests_log.setLevel(logging.INFO if requests else logging.WARNING)
+    events_log.setLevel(logging.INFO)
 
 
-def serve(app: App, bound: socket.socket, *, delay: float = 0.0) -> None:
-    """Serve until a signal ends it; see `Server`."""
-    server = Server(app, delay)
+def serve(
+    app: App, bound: socket.socket, deployment: Deployment, *, parent: Pipe | None = None
+) -> None:
+    """Serve until a signal ends it; see `Server`. SIGHUP opens folders again that have changed.
+
+    Args:
+        app: of the deployment.
+        bound: the socket.
+        deployment: what is served.
+        parent: a pipe from the process above, at whose end the server stops; None for none.
+    """
+    server, reloader = Server(app, deployment.delay), Reloader(app, deployment)
+    terminal = sys.stderr.isatty()
+
+    def hang_up() -> None:
+        if terminal and not sys.stderr.isatty():  # the terminal was closed
+            server.handle_exit(signal.SIGHUP, None)
+        else:
+            reloader.request()
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
+        if parent is not None:
+            loop.add_reader(parent.fileno(), _orphaned, server, parent)
+        await server.serve([bound])
+
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    asyncio.run(server.serve([bound]))
+    asyncio.run(run())
+
+
+def _orphaned(server: Server, parent: Pipe) -> None:
+    asyncio.get_running_loop().remove_reader(parent.fileno())
+    server.handle_exit(signal.SIGTERM, None)

@@ -151,6 +151,8 @@ def _described(model: ServedModel) -> dict[str, Any]:
         "length": model.task.length,
         "precision": model.predictor.precision,
         "labels": list(model.task.labels),
+        "since": model.created,
+        "digest": model.digest or None,
     }
 
 

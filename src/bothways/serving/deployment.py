@@ -1,0 +1,131 @@
+"""What a server answers by: folders under names, opened, and opened again while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bothways.core.errors import ConfigError
+from bothways.hub.provenance import digest_of_folder
+from bothways.prediction.predictor import Predictor, open_task
+from bothways.prediction.prepared_model import PredictPrecision
+from bothways.serving.app import App
+from bothways.serving.errors import RequestError
+from bothways.serving.limits import DEFAULT_LIMITS, Limits
+from bothways.serving.models import ServedModel
+from bothways.serving.tracing import Tracing, tracing
+
+events_log = logging.getLogger("bothways.serving.events")
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The settings of a server process.
+
+    Attributes:
+        folders: model folders, folders of runs or Hub ids, by the names that requests use.
+        task, length, device, precision: as `open_task`.
+        limits, keys, hosts: as `serving.app`.
+        traces: the address of an OpenTelemetry collector; None for no traces.
+        requests: whether each request is a line of the log.
+        delay: seconds between a signal to stop and the end of accepting connections.
+    """
+
+    folders: Mapping[str, str]
+    task: str | None = None
+    length: int | None = None
+    device: str = "auto"
+    precision: PredictPrecision = "fp32"
+    limits: Limits = DEFAULT_LIMITS
+    keys: tuple[str, ...] = ()
+    hosts: tuple[str, ...] | None = None
+    traces: str | None = None
+    requests: bool = True
+    delay: float = 0.0
+
+    def open(self, name: str) -> Predictor:
+        """Return the predictor of a name; errors as `open_task`."""
+        return open_task(
+            self.folders[name],
+            self.task,
+            length=self.length,
+            device=self.device,
+            precision=self.precision,
+            batch_invariant=True,
+        )
+
+    def served(self, name: str) -> ServedModel:
+        """Return the model of a name, opened now."""
+        digest = digest_of_folder(self.folders[name])  # first: a later change is then noticed
+        return ServedModel(name, self.open(name), int(time.time()), digest)
+
+    def app(self) -> App:
+        """Return the app with all models opened; errors as `open_task`."""
+        spans: Tracing | None = None if self.traces is None else tracing(self.traces)
+        models = {name: self.served(name) for name in self.folders}
+        return App(models, self.limits, self.keys, self.hosts, spans)
+
+
+class Reloader:
+    """Opens the folders that have changed again, while the old models answer.
+
+    A folder that cannot be opened, whose model fails, or which has another task leaves the old
+    model in place, with a line in the log. Requests under way are answered by the model they began
+    with.
+
+    Args:
+        application: whose models are replaced.
+        deployment: how they are opened.
+    """
+
+    def __init__(self, application: App, deployment: Deployment) -> None:
+        self.application, self.deployment = application, deployment
+        self._running: asyncio.Task[None] | None = None
+        self._again = False
+
+    def request(self) -> None:
+        """Look at all folders; once more after a pass that is under way."""
+        self._again = True
+        if self._running is None or self._running.done():
+            self._running = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        while self._again:
+            self._again = False
+            for name in self.deployment.folders:
+                await self._reload(name)
+
+    async def _reload(self, name: str) -> None:
+        loop, old = asyncio.get_running_loop(), self.application.models.named(name)
+        line: dict[str, Any] = {"event": "reload", "model": name}
+        try:
+            folder = self.deployment.folders[name]
+            digest = await loop.run_in_executor(None, digest_of_folder, folder)
+            if digest == old.digest:
+                line["result"] = "unchanged"
+                return
+            new = await loop.run_in_executor(None, self.deployment.served, name)
+            if new.kind != old.kind:
+                what = f"the new model is for {new.kind}, and the served one for {old.kind}"
+                raise ConfigError(what, where=folder, fix="Serve it under another name.")
+            await self._try(new)
+            self.application.models.replace(new)
+            self.application.metrics.loaded(name, new.created)
+            line |= {"result": "replaced", "digest": new.digest}
+        except Exception as error:
+            line |= {"result": "failed", "message": f"the old model stays: {error}"}
+        finally:
+            self.application.metrics.reload(name, line["result"])
+            events_log.info(line)
+
+    async def _try(self, model: ServedModel) -> None:
+        """Compute a text by a model; raise RequestError if it fails."""
+        try:
+            await self.application.warm_up(model)
+        except RequestError as error:
+            if error.code in ("internal", "not_finite"):
+                raise

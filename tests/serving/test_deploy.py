@@ -1,0 +1,143 @@
+"""The files in `deploy`: what they name exists in the server, and they are as safe as they say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bothways.cli import app as cli
+from bothways.serving.app import OPEN
+from bothways.serving.limits import DEFAULT_LIMITS
+from bothways.serving.metrics import Metrics
+
+yaml = pytest.importorskip("yaml", reason="needs PyYAML")
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+def load(name: str) -> list[Any]:
+    return list(yaml.safe_load_all((DEPLOY / name).read_text("utf8")))
+
+
+def exposed() -> set[str]:
+    """The names of all samples of a server that has answered, failed and reloaded."""
+    metrics = Metrics(100)
+    metrics.request("/classify", "films", 200, 0.1)
+    metrics.answered("films", 1, 5, 0, 0.1)
+    metrics.batch(5, 1, 0.1)
+    metrics.reload("films", "failed")
+    metrics.loaded("films", 1)
+    rows = metrics.text().decode().splitlines()
+    return {re.split(r"[{ ]", row)[0] for row in rows if not row.startswith("#")}
+
+
+def test_every_metric_that_is_named_exists() -> None:
+    names = exposed()
+    files = ["grafana/dashboard.json", "prometheus/alerts.yml", "kubernetes.yaml"]
+    for file in files:
+        found = set(re.findall(r"\bbothways_\w+", (DEPLOY / file).read_text("utf8")))
+        assert found
+        assert found <= names, file
+    dashboard = (DEPLOY / files[0]).read_text("utf8")
+    counted = {re.sub(r"_(total|created|bucket|sum|count)$", "", name) for name in names}
+    shown = {name for name in counted if name in dashboard}
+    assert counted - shown == {"bothways_batch_sequences"}  # all others are on the dashboard
+
+
+def test_the_labels_that_are_named_exist() -> None:
+    rows = Metrics(1)
+    rows.request("/classify", "films", 200, 0.1)
+    rows.reload("films", "failed")
+    text = rows.text().decode()
+    for file in ("grafana/dashboard.json", "prometheus/alerts.yml"):
+        source = (DEPLOY / file).read_text("utf8").replace('\\"', '"')
+        # instance and job are Prometheus' own, le belongs to histograms
+        labels = set(re.findall(r'[{,]\s*(\w+)(?:=~|!~|!=|=)"', source)) - {"instance", "job"}
+        assert {"status", "route"} <= labels
+        assert all(f'{label}="' in text for label in labels), labels
+
+
+def test_the_dashboard_is_one_that_grafana_reads() -> None:
+    dashboard = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text("utf8"))
+    places = [panel["gridPos"] for panel in dashboard["panels"]]
+    for n, a in enumerate(places):
+        assert a["x"] + a["w"] <= 24
+        for b in places[n + 1 :]:
+            apart = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+            assert apart or a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(places)
+    sources = {panel["datasource"]["uid"] for panel in dashboard["panels"]}
+    assert sources == {load("grafana/datasources.yaml")[0]["datasources"][0]["uid"]}
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            assert target["expr"].count("(") == target["expr"].count(")")
+
+
+def check_words(words: list[str]) -> dict[str, str]:
+    """Parse the arguments of a container as the command does."""
+    _, bound, *_ = cli.parse_args(["serve", *words], exit_on_error=False, print_error=False)
+    return dict(bound.arguments)
+
+
+def test_the_commands_of_containers_are_those_of_the_server() -> None:
+    (compose,) = load("compose.yaml")
+    deployment = next(each for each in load("kubernetes.yaml") if each["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    image = (DEPLOY / "Dockerfile").read_text("utf8")
+    assert json.loads(image.split("ENTRYPOINT ")[1].splitlines()[0]) == ["bothways", "serve"]
+    default = json.loads(image.split("\nCMD ")[1].splitlines()[0])
+    for words in (default, compose["services"]["bothways"]["command"], container["args"]):
+        assert check_words(words)["host"] == "0.0.0.0"
+        assert str(check_words(words)["api_key_file"]) == "/run/secrets/key"
+    delay = float(check_words(container["args"])["drain_delay"])
+    assert pod["terminationGracePeriodSeconds"] > delay + DEFAULT_LIMITS.drain_seconds
+    grace = int(compose["services"]["bothways"]["stop_grace_period"].removesuffix("s"))
+    assert grace > 2 + DEFAULT_LIMITS.drain_seconds
+    probes = [
+        container[f"{kind}Probe"]["httpGet"]["path"]
+        for kind in ("startup", "readiness", "liveness")
+    ]
+    assert probes == ["/ready", "/ready", "/live"]
+    assert set(probes) <= set(OPEN)
+    assert "127.0.0.1:8080/ready" in image
+
+
+def test_containers_are_not_privileged() -> None:
+    image = (DEPLOY / "Dockerfile").read_text("utf8")
+    last = image.rpartition("\nFROM ")[2]
+    assert "\nUSER 10001" in last
+    assert "HEALTHCHECK" in last
+    assert "HF_HUB_OFFLINE=1" in last
+    assert "gcc" not in last
+    (compose,) = load("compose.yaml")
+    service = compose["services"]["bothways"]
+    assert service["read_only"]
+    assert service["volumes"][0].endswith(":ro")
+    for each in compose["services"].values():
+        assert each["cap_drop"] == ["ALL"]
+        assert all(port.startswith("127.0.0.1:") for port in each["ports"])
+    deployment = next(each for each in load("kubernetes.yaml") if each["kind"] == "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["automountServiceAccountToken"] is False
+    (container,) = pod["containers"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+
+
+def test_files_that_are_mounted_and_copied_exist() -> None:
+    (compose,) = load("compose.yaml")
+    mounted = [v.split(":")[0] for s in compose["services"].values() for v in s.get("volumes", ())]
+    for place in (place for place in mounted if place.startswith("./")):
+        assert (DEPLOY / place).exists(), place
+    kept = (DEPLOY / "Dockerfile.dockerignore").read_text("utf8").splitlines()
+    for place in (line.removeprefix("!") for line in kept if line.startswith("!")):
+        assert (DEPLOY.parent / place).exists(), place
+    (prometheus,) = load("prometheus/prometheus.yml")
+    for file in prometheus["rule_files"]:
+        (rules,) = load(f"prometheus/{file}")
+        assert all(rule["annotations"]["summary"] for rule in rules["groups"][0]["rules"])
