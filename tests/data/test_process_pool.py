@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bothways.core.errors import ResourceError
-from bothways.data.process_pool import map_in_order
+from bothways.data.process_pool import NUMBER, map_in_order
 from bothways.runtime.limits import usable_cores
 
 
@@ -124,7 +124,7 @@ def test_an_error_of_the_jobs_stops_the_workers() -> None:
 
 # A script without a main guard.
 SCRIPT = """
-from bothways.data.process_pool import map_in_order
+from bothways.data.process_pool import NUMBER, map_in_order
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
 from test_process_pool import process_id
@@ -166,3 +166,21 @@ def test_usable_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     assert usable_cores() == os.cpu_count()
+
+
+def die_once(mark: str, number: int) -> tuple[int, str]:
+    """End this process at the first call of all processes with this number."""
+    place = Path(f"{mark}-{number}")
+    if number % 3 == 0 and not place.exists():
+        place.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number, os.environ[NUMBER]
+
+
+def test_a_job_whose_worker_was_killed_is_begun_again(tmp_path: Path) -> None:
+    job = functools.partial(die_once, str(tmp_path / "died"))
+    found = list(map_in_order(job, range(6), 2, attempts=2))
+    assert [number for number, _ in found] == [*range(6)]
+    assert {worker for _, worker in found} == {"0", "1"}
+    with pytest.raises(ResourceError, match="a worker process was killed"):
+        list(map_in_order(die, range(4), 2, attempts=2))

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
-from cyclopts import Parameter
-
-from bothways.commands.options import Device, Precision
+from bothways.commands.options import INPUTS, Device, PartOptions, Precision
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,13 +16,13 @@ if TYPE_CHECKING:
 
 def embed(
     folder: str,
-    file: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    *settings: str,
+    *inputs: Annotated[str, INPUTS],
     out: Path,
     text: str | None = None,
     length: int | None = None,
     precision: Precision = "fp32",
     device: Device = "auto",
+    parts: PartOptions = PartOptions(),  # noqa: B008 – frozen
 ) -> None:
     """Compute a vector of each text, in the order of the input and in constant memory.
 
@@ -32,15 +30,15 @@ def embed(
     ----------
     folder
         Model folder, sentence-transformers folder, folder of a run, or Hub id.
-    file
-        .txt (one text per line), .csv, .tsv, .jsonl, .parquet,
-        hub:owner/name:configuration:split, or - for standard input.
-    settings
-        pooling=mean, cls or max; layers=[-1], or several; combine=mean or concat; normalised=true;
-        components=256 for the first 256. Default: the settings of the folder, else the mean of the
-        last layer.
+    inputs
+        A file: .txt (one text per line), .csv, .tsv, .jsonl, .parquet,
+        hub:owner/name:configuration:split, or - for standard input; if --out is a folder, any
+        number of files. Then settings: pooling=mean, cls or max; layers=[-1], or several;
+        combine=mean or concat; normalised=true; components=256 for the first 256. Default: the
+        settings of the folder, else the mean of the last layer.
     out
-        vectors.npy, .parquet or .jsonl.
+        vectors.npy, .parquet or .jsonl; or a folder for vectors in parts, in processes or on a
+        cluster: the same command continues where it was stopped.
     text
         Column of the text.
     length
@@ -48,15 +46,31 @@ def embed(
     """
     import sys
 
+    from bothways.commands.parts import is_folder, one_file, predict_parts, split_inputs
     from bothways.commands.progress import asked, say_guess, say_kernels, watched
     from bothways.core.errors import DataError
     from bothways.prediction.layer_sweep import check_out, write_vectors
     from bothways.prediction.predictor import open_task
 
+    files, settings = split_inputs(inputs)
+    if is_folder(out):
+        predict_parts(
+            out, parts,
+            model=folder, files=files, settings=settings, task="embed", text=text, length=length,
+            precision=precision, device=device,
+        )  # fmt: skip
+        return
+    file = one_file(files, parts)
     check_out(out, file)
     say_kernels(device)
     opened = open_task(
-        folder, "embed", length=length, device=device, precision=precision, settings=settings
+        folder,
+        "embed",
+        length=length,
+        device=device,
+        precision=precision,
+        batch_invariant=True,
+        settings=settings,
     )
     given = asked(opened, text=text)
     reading = opened.read(file, given, labelled=False)

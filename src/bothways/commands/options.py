@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -57,3 +58,48 @@ def _check_names(kind: object, names: str | Iterable[str] | None) -> None:
 
 INPUTS = Parameter(negative_iterable="", allow_leading_hyphen=True, validator=_check_names)
 """File names as arguments of a command, including "-"."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class PartOptions:
+    """Options of predictions in parts (`--out DIR`)."""
+
+    keep: Annotated[
+        tuple[str, ...],
+        Parameter(
+            negative_iterable="",
+            help="With --out DIR: a column to copy to the output, such as a key; old=new renames "
+            "it. May be repeated.",
+        ),
+    ] = ()
+    format: Annotated[
+        Literal["jsonl", "parquet", "npy"] | None,
+        Parameter(
+            help="With --out DIR: of the parts. Default: npy for vectors, parquet if the input is "
+            "or if vectors have columns to keep, else jsonl."
+        ),
+    ] = None
+    rows: Annotated[int, Parameter(help="With --out DIR: rows of a part.")] = 4096
+    rejects: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="With --out DIR: write rows that cannot be read or predicted to DIR/_rejects "
+            "instead of ending at the first.",
+        ),
+    ] = False
+    processes: Annotated[
+        int | None,
+        Parameter(help="With --out DIR: processes that predict; default: 1, on Ray all it has."),
+    ] = None
+    threads: Annotated[
+        int | None,
+        Parameter(help="With --out DIR: of each process; default: all cores, shared; on Ray 1."),
+    ] = None
+    ray: Annotated[
+        str | None,
+        Parameter(
+            help="With --out DIR: predict on a Ray cluster: auto, ray://HOST:10001, or local."
+        ),
+    ] = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from bothways.commands.options import (
+    INPUTS,
     Device,
+    PartOptions,
     Precision,
     RuntimeChoice,
     SecondColumn,
@@ -17,8 +18,8 @@ from bothways.commands.options import (
 
 def predict(  # noqa: PLR0913 – one option per question
     folder: str,
-    file: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-",
-    *settings: str,
+    *inputs: Annotated[str, INPUTS],
+    out: Path | None = None,
     task: str | None = None,
     text: TextColumn = None,
     text_b: SecondColumn = None,
@@ -28,8 +29,9 @@ def predict(  # noqa: PLR0913 – one option per question
     precision: Precision = "fp32",
     device: Device = "auto",
     runtime: RuntimeChoice = "torch",
+    parts: PartOptions = PartOptions(),  # noqa: B008 – frozen
 ) -> None:
-    """Print predictions as JSON lines in the order of the input.
+    """Print predictions as JSON lines in the order of the input, or write them in parts.
 
     On standard input each line is a text; with --text, each line is a JSON object.
 
@@ -37,11 +39,13 @@ def predict(  # noqa: PLR0913 – one option per question
     ----------
     folder
         A fine-tuned model folder, the folder of a fine-tuning run, or a Hub id.
-    file
-        .txt (one text per line), .csv, .tsv, .jsonl, .parquet,
-        hub:owner/name:configuration:split, or - for standard input.
-    settings
-        Settings of the task, such as top=10 for fill or pooling=max for embed.
+    inputs
+        A file: .txt (one text per line), .csv, .tsv, .jsonl, .parquet,
+        hub:owner/name:configuration:split, or - for standard input; with --out any number of files.
+        Then settings of the task, such as top=10 for fill or pooling=max for embed.
+    out
+        A folder for any number of files: predictions in parts, in processes or on a cluster. The
+        same command continues where it was stopped.
     task
         A task of finetune, fill, likelihood, prefer, embed, or another usual name of one of them;
         default: the task of the model.
@@ -54,8 +58,9 @@ def predict(  # noqa: PLR0913 – one option per question
     """
     import json
     import sys
-    from pathlib import Path
 
+    from bothways.bulk.output import prediction_values
+    from bothways.commands.parts import one_file, predict_parts, split_inputs
     from bothways.commands.progress import asked, say_guess, watched
     from bothways.core.config.checks import require_at_least
     from bothways.data.text_io import STDIN
@@ -63,8 +68,15 @@ def predict(  # noqa: PLR0913 – one option per question
     from bothways.prediction.predictor import open_task
 
     require_at_least(1, top=top)
-    if "=" in file and not Path(file).exists():  # echo … | bothways predict MODEL top=3
-        file, settings = STDIN, (file, *settings)
+    files, settings = split_inputs(inputs)
+    if out is not None:
+        predict_parts(
+            out, parts,
+            model=folder, files=files, settings=settings, task=task, text=text, text_b=text_b,
+            top=top, length=length, precision=precision, device=device, runtime=runtime,
+        )  # fmt: skip
+        return
+    file = one_file(files or (STDIN,), parts)
     opened = open_task(
         folder,
         task,
@@ -85,10 +97,7 @@ def predict(  # noqa: PLR0913 – one option per question
     # What is typed or printed on the same terminal would run through the bar.
     with watched(reading, "predicting", hidden=typed or sys.stdout.isatty()) as tally:
         for _, prediction in opened.predict(reading, pace, tally):
-            values = prediction.to_json()
-            if top is not None and isinstance(values.get("probabilities"), dict):
-                ranked = sorted(values["probabilities"].items(), key=lambda item: -item[1])
-                values["probabilities"] = dict(ranked[:top])
+            values = prediction_values(prediction, top)
             print(json.dumps(values, ensure_ascii=False, allow_nan=False), flush=typed)
     if precision == "auto":
         print(f"note: predicted in {opened.precision}", file=sys.stderr)

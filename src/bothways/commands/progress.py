@@ -42,13 +42,10 @@ def asked(opened: Predictor, **columns: str | None) -> Any:
 
 def say_guess(opened: Predictor, reading: Reading[Any], given: object, source: str) -> None:
     """Print on standard error which columns were guessed, if they differ from training."""
+    from bothways.tasks.columns import reads_as_trained
+
     columns, trained = (getattr(each.task, "columns", None) for each in (reading, opened.task))
-    same = (
-        all(name is None or name == getattr(trained, role) for role, name in vars(columns).items())
-        if columns
-        else True
-    )
-    if given is None and not same and _has_columns(source):
+    if given is None and not reads_as_trained(columns, trained) and _has_columns(source):
         print(f"note: the columns are guessed: {columns}", file=sys.stderr)
 
 

@@ -45,9 +45,19 @@ class BothwaysError(Exception):
         self.what, self.where, self.fix = what, where, fix
         super().__init__(what, where, fix)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Return how to copy the error into another process."""
+        return _restored, (type(self), self.what, self.where, self.fix)
+
     def __str__(self) -> str:
         place = "" if self.where is None else os.fspath(self.where).replace("\n", "\\n") + ": "
         return printable(f"{place}{self.what}" + (f"\n  {self.fix}" if self.fix else ""))
+
+
+def _restored(
+    kind: type[BothwaysError], what: str, where: str | os.PathLike[str] | None, fix: str | None
+) -> BothwaysError:
+    return kind(what, where=where, fix=fix)
 
 
 class ConfigError(BothwaysError):

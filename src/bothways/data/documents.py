@@ -11,13 +11,15 @@ document by `max_line_bytes`: a longer one is read as several.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from bothways.core.errors import DataError
 from bothways.data.tables import (
@@ -234,8 +236,14 @@ def _read(name: str, column: str, boundary: Boundary, bytes_read: BytesRead) -> 
         # With --json wiki-extractor writes JSON lines, under the same names.
         first = next((line for _, line in read_lines(path, split=True) if line.strip()), "")
         if first.lstrip().startswith("{"):
-            return _column_documents(json_rows(name, read_lines(path, bytes_read)), column)
+            lines = read_lines(path, bytes_read)
+            return _closing(_column_documents(json_rows(name, lines), column), lines)
     return _text_documents(path, boundary, bytes_read)
+
+
+def _closing(documents: Iterator[Document], lines: Generator[Any]) -> Iterator[Document]:
+    with contextlib.closing(lines):
+        yield from documents
 
 
 def _column_documents(rows: Iterator[TableRow], column: str) -> Iterator[Document]:

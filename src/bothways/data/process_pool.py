@@ -14,6 +14,7 @@ import pickle
 import queue
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,8 +33,12 @@ _SERVE = (
 )
 
 
+NUMBER = "BOTHWAYS_WORKER"
+"""The environment variable that holds a worker's number, from 0 on."""
+
+
 def map_in_order(
-    function: Callable[[JobT], ResultT], jobs: Iterable[JobT], workers: int
+    function: Callable[[JobT], ResultT], jobs: Iterable[JobT], workers: int, attempts: int = 1
 ) -> Generator[ResultT]:
     """Yield the function's results in the order of the jobs.
 
@@ -41,8 +46,11 @@ def map_in_order(
     With one worker, or one job, this process does the work. The function, jobs and results must
     pickle; a function does if it can be imported, or is a `functools.partial` of such a one.
 
+    Args:
+        attempts: how often a job is begun, each time in a new process, if its worker is killed.
+
     Raises:
-        ResourceError: a worker was killed.
+        ResourceError: a worker was killed, at the last attempt.
         RuntimeError: the function raised; the worker's traceback goes to standard error.
     """
     jobs = iter(jobs)
@@ -51,42 +59,58 @@ def map_in_order(
         yield from map(function, itertools.chain(first, jobs))
         return
     pool: list[_Worker] = []
-    idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+    idle: queue.SimpleQueue[int] = queue.SimpleQueue()
+    ending = threading.Event()
 
     def run(job: JobT) -> ResultT:
         """Run a job in the next free worker; there are as many threads as workers."""
-        worker = idle.get()
+        number, left = idle.get(), attempts
         try:
-            result: ResultT = worker.run(job)
-            return result
+            while True:
+                try:
+                    result: ResultT = pool[number].run(job)
+                    return result
+                except ResourceError:
+                    left -= 1
+                    if not left or ending.is_set():
+                        raise
+                    pool[number].kill()
+                    pool[number] = _Worker(function, number)
         finally:
-            idle.put(worker)
+            idle.put(number)
 
     threads = ThreadPoolExecutor(workers)
     pending: deque[Future[ResultT]] = deque()
     try:
         for job in itertools.chain(first, jobs):
             if len(pool) < workers:
-                pool.append(_Worker(function))
-                idle.put(pool[-1])
+                pool.append(_Worker(function, len(pool)))
+                idle.put(len(pool) - 1)
             pending.append(threads.submit(run, job))
             if len(pending) == workers + 2:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
     finally:
+        ending.set()
         threads.shutdown(wait=False, cancel_futures=True)
         for worker in pool:
             worker.kill()
         threads.shutdown()
+        for worker in pool:  # one may have been replaced in the meantime
+            worker.kill()
 
 
 class _Worker:
     """The parent's end of one worker process."""
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
+    def __init__(self, function: Callable[[Any], Any], number: int) -> None:
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        environment = os.environ | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
+        environment = os.environ | {
+            "PYTHONPATH": path,
+            "TOKENIZERS_PARALLELISM": "false",
+            NUMBER: str(number),
+        }
         # In a session of its own: Ctrl-C reaches only the parent, which then ends its workers.
         self._process = subprocess.Popen(
             [sys.executable, "-c", _SERVE],

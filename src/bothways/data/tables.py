@@ -64,6 +64,11 @@ _COLUMN_NAMES = frozenset(
     """.split()  # noqa: SIM905
 )
 
+
+class RowError(DataError):
+    """A row that cannot be read; the rows after it can."""
+
+
 Lines = Iterable[tuple[int, str]]
 Records = Iterator[tuple[int, list[str]]]
 
@@ -85,12 +90,14 @@ class Table:
         names: the columns.
         rows: an iterator, to be read once.
         share: returns the fraction of the file that has been read; None if it is unknown.
+        skip_broken: called before reading, lets the rows go on after a `RowError`.
     """
 
     where: str
     names: tuple[str, ...]
     rows: Iterator[TableRow]
     share: Callable[[], float] | None = None
+    skip_broken: Callable[[], None] = lambda: None
 
 
 def open_table(
@@ -157,13 +164,35 @@ def _open_file(
     except BaseException:
         lines.close()  # now, not when the error's traceback is collected
         raise
-    rows = _closing(table.rows, lines)
-    return replace(table, rows=rows, share=lambda: file_share(path, bytes_read))
+    rows = _ClosedRows(table.rows, lines)
+    share = lambda: file_share(path, bytes_read)  # noqa: E731
+    return replace(table, rows=rows, share=share, skip_broken=rows.skip_broken)
 
 
-def _closing(rows: Iterator[TableRow], lines: Generator[Any]) -> Iterator[TableRow]:
-    with contextlib.closing(lines):
-        yield from rows
+class _ClosedRows:
+    """An iterator over rows that closes the lines at the end and on errors."""
+
+    def __init__(self, rows: Iterator[TableRow], lines: Generator[Any]) -> None:
+        self._rows, self._lines, self._skips = rows, lines, False
+
+    def skip_broken(self) -> None:
+        """Go on after a `RowError`."""
+        self._skips = True
+
+    def __iter__(self) -> Iterator[TableRow]:
+        return self
+
+    def __next__(self) -> TableRow:
+        """Return the next row."""
+        try:
+            return next(self._rows)
+        except BaseException as error:
+            if not (self._skips and isinstance(error, RowError)):
+                self._lines.close()
+            raise
+
+    def __del__(self) -> None:
+        self._lines.close()
 
 
 def _line_table(path: Path, asked: Many[str], lines: Lines) -> Table:
@@ -246,7 +275,8 @@ def _delimited(where: str, records: Records, asked: Many[str]) -> Table:
             fix = "Rename one; columns without a header go by number, from 0: --text 0 …"
             raise DataError(f"two columns are called {name!r}", where=f"{where}:{line}", fix=fix)
         seen.add(name)
-    rows = (_record(where, names, line, values) for line, values in records)
+    # Unlike a generator, `map` goes on after an error.
+    rows = map(lambda record: _record(where, names, *record), records)
     return Table(where, tuple(names), rows)
 
 
@@ -300,7 +330,7 @@ def _record(where: str, names: list[str], line: int, values: list[str]) -> Table
     if len(values) > len(names):
         what = f"has {len(values)} values, but there are {len(names)} columns ({listed(names, 20)})"
         fix = "Quote values that hold the separator, or remove the row."
-        raise DataError(what, where=f"{where}:{line}", fix=fix)
+        raise RowError(what, where=f"{where}:{line}", fix=fix)
     return TableRow(dict(zip(names, values, strict=False)), f"{where}:{line}")
 
 
@@ -308,15 +338,21 @@ def _record(where: str, names: list[str], line: int, values: list[str]) -> Table
 
 
 def json_rows(where: str, lines: Lines) -> Iterator[TableRow]:
-    """Yield the object on each line that is not blank."""
+    """Return an iterator over the objects on the lines that are not blank."""
     fix = (
         'Each line of a .jsonl file is one JSON object, such as {"text": "…"}. '
         "For plain text use the suffix .txt."
     )
-    for number, line in lines:
-        if line.strip():
-            place = f"{where}:{number}"
-            yield TableRow(parse_object(line, place, fix=fix), place)
+
+    def parse(numbered: tuple[int, str]) -> TableRow:
+        """Return the row on a line."""
+        place = f"{where}:{numbered[0]}"
+        try:
+            return TableRow(parse_object(numbered[1], place, fix=fix), place)
+        except DataError as error:
+            raise RowError(error.what, where=error.where, fix=error.fix) from error
+
+    return map(parse, filter(lambda numbered: numbered[1].strip(), lines))
 
 
 def _array_rows(path: Path, bytes_read: BytesRead) -> Iterator[TableRow]:
@@ -400,10 +436,20 @@ def _parquet(path: Path, only: Many[str] | None, bytes_read: BytesRead) -> Table
         from pyarrow import parquet
 
     with _damage(path), open_bytes(path) as stream:
-        names = tuple(parquet.ParquetFile(stream).schema_arrow.names)
+        file = parquet.ParquetFile(stream)
+        names, total = tuple(file.schema_arrow.names), file.metadata.num_rows
     for name in only or ():
         require_column(name, names, path)
-    return Table(str(path), names, _parquet_rows(path, only, bytes_read))
+    done = 0
+
+    def rows() -> Iterator[TableRow]:
+        """Yield the rows and count them."""
+        nonlocal done
+        for row in _parquet_rows(path, only, bytes_read):
+            done += 1
+            yield row
+
+    return Table(str(path), names, rows(), lambda: done / max(1, total))
 
 
 def _parquet_rows(path: Path, only: Many[str] | None, bytes_read: BytesRead) -> Iterator[TableRow]:

@@ -32,6 +32,7 @@ from bothways.core.finding import Finding, places
 from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
+from bothways.data.tables import Table, TableRow
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
@@ -76,11 +77,23 @@ class Reading(Generic[E]):
         task: the task, with the columns that are read.
         examples: an iterator over the examples.
         share: returns how much has been read, from 0 to 1; None where this is unknown.
+        table: what is read, if each of its rows is an example. Its rows are to be read instead of
+            `examples`, where other columns are needed, too.
+        parse: returns the example in a row of the table.
     """
 
     task: Task[E, Any]
     examples: Iterator[E]
     share: Callable[[], float] | None = None
+    table: Table | None = None
+    parse: Callable[[TableRow], E] | None = None
+
+    @classmethod
+    def of_table(
+        cls, task: Task[E, Any], table: Table, parse: Callable[[TableRow], E]
+    ) -> Reading[E]:
+        """Return the reading of a table, of which each row is an example."""
+        return cls(task, map(parse, table.rows), table.share, table, parse)
 
 
 class Task(Generic[E, P]):

@@ -118,3 +118,9 @@ def label_of(value: Any, column: str, where: str) -> str | None:
 def is_absent(value: Any) -> bool:
     """Return whether a value is null or NaN; tables of numbers may write NaN as a text."""
     return value is None or (isinstance(value, float | str) and str(value).strip().lower() == "nan")
+
+
+def reads_as_trained(columns: object, trained: object) -> bool:
+    """Return True if columns that are read are those of training, or absent."""
+    named = vars(columns).items() if columns else ()
+    return all(name is None or name == getattr(trained, role) for role, name in named)

@@ -43,8 +43,9 @@ class TextTask(Task[Any, P]):
             source, columns or NOT_NAMED, usual, labelled, self.label_columns
         )
         self.check_columns(chosen, table.where)
-        examples = (self.parse(row.values, chosen, row.where) for row in table.rows)
-        return Reading(self.with_columns(chosen), examples, table.share)
+        return Reading.of_table(
+            self.with_columns(chosen), table, lambda row: self.parse(row.values, chosen, row.where)
+        )
 
     def example(self, row: Row, *, where: str = "an example") -> Any:
         """Return the example in a row; see `Task.example`."""

@@ -98,8 +98,9 @@ class ChoiceTask(Task[ChoiceExample, ChoicePrediction]):
     ) -> Reading[ChoiceExample]:
         """Open a source and stream its examples; see `Task.read`."""
         table, chosen = open_choices(source, columns or NO_COLUMNS, self.columns, labelled)
-        examples = (example_of(row.values, chosen, row.where) for row in table.rows)
-        return Reading(self.with_columns(chosen), examples, table.share)
+        return Reading.of_table(
+            self.with_columns(chosen), table, lambda row: example_of(row.values, chosen, row.where)
+        )
 
     def example(self, row: Row, *, where: str = "an example") -> ChoiceExample:
         """Return the example in a row; see `Task.example`."""

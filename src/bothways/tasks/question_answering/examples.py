@@ -11,6 +11,7 @@ Source: Rajpurkar et al. 2016 and 2018.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any
 
 from bothways.core.errors import DataError
 from bothways.core.json_reader import parse_json
-from bothways.data.tables import HUB, open_table
+from bothways.data.tables import HUB, Table, TableRow, open_table
 from bothways.data.text_io import file_at, read_lines, suffix_of
 from bothways.tasks.base import Row
 from bothways.tasks.columns import check_characters, describe_columns, require_columns
@@ -107,17 +108,28 @@ def open_questions(
             type.
         ResourceError: no permission to read the file.
     """
-    path = Path(source).expanduser()
-    if not source.startswith(HUB) and suffix_of(path) == ".json":
-        return _squad(path, labelled), None
+    table = question_table(source, columns, labelled=labelled)
+    if table is None:
+        return _squad(Path(source).expanduser(), labelled), None
+    return map(question_parser(columns, labelled=labelled), table.rows), table.share
+
+
+def question_table(source: str, columns: QuestionColumns, *, labelled: bool) -> Table | None:
+    """Return a source with a question per row; None for SQuAD's form. As `open_questions`."""
+    if not source.startswith(HUB) and suffix_of(Path(source).expanduser()) == ".json":
+        return None
     table = open_table(source, [columns.question])
     asked = (columns.question, columns.context, *((columns.answers,) if labelled else ()))
     require_columns(asked, table.names, table.where, _NAMES)
-    rows = enumerate(table.rows, 1)
-    return (
-        question_of({columns.id: number, **row.values}, columns, labelled, row.where)
-        for number, row in rows
-    ), table.share
+    return table
+
+
+def question_parser(columns: QuestionColumns, *, labelled: bool) -> Callable[[TableRow], Question]:
+    """Return a function from rows to questions; it numbers those without an id."""
+    numbers = itertools.count(1)
+    return lambda row: question_of(
+        {columns.id: next(numbers), **row.values}, columns, labelled, row.where
+    )
 
 
 def located(context: str, text: str, start: int) -> int | None:

@@ -60,6 +60,8 @@ from bothways.tasks.question_answering.examples import (
     located,
     open_questions,
     question_of,
+    question_parser,
+    question_table,
 )
 from bothways.tasks.question_answering.metrics import AnswerScores, grade_answer
 from bothways.tasks.windows import TextWindow, windows
@@ -160,8 +162,11 @@ class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
     ) -> Reading[Question]:
         """Open a source and stream its examples; see `Task.read`."""
         chosen = columns or self.columns
+        table, task = question_table(source, chosen, labelled=labelled), self.with_columns(chosen)
+        if table is not None:
+            return Reading.of_table(task, table, question_parser(chosen, labelled=labelled))
         questions, share = open_questions(source, chosen, labelled=labelled)
-        return Reading(self.with_columns(chosen), questions, share)
+        return Reading(task, questions, share)
 
     def example(self, row: Row, *, where: str = "an example") -> Question:
         """Return the example in a row; see `Task.example`."""

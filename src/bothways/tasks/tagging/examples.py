@@ -130,11 +130,15 @@ class TaggedFile:
         columns: the columns that are read.
         examples: an iterator over the sentences.
         share: returns how much has been read, from 0 to 1; None where this is unknown.
+        table: the table that is read; None for columns of words.
+        fields: its columns.
     """
 
     columns: TagColumns
     examples: Numbered
     share: Callable[[], float] | None
+    table: Table | None = None
+    fields: TagColumns = TagColumns()
 
 
 def open_tagged(
@@ -161,14 +165,16 @@ def open_tagged(
     suffix = path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
     if not labelled and asked.text is None and _is_lines(source, path, suffix):
         table = open_table(source)
-        examples = _lines_of_text(table, TagColumns("text"), splitter)
-        return TaggedFile(usual, examples, table.share)
+        fields = TagColumns("text")
+        examples = _lines_of_text(table, fields, splitter)
+        return TaggedFile(usual, examples, table.share, table, fields)
     objects = source == STDIN and asked.text is not None and not asked.text.isdecimal()
     texts = not labelled and suffix == ".tsv" and path.is_file() and _has_texts(path, asked.text)
     if source.startswith(HUB) or suffix in TABLES or objects or texts:
         table = open_table(source, [] if asked.text is None else [asked.text])
         columns = choose_columns(table.names, table.where, asked, usual, labelled)
-        return TaggedFile(columns, _from_table(table, columns, splitter), table.share)
+        examples = _from_table(table, columns, splitter)
+        return TaggedFile(columns, examples, table.share, table, columns)
     return _open_columns(source, path, asked, usual, labelled=labelled)
 
 

@@ -146,11 +146,16 @@ class TaggingTask(Task[TagExample, TagPrediction]):
         """Open a source and stream its examples; see `Task.read`."""
         asked = columns or FIRST_AND_LAST
         file = open_tagged(source, asked, self.columns, labelled=labelled, splitter=self.splitter)
+        task = self.with_columns(file.columns)
         if self.context == "document":
-            examples = with_neighbours(file.examples)
-        else:
-            examples = (example for _, example in file.examples)
-        return Reading(self.with_columns(file.columns), examples, file.share)
+            return Reading(task, with_neighbours(file.examples), file.share)
+        if file.table is None:
+            return Reading(task, (example for _, example in file.examples), file.share)
+        return Reading.of_table(
+            task,
+            file.table,
+            lambda row: example_of(row.values, file.fields, row.where, self.splitter),
+        )
 
     def example(self, row: Row, *, where: str = "an example") -> TagExample:
         """Return the example in a row; see `Task.example`."""

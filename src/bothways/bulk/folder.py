@@ -1,0 +1,189 @@
+"""The folder of the output: parts, a marker for each finished part, and what was asked.
+
+    part-00002-00017.jsonl      the 18th part of the third file
+    _parts/00002-00017.json     its marker: rows, digest of the input, size of the part
+    _rejects/00002-00017.jsonl  rows of that part without a prediction
+    _files/00002.json           marker of a file whose parts are all finished
+    _job.json                   what was asked
+    _SUCCESS                    totals, written at the end
+
+Every file is complete or absent, and a marker follows what it stands for. Names with an underscore
+are passed over by readers of data sets, such as pyarrow's and Spark's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bothways.bulk.parts import PartJob, PartResult, RejectedRow
+from bothways.bulk.request import BulkRequest, PartFormat
+from bothways.core.atomic_files import HIDDEN, replace_file
+from bothways.core.config import reader as configs
+from bothways.core.errors import BothwaysError, ConfigError, ResourceError
+from bothways.core.folder_lock import LOCK, OWNER
+from bothways.core.json_reader import read_object
+from bothways.data.tables import HUB
+from bothways.data.text_io import file_at
+
+JOB, SUCCESS = "_job.json", "_SUCCESS"
+PARTS, REJECTS, FILES = "_parts", "_rejects", "_files"
+
+
+@dataclass(frozen=True)
+class PartMarker:
+    """What is known of a finished part.
+
+    Attributes:
+        digest: of the input rows.
+        share: of its file.
+        size: of the part's file in bytes; None without a row.
+        rows, rejected, cut, blank: see `PartResult`.
+    """
+
+    digest: str
+    share: float
+    size: int | None
+    rows: int
+    rejected: int
+    cut: int
+    blank: int
+
+
+@dataclass(frozen=True)
+class FileMarker:
+    """What is known of a finished file: its parts and, for a local one, its size and time."""
+
+    parts: int
+    size: int | None
+    changed: int | None
+
+
+class BulkFolder:
+    """A folder that this process has locked."""
+
+    def __init__(self, out: Path, request: BulkRequest, form: PartFormat) -> None:
+        self.out, self.request, self.form = out, request, form
+
+    def begin(self) -> None:
+        """Check that the folder is empty or holds the same job, and write down the job.
+
+        Raises:
+            ResourceError: it holds other files.
+            ConfigError: it was begun with other settings.
+        """
+        asked, place = self.request.record(self.form), self.out / JOB
+        if place.exists():
+            _check_same(read_object(place), asked, place)
+        else:
+            passed = {LOCK, OWNER}
+            found = [each.name for each in self.out.iterdir() if each.name not in passed]
+            others = [name for name in found if not name.startswith(HIDDEN)]
+            if others:
+                what = f"holds other files, such as {sorted(others)[0]!r}"
+                fix = "Choose a new or empty folder."
+                raise ResourceError(what, where=self.out, fix=fix)
+        for name in (PARTS, REJECTS, FILES):
+            (self.out / name).mkdir(exist_ok=True)
+        _write_json(place, asked)
+
+    def finished_part(self, job: PartJob) -> PartMarker | None:
+        """Return the marker of a part that is finished for the same rows."""
+        marker = self._marker(job.file, job.part)
+        return None if marker is None or marker.digest != job.digest else marker
+
+    def finished_file(self, number: int) -> list[PartMarker] | None:
+        """Return the markers of a file that is finished and has not changed since."""
+        marker = _read(self.out / FILES / f"{number:05d}.json", FileMarker)
+        if marker is None or (marker.size, marker.changed) != self._stamp(number):
+            return None
+        if marker.size is None:  # a data set of the Hub is read again
+            return None
+        parts = [self._marker(number, part) for part in range(marker.parts)]
+        return None if None in parts else [part for part in parts if part is not None]
+
+    def write(self, result: PartResult) -> None:
+        """Write a part, its rejected rows, then its marker.
+
+        Raises:
+            ResourceError: no space, or no permission.
+        """
+        name, content = f"{result.file:05d}-{result.part:05d}", result.content
+        part, rejects = self._part(result.file, result.part), self.out / REJECTS / f"{name}.jsonl"
+        if content is None:
+            part.unlink(missing_ok=True)
+        else:
+            replace_file(part, lambda file: file.write_bytes(content))
+        if result.rejected:
+            replace_file(rejects, lambda file: file.write_bytes(_lines(result.rejected)))
+        else:
+            rejects.unlink(missing_ok=True)
+        marker = PartMarker(
+            result.digest, result.share, None if content is None else len(content),
+            result.rows, len(result.rejected), result.cut, result.blank,
+        )  # fmt: skip
+        _write_json(self.out / PARTS / f"{name}.json", asdict(marker))
+
+    def finish_file(self, number: int, parts: int) -> None:
+        """Mark a file whose parts are all finished; remove parts beyond them of an earlier try."""
+        while self._marker(number, parts) is not None:
+            name = f"{number:05d}-{parts:05d}"
+            (self.out / PARTS / f"{name}.json").unlink()
+            self._part(number, parts).unlink(missing_ok=True)
+            (self.out / REJECTS / f"{name}.jsonl").unlink(missing_ok=True)
+            parts += 1
+        marker = FileMarker(parts, *self._stamp(number))
+        _write_json(self.out / FILES / f"{number:05d}.json", asdict(marker))
+
+    def finish(self, totals: Mapping[str, int]) -> None:
+        """Mark the whole output as complete."""
+        _write_json(self.out / SUCCESS, dict(totals))
+
+    def _marker(self, number: int, part: int) -> PartMarker | None:
+        """Return the marker of a part whose file is there."""
+        place = self.out / PARTS / f"{number:05d}-{part:05d}.json"
+        marker: PartMarker | None = _read(place, PartMarker)
+        if marker is None or marker.size is None:
+            return marker
+        place = self._part(number, part)
+        return marker if place.is_file() and place.stat().st_size == marker.size else None
+
+    def _part(self, number: int, part: int) -> Path:
+        return self.out / f"part-{number:05d}-{part:05d}.{self.form}"
+
+    def _stamp(self, number: int) -> tuple[int | None, int | None]:
+        name = self.request.files[number]
+        if name.startswith(HUB):
+            return None, None
+        found = file_at(name).stat()
+        return found.st_size, found.st_mtime_ns
+
+
+def _check_same(old: Mapping[str, Any], new: Mapping[str, Any], place: Path) -> None:
+    """Raise ConfigError for the first setting that differs."""
+    for name in {**new, **old}:
+        if old.get(name) != new.get(name):
+            what = f"the folder was begun with {name} = {old.get(name)!r}, not {new.get(name)!r}"
+            fix = "Continue with the same settings, or choose another --out."
+            raise ConfigError(what, where=place, fix=fix)
+
+
+def _read(place: Path, kind: type[Any]) -> Any:
+    """Return a marker; None if it is not there or not one."""
+    try:
+        return configs.read(kind, read_object(place)) if place.is_file() else None
+    except BothwaysError:
+        return None
+
+
+def _write_json(place: Path, value: Mapping[str, Any]) -> None:
+    text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+    replace_file(place, lambda file: file.write_text(text, encoding="utf8", errors="replace"))
+
+
+def _lines(rejected: tuple[RejectedRow, ...]) -> bytes:
+    lines = (json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rejected)
+    return "".join(lines).encode(errors="replace")

@@ -1,0 +1,188 @@
+"""What is asked of bulk prediction, and who computes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from bothways.core.config import reader as configs
+from bothways.core.config.checks import require_at_least
+from bothways.core.errors import ConfigError, DataError
+from bothways.data.tables import HUB
+from bothways.data.text_io import STDIN, file_at
+from bothways.hub.provenance import digest_of_model
+from bothways.prediction.predictor import Predictor, open_learner, open_task
+from bothways.prediction.prepared_model import PredictPrecision
+from bothways.prediction.session_model import Runtime
+from bothways.tasks.base import Task
+from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
+
+PartFormat = Literal["jsonl", "parquet", "npy"]
+
+ROWS = 4096
+"""Rows of a part by default: as many as the engine sorts by length together."""
+
+
+@dataclass(frozen=True)
+class BulkRequest:
+    """Predictions for all rows of files.
+
+    Attributes:
+        model: a model folder, the folder of a run, or a Hub id; readable by every worker.
+        files: names of files, or of Hub data sets.
+        task, settings, length, precision, device, runtime: as in `open_task`.
+        text, text_b: columns of the texts; None as in training.
+        top: how many labels keep their probability; None for all.
+        keep: columns that are copied from the input to the output; "old=new" renames one.
+        form: of a part; None: .npy for vectors without columns to keep, Parquet if all files are,
+            else JSON lines.
+        rows: of a part; the last part of a file has fewer.
+        rejects: whether rows that cannot be read or predicted are written to a file of their own;
+            without it, the first one ends the work.
+    """
+
+    model: str
+    files: tuple[str, ...]
+    task: str | None = None
+    settings: tuple[str, ...] = ()
+    length: int | None = None
+    precision: PredictPrecision = "fp32"
+    device: str = "auto"
+    runtime: Runtime = "torch"
+    text: str | None = None
+    text_b: str | None = None
+    top: int | None = None
+    keep: tuple[str, ...] = ()
+    form: PartFormat | None = None
+    rows: int = ROWS
+    rejects: bool = False
+
+    def __post_init__(self) -> None:
+        require_at_least(1, rows=self.rows, top=self.top)
+        if not self.files:
+            raise ConfigError("names no file", where="files", fix="Name one or more.")
+        for name in self.files:
+            if name == STDIN:
+                fix = "Write it to a file first, or leave --out away."
+                raise ConfigError("parts are made of files, not of a pipe", where=name, fix=fix)
+            if not name.startswith(HUB):
+                file_at(name)
+        new = [column for _, column in self.kept]
+        if len({*new}) < len(new):
+            what = f"names a column twice: {', '.join(new)}"
+            raise ConfigError(what, where="keep", fix="Rename one, such as --keep old=new.")
+
+    @property
+    def kept(self) -> list[tuple[str, str]]:
+        """The columns to copy: their names in the input and in the output."""
+        pairs = (name.partition("=") for name in self.keep)
+        return [(old, new or old) for old, _, new in pairs]
+
+    def open(self, device: str | None = None) -> Predictor:
+        """Open the model with its task; a row has the same prediction in every part."""
+        return open_task(
+            self.model,
+            self.task,
+            length=self.length,
+            device=device or self.device,
+            precision=self.precision,
+            batch_invariant=True,
+            runtime=self.runtime,
+            settings=self.settings,
+        )
+
+    def definition(self) -> Task[Any, Any]:
+        """Return the task alone, for a process that computes nothing."""
+        if self.runtime != "torch":
+            return self.open().task.task
+        return open_learner(
+            self.model, self.task, length=self.length, device="cpu", settings=self.settings
+        ).task
+
+    def columns(self, task: Task[Any, Any]) -> Any:
+        """Return the named columns as the column type of the task; None if there are none.
+
+        Raises:
+            ConfigError: the task has no such column.
+        """
+        named = {"text": self.text, "text_b": self.text_b}
+        given = {role: name for role, name in named.items() if name is not None}
+        kind = type(task.columns)  # type: ignore[attr-defined]
+        return configs.read(kind, given, where="columns") if given else None
+
+    def form_for(self, task: Task[Any, Any]) -> PartFormat:
+        """Return the format of the parts.
+
+        Raises:
+            ConfigError: .npy holds neither predictions other than vectors nor columns.
+        """
+        vectors = isinstance(task, SentenceEmbeddingTask)
+        if self.form == "npy" and not vectors:
+            what = f"npy holds vectors, and the task is {task.name!r}"
+            raise ConfigError(what, where="format", fix="Choose jsonl or parquet.")
+        if self.form == "npy" and self.keep:
+            what = "npy holds no columns to keep"
+            raise ConfigError(what, where="format", fix="Choose parquet or jsonl.")
+        if self.form is not None:
+            return self.form
+        if all(name.endswith(".parquet") for name in self.files):
+            return "parquet"
+        if vectors:
+            return "parquet" if self.keep else "npy"
+        return "jsonl"
+
+    def record(self, form: PartFormat) -> dict[str, Any]:
+        """Return what decides the output, as plain values."""
+        values = dataclasses.asdict(self) | {"form": form}
+        values |= {"files": [*self.files], "settings": [*self.settings], "keep": [*self.keep]}
+        del values["device"]
+        return values | {"sha256 of the model": digest_of_model(self.model)}
+
+
+@dataclass(frozen=True)
+class LocalWorkers:
+    """Processes of this machine.
+
+    Attributes:
+        processes: 1 computes in this process.
+        threads: of each; None: all cores, divided by the processes.
+    """
+
+    processes: int = 1
+    threads: int | None = None
+    kind: Literal["local"] = "local"
+
+    def __post_init__(self) -> None:
+        require_at_least(1, processes=self.processes, threads=self.threads)
+
+
+@dataclass(frozen=True)
+class RayWorkers:
+    """Actors of a Ray cluster.
+
+    Attributes:
+        address: of the cluster: "auto", "ray://HOST:10001", or "local" for a new one here.
+        processes: number of actors; None: as many as the cluster has room for now.
+        threads: processor cores of each.
+    """
+
+    address: str
+    processes: int | None = None
+    threads: int = 1
+    kind: Literal["ray"] = "ray"
+
+    def __post_init__(self) -> None:
+        require_at_least(1, processes=self.processes, threads=self.threads)
+
+
+Workers = LocalWorkers | RayWorkers
+
+
+def check_not_inside(out: Path, files: tuple[str, ...]) -> None:
+    """Raise DataError if a file lies in the folder that is written to."""
+    for name in files:
+        if not name.startswith(HUB) and file_at(name).parent.resolve() == out.resolve():
+            what = "lies in the folder of the output"
+            raise DataError(what, where=name, fix="Choose another --out.")

@@ -1,0 +1,122 @@
+"""Parts on a Ray cluster, and Ray Serve in front of the server: `make ray` runs these tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bothways.bulk.folder import PARTS
+from bothways.bulk.request import BulkRequest, RayWorkers
+from bothways.bulk.run import predict_files
+from heard_progress import Heard
+from toy_bulk import make_classifier, make_rows, write_rows
+
+pytestmark = [
+    pytest.mark.skipif(
+        os.environ.get("BOTHWAYS_TEST_RAY") != "1", reason="starts a Ray cluster: run make ray"
+    ),
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two workers of a cluster on this machine."""
+    import ray
+
+    source = str(Path(__file__).parents[2] / "src")
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=200 * 2**20,
+        runtime_env={"env_vars": {"PYTHONPATH": source}},
+    )
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_classifier(tmp_path_factory.mktemp("model")))
+
+
+class Killing(Heard):
+    """Kills a process of the cluster after some parts."""
+
+    def __init__(self, ray: Any, after: int) -> None:
+        super().__init__()
+        self.ray, self.after, self.killed = ray, after, 0
+
+    def advance(self, done: float | int, note: str | None = None) -> None:
+        super().advance(done, note)
+        self.after -= 1
+        if self.after == 0:
+            self.killed = actor_processes()[0]
+            os.kill(self.killed, signal.SIGKILL)
+
+
+def actor_processes() -> list[int]:
+    """Return the processes of this session that are actors of the library."""
+    found = []
+    for place in Path("/proc").iterdir():
+        try:
+            title = (place / "cmdline").read_bytes() if place.name.isdecimal() else b""
+        except OSError:
+            continue
+        if title.startswith(b"ray::_Actor"):
+            found.append(int(place.name))
+    return sorted(found)
+
+
+def test_a_cluster_writes_the_bytes_of_one_process_and_survives_a_killed_worker(
+    cluster: Any, model: str, tmp_path: Path
+) -> None:
+    files = [
+        write_rows(tmp_path / f"{seed}{kind}", make_rows(60, seed))
+        for seed, kind in ((1, ".jsonl"), (2, ".parquet"))
+    ]
+    asked = BulkRequest(model, tuple(files), rows=4, keep=("id",), form="parquet")
+    predict_files(asked, tmp_path / "local")
+    killing = Killing(cluster, 5)
+    done = predict_files(asked, tmp_path / "out", RayWorkers("auto", 2), killing)
+    assert killing.killed
+    assert killing.killed not in actor_processes()
+    assert (done.rows, done.parts, done.again) == (120, 30, 0)
+    names = [file.name for file in sorted((tmp_path / "local").glob("part-*"))]
+    assert names == [file.name for file in sorted((tmp_path / "out").glob("part-*"))]
+    for name in names:
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
+    # What a cluster has begun, one process continues.
+    for number in (3, 17):
+        (tmp_path / "out" / PARTS / f"00000-{number:05d}.json").unlink(missing_ok=True)
+    assert predict_files(asked, tmp_path / "out").again in (28, 29)
+
+
+def test_ray_serve_answers_as_the_server_does(cluster: Any, model: str) -> None:
+    serve = pytest.importorskip("ray.serve")
+    from bothways.serving.ray_serve import deployment
+
+    serve.start(http_options={"port": 8123})
+    serve.run(deployment(model, cores=1), route_prefix="/")
+    body = json.dumps({"inputs": "the film was fine"}).encode()
+    asked = urllib.request.Request(
+        "http://127.0.0.1:8123/predict", body, {"Content-Type": "application/json"}
+    )
+    for _ in range(50):
+        try:
+            with urllib.request.urlopen(asked, timeout=30) as answer:
+                found = json.loads(answer.read())
+            break
+        except OSError:
+            time.sleep(0.5)
+    assert found[0]["label"] in ("neg", "pos")
+    serve.shutdown()

@@ -1,0 +1,56 @@
+"""A classifier and files of several kinds, for predictions in parts."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pyarrow
+import torch
+from pyarrow import parquet
+
+from bothways.hub.model_folder import load_model, save_model
+from bothways.model.heads import LabelHead, PoolerHead
+from bothways.model.model import Model
+from toy_folder import FILLERS, make_folder
+
+
+def make_classifier(folder: Path) -> Path:
+    """Return the folder of a classifier of two labels, with random weights."""
+    loaded = load_model(make_folder(folder / "bert"))
+    torch.manual_seed(1)
+    model = Model(loaded.model.config, (PoolerHead(), LabelHead(2)), loaded.model.encoder)
+    save_model(folder / "classifier", model, loaded.tokenizer(), labels=("neg", "pos"))
+    return folder / "classifier"
+
+
+def make_rows(count: int, seed: int = 0) -> list[dict[str, object]]:
+    draw = random.Random(seed)
+    return [
+        {
+            "id": seed * 1000 + number,
+            "text": " ".join(draw.choices(FILLERS[:-1], k=draw.randint(1, 20))),
+            "source": None if number % 3 else f"s{number}",
+        }
+        for number in range(count)
+    ]
+
+
+def write_rows(file: Path, rows: list[dict[str, object]]) -> str:
+    """Write rows by the suffix of a file; return its name."""
+    texts = [str(row["text"]) for row in rows]
+    match file.suffix:
+        case ".txt":
+            file.write_text("".join(f"{text}\n" for text in texts))
+        case ".jsonl":
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        case ".tsv":
+            lines = [f"{row['id']}\t{row['text']}\n" for row in rows]
+            file.write_text("id\ttext\n" + "".join(lines))
+        case ".csv":
+            lines = [f'{row["id"]},"{row["text"]}"\n' for row in rows]
+            file.write_text("id,text\n" + "".join(lines))
+        case ".parquet":
+            parquet.write_table(pyarrow.Table.from_pylist(rows), file, row_group_size=10)
+    return str(file)
