@@ -106,7 +106,7 @@ def test_ray_serve_answers_as_the_server_does(cluster: Any, model: str) -> None:
     from bothways.serving.ray_serve import deployment
 
     serve.start(http_options={"port": 8123})
-    serve.run(deployment(model, cores=1), route_prefix="/")
+    serve.run(deployment({"films": model}), route_prefix="/")
     body = json.dumps({"inputs": "the film was fine"}).encode()
     asked = urllib.request.Request(
         "http://127.0.0.1:8123/predict", body, {"Content-Type": "application/json"}
