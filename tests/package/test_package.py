@@ -27,7 +27,7 @@ LAYERS = [
     {"analysis"},
     {"pretraining", "finetuning"},
     {"sweeps"},
-    {"quickstart", "paper", "bench", "export", "serving"},
+    {"quickstart", "paper", "bench", "export", "serving", "bulk"},
     {"commands"},
     {"api"},
 ]

@@ -7,7 +7,7 @@
     _job.json                   what was asked
     _SUCCESS                    totals, written at the end
 
-Every file is complete or absent, and a marker follows what it stands for. Names with an underscore
+Every file is complete or absent, and a marker is written after what it marks. Names with an underscore
 are passed over by readers of data sets, such as pyarrow's and Spark's.
 """
 

@@ -181,8 +181,8 @@ Workers = LocalWorkers | RayWorkers
 
 
 def check_not_inside(out: Path, files: tuple[str, ...]) -> None:
-    """Raise DataError if a file lies in the folder that is written to."""
+    """Raise DataError if a file is in the folder that is written to."""
     for name in files:
         if not name.startswith(HUB) and file_at(name).parent.resolve() == out.resolve():
-            what = "lies in the folder of the output"
+            what = "is in the folder of the output"
             raise DataError(what, where=name, fix="Choose another --out.")

@@ -90,8 +90,8 @@ def predict_files(
 ) -> BulkResult:
     """Predict all rows of the files into parts in a folder; finished parts stay as they are.
 
-    Whoever computes a part, its bytes are the same where predictions are batch-invariant; elsewhere
-    on processors of one kind.
+    The bytes of a part do not depend on the worker that computes it where predictions are
+    batch-invariant; elsewhere they are the same on processors of one kind.
 
     Raises:
         ConfigError: an invalid setting, or the folder was begun with other ones.
