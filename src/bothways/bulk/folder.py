@@ -7,8 +7,8 @@
     _job.json                   what was asked
     _SUCCESS                    totals, written at the end
 
-Every file is complete or absent, and a marker is written after what it marks. Names with an underscore
-are passed over by readers of data sets, such as pyarrow's and Spark's.
+Every file is complete or absent, and a marker is written after what it marks. Readers of data
+sets, such as pyarrow's and Spark's, ignore names with an underscore.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class _BulkRun:
 
     @property
     def request(self) -> BulkRequest:
-        """What is computed."""
+        """The request that is computed."""
         return self.folder.request
 
     @property
