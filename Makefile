@@ -6,7 +6,7 @@ CC ?= cc
 # 1 where the kernels can be compiled: their tests then fail, and are not skipped, if they are missing.
 KERNELS := $(shell [ "$$(uname -sm)" = "Linux x86_64" ] && command -v $(CC) > /dev/null && echo 1)
 
-.PHONY: quickstart test check docs kernels kernels-strict kernels-asan wheels fuzz ray api format clean
+.PHONY: quickstart test test-elastic check docs kernels kernels-strict kernels-asan wheels fuzz ray api format clean
 
 quickstart: .venv/.quickstart
 	$(BIN)/bothways quickstart
@@ -23,6 +23,11 @@ check: test
 # The documentation as a site in site/, which also works from the folder; warnings are errors.
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
+# Ranks that are killed at random under torchrun, and checkpoints on a local S3 server; minutes.
+test-elastic: .venv/.test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'moto[server]' s3fs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m elastic
 
 # Compile the kernels of this source tree again.
 kernels: .venv/.test

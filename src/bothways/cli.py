@@ -60,6 +60,14 @@ _COMMANDS = {
     "serve": ("serve:serve", "Serve models over HTTP, for every task, to the clients people have."),
     "search": ("search:search", "Fine-tune over a grid of settings, keep the best model."),
     "compare": ("compare:compare", "Test whether two fine-tuned models differ significantly."),
+    "compare-runs": (
+        "compare_runs:compare_runs",
+        "Compare the curves, settings and speed of runs on one page.",
+    ),
+    "inspect-step": (
+        "inspect_step:inspect_step",
+        "Repeat one step of a pre-training run, sequence by sequence.",
+    ),
     "convert": (
         "convert:convert",
         "Convert TensorFlow checkpoints, to Longformers, to other vocabularies.",

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -45,6 +45,7 @@ from bothways.training.optimizers import (
 )
 from bothways.training.run import Training, TrainingPhase, train
 from bothways.training.schedules import Linear
+from bothways.training.sharding import sharded, whole
 from bothways.training.state import RunState
 from bothways.training.store import FolderStore
 
@@ -56,6 +57,10 @@ class Toy(Learner):
     """Predicts hidden tokens, and a label of each sequence that has one; the latter without counting hits."""
 
     hidden_matrices = {"inner.weight": 2}  # noqa: RUF012
+
+    @property
+    def gathered_apart(self) -> list[nn.Module]:
+        return [self.inner]
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -140,25 +145,28 @@ def fit_toy(
     until: int,
     plan: parallel.Plan = SINGLE,
     config: OptimizerConfig = AdamW(lr=0.01),  # noqa: B008
+    clip_norm: float | None = None,
 ) -> dict[str, dict[str, Tensor]]:
-    """Train without clipping; weights, and the first moments, which after one step are the gradients times 1 − β₁."""
-    optimizer = build_optimizer(config, learner.trained_parameters(), matrices=learner.matrices())
-    fit(
-        learner,
-        batches,
-        optimizer,
-        lambda progress: 1.0,
-        plan,
-        until=Steps(until),
-        progress=RunState(),
-        on_step=lambda progress, meter: False,
-        precision="fp32",
-        clip_norm=None,
-    )
-    moments = {
-        name: optimizer.state[parameter]["exp_avg"]
-        for name, parameter in learner.trained_parameters()
-    }
+    """Train; weights, and the first moments, which after one step are the gradients times 1 − β₁."""
+    with sharded(learner, plan):
+        parameters = learner.trained_parameters()
+        optimizer = build_optimizer(config, parameters, matrices=learner.matrices())
+        fit(
+            learner,
+            batches,
+            optimizer,
+            lambda progress: 1.0,
+            plan,
+            until=Steps(until),
+            progress=RunState(),
+            on_step=lambda progress, meter: False,
+            precision="fp32",
+            clip_norm=clip_norm,
+        )
+        moments = {
+            name: whole(optimizer.state[parameter]["exp_avg"])
+            for name, parameter in learner.trained_parameters()
+        }
     return {"weights": learner.state_dict(), "moments": moments}
 
 
@@ -251,10 +259,31 @@ def killed_in_save(folder: Path, flush: int) -> None:
     session(folder)
 
 
+def enter_ranks(rank: int, world: int, port: int) -> None:
+    """Set what torchrun sets, on one machine."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ["LOCAL_WORLD_SIZE"] = str(world)
+
+
+def on_ranks(world: int, work: Callable[..., object], *arguments: object) -> None:
+    """Run `work(rank, world, port, *arguments)` in a process for each rank."""
+    port = free_port()
+    ranks = [
+        processes().Process(target=work, args=(rank, world, port, *arguments))
+        for rank in range(world)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(120)
+        rank.kill()  # what waits for a rank that has failed
+    assert [rank.exitcode for rank in ranks] == [0] * world
+
+
 def rank_main(rank: int, port: int, folder: Path) -> None:
     """What rank 0 or 1 of two does; what it found is written to the folder."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    enter_ranks(rank, 2, port)
     plan = parallel.plan_here()
     with parallel.connected(plan, torch.device("cpu")):
         found = _collective(plan) | _sessions(plan, folder)
@@ -317,6 +346,9 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+_LATEST = ("tensorboard.summary.writer.record_writer",)
+
+
 @functools.cache
 def processes() -> ForkServerContext:
     """Processes that begin with torch imported, and nothing else of this one."""
@@ -324,9 +356,8 @@ def processes() -> ForkServerContext:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     context = multiprocessing.get_context("forkserver")
     # What torch and TensorBoard import late is imported once, too.
-    context.set_forkserver_preload(
-        ["toy_training", "torch._dynamo", "tensorboard.summary.writer.record_writer"]
-    )
+    late = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint")
+    context.set_forkserver_preload(["toy_training", "bothways.pretraining.run", *late, *_LATEST])
     return context
 
 

@@ -96,6 +96,7 @@ def test_ranks_that_pre_train_draw_by_their_number(
         batch=ExampleBudget(8),
         held_out=0.1,
         evaluation_tokens=400,
+        sharding=None,  # the ranks of this test are not connected
     )
     settings = replace(settings, objective=replace(settings.objective, masking=Masking(rate=0.3)))
     monkeypatch.setattr(pre_training, "HeldOut", Unasked)

@@ -16,16 +16,16 @@ import bothways
 from bothways.core.atomic_files import file_digest
 from bothways.core.errors import CheckpointError, ResourceError
 from bothways.core.source import Cursor
-from bothways.training import checkpoint
+from bothways.training import checkpoint, saved_state
 from bothways.training.checkpoint import (
     Best,
     Keep,
     best,
     checkpoints,
     latest,
+    new_checkpoint,
     prune,
     read_checkpoint,
-    save_checkpoint,
 )
 from bothways.training.optimizers import AdamW, build_optimizer
 from bothways.training.parallel import Replicated
@@ -50,7 +50,9 @@ def save_at(run, step, metrics=None, learner=None):
         else (learner, build_optimizer(AdamW(), learner.named_parameters()))
     )
     progress = RunState(steps=step, tokens=step * 30, cursor=Cursor(1, 0, step))
-    save_checkpoint(run, learner, optimizer, SINGLE, progress, metrics=metrics or {}, config=CONFIG)
+    new_checkpoint(
+        run, learner, optimizer, SINGLE, progress, metrics=metrics or {}, config=CONFIG
+    ).write()
     return run / f"step-{step}"
 
 
@@ -69,9 +71,9 @@ def saved(tmp_path):
 def test_everything_comes_back(tmp_path):
     learner, optimizer = trained()
     progress = RunState(3, 90, 0.5, 1.25, Cursor(0, 2, 1), 1, (Cursor(0, 1, 4),))
-    save_checkpoint(
+    new_checkpoint(
         tmp_path, learner, optimizer, SINGLE, progress, metrics={"loss": 2.5}, config=CONFIG
-    )
+    ).write()
     expected = torch.rand(3)
     again = toy()
     other = build_optimizer(AdamW(lr=0.5), again.named_parameters())
@@ -166,13 +168,13 @@ def test_a_damaged_manifest_is_refused(saved, content, message):
     refused(saved, message)
 
 
-@pytest.mark.parametrize("change", [{"format": 2, "bothways": "9.0"}, {"format": None}])
+@pytest.mark.parametrize("change", [{"format": 3, "bothways": "9.0"}, {"format": None}])
 def test_another_format_is_refused(saved, change):
     manifest = json.loads((saved / "manifest.json").read_text()) | change
     (saved / "manifest.json").write_text(json.dumps(manifest))
     refused(
         saved,
-        f"is of format {change['format']}, by bothways {manifest['bothways']}; bothways .* reads format 1",
+        f"is of format {change['format']}, by bothways {manifest['bothways']}; bothways .* reads formats 1 and 2",
     )
 
 
@@ -361,7 +363,7 @@ def test_an_error_that_is_not_the_disks_is_left_as_it_is(tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(checkpoint, "save_model", fail)
+    monkeypatch.setattr(saved_state, "save_file", fail)
     with pytest.raises(RuntimeError, match="the device is gone"):
         save_at(tmp_path, 2)
     assert list(tmp_path.iterdir()) == []
@@ -408,9 +410,9 @@ def test_frozen_parts_are_not_in_a_checkpoint_and_survive_its_restoration(tmp_pa
 
     learner = Taught()
     optimizer = build_optimizer(AdamW(), learner.trained_parameters())
-    save_checkpoint(
+    new_checkpoint(
         tmp_path, learner, optimizer, SINGLE, RunState(steps=1), metrics={}, config=CONFIG
-    )
+    ).write()
     folder = tmp_path / "step-1"
     assert not any(name.startswith("teacher") for name in load_file(folder / "model.safetensors"))
     other = Taught()

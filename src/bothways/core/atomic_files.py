@@ -32,7 +32,7 @@ def replace_folder(place: Path) -> Iterator[Path]:
     Raises:
         ResourceError: no space or no permission; `place` is as it was.
     """
-    hidden = place.with_name(f"{HIDDEN}new-{place.name}")
+    hidden = hidden_folder(place)
     with os_errors(place, _FIX):
         recover_folder(place)
         try:
@@ -46,6 +46,11 @@ def replace_folder(place: Path) -> Iterator[Path]:
             _flush(place.parent)
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
+
+
+def hidden_folder(place: Path) -> Path:
+    """Return where the folder that will be `place` is written."""
+    return place.with_name(f"{HIDDEN}new-{place.name}")
 
 
 def recover_folder(place: Path) -> None:

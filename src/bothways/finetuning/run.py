@@ -56,8 +56,8 @@ def finetune(
 ) -> FinetuneResult:
     """Fine-tune from a model folder, and save the model in `folder/model`.
 
-    Under `torchrun` each process is a rank. SIGINT and SIGTERM end a run in a folder after a step,
-    with a checkpoint.
+    Under `torchrun` each process is a rank. SIGINT, SIGTERM, SIGHUP and SIGUSR1 end a run in a
+    folder after a step, with a checkpoint.
 
     Args:
         folder: of this run: checkpoints, metrics, `config.toml`, `model/`, `report.html`; None for

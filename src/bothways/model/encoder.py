@@ -77,6 +77,18 @@ class Encoder(nn.Module):
         self.norm = layer_norm(config) if final else nn.Identity()
         initialise(self, config.initial_range)
 
+    @property
+    def gathered_apart(self) -> list[nn.Module]:
+        """The blocks that run once in a forward pass: `training.sharding` gathers each by itself.
+
+        Blocks that layers share run more often, as does the last one of a mask decoder.
+        """
+        if self.config.sharing is not None:
+            return []
+        position = self.config.position
+        decoder = isinstance(position, Disentangled) and position.absolute == "decoder"
+        return [*self.blocks][:-1] if decoder else [*self.blocks]
+
     def layer(self, number: int) -> list[nn.Module]:
         """Return the blocks of a layer in order: one of its own, or those of its group."""
         depth, sharing = self.config.depth, self.config.sharing

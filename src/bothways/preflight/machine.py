@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -27,19 +28,49 @@ from bothways.runtime.devices import (
     memory_available,
     resolve_precision,
 )
-from bothways.training.parallel import Plan
+from bothways.training.parallel import Plan, Sharding, Single, gather, shard
 from bothways.training.run import Training
 from bothways.training.trackers import Peak
 
 
-def check_machine(load: Load, folder: Path | None, device: torch.device) -> list[Finding]:
+def check_machine(
+    load: Load, folder: Path | None, device: torch.device, ranks: int = 1
+) -> list[Finding]:
     """Check the disk space for checkpoints and model, and estimate the memory of a step.
 
     Args:
         folder: of the run; None for a run in memory.
+        ranks: the number of processes that may have one model between them.
     """
     disk = [] if folder is None else _check_disk(load, folder)
-    return [*disk, *_check_memory(load, device)]
+    return [*disk, *_check_memory(load, device, ranks)]
+
+
+def choose_plan(
+    plan: Plan,
+    sharding: Literal["auto"] | Sharding | None,
+    load: Load,
+    device: torch.device,
+    progress: Progress = SILENT,
+) -> Plan:
+    """Return how the ranks hold the model: one copy each, or one between them.
+
+    "auto" lets them share it if whole copies do not fit (`Load.fits`) in the memory of the rank
+    with the least. All ranks call this; they are connected.
+    """
+    if isinstance(plan, Single) or sharding is None:
+        return plan
+    if sharding != "auto":
+        return shard(plan, sharding)
+    free = memory_available(device)
+    known = torch.tensor(float("inf") if free is None else float(free), dtype=torch.float64)
+    least = float(gather(plan, known).min())
+    if load.fits(least, device, "replicated", plan.world):
+        return plan
+    needed = load.memory(device, "replicated", plan.world).total
+    what = f"a step with a whole model may take {_size(needed)} of memory, and {_size(least)} are"
+    progress.message(f"note: the {plan.world} ranks share one model: {what} free")
+    return shard(plan, Sharding())
 
 
 def speed(
@@ -83,17 +114,19 @@ def _check_disk(load: Load, folder: Path) -> list[Finding]:
     ]
 
 
-def _check_memory(load: Load, device: torch.device) -> list[Finding]:
-    free, fixed = memory_available(device), load.fixed
+def _check_memory(load: Load, device: torch.device, ranks: int) -> list[Finding]:
+    free, fixed, memory = memory_available(device), load.fixed / ranks, load.memory(device)
     if free is None:
         return []
+    if ranks > 1 and not load.fits(free, device, "replicated", ranks):
+        memory = load.memory(device, "sharded", ranks)
     if fixed > free:
         what = (
             f"the model with its optimizer takes {_size(fixed)} of memory, "
             f"but {_size(free)} are free on {device}"
         )
         return [Finding("memory", "error", what, fix="Use a smaller model or another machine.")]
-    if (peak := load.memory(device).total) > free:
+    if (peak := memory.total) > free:
         what = f"a step may take {_size(peak)} of memory, but {_size(free)} are free on {device}"
         fix = f"Halve it; it is {load.microbatch}." + (
             "" if load.training.recompute else " Or set training.recompute=true."

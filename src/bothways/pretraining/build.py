@@ -35,8 +35,9 @@ from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.layers import with_layers
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.durations import Epochs, Steps, Tokens
-from bothways.training.parallel import Plan
+from bothways.training.parallel import Plan, Single
 
+SINGLE = Single()
 C = TypeVar("C", bound=ModelConfig)
 
 
@@ -233,6 +234,7 @@ def preflight(
     corpus: Corpus | Corpora,
     folder: Path | None,
     device: torch.device,
+    plan: Plan = SINGLE,
 ) -> list[Finding]:
     """Return the notes and warnings about a run: ids, classes, data, disk and memory.
 
@@ -243,13 +245,9 @@ def preflight(
     longest = max(phase.length for phase in settings.phases)
     models = settings.objective.models(settings.encoder)
     findings = [*check_model(settings.encoder, corpus.tokenizer, longest)]
-    frozen = settings.objective.frozen_models  # these have neither gradients nor checkpoints
-    parts = tuple(spec for role, spec in models.items() if role not in frozen)
-    shared = settings.objective.shared_parameters(settings.encoder)
-    predicted = settings.objective.predicted
-    micro = settings.microbatch_tokens
-    load = Load(parts, longest, micro, settings.training, shared, predicted)
-    findings += check_machine(load, folder, device)
+    # Ranks that may share a model do so where it would not fit otherwise.
+    ranks = 1 if settings.sharding is None else plan.world
+    findings += check_machine(load_of(settings), folder, device, ranks)
     findings += _check_class(*models["model"], corpus.tokenizer)
     findings += _check_start(settings)
     fix = "Train a tokenizer on this text, and build the corpus with it."
@@ -259,6 +257,20 @@ def preflight(
         findings += [dataclasses.replace(each, what=f"{named}{each.what}") for each in found]
     findings += _check_mixture(settings, corpora)
     return report_findings(dict.fromkeys(findings))
+
+
+def load_of(settings: PretrainConfig) -> Load:
+    """Return the demands of a run in which each rank has a whole model."""
+    models, frozen = settings.objective.models(settings.encoder), settings.objective.frozen_models
+    return Load(
+        # Frozen ones have neither gradients nor checkpoints.
+        tuple(spec for role, spec in models.items() if role not in frozen),
+        max(phase.length for phase in settings.phases),
+        settings.microbatch_tokens,
+        settings.training,
+        settings.objective.shared_parameters(settings.encoder),
+        settings.objective.predicted,
+    )
 
 
 FEWEST_DRAWN = 3

@@ -7,7 +7,7 @@ change it; what came out is saved with the run.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from bothways.core.config.checks import require_seed
 from bothways.core.config.reader import Members
@@ -24,6 +24,7 @@ from bothways.objectives.catalogue import AnyObjective
 from bothways.objectives.masked_lm import MaskedLMNextSentence, with_masking
 from bothways.objectives.objective import Objective, segments_for
 from bothways.training.optimizers import AdamW, BertAdam, peak_rate
+from bothways.training.parallel import Sharding
 from bothways.training.run import Training
 
 AnySegments = FullSentences | NextSentence | SentenceOrder
@@ -67,6 +68,8 @@ class PretrainConfig:
             if never.
         mixture: how often each of several corpora is read; None for one corpus, and for smoothed
             with several.
+        sharding: how the ranks of a run share one model; none: each has the whole model; auto: they
+            share it only if the memory of one does not suffice. It changes no update.
         seed: of weights, data and dropout.
         start: a model folder or Hub id whose weights the run starts from, with `encoder` its
             configuration, except for dropout; None for random weights.
@@ -93,6 +96,7 @@ class PretrainConfig:
     evaluation_masking: Masking = Masking()
     data_copies: int | None = None
     mixture: Mixture | None = None
+    sharding: Literal["auto"] | Sharding | None = "auto"
     seed: int = 0
     start: str | None = None
     start_layers: tuple[int, ...] | None = None

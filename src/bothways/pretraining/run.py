@@ -31,8 +31,14 @@ from bothways.hub.model_card import Card, data_of_corpus, limits_of_pretrained
 from bothways.hub.model_folder import save_model
 from bothways.hub.provenance import digest_of_model
 from bothways.model.model import Model
-from bothways.preflight.machine import compute_as, peak_of
-from bothways.pretraining.build import build_models, mixed_loader_of, preflight, vocabulary_of
+from bothways.preflight.machine import choose_plan, compute_as, peak_of
+from bothways.pretraining.build import (
+    build_models,
+    load_of,
+    mixed_loader_of,
+    preflight,
+    vocabulary_of,
+)
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.evaluation import HeldOut, MixedHeldOut
 from bothways.pretraining.run_page import write_run_page
@@ -88,8 +94,8 @@ def pretrain(
 ) -> PretrainResult:
     """Pre-train on a corpus, or on several by name, and save the model in `folder/model`.
 
-    Under `torchrun` each process is a rank. SIGINT, SIGTERM and SIGHUP end the run after a step,
-    with a checkpoint.
+    Under `torchrun` each process is a rank. SIGINT, SIGTERM, SIGHUP and SIGUSR1 end the run
+    after a step, with a checkpoint.
 
     Args:
         folder: of this run: checkpoints, metrics, `config.toml`, `model/`; None for a run in
@@ -112,7 +118,7 @@ def pretrain(
     progress = progress if is_main(plan) else SILENT
     where = rank_device(plan, choose_device(device))
     progress.stage("checking the data and the machine")
-    for finding in preflight(settings, corpora, folder, where):
+    for finding in preflight(settings, corpora, folder, where, plan):
         progress.message(f"{finding.severity}: {finding}")
     models = build_models(settings, corpora.first)
     learner = settings.objective.learner(models, vocabulary_of(corpora, settings.objective)).to(
@@ -125,6 +131,7 @@ def pretrain(
         if folder is not None and is_main(plan):
             stack.enter_context(run_folder(folder, resume=resume))
         stack.enter_context(connected(plan, where))
+        plan = choose_plan(plan, settings.sharding, load_of(settings), where, progress)
         flops = settings.objective.forward_flops(settings.encoder, settings.phases[0].length)
         peak = peak_of(flops, settings.training, where, plan)
         # After the peak, which draws the first time in a process.
@@ -144,7 +151,7 @@ def pretrain(
         config |= {role: digest_of_model(source) for role, source in frozen}
         state = run.train(
             learner,
-            _phases(settings, corpora, train_ids, plan, learner),
+            phases_of(settings, corpora, train_ids, plan, where),
             settings.training,
             plan,
             MemoryStore()
@@ -182,21 +189,25 @@ def _split(
     return train_ids, parts[""] if {*parts} == {""} else MixedHeldOut(parts, corpora.shares)
 
 
-def _phases(
+def phases_of(
     settings: PretrainConfig,
     corpora: Corpora,
     chosen: Mapping[str, NDArray[Any]],
     plan: Plan,
-    learner: Learner,
+    device: torch.device,
 ) -> list[run.TrainingPhase]:
-    """Return the phases of the run, each with its data from a cursor on."""
+    """Return the phases of the run, each with its data from a cursor on.
+
+    Args:
+        chosen: the documents to train on, by corpus.
+        device: of the learner.
+    """
 
     def steps(state: RunState) -> Iterable[TrainingStep]:
         """Return the data of the current phase."""
         loader = mixed_loader_of(settings, corpora, chosen, plan, state.phase, state.ends)
         return ahead(loader.steps(state.cursor, state.tokens), device)
 
-    device = next(learner.parameters()).device
     ends = np.cumsum([phase.share for phase in settings.phases])
     ends[-1] = 1.0
     return [run.TrainingPhase(part_of(settings.training.end, float(end)), steps) for end in ends]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from bothways.core.learner import Learner
 from bothways.core.progress import Progress
 from bothways.training.early_stopping import Evaluation, Metrics
+from bothways.training.sharding import own_parts
 
 NAME = "average"
 """The name of the submodule."""
@@ -52,13 +53,14 @@ class Average(nn.Module):
             steps: the number of updates, this one included.
         """
         share = (1 - self.decay) / (1 - self.decay**steps)
-        torch._foreach_lerp_([*self.buffers()], self._weights, share)
+        torch._foreach_lerp_(own_parts(self.buffers()), own_parts(self._weights), share)
 
     @torch.no_grad()
     def apply_to_weights(self) -> list[Tensor]:
-        """Replace the weights by their average; return those before."""
-        before = [weight.detach().clone() for weight in self._weights]
-        torch._foreach_copy_(self._weights, [*self.buffers()])
+        """Replace the weights by their average; return those before, of this rank."""
+        weights = own_parts(self._weights)
+        before = [weight.detach().clone() for weight in weights]
+        torch._foreach_copy_(weights, own_parts(self.buffers()))
         return before
 
     def evaluating(self, evaluation: Evaluation) -> Evaluation:
@@ -78,7 +80,7 @@ class Average(nn.Module):
             yield
         finally:
             with torch.no_grad():
-                torch._foreach_copy_(self._weights, before)
+                torch._foreach_copy_(own_parts(self._weights), before)
 
 
 def use_average(learner: Learner) -> None:

@@ -1,7 +1,7 @@
 """Checkpoints: folders from which a run continues as if it had never stopped.
 
-    step-120/model.safetensors   weights
-             state.pt            optimizer, and the random state of each rank
+    step-120/model.safetensors   weights, and state.pt, optimizer and random state (`saved_state`);
+             shards/             of a large sharded model instead, one file a rank
              progress.json       progress, metrics and the run's configuration
              manifest.json       format, and the sha256 of each of these; written last
 
@@ -12,39 +12,50 @@ their only state.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
-import pickle
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_model, save_model
-from torch import Tensor, nn
+from torch import Tensor
 
 import bothways
-from bothways.core.atomic_files import file_digest, remove_folder, replace_folder
+from bothways.core.atomic_files import file_digest, hidden_folder, remove_folder, replace_folder
 from bothways.core.config.checks import require_at_least
 from bothways.core.config.tree import flatten
-from bothways.core.errors import CheckpointError, ConfigError, ResourceError
+from bothways.core.errors import CheckpointError, ConfigError, ResourceError, os_errors
 from bothways.core.json_reader import read_object
 from bothways.core.keyed_rng import rng
 from bothways.core.learner import Learner
 from bothways.runtime.devices import disk_free
 from bothways.training.parallel import Plan, gather, is_main
+from bothways.training.saved_state import (
+    SHARDS,
+    STATE,
+    WEIGHTS,
+    Group,
+    SavedState,
+    load_state,
+    load_weights,
+    size_of,
+    state_of,
+)
 from bothways.training.state import RunState
 
-FORMAT = 1
+WHOLE, IN_PARTS = 1, 2
+"""The formats of checkpoints."""
 HARMLESS = frozenset(
     {
         "training.report", "training.evaluate", "training.save", "training.keep",
         "training.early_stopping", "training.target", "training.recompute", "training.compiled",
         "training.until", "microbatch_tokens", "evaluation_tokens", "objective.teacher",
+        "sharding", "training.step_limit", "training.trackers",
     }
 )  # fmt: skip
 """Settings that may change on resume. None changes an update, except that a longer run has a longer
@@ -55,7 +66,6 @@ class DamagedError(CheckpointError):
     """A checkpoint is not what was written."""
 
 
-WEIGHTS, STATE = "model.safetensors", "state.pt"
 PROGRESS, MANIFEST = "progress.json", "manifest.json"
 
 
@@ -82,10 +92,19 @@ class Best:
 
 @dataclass(frozen=True)
 class Keep:
-    """The checkpoints that stay: the newest `last`, and the best."""
+    """The checkpoints that stay: the newest `last`, and the best.
+
+    Attributes:
+        remote: a URL that fsspec opens, such as "s3://bucket/run", where the same checkpoints are
+            kept; a run in a folder that lacks the newest one continues from there.
+        asynchronous: write them from a copy in memory while training goes on. An error of writing
+            is then raised at the next save.
+    """
 
     last: int = 2
     best: Best | None = None
+    remote: str | None = None
+    asynchronous: bool = False
 
     def __post_init__(self) -> None:
         require_at_least(1, "training.keep", last=self.last)
@@ -119,10 +138,7 @@ class Checkpoint:
         Raises:
             CheckpointError: tensors are missing, too many or of another shape.
         """
-        try:
-            load_model(_Trained(learner), self.folder / WEIGHTS, device=str(_device(learner)))
-        except (RuntimeError, SafetensorError) as error:
-            raise _misfit(self.folder, WEIGHTS, error) from error
+        load_weights(self.folder, learner)
 
     def restore(
         self,
@@ -140,12 +156,8 @@ class Checkpoint:
         """
         _check_run(self, config)
         self.load_weights(learner)
-        try:
-            state = torch.load(self.folder / STATE, map_location="cpu", weights_only=True)
-            optimizer.load_state_dict(state["optimizer"])
-        except (RuntimeError, ValueError, pickle.UnpicklingError) as error:
-            raise _misfit(self.folder, STATE, error) from error
-        _set_random(state["random"], _device(learner), plan, self.progress)
+        random = load_state(self.folder, optimizer)
+        _set_random(random, _device(learner), plan, self.progress)
         return self.progress
 
 
@@ -157,17 +169,18 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         DamagedError: a file is missing or was changed.
     """
     manifest = _json(folder, MANIFEST)
-    if manifest.get("format") != FORMAT:
+    if manifest.get("format") not in {WHOLE, IN_PARTS}:
         raise CheckpointError(
             f"is of format {manifest.get('format')}, by bothways {manifest.get('bothways')}; "
-            f"bothways {bothways.__version__} reads format {FORMAT}",
+            f"bothways {bothways.__version__} reads formats {WHOLE} and {IN_PARTS}",
             where=folder,
             fix="Continue the run with the version that began it.",
         )
     digests = manifest.get("files")
     if not isinstance(digests, dict):
         raise DamagedError(f"{MANIFEST} is damaged", where=folder, fix=_GO_BACK)
-    for name in (WEIGHTS, STATE, PROGRESS):
+    tensors = (WEIGHTS,) if manifest["format"] == WHOLE else ()
+    for name in dict.fromkeys((*tensors, STATE, PROGRESS, *digests)):
         if not (folder / name).is_file():
             raise DamagedError(f"{name} is missing", where=folder, fix=_GO_BACK)
         if file_digest(folder / name) != digests.get(name):
@@ -182,7 +195,73 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, progress, metrics, config)
 
 
-def save_checkpoint(
+@dataclass(frozen=True)
+class NewCheckpoint:
+    """A checkpoint that is about to be written.
+
+    Attributes:
+        place: of its folder.
+        state: the tensors.
+        record: the content of `progress.json`.
+        plan: of the run.
+    """
+
+    place: Path
+    state: SavedState
+    record: Mapping[str, Any]
+    plan: Plan
+
+    def write(self, group: Group = None, keep_part: KeepPart = lambda folder, files: None) -> None:
+        """Write the checkpoint; called on all ranks.
+
+        Args:
+            group: the ranks, if this is called in a thread, which must not use their usual group.
+            keep_part: receives the folder that is not complete yet, and the files in it that this
+                rank has written in parts.
+
+        Raises:
+            ResourceError: there is no room or no permission; earlier checkpoints are untouched.
+        """
+        if not self.state.in_parts:
+            if is_main(self.plan):
+                with replace_folder(self.place) as folder:
+                    self.state.write_whole(folder)
+                    self._finish(folder, {WEIGHTS: file_digest(folder / WEIGHTS)}, WHOLE)
+            return
+        hidden = hidden_folder(self.place)
+        with contextlib.ExitStack() as stack:
+            failed: list[Any] = [None]
+            if is_main(self.plan):
+                try:
+                    stack.enter_context(replace_folder(self.place))
+                except ResourceError as error:
+                    failed = [error.what]
+            torch.distributed.broadcast_object_list(failed, 0, group, device=_HOST)
+            if failed[0] is not None:
+                raise ResourceError(failed[0], where=self.place, fix=_MAKE_ROOM)
+            with os_errors(self.place, _MAKE_ROOM):
+                hidden.mkdir(parents=True, exist_ok=True)  # on a machine without the main rank
+                self.state.write_parts(hidden, group)
+                own = _own_files(hidden / SHARDS, self.plan.rank)
+                keep_part(hidden, own)
+                digests = {f"{SHARDS}/{file.name}": file_digest(file) for file in own}
+            gathered: list[Any] = [None] * self.plan.world
+            torch.distributed.all_gather_object(gathered, digests, group)
+            if is_main(self.plan):
+                self.state.write_rest(hidden)
+                self._finish(hidden, {k: v for each in gathered for k, v in each.items()}, IN_PARTS)
+
+    def _finish(self, folder: Path, digests: Mapping[str, str], kind: int) -> None:
+        _write(folder / PROGRESS, self.record)
+        files = {**digests, **{name: file_digest(folder / name) for name in (STATE, PROGRESS)}}
+        version = {"format": kind, "bothways": bothways.__version__}
+        _write(folder / MANIFEST, {**version, "files": files})
+
+
+KeepPart = Callable[[Path, list[Path]], object]
+
+
+def new_checkpoint(
     run: Path,
     learner: Learner,
     optimizer: torch.optim.Optimizer,
@@ -191,27 +270,28 @@ def save_checkpoint(
     *,
     metrics: Mapping[str, int | float],
     config: Mapping[str, Any],
-) -> None:
-    """Write a checkpoint into the folder of a run; called on all ranks, the main one writes.
+    aside: bool = False,
+) -> NewCheckpoint:
+    """Return a checkpoint to be written into the folder of a run; called on all ranks.
+
+    Args:
+        aside: whether it is a copy on the host, which is written while training goes on.
 
     Raises:
-        ResourceError: there is no room or no permission; earlier checkpoints are untouched.
+        ResourceError: there is no room for it.
     """
     random = _random(_device(learner), plan)
-    if not is_main(plan):
-        return
-    state = optimizer.state_dict()
-    moments = (tensor for entry in state["state"].values() for tensor in entry.values())
-    _check_room(run, [*learner.trained_state().values(), *moments])
-    with replace_folder(run / f"step-{progress.steps}") as folder:
-        save_model(_Trained(learner), str(folder / WEIGHTS))
-        with (folder / STATE).open("wb") as stream:
-            torch.save({"optimizer": state, "random": random}, stream)
-        record = {"progress": progress.to_json(), "metrics": dict(metrics), "config": config}
-        _write(folder / PROGRESS, record)
-        files = {name: file_digest(folder / name) for name in (WEIGHTS, STATE, PROGRESS)}
-        version = {"format": FORMAT, "bothways": bothways.__version__}
-        _write(folder / MANIFEST, {**version, "files": files})
+    if is_main(plan):
+        _check_room(run, size_of(learner, optimizer))
+    record = {"progress": progress.to_json(), "metrics": dict(metrics), "config": config}
+    state = state_of(learner, optimizer, plan, random, aside=aside)
+    return NewCheckpoint(run / f"step-{progress.steps}", state, record, plan)
+
+
+def _own_files(folder: Path, rank: int) -> list[Path]:
+    """Return the files that a rank has written; the main one has the table of contents, too."""
+    own = sorted(folder.glob(f"__{rank}_*"))
+    return own if rank else [*own, folder / ".metadata"]
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -260,35 +340,13 @@ def prune(run: Path, keep: Keep, newest: int | None = None, plateau: int = 0) ->
             remove_folder(folder)
 
 
+_HOST = torch.device("cpu")
+_MAKE_ROOM = "Make room; the checkpoints before are whole."
 _GO_BACK = "Delete the folder to continue from the checkpoint before it."
-
-
-class _Trained(nn.Module):
-    """The trained part of a learner, as safetensors reads and writes a module."""
-
-    def __init__(self, learner: Learner) -> None:
-        super().__init__()
-        self._whole = (learner,)  # in a tuple, which does not register it as a submodule
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Return the trained tensors by name."""
-        return self._whole[0].trained_state()
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load the trained tensors; return missing and unexpected names."""
-        result = self._whole[0].load_state_dict(state_dict, strict=False)
-        frozen = self._whole[0].frozen()
-        missing = [name for name in result.missing_keys if not name.startswith(frozen)]
-        return missing, result.unexpected_keys
 
 
 def _device(learner: Learner) -> torch.device:
     return next(learner.parameters()).device
-
-
-def _misfit(folder: Path, name: str, error: Exception) -> CheckpointError:
-    reason = " ".join(str(error).split())
-    return CheckpointError(f"{name} does not fit this model: {reason}", where=folder)
 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
@@ -303,14 +361,14 @@ def _write(file: Path, values: Mapping[str, Any]) -> None:
     file.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
 
 
-def _check_room(run: Path, tensors: Iterable[Tensor]) -> None:
-    needed, free = sum(tensor.nbytes for tensor in tensors), disk_free(run)
+def _check_room(run: Path, needed: int) -> None:
+    free = disk_free(run)
     if needed > free:
         raise ResourceError(
             f"a checkpoint takes {needed / 2**20:,.0f} MiB, but only {free / 2**20:,.0f} MiB "
             "are free",
             where=run,
-            fix="Make room; the checkpoints before are whole.",
+            fix=_MAKE_ROOM,
         )
 
 

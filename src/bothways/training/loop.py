@@ -27,6 +27,7 @@ from bothways.runtime.devices import Precision, resolve_precision
 from bothways.training.durations import Duration
 from bothways.training.meter import EvaluationScores, Meter, StepReport
 from bothways.training.optimizers import set_rate, update
+from bothways.training.pace import Watchdog
 from bothways.training.parallel import Plan, exchanging, is_main, replicate, total
 from bothways.training.state import RunState
 
@@ -46,6 +47,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     on_rest: Callable[[StepReport], object] = lambda report: None,
     precision: Precision = "auto",
     clip_norm: float | None = 1.0,
+    step_limit: float | None = None,
 ) -> RunState:
     """Train until a duration is over, the steps end, or a rank asks to stop.
 
@@ -58,6 +60,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
             the meter reduces over ranks, so all ranks must read at the same steps.
         on_rest: called at the end with the report of the last steps, if `on_step` has not read it.
         clip_norm: the highest global gradient norm; None for no clipping.
+        step_limit: seconds after which a step is taken for a hang (`pace.Watchdog`).
 
     Returns:
         The progress after the last step.
@@ -70,27 +73,43 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     device, model, meter = _device(learner), replicate(learner, plan), Meter(plan)
     arithmetic, clock, stop = _arithmetic(precision, device), clock_from(progress.seconds), False
     learner.train()
-    for step in steps:
-        weights = [learner.weights(batch) for batch in step.microbatches]
-        agreed = total(
-            plan, {**_sum(weights), _STOP: stop, _CLOCK: clock() if is_main(plan) else 0.0}
-        )
-        progress = dataclasses.replace(progress, seconds=agreed[_CLOCK])
-        if agreed[_STOP] or progress.share(until) >= 1:
-            break
-        rate = set_rate(optimizer, schedule(progress))
-        for number, (batch, weight) in enumerate(zip(step.microbatches, weights, strict=True), 1):
-            with exchanging(model, now=number == len(weights)):
-                with arithmetic:
-                    losses = model(batch.to(device))
-                # The ranks' gradients are averaged: times `world` makes them a sum.
-                torch.autograd.backward(_share(losses, agreed, learner.coefficients) * plan.world)
-            meter.add(weight, losses)
-        with arithmetic:  # the matrix products of Muon
-            norm = update(optimizer, clip_norm)
-        progress = progress.after(step)
-        meter.close(progress, norm, rate)
-        stop = on_step(progress, meter)
+    with Watchdog(plan, step_limit) as watchdog:
+        watchdog.note("reading its batch", progress.steps + 1)
+        begin = time.perf_counter()
+        for step in steps:
+            weights = [learner.weights(batch) for batch in step.microbatches]
+            own = time.perf_counter() - begin
+            watchdog.note("waiting for the other ranks", progress.steps + 1)
+            agreed = total(
+                plan, {**_sum(weights), _STOP: stop, _CLOCK: clock() if is_main(plan) else 0.0}
+            )
+            progress = dataclasses.replace(progress, seconds=agreed[_CLOCK])
+            if agreed[_STOP] or progress.share(until) >= 1:
+                break
+            rate = set_rate(optimizer, schedule(progress))
+            begin = time.perf_counter()
+            for number, batch in enumerate(step.microbatches, 1):
+                watchdog.note("computing", progress.steps + 1)
+                last, weight = number == len(weights), weights[number - 1]
+                with exchanging(model, now=last):
+                    with arithmetic:
+                        losses = model(batch.to(device))
+                    if last:
+                        own += time.perf_counter() - begin
+                        watchdog.note("exchanging gradients", progress.steps + 1)
+                    # The ranks' gradients are averaged: times `world` makes them a sum.
+                    share = _share(losses, agreed, learner.coefficients) * plan.world
+                    torch.autograd.backward(share)
+                meter.add(weight, losses)
+            meter.pace.add(own, sum(batch.layout.tokens for batch in step.microbatches))
+            with arithmetic:  # the matrix products of Muon
+                norm = update(optimizer, clip_norm)
+            progress = progress.after(step)
+            meter.close(progress, norm, rate)
+            watchdog.note("resting", progress.steps)
+            stop = on_step(progress, meter)
+            watchdog.note("reading its batch", progress.steps + 1)
+            begin = time.perf_counter()
     if meter.pending:
         on_rest(meter.read())
     return progress

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bothways.core.errors import DivergedError
 from bothways.core.loss import Loss
+from bothways.training.pace import Pace
 from bothways.training.parallel import Plan, gather
 from bothways.training.state import RunState
 
@@ -40,19 +41,25 @@ class StepReport:
     scores: over the steps since the last report, on all ranks.
     gradient_norm: of the last step, before clipping.
     rate: the learning rate of the last step; the highest, if groups differ.
+    pace: the work of each rank (`pace.Pace`); empty for one process.
     """
 
     progress: RunState
     scores: EvaluationScores
     gradient_norm: float
     rate: float
+    pace: Mapping[str, float] = field(default_factory=dict)
 
 
 class Meter:
-    """Sums over microbatches and steps. All ranks read at the same step."""
+    """Sums over microbatches and steps. All ranks read at the same step.
+
+    Attributes:
+        pace: the time and the tokens of this rank.
+    """
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+        self._plan, self.pace = plan, Pace(plan)
         self._clear()
 
     def _clear(self) -> None:
@@ -90,13 +97,13 @@ class Meter:
         """Return the report of what was added since the last reading, and start again.
 
         Raises:
-            DivergedError: a loss or the gradient norm was not finite; says which and at what step.
+            DivergedError: a loss or the gradient norm was not finite; says which, at what step and
+                on which rank.
         """
         assert self._broken is not None, "a step was added since the last reading"
-        broken = gather(self._plan, self._broken.cpu()).amin(0).tolist()
-        _check([*sorted(self._weights), None], broken)
+        _check([*sorted(self._weights), None], gather(self._plan, self._broken.cpu()).tolist())
         progress, norm, rate = self._progress, self._norm.item(), self._rate
-        return StepReport(progress, self.scores(), norm, rate)
+        return StepReport(progress, self.scores(), norm, rate, self.pace.read())
 
     def scores(self) -> EvaluationScores:
         """Return mean losses and accuracies since the last reading, and start again."""
@@ -137,13 +144,22 @@ def _sums(loss: Loss) -> Float[Tensor, 2]:
     return torch.stack([loss_total, hits])
 
 
-def _check(names: list[str | None], broken: list[float]) -> None:
-    """Raise DivergedError, given the step at which each value first was not finite, or infinity."""
-    step, first = min(broken), names[broken.index(min(broken))]
-    if math.isfinite(step):
-        raise DivergedError(
-            f"the {'gradient norm' if first is None else f'loss {first!r}'} is not finite",
-            where=f"step {int(step)}",
-            fix="Lower the learning rate, lengthen the warm-up or set the precision to fp32; "
-            "resume from the last checkpoint.",
-        )
+def _check(names: list[str | None], ranks: list[list[float]]) -> None:
+    """Raise DivergedError, given for each rank the step at which each value first was not finite.
+
+    The gradient norm, which is that of all ranks, comes last: a loss is nearer to the cause.
+    """
+    step = min(min(row) for row in ranks)
+    if not math.isfinite(step):
+        return
+    place, rank = min(
+        (place, rank) for rank, row in enumerate(ranks) for place, s in enumerate(row) if s == step
+    )
+    of_rank = f" on rank {rank}" if len(ranks) > 1 and names[place] is not None else ""
+    value = "gradient norm" if names[place] is None else f"loss {names[place]!r}"
+    raise DivergedError(
+        f"the {value} is not finite{of_rank}",
+        where=f"step {int(step)}",
+        fix="Lower the learning rate, lengthen the warm-up or set the precision to fp32; "
+        "resume from the last checkpoint.",
+    )

@@ -43,6 +43,7 @@ from bothways.core.errors import ConfigError
 from bothways.kernels import abi
 from bothways.kernels.library import call, runs_on
 from bothways.training.durations import Auto
+from bothways.training.sharding import is_part, whole
 from bothways.training.tensor_updates import UPDATES
 
 # 0.9999999 to this power is 0 in float32, and adding 1 to it in float32 leaves it as it is.
@@ -329,14 +330,13 @@ def _build(config: OptimizerConfig, parameters: list[dict[str, Any]]) -> FusedAd
 
 
 def _check_whole(config: OptimizerConfig, parameters: list[dict[str, Any]]) -> None:
-    whole = [group for group in parameters if group["update"] != "adamw"]
-    if isinstance(config, Muon) and not whole:
+    matrices = [group for group in parameters if group["update"] != "adamw"]
+    if isinstance(config, Muon) and not matrices:
         what = "muon updates the matrices of Transformer blocks, and this model has none"
         raise ConfigError(what, where="training.optimizer", fix="Set training.optimizer=adamw.")
-    # A DTensor, the import of whose class takes half a second.
-    if any(hasattr(weight, "placements") for group in whole for weight in group["params"]):
+    if any(is_part(weight) for group in matrices for weight in group["params"]):
         what = f"{config.kind} needs whole matrices, and these are sharded over ranks"
-        fix = "Replicate the model (torchrun with one copy for each rank), or use adamw."
+        fix = "Set sharding=none: each rank then has the whole model. Or use adamw."
         raise ConfigError(what, where="training.optimizer", fix=fix)
 
 
@@ -389,7 +389,7 @@ def update(optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Float[T
             weight.grad /= scale
         optimizer.step()
     optimizer.zero_grad()
-    return norm
+    return whole(norm)
 
 
 def _values(parameter: nn.Parameter) -> Tensor:

@@ -1,4 +1,5 @@
-"""Ranks of a run: one process, or replicas under `torchrun` by torch's DistributedDataParallel.
+"""Ranks of a run: one process, or several under `torchrun`, with whole copies of the model (torch's
+DistributedDataParallel) or with a part of it each (`sharding`).
 
 The values that ranks agree on (weights of losses, the clock, the wish to stop) are small and on the
 host: they travel over gloo and never wait for a GPU. Gradients travel over NCCL where there is one.
@@ -10,17 +11,17 @@ import contextlib
 import inspect
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from typing_extensions import assert_never
 
-from bothways.core.errors import ConfigError, ResourceError
+from bothways.core.errors import BothwaysError, ConfigError, ResourceError
 from bothways.core.learner import Learner
 
 
@@ -43,7 +44,50 @@ class Replicated:
     kind: Literal["replicated"] = "replicated"
 
 
-Plan = Single | Replicated
+@dataclass(frozen=True)
+class Sharding:
+    """How ranks share the weights, gradients and moments of one model (FSDP2).
+
+    The trained blocks of Transformers are gathered one at a time, when they are computed;
+    embeddings, heads and recurrent encoders stay gathered from a forward pass to its backward pass.
+    To keep less of the values in between, set `training.recompute`.
+
+    Attributes:
+        reshard_after_forward: whether the weights of a block are given up after its forward pass,
+            and gathered again for its backward pass: less memory, half as much again to send.
+        gathered: the type in which weights are gathered; gradients are summed in fp32 in any case.
+            bf16 is for runs that compute in bf16: it halves what is sent, and rounds LayerNorms
+            and embeddings, too.
+        over: the ranks that hold one model between them: all of them, or those of one machine, so
+            that machines exchange gradients only.
+
+    Source: Zhao et al. 2023 (arXiv 2304.11277).
+    """
+
+    reshard_after_forward: bool = True
+    gathered: Literal["fp32", "bf16"] = "fp32"
+    over: Literal["all", "machine"] = "all"
+    kind: Literal["sharding"] = "sharding"
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """One of `world` processes that hold a part of the model and read different parts of each step.
+
+    Attributes:
+        local_world: the number of ranks on this machine.
+    """
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    sharding: Sharding = Sharding()
+    kind: Literal["sharded"] = "sharded"
+
+
+Plan = Single | Replicated | Sharded
+T = TypeVar("T")
 
 _RUNS = itertools.count()
 """Counts the runs of this process; equal on every rank."""
@@ -61,6 +105,18 @@ def plan_here() -> Plan:
     if not 0 <= rank < world:
         raise ConfigError(f"RANK is {rank}, but must be from 0 to {world - 1}", where="environment")
     return Replicated(rank, world, local_rank)
+
+
+def shard(plan: Plan, sharding: Sharding) -> Plan:
+    """Return the plan with a model that the ranks share; one process has it to itself."""
+    match plan:
+        case Single():
+            return plan
+        case Replicated(rank, world, local_rank) | Sharded(rank, world, local_rank):
+            ranks = _variable("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else world
+            return Sharded(rank, world, local_rank, ranks, sharding)
+        case _:
+            assert_never(plan)
 
 
 def _variable(name: str) -> int:
@@ -81,7 +137,7 @@ def rank_device(plan: Plan, device: torch.device) -> torch.device:
         ResourceError: this machine has fewer devices than ranks.
     """
     match plan:
-        case Replicated() if device.type == "cuda":
+        case Replicated() | Sharded() if device.type == "cuda":
             if plan.local_rank >= torch.cuda.device_count():
                 raise ResourceError(
                     f"rank {plan.rank} needs CUDA device {plan.local_rank}, but there are "
@@ -99,7 +155,7 @@ def connected(plan: Plan, device: torch.device) -> Iterator[None]:
     match plan:
         case Single():
             yield
-        case Replicated():
+        case Replicated() | Sharded():
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             store, rank, world = next(rendezvous("env://", plan.rank, plan.world))
             # torchrun's store outlives a group: without a prefix, ranks would find stale addresses.
@@ -132,7 +188,7 @@ def replicate(learner: Learner, plan: Plan) -> nn.Module:
     `forward`, also for a batch without weight, unless the learner is partial.
     """
     match plan:
-        case Single():
+        case Single() | Sharded():  # FSDP2 works by hooks of the modules
             return learner
         case Replicated():
             trained = {name for name, _ in learner.trained_parameters()}
@@ -150,7 +206,10 @@ def replicate(learner: Learner, plan: Plan) -> nn.Module:
 
 
 def exchanging(model: nn.Module, now: bool) -> AbstractContextManager[Any]:
-    """Return a context in which `backward` sums gradients over ranks only if `now`."""
+    """Return a context in which `backward` sums gradients over ranks only if `now`.
+
+    A sharded model sums them in any case, since whole ones would take the memory that it saves.
+    """
     if now or not isinstance(model, nn.parallel.DistributedDataParallel):
         return contextlib.nullcontext()
     return model.no_sync()
@@ -161,7 +220,7 @@ def gather(plan: Plan, values: Tensor) -> Tensor:
     match plan:
         case Single():
             return values[None]
-        case Replicated():
+        case Replicated() | Sharded():
             parts = [torch.empty_like(values) for _ in range(plan.world)]
             torch.distributed.all_gather(parts, values)
             return torch.stack(parts)
@@ -178,6 +237,24 @@ def total(plan: Plan, values: Mapping[str, float]) -> dict[str, float]:
         .tolist()
     )
     return dict(zip(names, sums, strict=True))
+
+
+def shared(plan: Plan, make: Callable[[], T]) -> T:
+    """Return on all ranks what the main one makes, or raise its error on all of them."""
+    if isinstance(plan, Single):
+        return make()
+    sent: list[Any] = [None, None]
+    if is_main(plan):
+        try:
+            sent = [make(), None]
+        except BothwaysError as error:  # in parts: an exception with named arguments cannot be sent
+            sent = [None, (type(error), error.what, error.where, error.fix)]
+    torch.distributed.broadcast_object_list(sent, src=0, device=torch.device("cpu"))
+    result, failed = sent
+    if failed is not None:
+        kind, what, where, fix = failed
+        raise kind(what, where=where, fix=fix)
+    return cast(T, result)
 
 
 def is_main(plan: Plan) -> bool:

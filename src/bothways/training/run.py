@@ -19,6 +19,7 @@ from bothways.training.average import Average
 from bothways.training.checkpoint import Keep
 from bothways.training.durations import Auto, Duration, Steps
 from bothways.training.early_stopping import EarlyStopping, Evaluation, Metrics, Target
+from bothways.training.hosted_trackers import HostedTracker
 from bothways.training.loop import clock_from, fit
 from bothways.training.meter import Meter, StepReport
 from bothways.training.optimizers import (
@@ -28,8 +29,10 @@ from bothways.training.optimizers import (
     build_optimizer,
     same_for_all,
 )
+from bothways.training.pace import stragglers
 from bothways.training.parallel import Plan
 from bothways.training.schedules import Schedule, ScheduleFunction, factor, plateau_end
+from bothways.training.sharding import sharded
 from bothways.training.state import RunState
 from bothways.training.store import Store
 from bothways.training.trackers import (
@@ -63,6 +66,9 @@ class Training:
         early_stopping: the number of evaluations in a row without a better value of the metric of
             `keep.best` after which the run ends; None for never.
         target: the value of a metric at which the run ends before its length; None for none.
+        step_limit: seconds after which a step that does not end is taken for a hang: each rank
+            reports what it was doing, and ends; None for no limit.
+        trackers: where records are sent besides the run's folder: "wandb", "mlflow".
     """
 
     until: Duration | Auto
@@ -79,9 +85,14 @@ class Training:
     keep: Keep = field(default_factory=Keep)
     early_stopping: int | None = None
     target: Target | None = None
+    step_limit: float | None = None
+    trackers: tuple[HostedTracker, ...] = ()
 
     def __post_init__(self) -> None:
         require_at_least(1, "training", early_stopping=self.early_stopping)
+        if self.step_limit is not None and not self.step_limit > 0:
+            what = f"must be seconds above 0, not {self.step_limit:g}"
+            raise ConfigError(what, where="training.step_limit", fix="For no limit: none.")
         if self.clip_norm is not None and not self.clip_norm > 0:
             what = f"must be greater than 0, not {self.clip_norm:g}"
             raise ConfigError(
@@ -147,11 +158,12 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
 ) -> RunState:
     """Train from the store's newest checkpoint, or from the start; return the state at the end.
 
-    In a folder SIGINT, SIGTERM and SIGHUP end the run after a step, with a checkpoint: the
+    In a folder SIGINT, SIGTERM, SIGHUP and SIGUSR1 end the run after a step, with a checkpoint: the
     state is then short of `training.until`.
 
     Args:
-        learner: on its device; of equal weights on all ranks.
+        learner: on its device; of equal weights on all ranks. In a sharded plan each rank has its
+            part of them until the end.
         phases: in order; the last one ends with the run.
         store: a folder, or memory.
         evaluation: metrics of the learner as it is, equal on all ranks.
@@ -167,53 +179,64 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
             is not evaluated, or early stopping has no such metric.
         ResourceError: a file cannot be written.
     """
-    optimizer = build_optimizer(
-        training.optimizer, learner.trained_parameters(), rules, learner.matrices()
-    )
-    average = None if training.ema is None else Average(learner, training.ema)
-    if average is not None and evaluation is not None:
-        evaluation = average.evaluating(evaluation)
-    schedule, waiting = factor(training.schedule, training.end), _waiting(training, evaluation)
-    state, metrics, notes = store.restore(learner, optimizer, plan)
-    for note in notes:
-        progress.message(note)
-
-    def save(state: RunState, metrics: Metrics) -> None:
-        """Save a checkpoint."""
-        store.save(learner, optimizer, plan, state, metrics, training.keep)
-        on_event(Event("checkpoint", state, metrics))
-
-    with store.session(plan, state) as (trackers, interruption):
-        clock, speed = clock_from(state.seconds), Speed(training.end, peak)
-        watch = _Watch(
-            training, state, metrics, trackers, waiting, evaluation, save, clock, progress, on_event
+    with sharded(learner, plan):
+        optimizer = build_optimizer(
+            training.optimizer, learner.trained_parameters(), rules, learner.matrices()
         )
-        watch.alone = plan.world == 1
-        speed.mark(state)
+        average = None if training.ema is None else Average(learner, training.ema)
+        if average is not None and evaluation is not None:
+            evaluation = average.evaluating(evaluation)
+        schedule, waiting = factor(training.schedule, training.end), _waiting(training, evaluation)
+        state, metrics, notes = store.restore(learner, optimizer, plan, training.keep)
+        for note in notes:
+            progress.message(note)
 
-        def on_step(state: RunState, meter: Meter) -> bool:
-            """Do what is due; return True to stop."""
-            if average is not None:
-                average.update(state.steps)
-            on_event(Event("step", state))
-            watch.step(state, meter, speed)
-            return interruption.asked or waiting.over
+        def save(state: RunState, metrics: Metrics) -> None:
+            """Save a checkpoint."""
+            store.save(learner, optimizer, plan, state, metrics, training.keep)
+            on_event(Event("checkpoint", state, metrics))
 
-        def fit_to(phase: TrainingPhase, state: RunState) -> RunState:
-            """Train to the end of a phase."""
-            now = dataclasses.replace(state, seconds=clock())
-            return fit(
-                learner, phase.steps(now), optimizer, schedule, plan,
-                until=phase.until, progress=now,
-                on_step=on_step, on_rest=lambda report: watch.report(report, speed),
-                precision=training.precision, clip_norm=training.clip_norm,
-            )  # fmt: skip
+        with store.session(plan, state, training.trackers) as (trackers, interruption):
+            clock, speed = clock_from(state.seconds), Speed(training.end, peak)
+            watch = _Watch(
+                training,
+                state,
+                metrics,
+                trackers,
+                waiting,
+                evaluation,
+                save,
+                clock,
+                progress,
+                on_event,
+            )
+            watch.alone = plan.world == 1
+            speed.mark(state)
 
-        state = _one_by_one(phases, state, waiting, fit_to)
-        watch.finish(state)
-    if average is not None and (waiting.over or state.share(training.end) >= 1):
-        average.apply_to_weights()
-    return dataclasses.replace(state, early=waiting.over and state.share(training.end) < 1)
+            def on_step(state: RunState, meter: Meter) -> bool:
+                """Do what is due; return True to stop."""
+                if average is not None:
+                    average.update(state.steps)
+                on_event(Event("step", state))
+                watch.step(state, meter, speed)
+                return interruption.asked or waiting.over
+
+            def fit_to(phase: TrainingPhase, state: RunState) -> RunState:
+                """Train to the end of a phase."""
+                now = dataclasses.replace(state, seconds=clock())
+                return fit(
+                    learner, phase.steps(now), optimizer, schedule, plan,
+                    until=phase.until, progress=now,
+                    on_step=on_step, on_rest=lambda report: watch.report(report, speed),
+                    precision=training.precision, clip_norm=training.clip_norm,
+                    step_limit=training.step_limit,
+                )  # fmt: skip
+
+            state = _one_by_one(phases, state, waiting, fit_to)
+            watch.finish(state)
+        if average is not None and (waiting.over or state.share(training.end) >= 1):
+            average.apply_to_weights()
+        return dataclasses.replace(state, early=waiting.over and state.share(training.end) < 1)
 
 
 def _one_by_one(
@@ -275,7 +298,7 @@ class _Watch:
         self._decay = plateau_end(training.schedule, training.end)
         decaying = progress.amount(training.end) >= self._decay
         self._plateau = (progress.plateau or progress.steps) if decaying else 0
-        self._shown = shown
+        self._shown, self._slow = shown, set[int]()
         self._show_training(progress)
 
     def step(self, progress: RunState, meter: Meter, speed: Speed) -> None:
@@ -307,6 +330,11 @@ class _Watch:
         values = record(report) | speed.mark(report.progress)
         self._write(values)
         self._shown.advance(values["share"], line(values))
+        for rank, times in stragglers(report.pace).items():
+            if rank not in self._slow:
+                what = f"rank {rank} works {times:.1f} times as long as the median of the ranks"
+                self._shown.message(f"warning: {what}, which wait for it")
+            self._slow.add(rank)
         self._on_event(Event("report", report.progress, values))
 
     def finish(self, progress: RunState) -> None:

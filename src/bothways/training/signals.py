@@ -1,4 +1,7 @@
-"""Ctrl-C, SIGTERM and a closed terminal: the run finishes its step and saves.
+"""Ctrl-C, SIGTERM, SIGUSR1 and a closed terminal: the run finishes its step and saves.
+
+Clouds send SIGTERM before they take a machine away, Slurm the signal that a job asks for: SIGUSR1
+by custom.
 
 A second Ctrl-C ends the program at once.
 """
@@ -14,16 +17,16 @@ from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-# Windows has no SIGHUP.
+# Windows has neither SIGHUP nor SIGUSR1.
 _SIGNALS = (
     signal.SIGINT,
     signal.SIGTERM,
-    *(getattr(signal, name) for name in ("SIGHUP",) if hasattr(signal, name)),
+    *(getattr(signal, name) for name in ("SIGHUP", "SIGUSR1") if hasattr(signal, name)),
 )
 
 
 class Interruption:
-    """Notes the first SIGINT, SIGTERM or SIGHUP while it is open, and restores the handlers.
+    """Notes the first of the signals while it is open, and restores the handlers.
 
     Signals reach the main thread alone: opened in another thread, it changes nothing.
     """

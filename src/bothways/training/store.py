@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bothways.core.config.tree import flatten
 from bothways.core.errors import CheckpointError, installed
 from bothways.core.learner import Learner
 from bothways.training.average import use_average
+from bothways.training.background import Background
 from bothways.training.checkpoint import (
     Best,
     Checkpoint,
@@ -25,13 +27,16 @@ from bothways.training.checkpoint import (
     Keep,
     best,
     checkpoints,
+    new_checkpoint,
     prune,
     read_checkpoint,
-    save_checkpoint,
 )
 from bothways.training.early_stopping import BEST, WAITED, Metrics
-from bothways.training.parallel import Plan, is_main
+from bothways.training.hosted_trackers import HostedTracker, open_hosted
+from bothways.training.parallel import Plan, gather, is_main, shared
+from bothways.training.remote import open_remote
 from bothways.training.run_folder import note_settings
+from bothways.training.saved_state import Group
 from bothways.training.signals import Interruption
 from bothways.training.state import RunState
 from bothways.training.trackers import JsonLines, TensorBoard, Tracker
@@ -50,9 +55,10 @@ class FolderStore:
     folder: Path
     config: Mapping[str, Any]
     settings: str | None = None
+    _background: Background = field(default_factory=Background, init=False, repr=False)
 
     def restore(
-        self, learner: Learner, optimizer: torch.optim.Optimizer, plan: Plan
+        self, learner: Learner, optimizer: torch.optim.Optimizer, plan: Plan, keep: Keep
     ) -> tuple[RunState, Metrics, list[str]]:
         """Restore the newest whole checkpoint: its progress, its metrics and notes.
 
@@ -62,10 +68,8 @@ class FolderStore:
         Raises:
             CheckpointError: a checkpoint is of another run, or all are damaged.
         """
-        checkpoint, notes = self._newest()
-        if checkpoint is not None and (plateau := self._plateau(checkpoint)) is not None:
-            notes.append(f"note: continues from {plateau.name}, where the decay of the rate began")
-            checkpoint = read_checkpoint(plateau)
+        fetched = self._fetch(plan, keep)
+        checkpoint, notes = shared(plan, self._chosen)
         if checkpoint is None:
             state: tuple[RunState, Metrics] = RunState(), {}
         else:
@@ -73,7 +77,36 @@ class FolderStore:
             state = progress, checkpoint.metrics
         if is_main(plan) and self.settings is not None:
             note_settings(self.folder, self.settings)
-        return *state, notes
+        return *state, [*fetched, *notes]
+
+    def _fetch(self, plan: Plan, keep: Keep) -> list[str]:
+        """Copy the remote checkpoints that the folder lacks; return notes.
+
+        On each machine one rank does so, for a folder that the machines do not share.
+        """
+        remote = open_remote(keep.remote)
+        if remote is None:
+            return []
+        names = shared(plan, lambda: list(remote.checkpoints()))
+        notes = []
+        if getattr(plan, "local_rank", 0) == 0:
+            here = {folder.name for folder in checkpoints(self.folder)}
+            missing = [name for name in names if name not in here]
+            for name in missing:
+                remote.fetch(name, self.folder)
+                notes.append(f"note: copied {name} from {remote.url}")
+            if missing:
+                remote.fetch_records(self.folder)
+        gather(plan, torch.zeros(()))  # wait for the copies
+        return notes
+
+    def _chosen(self) -> tuple[Checkpoint | None, list[str]]:
+        """Return the checkpoint to continue from, and notes."""
+        checkpoint, notes = self._newest()
+        if checkpoint is not None and (plateau := self._plateau(checkpoint)) is not None:
+            notes.append(f"note: continues from {plateau.name}, where the decay of the rate began")
+            checkpoint = read_checkpoint(plateau)
+        return checkpoint, notes
 
     def _newest(self) -> tuple[Checkpoint | None, list[str]]:
         notes: list[str] = []
@@ -104,11 +137,29 @@ class FolderStore:
         keep: Keep,
     ) -> None:
         """Write a checkpoint and delete those that need not stay."""
-        save_checkpoint(
-            self.folder, learner, optimizer, plan, progress, metrics=metrics, config=self.config
-        )
-        if is_main(plan):
+        self._background.wait()  # for the copy in memory of the one before
+        new = new_checkpoint(
+            self.folder, learner, optimizer, plan, progress,
+            metrics=metrics, config=self.config, aside=keep.asynchronous,
+        )  # fmt: skip
+        remote = open_remote(keep.remote)
+
+        def write(group: Group = None) -> None:
+            """Write it, copy it, and delete those that need not stay."""
+            new.write(group, remote.send if remote else lambda folder, files: None)
+            if not is_main(plan):
+                return
             prune(self.folder, keep, progress.steps, progress.plateau)
+            if remote is not None:
+                remote.complete(new.place)
+                remote.send_records(self.folder)
+                remote.keep_only(folder.name for folder in checkpoints(self.folder))
+
+        if keep.asynchronous:
+            group = self._background.group(plan)
+            self._background.run(lambda: write(group))
+        else:
+            write()
 
     def load_best(self, learner: Learner, wanted: Best) -> None:
         """Give the learner the best weights, if any evaluation has the metric."""
@@ -118,7 +169,7 @@ class FolderStore:
 
     @contextlib.contextmanager
     def session(
-        self, plan: Plan, progress: RunState
+        self, plan: Plan, progress: RunState, hosted: Sequence[HostedTracker] = ()
     ) -> Iterator[tuple[list[Tracker], Interruption]]:
         """Open the trackers of this rank, and note signals instead of dying of them."""
         with contextlib.ExitStack() as stack:
@@ -128,9 +179,14 @@ class FolderStore:
                 trackers = [JsonLines(self.folder / "metrics.jsonl", progress.steps)]
                 if installed("tensorboard"):
                     trackers.append(TensorBoard(self.folder / "tensorboard", progress.steps))
+                plain = flatten(dict(self.config))
+                trackers += [open_hosted(kind, self.folder, plain) for kind in hosted]
                 for tracker in trackers:
                     stack.enter_context(contextlib.closing(tracker))
-            yield trackers, interruption
+            try:
+                yield trackers, interruption
+            finally:
+                self._background.wait()
 
 
 @dataclass
@@ -147,7 +203,7 @@ class MemoryStore:
     weights: dict[str, Tensor] = field(default_factory=dict)
 
     def restore(
-        self, learner: Learner, optimizer: torch.optim.Optimizer, plan: Plan
+        self, learner: Learner, optimizer: torch.optim.Optimizer, plan: Plan, keep: Keep
     ) -> tuple[RunState, Metrics, Sequence[str]]:
         """Return the start of a run."""
         return RunState(), {}, ()
@@ -180,7 +236,7 @@ class MemoryStore:
 
     @contextlib.contextmanager
     def session(
-        self, plan: Plan, progress: RunState
+        self, plan: Plan, progress: RunState, hosted: Sequence[HostedTracker] = ()
     ) -> Iterator[tuple[list[Tracker], Interruption]]:
         """Open nothing: Ctrl-C ends the run at once."""
         yield [], Interruption()

@@ -33,6 +33,7 @@ def record(report: StepReport) -> dict[str, int | float]:
         **flat(report.scores),
         "gradient_norm": report.gradient_norm,
         "learning_rate": report.rate,
+        **report.pace,
     }
 
 

@@ -1,0 +1,160 @@
+"""A copy of a run's checkpoints at a URL that fsspec opens, such as s3://bucket/run.
+
+    s3://bucket/run/step-120/…              the files of the checkpoint
+                    step-120/manifest.json  uploaded last, deleted first
+
+A checkpoint without its manifest is incomplete, and is never read. What is read is verified by the
+checksums in the manifest, as on a disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from bothways.core.atomic_files import file_digest, replace_folder
+from bothways.core.errors import ConfigError, ResourceError, optional
+
+MANIFEST = "manifest.json"
+RECORDS = ("metrics.jsonl", "config.toml")
+"""The files of a run that are copied besides its checkpoints."""
+WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds before each further attempt at a transfer."""
+
+T = TypeVar("T")
+
+
+class Remote:
+    """The copy of a run at a URL.
+
+    Raises:
+        ConfigError: fsspec does not know the URL.
+        ResourceError: a package is not installed, or a transfer fails again and again.
+    """
+
+    def __init__(self, url: str) -> None:
+        with optional("remote", f"reading and writing {url}"):
+            from fsspec.core import url_to_fs
+        self.url = url
+        try:
+            self._files, root = url_to_fs(url)
+        except (ValueError, OSError) as error:
+            fix = 'Write a URL such as "s3://bucket/run".'
+            raise ConfigError(str(error), where="training.keep.remote", fix=fix) from error
+        except ImportError as error:
+            fix = 'Install it, or for s3://: pip install "bothways[remote]"'
+            raise ResourceError(f"{url}: {error}", fix=fix) from error
+        self._root = root.rstrip("/")
+
+    def send(self, folder: Path, files: Iterable[Path]) -> None:
+        """Copy files of a checkpoint, given by their places in or below `folder`."""
+        name = folder.name.rpartition(".writing-new-")[2]
+        for file in files:
+            place = f"{self._root}/{name}/{file.relative_to(folder).as_posix()}"
+            self._again(lambda file=file, place=place: self._put(file, place), f"writing {place}")
+
+    def complete(self, folder: Path) -> None:
+        """Copy what is missing of a checkpoint, and its manifest last."""
+        place = f"{self._root}/{folder.name}"
+        there = set(self._names(place))
+        files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+        missing = [file for file in files if file.relative_to(folder).as_posix() not in there]
+        self.send(folder, (file for file in missing if file.name != MANIFEST))
+        self.send(folder, [folder / MANIFEST])
+
+    def send_records(self, run: Path) -> None:
+        """Copy the records of a run and its settings."""
+        for name in RECORDS:
+            if (run / name).exists():
+                place = f"{self._root}/{name}"
+                self._again(
+                    lambda name=name, place=place: self._put(run / name, place), f"writing {place}"
+                )
+
+    def checkpoints(self) -> dict[str, int]:
+        """Return the steps of the complete checkpoints by name, oldest first."""
+        found = self._again(lambda: self._find(self._root), f"listing {self.url}")
+        names = [place.split("/")[0] for place in found if place.endswith(f"/{MANIFEST}")]
+        steps = {name: name.removeprefix("step-") for name in names if name.startswith("step-")}
+        whole = {name: int(step) for name, step in steps.items() if step.isdecimal()}
+        return dict(sorted(whole.items(), key=lambda item: item[1]))
+
+    def fetch(self, name: str, run: Path) -> None:
+        """Copy a checkpoint into the folder of a run, whole or not at all.
+
+        Raises:
+            ResourceError: a file is not what its checksum says.
+        """
+        with replace_folder(run / name) as folder:
+            for part in self._names(f"{self._root}/{name}"):
+                target = folder / part
+                target.parent.mkdir(parents=True, exist_ok=True)
+                place = f"{self._root}/{name}/{part}"
+                self._again(
+                    lambda place=place, target=target: self._get(place, target), f"reading {place}"
+                )
+            digests = json.loads((folder / MANIFEST).read_text("utf8"))["files"]
+            for part, digest in digests.items():
+                if not (folder / part).is_file() or file_digest(folder / part) != digest:
+                    what = f"{part} is damaged: it is not what was saved"
+                    fix = "Delete this checkpoint there, to continue from the one before it."
+                    raise ResourceError(what, where=f"{self.url}/{name}", fix=fix)
+
+    def fetch_records(self, run: Path) -> None:
+        """Copy the records of a run where its folder has none."""
+        there = self._again(lambda: self._find(self._root), f"listing {self.url}")
+        for name in RECORDS:
+            if name in there and not (run / name).exists():
+                self._again(
+                    lambda name=name: self._get(f"{self._root}/{name}", run / name),
+                    f"reading {name}",
+                )
+
+    def keep_only(self, names: Iterable[str]) -> None:
+        """Delete the checkpoints with other names; the manifest first."""
+        stay = {*names}
+        for name in self.checkpoints():
+            if name not in stay:
+                place = f"{self._root}/{name}"
+                self._again(
+                    lambda place=place: self._files.rm(f"{place}/{MANIFEST}"), f"deleting {place}"
+                )
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.rm(place, recursive=True)
+
+    def _put(self, file: Path, place: str) -> None:
+        self._files.makedirs(place.rpartition("/")[0], exist_ok=True)
+        self._files.put_file(str(file), place)
+
+    def _get(self, place: str, file: Path) -> None:
+        self._files.get_file(place, str(file))
+
+    def _names(self, place: str) -> list[str]:
+        return self._again(lambda: self._find(place), f"listing {place}")
+
+    def _find(self, place: str) -> list[str]:
+        """Return the files below a place, relative to it."""
+        self._files.invalidate_cache()
+        root = self._files._strip_protocol(place).rstrip("/") + "/"
+        return [name.removeprefix(root) for name in self._files.find(place)]
+
+    def _again(self, transfer: Callable[[], T], what: str) -> T:
+        """Do a transfer; after an error, wait and do it again."""
+        for wait in (*WAITS, None):
+            try:
+                return transfer()
+            except Exception as error:  # each kind of storage has errors of its own
+                if wait is None:
+                    fix = "Look at the connection and the rights; the run can be resumed."
+                    raise ResourceError(f"{what}: {error}", where=self.url, fix=fix) from error
+                time.sleep(wait)
+        raise AssertionError
+
+
+def open_remote(url: str | None) -> Remote | None:
+    """Return the copy at a URL; None without one."""
+    return None if url is None else Remote(url)

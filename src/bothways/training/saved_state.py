@@ -1,0 +1,291 @@
+"""The tensors of a checkpoint: whole in one file, or in parts, one file a rank, by torch's
+distributed checkpoints (DCP).
+
+    model.safetensors   weights, whole
+    shards/             weights and the optimizer's moments, in parts
+    state.pt            the rest: whole moments, counts, settings of groups, random state
+
+Parameters that modules share are stored once. Both kinds are read by any plan and any number of
+ranks: a rank takes its part of a whole file, and DCP finds in the files of others what it needs.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bothways.core.errors import CheckpointError
+from bothways.core.learner import Learner
+from bothways.training.parallel import Plan, Sharded, is_main
+from bothways.training.sharding import is_part, like, whole
+
+WEIGHTS, STATE, SHARDS = "model.safetensors", "state.pt", "shards"
+WHOLE_BYTES = 2**30
+"""Checkpoints of sharded models up to this size are written whole, by the main rank."""
+
+Group = Any
+"""A process group of torch, or None for the one of all ranks."""
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """What a checkpoint will hold.
+
+    Attributes:
+        weights: by name. Whole ones are on the main rank alone.
+        parts: the optimizer's tensors that are in parts, by "optimizer/PARAMETER/NAME".
+        rest: the content of `state.pt`; of the main rank.
+        in_parts: whether each rank writes a file of its own.
+    """
+
+    weights: Mapping[str, Tensor]
+    parts: Mapping[str, Tensor]
+    rest: Mapping[str, Any]
+    in_parts: bool
+
+    def write_whole(self, folder: Path) -> None:
+        """Write the weights and the rest."""
+        save_file(
+            {name: each.contiguous() for name, each in self.weights.items()}, folder / WEIGHTS
+        )
+        self.write_rest(folder)
+
+    def write_parts(self, folder: Path, group: Group) -> None:
+        """Write this rank's part; all ranks call this."""
+        dcp = _dcp()
+        tensors = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
+        writer = dcp.FileSystemWriter(folder / SHARDS)
+        dcp.save(tensors | dict(self.parts), storage_writer=writer, process_group=group)
+
+    def write_rest(self, folder: Path) -> None:
+        """Write what is not in parts."""
+        with (folder / STATE).open("wb") as stream:
+            torch.save(dict(self.rest), stream)
+
+
+def state_of(
+    learner: Learner,
+    optimizer: torch.optim.Optimizer,
+    plan: Plan,
+    random: Mapping[str, Tensor],
+    *,
+    aside: bool = False,
+) -> SavedState:
+    """Return the state of a run; all ranks call this.
+
+    Args:
+        random: the states of the generators of all ranks.
+        aside: whether to copy all tensors to the host, so that training can go on.
+    """
+    state = learner.trained_state()
+    weights = {name: state[name] for name in _stored_names(learner)}
+    moments = optimizer.state_dict()
+    in_parts = isinstance(plan, Sharded) and size_of(learner, optimizer) > WHOLE_BYTES
+    parts: dict[str, Tensor] = {}
+    if in_parts:
+        parts = {
+            f"optimizer/{number}/{name}": tensor
+            for number, values in moments["state"].items()
+            for name, tensor in values.items()
+            if is_part(tensor)
+        }
+        rest = _mapped(moments, lambda tensor: None if is_part(tensor) else tensor)
+    else:
+        keep = is_main(plan)
+        weights = {name: _gathered(tensor, keep) for name, tensor in weights.items()}
+        rest = _mapped(moments, lambda tensor: _gathered(tensor, keep))
+    saved = {"optimizer": rest, "random": dict(random)}
+    if not aside:
+        return SavedState(weights, parts, saved, in_parts)
+    if in_parts:
+        weights, parts = _parts_aside(weights), _parts_aside(parts)
+    else:
+        weights = {name: _aside(tensor) for name, tensor in weights.items()}
+    return SavedState(weights, parts, _mapped(saved, _aside), in_parts)
+
+
+def size_of(learner: Learner, optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of a checkpoint."""
+    moments = (tensor for entry in optimizer.state.values() for tensor in entry.values())
+    tensors: Iterable[Any] = [*learner.trained_state().values(), *moments]
+    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
+
+
+def load_weights(folder: Path, learner: Learner) -> None:
+    """Load the weights of a checkpoint; in a sharded plan, this rank's part. All ranks call this.
+
+    Raises:
+        CheckpointError: tensors are missing, too many or of another shape.
+    """
+    targets = learner.trained_state()
+    if (folder / SHARDS).is_dir():
+        stored = {f"weights/{name}": targets[name] for name in _stored_names(learner)}
+        _read_parts(folder, stored, "weights/")
+        return
+    try:
+        found = load_file(folder / WEIGHTS, device=str(next(learner.parameters()).device))
+        _check_names(learner, found, targets)
+        own = {name: like(tensor, targets[name]) for name, tensor in found.items()}
+        learner.load_state_dict(own, strict=False)
+    except (RuntimeError, SafetensorError) as error:
+        raise misfit(folder, WEIGHTS, error) from error
+
+
+def load_state(folder: Path, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Load the optimizer's state and return the random states, one row a rank.
+
+    All ranks call this.
+
+    Raises:
+        CheckpointError: the state does not fit this model.
+    """
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    try:
+        saved = torch.load(folder / STATE, map_location="cpu", weights_only=True)
+        state = saved["optimizer"]
+        if (folder / SHARDS).is_dir():
+            found = _metadata(folder)
+            parts = {
+                name: torch.zeros_like(parameters[int(name.split("/")[1])])
+                for name in found
+                if name.startswith("optimizer/")
+            }
+            _read_parts(folder, parts, "optimizer/")
+            for place, tensor in parts.items():
+                _, number, name = place.split("/", 2)
+                state["state"][int(number)][name] = tensor
+        else:
+            for number, values in state["state"].items():
+                target = parameters[number]
+                for name, value in values.items():
+                    if isinstance(value, Tensor) and value.shape == target.shape:
+                        values[name] = like(value, target)
+        optimizer.load_state_dict(state)
+    except (RuntimeError, ValueError, IndexError, pickle.UnpicklingError) as error:
+        raise misfit(folder, STATE, error) from error
+    random: dict[str, Tensor] = saved["random"]
+    return random
+
+
+def misfit(folder: Path, name: str, error: Exception) -> CheckpointError:
+    """Return the error of a file whose tensors are not those of the model."""
+    reason = " ".join(str(error).split())
+    return CheckpointError(f"{name} does not fit this model: {reason}", where=folder)
+
+
+def _same_tensors(learner: Learner) -> list[list[str]]:
+    """Return the names of the trained state; those of one tensor together, in order."""
+    owners: dict[int, list[str]] = {}
+    kept = learner.trained_state()
+    for named in (learner.named_parameters, learner.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            if name in kept:
+                owners.setdefault(id(tensor), []).append(name)
+    known = {name for names in owners.values() for name in names}
+    return [sorted(names) for names in owners.values()] + [[n] for n in kept if n not in known]
+
+
+def _stored_names(learner: Learner) -> list[str]:
+    return [names[0] for names in _same_tensors(learner)]
+
+
+def _check_names(
+    learner: Learner, found: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+) -> None:
+    """Raise RuntimeError if tensors are missing, too many or of another shape."""
+    missing = [names[0] for names in _same_tensors(learner) if not any(n in found for n in names)]
+    extra = [name for name in found if name not in targets]
+    differing = [
+        f"{name} is {[*tensor.shape]}, not {[*targets[name].shape]}"
+        for name, tensor in found.items()
+        if name in targets and tensor.shape != targets[name].shape
+    ]
+    problems = [
+        *(["missing: " + ", ".join(missing)] if missing else []),
+        *(["unexpected: " + ", ".join(extra)] if extra else []),
+        *differing,
+    ]
+    if problems:
+        raise RuntimeError("; ".join(problems))
+
+
+def _dcp() -> Any:
+    """Return torch's module of distributed checkpoints, which takes a second to import."""
+    import torch.distributed.checkpoint as dcp
+
+    return dcp
+
+
+def _metadata(folder: Path) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = (
+        _dcp().FileSystemReader(folder / SHARDS).read_metadata().state_dict_metadata
+    )
+    return found
+
+
+def _read_parts(folder: Path, targets: dict[str, Tensor], prefix: str) -> None:
+    """Read parts into tensors of the same names."""
+    dcp = _dcp()
+    found = {name: each for name, each in _metadata(folder).items() if name.startswith(prefix)}
+    differing = [
+        *(f"missing: {name}" for name in targets if name not in found),
+        *(f"unexpected: {name}" for name in found if name not in targets),
+        *(
+            f"{name} is {[*found[name].size]}, not {[*target.shape]}"
+            for name, target in targets.items()
+            if name in found and found[name].size != target.shape
+        ),
+    ]
+    if differing:
+        raise misfit(folder, SHARDS, RuntimeError("; ".join(differing)))
+    reader = dcp.FileSystemReader(folder / SHARDS)
+    with warnings.catch_warnings():  # one process without a group is meant
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(targets, storage_reader=reader)
+
+
+def _gathered(tensor: Tensor, keep: bool) -> Tensor:
+    """Return a whole tensor where it is kept, else an empty one; gathering takes all ranks."""
+    if not is_part(tensor):
+        return tensor
+    full = whole(tensor)
+    return full if keep else full.new_empty(0)
+
+
+def _aside(tensor: Tensor) -> Tensor:
+    """Return a copy on the host."""
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _parts_aside(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    from torch.distributed.checkpoint.staging import BlockingAsyncStager
+
+    result: dict[str, Tensor] = BlockingAsyncStager(cache_staged_state_dict=False).stage(
+        {**tensors}
+    )
+    return result
+
+
+def _mapped(values: Any, change: Callable[[Tensor], Tensor | None]) -> Any:
+    """Return nested plain values with each tensor changed; those that become None are left out."""
+    match values:
+        case Tensor():
+            return change(values)
+        case dict():
+            changed = {key: _mapped(value, change) for key, value in values.items()}
+            return {k: v for k, v in changed.items() if v is not None or values[k] is None}
+        case list():
+            return [_mapped(value, change) for value in values]
+        case tuple():
+            return tuple(_mapped(value, change) for value in values)
+        case _:
+            return values

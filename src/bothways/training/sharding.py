@@ -1,0 +1,141 @@
+"""A model in parts over the ranks: FSDP2, and the way back to whole weights.
+
+Each trained block is a group of its own, which is gathered when it is computed; all other
+parameters are one group, that of the learner, which is gathered for the whole step. So an output
+layer reads the embedding that it is tied to, a discriminator that of its generator, and blocks that
+several layers share are gathered once.
+
+A frozen teacher is sharded as the rest: in parts where it takes memory, in no optimizer and no
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bothways.core.errors import ConfigError
+from bothways.core.learner import Learner
+from bothways.training.parallel import Plan, Sharded
+
+
+@contextlib.contextmanager
+def sharded(learner: Learner, plan: Plan) -> Iterator[None]:
+    """Give each rank its part of a learner; at the end, all ranks have whole weights again.
+
+    Does nothing unless the plan is `Sharded`. After an error the parts stay: a rank that fails
+    alone must not wait for the others.
+
+    Raises:
+        ConfigError: a batch may leave parameters of the learner without a gradient.
+    """
+    if not isinstance(plan, Sharded):
+        yield
+        return
+    if learner.partial:
+        what = "a step of this model may leave some parameters without a gradient"
+        fix = "Set sharding=none: each rank then has the whole model."
+        raise ConfigError(
+            f"{what}, which ranks that share a model cannot", where="sharding", fix=fix
+        )
+    before = {module: _Own(module) for module in learner.modules()}
+    _shard(learner, plan)
+    yield
+    whole: dict[int, nn.Parameter | Tensor] = {}
+    for module in learner.modules():
+        for tensors in (module._parameters, module._buffers):
+            held: dict[str, Any] = tensors
+            for name, tensor in held.items():
+                if tensor is not None and is_part(tensor):
+                    held[name] = whole.setdefault(id(tensor), _whole_parameter(tensor))
+    for module, own in before.items():
+        own.restore(module)
+
+
+def is_part(tensor: Tensor) -> bool:
+    """Return whether a tensor is distributed over ranks, without the import that DTensor takes."""
+    return hasattr(tensor, "placements")
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor with the parts of all ranks; all of them call this."""
+    if not is_part(tensor):
+        return tensor
+    result: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
+    return result
+
+
+def own_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return what this rank holds of each tensor, in the same memory; for use without gradients."""
+    return [t.to_local() if is_part(t) else t for t in tensors]  # type: ignore[attr-defined]
+
+
+def like(tensor: Tensor, target: Any) -> Tensor:
+    """Return this rank's part of a whole tensor, placed as `target`; without communication."""
+    if not is_part(target):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    moved = tensor.to(target.device)
+    return distribute_tensor(moved, target.device_mesh, target.placements, src_data_rank=None)
+
+
+def _whole_parameter(tensor: Tensor) -> nn.Parameter | Tensor:
+    full = whole(tensor.detach())
+    parameter = isinstance(tensor, nn.Parameter)
+    return nn.Parameter(full, requires_grad=tensor.requires_grad) if parameter else full
+
+
+class _Own:
+    """What a module had before it was sharded: its class, its hooks, its attributes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._class, self._names = type(module), {*vars(module)}
+        self._hooks: Mapping[str, Any] = {
+            name: value.copy() for name, value in vars(module).items() if name.endswith("_hooks")
+        }
+
+    def restore(self, module: nn.Module) -> None:
+        """Take away what FSDP2 added."""
+        module.__class__ = self._class
+        for name, hooks in self._hooks.items():
+            getattr(module, name).clear()
+            getattr(module, name).update(hooks)
+        for name in {*vars(module)} - self._names:
+            delattr(module, name)
+
+
+def _shard(learner: Learner, plan: Sharded) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    sharding, device = plan.sharding, next(learner.parameters()).device
+    machines, rest = divmod(plan.world, plan.local_world)
+    if sharding.over == "machine" and rest:
+        what = f"{plan.world} ranks are not a multiple of the {plan.local_world} of this machine"
+        raise ConfigError(what, where="sharding.over", fix="Set sharding.over=all.")
+    one = sharding.over == "all" or machines == 1
+    shape = (plan.world,) if one else (machines, plan.local_world)
+    names = ("ranks",) if one else ("machines", "ranks")
+    settings: dict[str, Any] = {
+        "mesh": init_device_mesh(device.type, shape, mesh_dim_names=names),
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if sharding.gathered == "bf16" else None,
+            reduce_dtype=torch.float32 if sharding.gathered == "bf16" else None,
+            cast_forward_inputs=False,
+        ),
+    }
+    for unit in _units(learner):
+        fully_shard(unit, reshard_after_forward=sharding.reshard_after_forward, **settings)
+    fully_shard(learner, **settings)
+
+
+def _units(learner: Learner) -> list[nn.Module]:
+    """Return the modules that are gathered by themselves, each of which runs once in a forward
+    pass: modules declare them in an attribute `gathered_apart`.
+    """
+    return [unit for module in learner.modules() for unit in getattr(module, "gathered_apart", ())]

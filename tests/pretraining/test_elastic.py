@@ -1,0 +1,185 @@
+"""A run goes on with other numbers of ranks and other plans: the same data, the same weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bothways.core.batch import Batch
+from bothways.core.targets import TokenTargets
+from bothways.data.batching import ExampleBudget
+from bothways.data.corpus import Corpus
+from bothways.data.loader import LoadedStep, Loader
+from bothways.families.catalogue import preset
+from bothways.hub.model_folder import save_model
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.heads import MaskedHead
+from bothways.model.model import Model
+from bothways.objectives.distillation import Distillation
+from bothways.objectives.objective import Objective
+from bothways.objectives.replaced_tokens import Narrower, ReplacedTokens
+from bothways.pretraining.build import fit_to_corpus
+from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.run import pretrain
+from bothways.training import saved_state
+from bothways.training.checkpoint import checkpoints
+from bothways.training.durations import Steps
+from bothways.training.optimizers import AdamW
+from bothways.training.parallel import Sharding
+from bothways.training.run import Event, Training
+from bothways.training.schedules import Linear
+from toy_training import enter_ranks, on_ranks
+
+LENGTH = 16
+Stage = tuple[int, Sharding | None, int]
+"""The ranks of a session, how they hold the model, and the step at which it is stopped."""
+STAGES: dict[str, tuple[Stage, ...]] = {
+    "two networks": (
+        (4, Sharding(over="machine"), 4),
+        (2, None, 8),
+        (3, Sharding(), 12),
+        (1, None, LENGTH),
+    ),
+    "teacher": ((2, Sharding(), 12), (1, None, LENGTH)),
+}
+
+
+def config_of(corpus: Corpus, objective: Objective, sharding: Sharding | None) -> PretrainConfig:
+    shape = fit_to_corpus(preset("electra-small-discriminator"), corpus.tokenizer)
+    assert isinstance(shape, EncoderConfig)
+    small = dataclasses.replace(
+        shape, width=32, depth=2, heads=2, intermediate_size=64, embedding=None,
+        dropout=Dropouts(0.0, 0.0),
+    )  # fmt: skip
+    training = Training(Steps(LENGTH), AdamW(lr=3e-3), Linear(0.1), precision="fp32")
+    return PretrainConfig(
+        small, training, objective, (PretrainPhase(48),), ExampleBudget(8), held_out=0.1,
+        evaluation_tokens=400, microbatch_tokens=130, sharding=sharding,
+    )  # fmt: skip
+
+
+def read_by(batches: tuple[Batch, ...]) -> list[str]:
+    """A digest of each sequence: its ids, its hidden tokens, their places; none where all is void."""
+    found = []
+    for batch in batches:
+        if not len(batch.target("masked", TokenTargets).ids):
+            continue
+        ends, targets = batch.layout.cu_seqlens.tolist(), batch.target("masked", TokenTargets)
+        index = torch.as_tensor(targets.index)
+        for start, end in itertools.pairwise(ends):
+            mine = (index >= start) & (index < end)
+            parts = batch.ids[start:end], index[mine] - start, torch.as_tensor(targets.ids)[mine]
+            text = ";".join(str(part.tolist()) for part in parts)
+            found.append(hashlib.sha256(text.encode()).hexdigest())
+    return found
+
+
+Read = dict[Any, list[str]]
+"""By the cursor after an update: digests of what one rank read for it, in order."""
+
+
+def train(
+    config: PretrainConfig, corpus: Corpus, folder: Path, stop: int, rank: int = 0
+) -> tuple[dict[str, torch.Tensor], Read]:
+    """Train up to a step; return the weights and what was read."""
+    read: Read = {}
+    make = Loader._step
+
+    def noted(self: Loader[Any], *arguments: Any) -> LoadedStep:
+        step = make(self, *arguments)
+        if self.batch == config.batch:  # not an evaluation
+            read[step.cursor] = read_by(step.microbatches)
+        return step
+
+    def interrupt(event: Event) -> None:
+        # The last rank, so that the others learn of it.
+        if event.kind == "step" and event.progress.steps == stop < LENGTH and rank == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loader, "_step", noted)
+        done = pretrain(config, corpus, folder, resume=True, on_event=interrupt)
+    assert done.progress.steps == stop
+    return done.learner.trained_state(), read
+
+
+def objective_of(kind: str, teacher: str) -> Objective:
+    return Distillation(teacher) if kind == "teacher" else ReplacedTokens(generator=Narrower(0.5))
+
+
+def session(
+    rank: int,
+    world: int,
+    port: int,
+    folder: Path,
+    place: Path,
+    kind: str,
+    number: int,
+    teacher: str,
+) -> None:
+    """One rank of a session."""
+    enter_ranks(rank, world, port)
+    saved_state.WHOLE_BYTES = 0
+    torch.set_default_dtype(torch.float64)
+    corpus, (_, sharding, stop) = Corpus.open(place), STAGES[kind][number]
+    config = config_of(corpus, objective_of(kind, teacher), sharding)
+    weights, read = train(config, corpus, folder, stop, rank)
+    torch.save({"weights": weights, "read": [*read.items()]}, folder / f"{number}-{rank}.found")
+
+
+def merged(folder: Path, stages: tuple[Stage, ...]) -> Read:
+    """What all ranks of all sessions read; where two sessions read the same, it must be equal."""
+    result: Read = {}
+    for number, (world, _, _) in enumerate(stages):
+        parts = [
+            dict(torch.load(folder / f"{number}-{rank}.found", weights_only=False)["read"])
+            for rank in range(world)
+        ]
+        for cursor in parts[0]:
+            mine = [part[cursor] for part in parts]
+            # Sequences are dealt like cards, the longest first.
+            dealt = [
+                hand[turn] for turn in range(len(mine[0])) for hand in mine if turn < len(hand)
+            ]
+            assert result.setdefault(cursor, dealt) == dealt
+    return result
+
+
+@pytest.fixture(scope="module")
+def teacher(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(3)
+    shape = config_of(corpus, ReplacedTokens(generator=Narrower(0.5)), None).encoder
+    folder = tmp_path_factory.mktemp("teacher") / "model"
+    save_model(folder, Model(shape, (MaskedHead(),)), corpus.tokenizer)
+    return str(folder)
+
+
+@pytest.mark.parametrize("kind", STAGES)
+def test_a_run_by_changing_ranks_does_what_one_rank_does(
+    corpus: Corpus, tmp_path: Path, kind: str, teacher: str
+) -> None:
+    """Sharded within a machine, replicated, sharded over all, alone; in float64."""
+    folder, stages = tmp_path / "run", STAGES[kind]
+    for number, (world, _, _) in enumerate(stages):
+        on_ranks(world, session, folder, corpus.folder, kind, number, teacher)
+    torch.set_default_dtype(torch.float64)
+    try:
+        config = config_of(corpus, objective_of(kind, teacher), None)
+        weights, read = train(config, corpus, tmp_path / "alone", LENGTH)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert merged(folder, stages) == read
+    kinds = [(path / "shards").exists() for path in checkpoints(folder)]
+    assert kinds == [True, False]  # of several ranks, of one
+    last = torch.load(folder / f"{len(stages) - 1}-0.found", weights_only=False)["weights"]
+    assert last.keys() == weights.keys()
+    for name, expected in weights.items():
+        torch.testing.assert_close(last[name], expected, rtol=1e-7, atol=1e-9)

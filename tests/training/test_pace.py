@@ -1,0 +1,75 @@
+"""Slow ranks are named, hanging ones end, and a step can be done again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from bothways.core.errors import DivergedError
+from bothways.training import meter
+from bothways.training.pace import ENDED_BY_WATCHDOG, Pace, Watchdog, stragglers
+from bothways.training.parallel import Replicated, Single
+
+
+def paced(*seconds: float) -> dict[str, float]:
+    return {f"rank/{rank}/seconds": value for rank, value in enumerate(seconds)}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ((), {}),
+        ((1.0, 1.1), {}),
+        ((1.0, 3.0), {1: 3.0}),
+        ((1.0, 1.0, 1.0, 2.0), {3: 2.0}),
+        ((4.0, 4.0, 4.0, 1.0), {}),
+        ((0.0, 0.0), {}),
+    ],
+)
+def test_a_straggler_takes_much_longer_than_the_median(
+    seconds: tuple[float, ...], expected: dict[int, float]
+) -> None:
+    assert stragglers(paced(*seconds)) == expected
+
+
+def test_one_process_has_no_pace_to_compare() -> None:
+    pace = Pace(Single())
+    pace.add(1.0, 100)
+    assert pace.read() == {}
+
+
+def test_the_rank_whose_loss_is_no_number_is_named() -> None:
+    inf = float("inf")
+    meter._check(["masked", None], [[inf, inf], [inf, inf]])
+    with pytest.raises(DivergedError, match=r"^step 7: the loss 'masked' is not finite on rank 1"):
+        meter._check(["masked", None], [[9.0, 7.0], [7.0, 7.0]])
+    with pytest.raises(DivergedError, match=r"^step 7: the gradient norm is not finite\n"):
+        meter._check(["masked", None], [[inf, 7.0], [inf, 7.0]])
+
+
+HANGS = """
+import time
+from bothways.training.pace import Watchdog
+from bothways.training.parallel import Replicated
+with Watchdog(Replicated(3, 4, 3), 0.2) as dog:
+    dog.note("resting", 4)
+    time.sleep(0.5)
+    dog.note("reading its batch", 5)
+    time.sleep(30)
+"""
+
+
+def test_a_rank_that_hangs_says_what_it_was_doing_and_ends() -> None:
+    command = [sys.executable, "-c", HANGS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == ENDED_BY_WATCHDOG
+    assert "step 5: rank 3 has been reading its batch for more than 0.2 seconds" in done.stderr
+    assert "bothways inspect-step RUN 5 CORPUS" in done.stderr
+    assert "Current thread" in done.stderr or "Thread" in done.stderr
+
+
+def test_without_a_limit_nothing_is_watched() -> None:
+    with Watchdog(Replicated(0, 2, 0), None) as dog:
+        dog.note("computing", 1)

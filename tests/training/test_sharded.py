@@ -1,0 +1,190 @@
+"""Two processes with a part of the model each must do what one does, and continue each other's runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from bothways.core.errors import BothwaysError, CheckpointError, ConfigError
+from bothways.core.source import Cursor
+from bothways.training import parallel, saved_state
+from bothways.training.checkpoint import checkpoints, latest, read_checkpoint
+from bothways.training.optimizers import AdamW, BertAdam, Muon, build_optimizer
+from bothways.training.parallel import Replicated, Sharded, Sharding, Single, shard, shared
+from bothways.training.sharding import is_part, sharded
+from toy_training import TRAINING, Toy, enter_ranks, fit_toy, on_ranks, session, steps, toy
+
+KINDS = {
+    "adamw": (AdamW(lr=0.01), Sharding()),
+    "bert_adam": (BertAdam(lr=0.01), Sharding(reshard_after_forward=False)),
+}
+IN_BACKGROUND = dataclasses.replace(
+    TRAINING, keep=dataclasses.replace(TRAINING.keep, asynchronous=True), ema=0.9
+)
+
+
+def work(rank: int, world: int, port: int, folder: Path) -> None:
+    """What each of two ranks does; what it found is written to the folder."""
+    enter_ranks(rank, world, port)
+    plan = shard(parallel.plan_here(), Sharding())
+    with parallel.connected(plan, torch.device("cpu")):
+        found = {**_fitted(plan), **_refused(plan), **_runs(plan, folder)}
+    torch.save(found, folder / f"rank{rank}.pt")
+
+
+def _fitted(plan: Sharded) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, (optimizer, sharding) in KINDS.items():
+        own = dataclasses.replace(plan, sharding=sharding)
+        learner = toy(dtype=torch.float64)
+        mine = steps(Cursor(), 7, 2, plan.rank, 2)  # as many microbatches on each rank
+        found[name] = fit_toy(learner, mine, 50, own, optimizer, 0.5)
+        found[f"{name} restored"] = (
+            type(learner) is Toy
+            and not any(is_part(p) for p in learner.parameters())
+            and not learner._forward_pre_hooks
+        )
+    learner = toy()
+    with sharded(learner, plan):
+        held = sum(p.to_local().numel() for p in learner.parameters())
+    found["held"] = held, sum(p.numel() for p in learner.parameters())
+    return found
+
+
+def _refused(plan: Sharded) -> dict[str, object]:
+    found: dict[str, object] = {}
+    learner = toy()
+    with sharded(learner, plan), pytest.raises(ConfigError) as muon:
+        build_optimizer(Muon(), learner.trained_parameters(), matrices=learner.matrices())
+    learner.inner.partial = True
+    with pytest.raises(ConfigError) as partial, sharded(learner, plan):
+        pass
+    found["refused"] = str(muon.value), str(partial.value)
+
+    def fail() -> None:
+        raise CheckpointError("is gone", where="step-3")
+
+    with pytest.raises(CheckpointError) as failed:
+        shared(plan, fail)
+    found["shared"] = str(failed.value), shared(plan, lambda: plan.rank)
+    return found
+
+
+def _runs(plan: Sharded, folder: Path) -> dict[str, object]:
+    found: dict[str, object] = {}
+    session(folder / "in_one_file", 5 if plan.rank else None, plan=plan)
+    found["one file"] = [
+        path.name for path in (folder / "in_one_file").glob("step-*/*.safetensors")
+    ]
+    saved_state.WHOLE_BYTES = 0
+    for name, training in (("parts", TRAINING), ("background", IN_BACKGROUND)):
+        session(folder / name, 5 if plan.rank else None, plan=plan, training=training)
+        torch.distributed.barrier()
+        if plan.rank == 0:
+            shutil.copytree(folder / name, folder / f"{name} alone")
+        torch.distributed.barrier()
+        found[name] = session(folder / name, plan=plan, training=training).steps
+    return found
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, object]]]:
+    folder = tmp_path_factory.mktemp("sharded")
+    for name in ("in_one_file", "parts", "background"):
+        (folder / name).mkdir()
+    on_ranks(2, work, folder)
+    return folder, [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fifty_clipped_steps_are_those_of_one_process_and_the_learner_is_itself_again(
+    two: tuple[Path, list[dict[str, object]]], kind: str
+) -> None:
+    alone = fit_toy(
+        toy(dtype=torch.float64), steps(Cursor(), 7), 50, config=KINDS[kind][0], clip_norm=0.5
+    )
+    first, second = (found[kind] for found in two[1])
+    for part in ("weights", "moments"):
+        assert first[part].keys() == alone[part].keys()
+        for name, expected in alone[part].items():
+            assert torch.equal(first[part][name], second[part][name])
+            torch.testing.assert_close(first[part][name], expected, rtol=1e-8, atol=1e-10)
+    assert all(found[f"{kind} restored"] for found in two[1])
+
+
+def test_each_rank_holds_a_part(two: tuple[Path, list[dict[str, object]]]) -> None:
+    (first, whole), (second, _) = (found["held"] for found in two[1])
+    assert first + second == whole
+    assert abs(first - second) < 0.2 * whole
+
+
+def test_what_needs_whole_matrices_or_may_lack_gradients_is_refused(
+    two: tuple[Path, list[dict[str, object]]],
+) -> None:
+    muon, partial = two[1][1]["refused"]
+    assert muon.startswith("training.optimizer: muon needs whole matrices")
+    assert partial.startswith("sharding: a step of this model may leave some parameters")
+
+
+def test_the_main_rank_decides_for_all_and_its_error_is_raised_by_all(
+    two: tuple[Path, list[dict[str, object]]],
+) -> None:
+    assert [found["shared"] for found in two[1]] == [("step-3: is gone", 0)] * 2
+
+
+@pytest.mark.parametrize("name", ["parts", "background"])
+def test_a_run_stopped_on_one_rank_resumes_from_parts_to_the_weights_of_a_whole_run(
+    two: tuple[Path, list[dict[str, object]]], name: str
+) -> None:
+    folder = two[0]
+    assert [found[name] for found in two[1]] == [14, 14]
+    newest = latest(folder / f"{name} alone")
+    assert newest is not None
+    assert sorted(path.name for path in (newest / "shards").iterdir()) == [
+        ".metadata", "__0_0.distcp", "__1_0.distcp",
+    ]  # fmt: skip
+    assert read_checkpoint(newest).progress.steps == 6
+    # One process continues it: other draws of dropout, the same data.
+    training = IN_BACKGROUND if name == "background" else TRAINING
+    state = session(folder / f"{name} alone", training=training)
+    assert state.steps == 14
+    assert (checkpoints(folder / f"{name} alone")[-1] / "model.safetensors").exists()
+
+
+def test_a_small_sharded_model_is_saved_whole(two: tuple[Path, list[dict[str, object]]]) -> None:
+    assert set(two[1][0]["one file"]) == {"model.safetensors"}
+    assert session(two[0] / "in_one_file").steps == 14
+
+
+def test_a_damaged_or_missing_part_is_told(two: tuple[Path, list[dict[str, object]]]) -> None:
+    newest = latest(two[0] / "parts")
+    assert newest is not None
+    part = newest / "shards" / "__1_0.distcp"
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-1] + b"x")
+    with pytest.raises(BothwaysError, match=r"shards/__1_0.distcp is damaged or was changed"):
+        read_checkpoint(newest)
+    part.unlink()
+    with pytest.raises(BothwaysError, match=r"shards/__1_0.distcp is missing"):
+        read_checkpoint(newest)
+    part.write_bytes(whole)
+
+
+def test_parts_of_another_model_do_not_fit(two: tuple[Path, list[dict[str, object]]]) -> None:
+    newest = latest(two[0] / "parts")
+    assert newest is not None
+    other = toy()
+    other.inner = nn.Linear(8, 9)
+    with pytest.raises(CheckpointError, match=r"inner.bias is \[8\], not \[9\]"):
+        read_checkpoint(newest).load_weights(other)
+
+
+def test_a_plan_is_sharded_where_there_are_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shard(Single(), Sharding()) == Single()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert shard(Replicated(3, 4, 1), Sharding()) == Sharded(3, 4, 1, 2)
