@@ -85,7 +85,7 @@ def test_what_cannot_be_inspected_is_refused(corpus: Corpus, run: Path, tmp_path
         inspect_step(run, 0, corpus)
     with pytest.raises(CheckpointError, match=r"is not the folder of a pre-training run"):
         inspect_step(tmp_path, 1, corpus)
-    documents = [Document(["a dog ."] * 3, f"other:{number}") for number in range(40)]
+    documents = [Document("the dog sleeps. " * 3, f"other:{number}") for number in range(40)]
     other = build_corpus(documents, corpus.tokenizer, tmp_path / "other", workers=1)
     with pytest.raises(CheckpointError, match=r"was trained on another corpus"):
         inspect_step(run, 6, other)
