@@ -184,7 +184,9 @@ def test_an_earlier_export_is_replaced_and_nothing_else(classifier: Path, tmp_pa
 
 def test_what_cannot_be_exported_is_refused(bert: Path, classifier: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(ConfigError, match=r"a graph returns the last layer, and this task reads"):
+    with pytest.raises(
+        ConfigError, match=r"other programs pool the last layer, and this task reads"
+    ):
         write_export(bert, out, task="embed", settings=["layers=[0]"])
     with pytest.raises(FolderError, match="is for no known task"):
         write_export(bert, out)

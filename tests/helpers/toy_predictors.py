@@ -21,6 +21,7 @@ from bothways.tasks.mask_filling.task import MaskFillingTask
 from bothways.tasks.multilabel.task import MultilabelTask
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.regression.task import RegressionTask
+from bothways.tasks.reranking.task import RerankingTask
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.tagging.task import TaggingTask
 from toy_folder import make_examples
@@ -30,13 +31,14 @@ PAIRS = list(zip(TEXTS, TEXTS[1:] + TEXTS[:1], strict=True))
 TASKS: dict[str, tuple[AnyTask, list[Any]]] = {
     "classify": (ClassificationTask(), TEXTS),
     "regress": (RegressionTask(), PAIRS),
+    "rerank": (RerankingTask(), [(a, [b, a]) for a, b in PAIRS]),
     "label": (MultilabelTask(), TEXTS),
     "choice": (ChoiceTask(), [ChoiceExample(a, (b, a, b)) for a, b in PAIRS]),
     "tag": (TaggingTask(), TEXTS),
     "answer": (QuestionAnsweringTask(), [(a, " ".join([b] * 4)) for a, b in PAIRS]),
     "fill": (MaskFillingTask(top=3), [f"{text} [MASK] [MASK]" for text in TEXTS]),
     "likelihood": (LikelihoodTask(), TEXTS),
-    "embed": (SentenceEmbeddingTask(), TEXTS),
+    "embed": (SentenceEmbeddingTask(prompts={"ask": "the film "}), TEXTS),
 }
 
 
@@ -50,7 +52,9 @@ def predictor(
 ) -> Predictor:
     """A predictor with random heads."""
     definition = TASKS[name][0]
-    labels = {"regress": ("score",), "tag": ("O", "B-X", "I-X")}.get(name, ("neg", "pos"))
+    labels = {"regress": ("score",), "rerank": ("relevance",), "tag": ("O", "B-X", "I-X")}.get(
+        name, ("neg", "pos")
+    )
     heads = (
         PoolerHead(),
         MaskedHead(),

@@ -14,7 +14,7 @@ from bothways.core.errors import BothwaysError, FolderError
 from bothways.families.bert import BERT
 from bothways.hub.load_report import plan_loading
 from bothways.hub.model_folder import load_model, save_model
-from bothways.hub.sentence_transformers import read_sentence_config
+from bothways.hub.sentence_transformers import read_program_config
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
@@ -44,7 +44,7 @@ def test_nesting_and_digits_are_one_error(name: str, content: str, folder: Path)
 def test_odd_modules_are_one_error(content: str, folder: Path) -> None:
     (folder / "modules.json").write_text(content)
     with pytest.raises(BothwaysError, match=r"modules\.json"):
-        read_sentence_config(folder, 20)
+        read_program_config(folder, 20)
 
 
 @pytest.mark.parametrize("content", [DEEP, '{"pooling_mode": 3}', '{"pooling_mode": [["cls"]]}'])
@@ -54,7 +54,7 @@ def test_an_odd_pooling_is_one_error(content: str, folder: Path) -> None:
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(content)
     with pytest.raises(BothwaysError, match=r"1_Pooling.config\.json"):
-        read_sentence_config(folder, 20)
+        read_program_config(folder, 20)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_modules_are_not_followed_out_of_the_folder(outside: str, folder: Path) 
     modules = [{"type": "Transformer", "path": ""}, {"type": "Pooling", "path": path}]
     (folder / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(FolderError, match="must be in the model's folder") as caught:
-        read_sentence_config(folder, 20)
+        read_program_config(folder, 20)
     assert "secret" not in str(caught.value)
 
 

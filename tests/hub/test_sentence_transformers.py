@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 import torch
 
-from bothways.core.errors import FolderError
+from bothways.core.errors import ConfigError, FolderError
 from bothways.hub.model_folder import save_model
+from bothways.hub.sentence_transformers import SentenceEncoderConfig, read_program_config
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.engine import predict
-from bothways.prediction.predictor import open_learner, open_task
+from bothways.prediction.predictor import Predictor, open_learner, open_task
 from bothways.tasks.sentence_embedding.task import (
     Embedder,
     SentenceEmbeddingTask,
-    read_sentence_encoder,
     save_sentence_encoder,
+    sentence_encoder,
 )
 from bothways.tasks.text_examples import TextExample
 from bothways.text.tokenizer import Tokenizer
@@ -117,10 +118,10 @@ def test_what_is_written_is_read_by_both(tmp_path: Path, pooling: Any, normalise
     opened = open_task(str(place), settings={"normalised": True})
     assert opened.task.task == SentenceEmbeddingTask(pooling=pooling, normalised=True)
     assert opened.task.length == 12
-    assert read_sentence_encoder(place, 20) == (
-        SentenceEmbeddingTask(pooling=pooling, normalised=normalised),
-        12,
-    )
+    config = read_program_config(place, 20)
+    assert isinstance(config, SentenceEncoderConfig)
+    assert sentence_encoder(config) == SentenceEmbeddingTask(pooling=pooling, normalised=normalised)
+    assert config.length == 12
 
 
 def test_what_the_newest_version_writes_is_read(tmp_path: Path) -> None:
@@ -131,7 +132,9 @@ def test_what_the_newest_version_writes_is_read(tmp_path: Path) -> None:
     SentenceTransformer(str(tmp_path / "ours"), device="cpu").save(str(tmp_path / "newest"))
     found = open_learner(str(tmp_path / "newest"))
     assert (found.task, found.length) == (
-        SentenceEmbeddingTask(pooling="max", normalised=True),
+        SentenceEmbeddingTask(
+            pooling="max", normalised=True, prompts={"query": "", "document": ""}
+        ),
         12,
     )
     texts = ["the cats sat on a mat", "dog"]
@@ -153,7 +156,9 @@ def test_vectors_are_cut_as_the_other_cuts_them(
     expected = theirs(tmp_path / "theirs", SENTENCES)
     task = open_learner(str(tmp_path / "theirs"))
     assert isinstance(task, Embedder)
-    assert task.task == SentenceEmbeddingTask(normalised=normalised, components=components)
+    assert task.task == SentenceEmbeddingTask(
+        normalised=normalised, components=components, prompts={"query": "", "document": ""}
+    )
     assert task.task.width(task.model) == expected.shape[1] == min(components, 16)
     np.testing.assert_allclose(vectors(task, SENTENCES), expected, atol=1e-6)
     save_sentence_encoder(tmp_path / "ours", task)
@@ -163,20 +168,21 @@ def test_vectors_are_cut_as_the_other_cuts_them(
     )
 
 
+PROMPTS = {"query": "the cat", "document": "a dog"}
+
+
 def with_prompts(folder: Path) -> Path:
     from sentence_transformers import SentenceTransformer
 
     save_sentence_encoder(folder / "plain", made(folder / "vocabulary", pooling="max"))
-    prompts = {"query": "the cat", "document": "a dog"}
     opened = SentenceTransformer(
-        str(folder / "plain"), device="cpu", prompts=prompts, similarity_fn_name="dot"
+        str(folder / "plain"), device="cpu", prompts=PROMPTS, similarity_fn_name="dot"
     )
     opened.save(str(folder / "theirs"))
     return folder / "theirs"
 
 
 def test_prompts_and_similarity_are_kept(tmp_path: Path) -> None:
-    """Nothing here uses them; the other program does once the folder is written again."""
     from sentence_transformers import SentenceTransformer
 
     task = open_learner(str(with_prompts(tmp_path)))
@@ -187,6 +193,8 @@ def test_prompts_and_similarity_are_kept(tmp_path: Path) -> None:
     )
     assert (second.prompts, second.similarity_fn_name) == (first.prompts, "dot")
     expected = first.encode_query(["sat on a mat"], show_progress_bar=False)
+    named = Predictor(task).encode(["sat on a mat"], prompt_name="query")
+    np.testing.assert_allclose(named, expected, atol=1e-6)
     np.testing.assert_allclose(
         second.encode_query(["sat on a mat"], show_progress_bar=False), expected, atol=1e-6
     )
@@ -202,7 +210,7 @@ def test_an_older_folder_has_the_transformer_in_one_of_its_own(tmp_path: Path) -
     modules[0]["path"] = "0_Transformer"
     (place / "modules.json").write_text(json.dumps(modules))
     task = open_learner(str(place))
-    assert (task.task, task.length) == (SentenceEmbeddingTask(pooling="max"), 12)
+    assert (task.task, task.length) == (SentenceEmbeddingTask(pooling="max", prompts=PROMPTS), 12)
     np.testing.assert_allclose(
         vectors(task, SENTENCES), theirs(place, SENTENCES), rtol=3e-6, atol=1e-6
     )
@@ -219,7 +227,7 @@ def test_an_older_folder_has_the_transformer_in_one_of_its_own(tmp_path: Path) -
 def test_a_folder_without_these_files_says_nothing(tmp_path: Path) -> None:
     task = made(tmp_path / "vocabulary")
     save_model(tmp_path / "model", task.model, task.tokenizer)
-    assert read_sentence_encoder(tmp_path / "model", 20) is None
+    assert read_program_config(tmp_path / "model", 20) is None
     opened = open_task(str(tmp_path / "model"), "embed")
     assert (opened.task.task, opened.task.length) == (SentenceEmbeddingTask(), 20)
 
@@ -266,7 +274,17 @@ MODULES = [
         (
             "config_sentence_transformers.json",
             {"default_prompt_name": "query"},
-            r"puts the prompt 'query' before every text",
+            r"default_prompt_name 'query' is not among its prompts: none\n",
+        ),
+        (
+            "config_sentence_transformers.json",
+            {"prompts": ["query: "]},
+            r"prompts must be an object of names and texts, not \['query: '\]",
+        ),
+        (
+            "1_Pooling/config.json",
+            {"pooling_mode": "mean", "include_prompt": 1},
+            r"include_prompt must be true or false, not 1",
         ),
         (
             "config_sentence_transformers.json",
@@ -314,15 +332,15 @@ def test_a_length_is_found_wherever_it_stands(tmp_path: Path) -> None:
             "model_max_length": tokenizer
         }
         (place / "tokenizer_config.json").write_text(json.dumps(config))
-        found = read_sentence_encoder(place, 20)
+        found = read_program_config(place, 20)
         assert found is not None
-        assert found[1] == expected
+        assert found.length == expected
 
 
 def test_layers_that_the_other_does_not_read_are_not_written(tmp_path: Path) -> None:
     task = made(tmp_path / "vocabulary", layers=(1,))
     with pytest.raises(
-        FolderError, match=r"pools the last layer, and this task reads \(1,\)\n  Set layers"
+        ConfigError, match=r"pool the last layer, and this task reads \(1,\)\n  The last"
     ):
         save_sentence_encoder(tmp_path / "model", task)
     assert not (tmp_path / "model").exists()

@@ -46,7 +46,7 @@ def line(prediction: Any) -> Any:
     return json.loads(json.dumps(prediction.to_json()))
 
 
-@pytest.mark.parametrize("name", sorted(TASKS.keys() - {"embed", "choice"}))
+@pytest.mark.parametrize("name", sorted(TASKS.keys() - {"embed", "choice", "rerank"}))
 def test_the_own_shape_is_a_line_of_predict(
     url: str, predictors: dict[str, Predictor], name: str
 ) -> None:
@@ -93,6 +93,12 @@ def check_openai(client: openai.OpenAI, predictors: dict[str, Predictor]) -> Non
     ids = predictors["embed"].task.tokenizer.encode(TEXTS[0]).tolist()
     by_ids = client.embeddings.create(model="embed", input=[ids]).data[0].embedding
     assert np.array_equal(np.float32(by_ids), unit[0].astype(np.float32))
+    asked = predictors["embed"].encode(TEXTS[0], prompt_name="ask")
+    prompted = client.embeddings.create(
+        model="embed", input=TEXTS[0], extra_body={"prompt_name": "ask"}
+    )
+    direction = asked / np.linalg.norm(asked.astype(np.float64))
+    assert np.array_equal(np.float32(prompted.data[0].embedding), direction.astype(np.float32))
     assert {model.id for model in client.models.list()} == predictors.keys()
     assert client.models.retrieve("embed").id == "embed"
     with pytest.raises(openai.NotFoundError, match="there is no model 'ada'"):
@@ -107,12 +113,10 @@ def test_cohere(url: str, predictors: dict[str, Predictor]) -> None:
     with httpx.Client() as transport:
         client = cohere.ClientV2("none", base_url=url, httpx_client=transport)
         asked = {"query": TEXTS[0], "documents": TEXTS[1:6], "top_n": 3}
-        found = client.rerank(model="regress", **asked).results
-    scores = [predictors["regress"]((TEXTS[0], text)).score for text in TEXTS[1:6]]
-    order = np.argsort(-np.array(scores))[:3].tolist()
-    assert [item.index for item in found] == order
-    expected = [1 / (1 + np.exp(-scores[n])) for n in order]
-    assert [item.relevance_score for item in found] == pytest.approx(expected, rel=1e-12)
+        found = client.rerank(model="rerank", **asked).results
+    ranking = predictors["rerank"]((TEXTS[0], TEXTS[1:6])).ranking[:3]
+    assert [item.index for item in found] == [ranked.index for ranked in ranking]
+    assert [item.relevance_score for item in found] == [ranked.score for ranked in ranking]
 
 
 def test_jina_and_tei_rerank(url: str, predictors: dict[str, Predictor]) -> None:
@@ -123,7 +127,12 @@ def test_jina_and_tei_rerank(url: str, predictors: dict[str, Predictor]) -> None
     assert found["usage"]["total_tokens"] > 0
     raw = post(f"{url}/rerank", {"query": TEXTS[0], "texts": TEXTS[1:3], "raw_scores": True})
     scores = {item["index"]: item["score"] for item in raw}
-    assert scores[1] == predictors["regress"]((TEXTS[0], TEXTS[2])).score
+    (logit,) = predictors["rerank"]((TEXTS[0], TEXTS[2])).logits
+    assert scores[1] == logit
+    alike = post(f"{url}/models/rerank", {"query": TEXTS[0], "texts": TEXTS[1:3]})
+    assert {item["index"]: item["score"] for item in alike}[1] == 1 / (1 + np.exp(-logit))
+    (pair,) = post(f"{url}/models/rerank/predict", {"inputs": [TEXTS[0], TEXTS[2]]})
+    assert pair == {"label": "relevance", "score": 1 / (1 + np.exp(-logit))}
 
 
 def test_hugging_face(url: str, predictors: dict[str, Predictor]) -> None:
@@ -169,6 +178,8 @@ def test_hugging_face(url: str, predictors: dict[str, Predictor]) -> None:
     assert np.array_equal(client("embed").feature_extraction(TEXTS[0]), vectors[:1])
     found = client("embed").sentence_similarity(TEXTS[0], other_sentences=TEXTS[1:3])
     assert found[0] == pytest.approx(predictors["embed"]((TEXTS[0], TEXTS[1])).cosine)
+    asked = client("embed").feature_extraction(TEXTS[0], prompt_name="ask")
+    assert np.array_equal(asked[0], predictors["embed"].encode(TEXTS[0], prompt_name="ask"))
     rows = post(f"{url}/pipeline/feature-extraction", {"inputs": TEXTS[0]})
     assert np.array_equal(np.float32(rows), vectors[:1])
 
@@ -177,6 +188,19 @@ def test_tei(url: str, predictors: dict[str, Predictor]) -> None:
     vectors = predictors["embed"].encode(TEXTS[:2])
     plain = post(f"{url}/embed", {"inputs": TEXTS[:2], "normalize": False})
     assert np.array_equal(np.float32(plain), vectors)
+    both = {"inputs": TEXTS[:2], "normalize": False, "prompt_name": "ask"}
+    asked = predictors["embed"].encode(TEXTS[:2], prompt_name="ask")
+    assert np.array_equal(np.float32(post(f"{url}/embed", both)), asked)
+    (ids,) = post(f"{url}/models/embed/tokenize", {"inputs": "old", "prompt_name": "ask"})
+    assert [token["text"] for token in ids[1:-1]] == ["the", "film", "old"]
+    pair = {"source_sentence": TEXTS[0], "sentences": [TEXTS[1]]}
+    similar = {"inputs": pair, "parameters": {"prompt_name": "ask"}}
+    cosine = asked[0] @ asked[1] / np.prod(np.linalg.norm(asked, axis=1))
+    assert post(f"{url}/similarity", similar) == [pytest.approx(cosine, abs=1e-6)]
+    unknown = post(f"{url}/embed", {"inputs": "a", "prompt_name": "asq"}, 422)
+    assert "did you mean 'ask'" in unknown["error"]["message"]
+    none = post(f"{url}/models/tag/tokenize", {"inputs": "a", "prompt_name": "ask"}, 422)
+    assert none["error"]["message"] == "the model has no prompts"
     (unit,) = post(f"{url}/embed", {"inputs": TEXTS[0]})
     assert np.linalg.norm(unit) == pytest.approx(1, abs=1e-6)
     single = post(f"{url}/models/classify/predict", {"inputs": TEXTS[0]})
@@ -195,6 +219,7 @@ def test_tei(url: str, predictors: dict[str, Predictor]) -> None:
     info = httpx.get(f"{url}/info").json()
     assert {model["name"] for model in info["models"]} == predictors.keys()
     assert info["limits"]["queue_tokens"] == 131_072
+    assert [model["prompts"] for model in info["models"] if model["task"] == "embed"] == [["ask"]]
 
 
 def test_kserve(url: str, predictors: dict[str, Predictor]) -> None:

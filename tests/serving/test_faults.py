@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from bothways.cli import app as cli
-from bothways.commands.serve import named_folders
+from bothways.commands.serve import named_models
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.serving.app import POSTS, App, app
 from bothways.serving.errors import STATUS, RequestError
@@ -388,10 +388,25 @@ def test_mistakes_of_the_command(tmp_path: Path) -> None:
 
 def test_models_are_called_by_their_folder_or_their_name(tmp_path: Path) -> None:
     (tmp_path / "a=b").mkdir()
-    assert named_folders(("x=runs/sst", "owner/mini", "runs/ner/")) == {
-        "x": "runs/sst",
-        "mini": "owner/mini",
-        "ner": "runs/ner/",
+    assert named_models(("x=runs/sst", "owner/mini", "runs/ner/")) == {
+        "x": ("runs/sst", None),
+        "mini": ("owner/mini", None),
+        "ner": ("runs/ner/", None),
     }
     with pytest.raises(ConfigError, match="'a=b' is no name"):
-        named_folders((str(tmp_path / "a=b"),))
+        named_models((str(tmp_path / "a=b"),))
+
+
+def test_a_model_may_have_a_task_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert:rerank").mkdir()
+    bert = str(tmp_path / "bert")
+    words = ("a=runs/sst:ner", f"{bert}:fill-mask", f"whole={bert}:rerank", "hub:owner/mini")
+    assert named_models(words) == {
+        "a": ("runs/sst", "tag"),
+        "bert": (bert, "fill"),
+        "whole": (f"{bert}:rerank", None),
+        "mini": ("hub:owner/mini", None),
+    }
+    with pytest.raises(ConfigError, match=r"'rernk' is not a task; .* did you mean 'rerank'"):
+        named_models((f"x={bert}:rernk",))

@@ -19,7 +19,7 @@ from running_server import running
 from toy_folder import make_folder
 from toy_predictors import TASKS, predictor
 
-REFUSED = {"prompt_name", "function_to_apply", "targets"}
+REFUSED = {"function_to_apply", "targets"}
 """Fields that are read to be refused."""
 SOURCE = Path(serving.__file__).parent
 SHAPES = ("shapes", "hugging_face", "kserve", "openai", "rerank", "tei")

@@ -24,6 +24,7 @@ from bothways.tasks.mask_filling.task import MaskFillingTask
 from bothways.tasks.multilabel.task import MultilabelTask
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.regression.task import RegressionTask
+from bothways.tasks.reranking.task import RerankingTask
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.tagging.task import TaggingTask
 
@@ -48,7 +49,13 @@ def analysis_of(learner: TaskLearner[Any, Any]) -> TaskAnalysis[Any, Any]:
             return TagAnalysis(task, labels)
         case QuestionAnsweringTask():
             return AnswerAnalysis()
-        case MaskFillingTask() | LikelihoodTask() | MinimalPairTask() | SentenceEmbeddingTask():
+        case (
+            MaskFillingTask()
+            | LikelihoodTask()
+            | MinimalPairTask()
+            | SentenceEmbeddingTask()
+            | RerankingTask()
+        ):
             what = f"there is no report on the task {task.name}"
             fix = "Leave it out; evaluate prints the metrics."
             raise ConfigError(what, where="report", fix=fix)

@@ -18,11 +18,13 @@ from bothways.tasks import predictions as kinds
 
 
 def prediction_values(prediction: Any, top: int | None) -> dict[str, Any]:
-    """Return a prediction as plain values, with the `top` most probable labels alone."""
+    """Return a prediction as plain values, with the `top` best labels or documents alone."""
     values: dict[str, Any] = prediction.to_json()
     if top is not None and isinstance(values.get("probabilities"), dict):
         ranked = sorted(values["probabilities"].items(), key=lambda item: -item[1])
         values["probabilities"] = dict(ranked[:top])
+    if "ranking" in values:
+        values["ranking"] = values["ranking"][:top]
     return values
 
 

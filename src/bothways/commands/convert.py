@@ -121,6 +121,7 @@ def _lengthen(source: Path, out: Path, given: Mapping[str, int]) -> None:
     from bothways.hub.convert.longformer import WINDOW, lengthened
     from bothways.hub.model_card import Card
     from bothways.hub.model_folder import load_model, save_model
+    from bothways.hub.sentence_transformers import kept_files
     from bothways.text.tokenizer import Tokenizer
     from bothways.text.tokenizer_files import FILES
 
@@ -136,7 +137,11 @@ def _lengthen(source: Path, out: Path, given: Mapping[str, int]) -> None:
         f"A Longformer of {positions} positions, made of {name} with `bothways convert`. "
         "Nothing was trained: train it on long texts before using it there."
     )
-    save_model(out, model, tokenizer, card=Card(f"{name}, for long texts", summary))
+    card, files = (
+        Card(f"{name}, for long texts", summary),
+        kept_files(loaded.folder, model, positions),
+    )
+    save_model(out, model, tokenizer, card=card, extra_files=files)
     if tokenizer is None:
         print("warning: the folder has no tokenizer, and neither has the new one", file=sys.stderr)
     print(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
+from cyclopts import Parameter
+
 from bothways.commands.options import INPUTS, Device, PartOptions, Precision
 
 if TYPE_CHECKING:
@@ -14,11 +16,13 @@ if TYPE_CHECKING:
     from bothways.tasks.sentence_embedding.task import Embedder, SentenceEmbeddingTask
 
 
-def embed(
+def embed(  # noqa: PLR0913 – one option per question
     folder: str,
     *inputs: Annotated[str, INPUTS],
     out: Path,
     text: str | None = None,
+    prompt_name: str | None = None,
+    prompt: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     length: int | None = None,
     precision: Precision = "fp32",
     device: Device = "auto",
@@ -34,13 +38,18 @@ def embed(
         A file: .txt (one text per line), .csv, .tsv, .jsonl, .parquet,
         hub:owner/name:configuration:split, or - for standard input; if --out is a folder, any
         number of files. Then settings: pooling=mean, cls or max; layers=[-1], or several;
-        combine=mean or concat; normalised=true; components=256 for the first 256. Default: the
-        settings of the folder, else the mean of the last layer.
+        combine=mean or concat; normalised=true; components=256 for the first 256;
+        include_prompt=false. Default: the settings of the folder, else the mean of the last layer.
     out
         vectors.npy, .parquet or .jsonl; or a folder for vectors in parts, in processes or on a
         cluster: the same command continues where it was stopped.
     text
         Column of the text.
+    prompt_name
+        The prompt of the folder that is put before each text, such as query; default: the folder's
+        default one, if it has one.
+    prompt
+        A prompt instead of one of the folder's, such as "query: "; "" for none.
     length
         Maximum length of a text in tokens; default: as in the folder, else all positions.
     """
@@ -48,12 +57,21 @@ def embed(
 
     from bothways.commands.parts import is_folder, one_file, predict_parts, split_inputs
     from bothways.commands.progress import asked, say_guess, say_kernels, watched
-    from bothways.core.errors import DataError
+    from bothways.core.config.tree import parse_overrides
+    from bothways.core.errors import ConfigError, DataError
     from bothways.prediction.layer_sweep import check_out, write_vectors
     from bothways.prediction.predictor import open_task
 
     files, settings = split_inputs(inputs)
+    if prompt_name is not None and prompt is not None:
+        what = "a prompt is given, and the name of one"
+        raise ConfigError(what, where="prompt", fix="Leave one of them out.")
     if is_folder(out):
+        if prompt is not None and prompt != prompt.strip():
+            what = f"{prompt!r} ends in a blank, which predictions in parts do not keep"
+            raise ConfigError(what, where="prompt", fix="Write to a single file.")
+        named = {"prompt_name": prompt_name, "prompt": prompt}.items()
+        settings += tuple(f"{name}={value}" for name, value in named if value is not None)
         predict_parts(
             out, parts,
             model=folder, files=files, settings=settings, task="embed", text=text, length=length,
@@ -63,6 +81,9 @@ def embed(
     file = one_file(files, parts)
     check_out(out, file)
     say_kernels(device)
+    chosen: dict[str, str | None] = {} if prompt is None else {"prompt": prompt}
+    if prompt_name is not None:
+        chosen = {"prompt_name": prompt_name, "prompt": None}
     opened = open_task(
         folder,
         "embed",
@@ -70,7 +91,7 @@ def embed(
         device=device,
         precision=precision,
         batch_invariant=True,
-        settings=settings,
+        settings={**parse_overrides(settings), **chosen},
     )
     given = asked(opened, text=text)
     reading = opened.read(file, given, labelled=False)

@@ -11,14 +11,17 @@ from cyclopts import Parameter
 TrainedTask = Annotated[
     str,
     Parameter(
-        help="classify, regress, multilabel, choice, tag, answer, or another usual name of one of "
-        "them, such as sentiment, ner or qa."
+        help="classify, regress, multilabel, choice, tag, answer, rerank, or another usual name of "
+        "one of them, such as sentiment, ner or qa."
     ),
 ]
 Device = Annotated[str, Parameter(help="auto, cpu, cuda or cuda:N.")]
 TextColumn = Annotated[
     str | None,
-    Parameter(help="Column of the text, or of the first of two; default: as in training."),
+    Parameter(
+        help="Column of the text, or of the first of two (for rerank the query); default: as in "
+        "training."
+    ),
 ]
 NewTextColumn = Annotated[
     str | None,

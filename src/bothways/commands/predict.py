@@ -50,7 +50,7 @@ def predict(  # noqa: PLR0913 – one option per question
         A task of finetune, fill, likelihood, prefer, embed, or another usual name of one of them;
         default: the task of the model.
     top
-        The most probable labels to print; by default all.
+        The most probable labels, or the best documents, to print; by default all.
     length
         The longest sequence in tokens; by default as in training.
     window

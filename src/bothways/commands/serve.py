@@ -39,14 +39,15 @@ def serve(  # noqa: PLR0913 – one option per question
     ----------
     models
         FOLDER or NAME=FOLDER, one or several: a fine-tuned model folder, a sentence-transformers
-        folder, the folder of a run, or a Hub id. Without a name it is the folder's.
+        folder, the folder of a run, or a Hub id. Without a name it is the folder's. FOLDER:TASK
+        serves it for a task, such as rank=my-model:rerank.
     host
         The address to listen on; the default can be reached from this machine alone. Any other
         needs keys, or --no-auth.
     port
         The port; 0 takes any that is free, and prints it.
     task
-        The task of all models, such as fill or embed; default: each model's own.
+        The task of all models without one, such as fill or embed; default: each model's own.
     length
         The longest sequence in tokens; by default as in training.
     limit
@@ -96,7 +97,8 @@ def serve(  # noqa: PLR0913 – one option per question
 
     if traces is not None:
         require_tracing(traces)
-    folders = named_folders(models)
+    named = named_models(models)
+    folders = {name: folder for name, (folder, _) in named.items()}
     limits = configs.load(Limits, base=DEFAULT_LIMITS, overrides=limit)
     variable = os.environ.get("BOTHWAYS_API_KEY", "").split()
     keys = variable if api_key_file is None else read_keys(api_key_file)
@@ -118,6 +120,7 @@ def serve(  # noqa: PLR0913 – one option per question
         traces,
         requests=log == "requests",
         delay=drain_delay,
+        tasks={name: own for name, (_, own) in named.items() if own is not None},
     )
     start = time.perf_counter()
     with bind(host, port) as bound:
@@ -139,12 +142,12 @@ def serve(  # noqa: PLR0913 – one option per question
         run(application, bound, deployment)
 
 
-def named_folders(models: tuple[str, ...]) -> dict[str, str]:
-    """Return the folders by name.
+def named_models(models: tuple[str, ...]) -> dict[str, tuple[str, str | None]]:
+    """Return the folders by name, each with the task that is named for it, if any.
 
     Raises:
         ConfigError: there is none; a name occurs twice, or has other characters than letters,
-            digits, ".", "_" and "-".
+            digits, ".", "_" and "-"; a task is unknown.
     """
     import re
 
@@ -153,17 +156,34 @@ def named_folders(models: tuple[str, ...]) -> dict[str, str]:
     if not models:
         fix = "Name one: bothways serve FOLDER, or NAME=FOLDER."
         raise ConfigError("there is no model to serve", where="models", fix=fix)
-    folders: dict[str, str] = {}
+    found: dict[str, tuple[str, str | None]] = {}
     for word in models:
-        name, equals, folder = word.partition("=")
+        name, equals, named = word.partition("=")
         if not equals or Path(word).exists():
-            name, folder = Path(word).resolve().name if Path(word).exists() else "", word
-            name = name or word.rstrip("/").rpartition("/")[2]
+            name, named = "", word
+        folder, task = _folder_and_task(named)
+        if not name:
+            place = Path(folder)
+            name = place.resolve().name if place.exists() else place.name
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
             what = f'{name!r} is no name: letters, digits, ".", "_" and "-" are allowed'
             raise ConfigError(what, where="models", fix="Give one: NAME=FOLDER.")
-        if name in folders:
+        if name in found:
             what = f"two models are called {name!r}"
             raise ConfigError(what, where="models", fix="Give each a name: NAME=FOLDER.")
-        folders[name] = folder
-    return folders
+        found[name] = folder, task
+    return found
+
+
+def _folder_and_task(word: str) -> tuple[str, str | None]:
+    """Return the parts of FOLDER:TASK; a folder with a colon in its name, or a Hub id, is whole.
+
+    Raises:
+        ConfigError: the folder exists, and there is no such task.
+    """
+    from bothways.tasks.catalogue import is_task, task_kind
+
+    folder, colon, task = word.rpartition(":")
+    if not colon or Path(word).exists() or not (is_task(task) or Path(folder).exists()):
+        return word, None
+    return folder, task_kind(task)

@@ -27,6 +27,7 @@ from bothways.core.atomic_files import check_not_input, replace_folder
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import Tree
 from bothways.core.errors import ConfigError, FolderError, require
+from bothways.core.json_reader import read_object
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import listed
 from bothways.export import openvino
@@ -36,12 +37,12 @@ from bothways.export.verification import Comparison, compare
 from bothways.hub.hf_config import RECORD
 from bothways.hub.model_folder import VERSION, VOCABULARY, vocabulary_digest
 from bothways.hub.resolve import resolve, resolve_run
-from bothways.hub.sentence_transformers import SentenceEncoderConfig, sentence_files
+from bothways.hub.sentence_transformers import program_files
 from bothways.prediction.int8_report import MAX_LOSS, Int8Report, measure_int8
 from bothways.prediction.predictor import Predictor, open_learner, open_task
 from bothways.prediction.session_model import FILES, Session
 from bothways.tasks.base import Metrics, TaskLearner
-from bothways.tasks.sentence_embedding.task import LAST, Embedder
+from bothways.tasks.sentence_embedding.task import Embedder, sentence_config
 
 if TYPE_CHECKING:
     import onnx
@@ -174,13 +175,7 @@ def exported_part(learner: TaskLearner[Any, Any]) -> ExportedPart:
     separators = Separators(tokenizer.specials.sep, len(tokenizer.template.between))
     kinds = [head.kind for head in learner.task.heads(learner.labels, None)]
     if isinstance(learner, Embedder):
-        task, depth = learner.task, learner.model.config.depth
-        if task.layers not in ((-1,), (depth,)):
-            what = f"a graph returns the last layer, and this task reads {task.layers}"
-            raise ConfigError(what, where="layers", fix=LAST)
-        sentence = SentenceEncoderConfig(
-            task.pooling, task.normalised, task.components, learner.length
-        )
+        sentence = sentence_config(learner)
         return ExportedPart("none", sentence, separators)
     return ExportedPart(head_kind(kinds[0]), None, separators)
 
@@ -190,7 +185,6 @@ def _write_companions(
 ) -> None:
     """Write the configuration, the tokenizer and the records of programs."""
     model, tokenizer = learner.model, learner.tokenizer
-    shutil.copyfile(source / "config.json", hidden / "config.json")
     if (source / "tokenizer.json").is_file():
         for name in _TOKENIZER_FILES:
             if (source / name).is_file():
@@ -204,9 +198,11 @@ def _write_companions(
         "task": configs.to_dict(learner.task),
         "length": learner.length,
     }
-    files = {RECORD: record}
+    files: dict[str, Any] = {RECORD: record, **learner.task.program_files(learner.length)}
+    config = read_object(source / "config.json", FolderError)
+    files["config.json"] = {**config, **files.get("config.json", {})}
     if part.sentence is not None:
-        files |= sentence_files(model, part.sentence)
+        files |= program_files(part.sentence, model)
     for name, tree in files.items():
         (hidden / name).parent.mkdir(exist_ok=True)
         text = json.dumps(tree, indent=2, ensure_ascii=False) + "\n"

@@ -60,7 +60,7 @@ IGNORED = frozenset(
     bad_words_ids num_return_sequences remove_invalid_values exponential_decay_length_penalty
     suppress_tokens begin_suppress_tokens max_new_tokens
     directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
-    pooler_size_per_head pooler_type
+    pooler_size_per_head pooler_type sentence_transformers sbert_ce_default_activation_function
     """.split()  # noqa: SIM905
 )
 """Settings that change no output of any family, whatever their values."""

@@ -111,6 +111,7 @@ class FinetuneResult:
             problem=definition.problem,
             card=self.card,
             extra=record,
+            extra_files=definition.program_files(self.task.length),
         )
         return place
 

@@ -321,7 +321,8 @@ def save_model(
         problem: the purpose of the label head.
         card: the content of `README.md`.
         extra: the content of `bothways.json`: tuned thresholds, the training's record. JSON only.
-        extra_files: JSON files of other programs, by name, such as those of sentence-transformers.
+        extra_files: JSON files of other programs, by name, such as those of sentence-transformers;
+            under "config.json" settings in addition to the model's own.
 
     Returns:
         The class of transformers that the folder is for, or a stand-in with `own=True`.
@@ -346,12 +347,10 @@ def save_model(
     _check_replaceable(place)
     digest = {} if tokenizer is None else {VOCABULARY: vocabulary_digest(tokenizer)}
     record = {VERSION: __version__, **digest, **(extra or {}), **config.record}
+    files = {RECORD: record, **(extra_files or {})}
+    files["config.json"] = {**config.raw, **files.get("config.json", {})}
     with replace_folder(place) as hidden:
-        for name, tree in {
-            "config.json": config.raw,
-            RECORD: record,
-            **(extra_files or {}),
-        }.items():
+        for name, tree in files.items():
             (hidden / name).parent.mkdir(exist_ok=True)
             text = json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
             (hidden / name).write_text(text, encoding="utf8")

@@ -24,7 +24,13 @@ from bothways.prediction.engine import DEFAULT_PREDICT, PredictConfig, Predictio
 from bothways.tasks.base import EncodedExample, Output, TaskLearner
 from bothways.tasks.predictions import VectorPrediction
 from bothways.tasks.sentence_embedding.sts import Agreement, Correlation, gold_score
-from bothways.tasks.sentence_embedding.task import Embedder, Pooling, SentenceEmbeddingTask, pool
+from bothways.tasks.sentence_embedding.task import (
+    Embedder,
+    Pooling,
+    SentenceEmbeddingTask,
+    pool,
+    skipped,
+)
 from bothways.tasks.text_examples import TextExample
 
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
@@ -79,9 +85,9 @@ class _AllLayers(TaskLearner[TextExample, VectorPrediction]):
 
     def outputs(self, batch: Batch) -> list[Output]:
         """Return the vectors of each sequence `(cells, components)`."""
-        layers = self.model.encoder(batch, keep_layers=True).layers
+        layers, skip = self.model.encoder(batch, keep_layers=True).layers, skipped(batch)
         cells = [
-            pool(x, batch.layout, pooling)[:, : self.task.components]
+            pool(x, batch.layout, pooling, skip)[:, : self.task.components]
             for x in layers
             for pooling in POOLINGS
         ]

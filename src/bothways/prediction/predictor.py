@@ -21,6 +21,11 @@ from bothways.core.terminal import listed
 from bothways.hub.hf_config import RECORD
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.resolve import resolve_run
+from bothways.hub.sentence_transformers import (
+    CrossEncoderConfig,
+    SentenceEncoderConfig,
+    read_program_config,
+)
 from bothways.prediction.engine import (
     DEFAULT_PREDICT,
     PredictConfig,
@@ -36,7 +41,9 @@ from bothways.runtime.devices import choose_device
 from bothways.tasks.base import Metrics, Reading, TaskLearner
 from bothways.tasks.catalogue import TASKS, AnyTask, task_kind
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.sentence_embedding.task import Embedder, read_sentence_encoder
+from bothways.tasks.regression.task import RegressionTask
+from bothways.tasks.reranking.task import RerankingTask, cross_encoder
+from bothways.tasks.sentence_embedding.task import Embedder, PromptedText, sentence_encoder
 
 
 class Predictor:
@@ -89,8 +96,9 @@ class Predictor:
         """Return the prediction for one input, or the list of predictions for several.
 
         Args:
-            inputs: a text, a pair of texts as a tuple, a row as a dict, an example of the task, or
-                an iterable of these.
+            inputs: a text, a pair of texts as a tuple, a query and its documents as a tuple
+                `(query, [document, …])`, a row as a dict, an example of the task, or an iterable of
+                these.
 
         Raises:
             DataError: an input that the task cannot read.
@@ -107,20 +115,32 @@ class Predictor:
         examples = (read_input(self.task, item, number) for number, item in enumerate(inputs, 1))
         return (prediction for _, prediction in predict(self.task, examples, config))
 
-    def encode(self, texts: str | Iterable[str]) -> Float[NDArray[np.float32], "*texts width"]:
+    def encode(
+        self,
+        texts: str | Iterable[str],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+    ) -> Float[NDArray[np.float32], "*texts width"]:
         """Return the vectors of texts `(texts, width)`, or that of one text `(width,)`.
 
+        Args:
+            prompt_name: the prompt of the model to put before each text; None for its default one.
+            prompt: a prompt instead of a named one; "" for none.
+
         Raises:
-            ConfigError: the predictor was opened for another task.
+            ConfigError: the predictor was opened for another task, or has no such prompt.
         """
         if not isinstance(self.task, Embedder):
             what = f"encode is for the task 'embed', and this predictor has {self.task.task.name!r}"
             raise ConfigError(what, where="task", fix='Open the model with task="embed".')
+        lead = self.task.task.prompt_text(prompt_name, prompt)
         if isinstance(texts, str):
-            [prediction] = self.stream([texts])
+            [prediction] = self.stream([PromptedText(texts, prompt=lead)])
             vector: NDArray[np.float32] = prediction.vectors[0]
             return vector
-        vectors = [prediction.vectors[0] for prediction in self.stream(texts)]
+        inputs = (PromptedText(t, prompt=lead) if isinstance(t, str) else t for t in texts)
+        vectors = [prediction.vectors[0] for prediction in self.stream(inputs)]
         width = self.task.task.width(self.task.model)
         return np.stack(vectors) if vectors else np.empty((0, width), np.float32)
 
@@ -170,6 +190,9 @@ class Predictor:
 
 
 def _is_one(inputs: Any) -> bool:
+    match inputs:
+        case tuple((str(), list())):  # a query with its documents
+            return True
     pair = isinstance(inputs, tuple) and all(isinstance(item, str) for item in inputs)
     return pair or isinstance(inputs, str | Mapping) or dataclasses.is_dataclass(inputs)
 
@@ -187,13 +210,16 @@ def read_input(task: TaskLearner[Any, Any], value: Any, number: int) -> Any:
             return definition.from_texts((value,), where=where)
         case (str(), str()):
             return definition.from_texts(tuple(value), where=where)
+        case (str(query), [*documents]) if all(isinstance(text, str) for text in documents):
+            return definition.from_texts((query, *documents), where=where)
         case Mapping():
             return definition.example(value, where=where)
         case _ if dataclasses.is_dataclass(value):
             return value
         case _:
             what = (
-                f"is a {type(value).__name__}: it must be a text, a tuple of two texts, or a dict"
+                f"is a {type(value).__name__}: it must be a text, a tuple of two texts or of a "
+                "query and its documents, or a dict"
             )
             raise DataError(what, where=where)
 
@@ -313,7 +339,7 @@ def _check_heads(definition: AnyTask, loaded: LoadedModel) -> None:
     if definition.problem is not None and loaded.problem not in (None, definition.problem):
         what = f"its label head is for {loaded.problem}, not for {definition.problem}"
         raise FolderError(what, where=loaded.folder, fix=_CHOOSE_OTHER)
-    if definition.problem == "regression" and len(loaded.labels) > 1:
+    if isinstance(definition, RegressionTask | RerankingTask) and len(loaded.labels) > 1:
         outputs = f"{len(loaded.labels)} outputs ({listed(loaded.labels)})"
         what = f"its label head has {outputs}, and {name} has one"
         raise FolderError(what, where=loaded.folder, fix=_CHOOSE_OTHER)
@@ -334,10 +360,12 @@ def _record(loaded: LoadedModel, task: str | None) -> FolderRecord:
     ours = configs.read(_RecordFields, fields, where=RECORD)
     if ours.task is not None and task in (None, ours.task.name):
         return FolderRecord(ours.task, ours.length)
-    if task in (None, "embed"):
-        theirs = read_sentence_encoder(loaded.folder, loaded.model.config.max_positions)
-        if theirs is not None:
-            return FolderRecord(*theirs)
+    if task in (None, "embed", "rerank"):
+        match read_program_config(loaded.folder, loaded.model.config.max_positions):
+            case SentenceEncoderConfig() as encoder if task != "rerank":
+                return FolderRecord(sentence_encoder(encoder), encoder.length)
+            case CrossEncoderConfig() as reranker if task != "embed" and len(loaded.labels) == 1:
+                return FolderRecord(cross_encoder(reranker), reranker.length)
     return FolderRecord(_default_task(loaded, task), ours.length)
 
 

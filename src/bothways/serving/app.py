@@ -58,7 +58,7 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 requests_log = logging.getLogger("bothways.serving.requests")
 
 POSTS: dict[str, Shape] = {
-    **{f"/{kind}": own(kind) for kind in ALL_TASKS if kind != "embed"},
+    **{f"/{kind}": own(kind) for kind in ALL_TASKS if kind not in ("embed", "rerank")},
     "/embed": tei.embed,
     "/predict": tei.predict,
     "/similarity": tei.similarity,
@@ -135,6 +135,7 @@ class App:
             "fill": task.tokenizer.token(task.tokenizer.specials.mask),
             "likelihood": "a",
             "prefer": ("a", "a"),
+            "rerank": ("a", long),
             "choice": {"context": "a", "endings": ["a", "a"]},
         }
         examples = model.examples([samples.get(model.kind, long)], self.limits)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bothways.core.errors import ConfigError
@@ -29,6 +29,7 @@ class Deployment:
     Attributes:
         folders: model folders, folders of runs or Hub ids, by the names that requests use.
         task, length, device, precision: as `open_task`.
+        tasks: of single models, by name; `task` is for the others.
         limits, keys, hosts: as `serving.app`.
         traces: the address of an OpenTelemetry collector; None for no traces.
         requests: whether each request is a line of the log.
@@ -46,12 +47,13 @@ class Deployment:
     traces: str | None = None
     requests: bool = True
     delay: float = 0.0
+    tasks: Mapping[str, str] = field(default_factory=dict)
 
     def open(self, name: str) -> Predictor:
         """Return the predictor of a name; errors as `open_task`."""
         return open_task(
             self.folders[name],
-            self.task,
+            self.tasks.get(name, self.task),
             length=self.length,
             device=self.device,
             precision=self.precision,

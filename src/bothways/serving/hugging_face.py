@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bothways.serving import tei
+from bothways.serving import rerank, tei
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
 from bothways.serving.shapes import (
@@ -18,7 +18,7 @@ from bothways.serving.shapes import (
     class_scores,
     field,
     own,
-    refuse_prompt,
+    prompted,
     shortened,
     texts_in,
     truncates,
@@ -46,7 +46,9 @@ def pipeline(models: Models, body: Mapping[str, Any], task: str | None = None) -
     model = models.choose(body.get("model"), () if task is None else TASKS[task])
     body = {**body, "model": model.name, "parameters": field(body, "parameters", dict, {})}
     match model.kind:
-        case "classify" | "multilabel" | "regress":
+        case "rerank" if "query" in body:
+            return rerank.rerank(models, body)
+        case "classify" | "multilabel" | "regress" | "rerank":
             return _text_classification(model, body)
         case "tag":
             return _token_classification(model, body)
@@ -205,14 +207,13 @@ def _fillings(model: ServedModel, text: str, prediction: Any, top: int | None) -
 
 def _feature_extraction(model: ServedModel, body: Mapping[str, Any]) -> Query:
     parameters = body["parameters"]
-    # Clients send these at the root or among the parameters.
-    refuse_prompt(body)
-    refuse_prompt(parameters)
     texts, _ = texts_in(body.get("inputs"), "inputs")
+    # Clients send these at the root or among the parameters.
+    inputs = prompted(model, texts, body, parameters)
     normalise = field(body, "normalize", bool, field(parameters, "normalize", bool, False))
 
     def write(answer: Answer) -> Any:
         """Return a vector for each text."""
         return list(shortened(answer, None, normalise=normalise))
 
-    return Query(model, texts, write, truncates(body, parameters))
+    return Query(model, inputs, write, truncates(body, parameters))

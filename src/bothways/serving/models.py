@@ -143,7 +143,7 @@ class Models:
         if kinds and chosen.kind not in kinds:
             message = (
                 f"the model {chosen.name!r} is for {chosen.kind}, and this route is for "
-                f"{', '.join(kinds)}"
+                f"{', '.join(kinds)}; a server is started for a task by NAME=FOLDER:TASK"
             )
             raise RequestError("wrong_task", message, param="model")
         return chosen

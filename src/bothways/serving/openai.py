@@ -8,13 +8,22 @@ from typing import Any
 
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
-from bothways.serving.shapes import Answer, Query, component_count, field, shortened, truncates
+from bothways.serving.shapes import (
+    Answer,
+    Query,
+    component_count,
+    field,
+    prompted,
+    shortened,
+    truncates,
+)
 
 
 def embeddings(models: Models, body: Mapping[str, Any]) -> Query:
     """Read a request of `/v1/embeddings`; vectors have length 1, as OpenAI's.
 
-    `input` is a text, a list of texts, a list of token ids, or a list of those.
+    `input` is a text, a list of texts, a list of token ids, or a list of those. The prompt is the
+    model's default one, or that of `prompt_name`, which OpenAI does not have.
     """
     model = models.choose(body.get("model"), ("embed",))
     count = component_count(body, "dimensions", model)
@@ -22,7 +31,7 @@ def embeddings(models: Models, body: Mapping[str, Any]) -> Query:
     if encoding not in ("float", "base64"):
         message = f"encoding_format must be float or base64, not {encoding[:50]!r}"
         raise RequestError("invalid", message, param="encoding_format")
-    inputs = _texts(body.get("input"), model)
+    inputs = prompted(model, _texts(body.get("input"), model), body)
 
     def write(answer: Answer) -> Any:
         """Return a vector for each text, as numbers or in base64."""

@@ -1,7 +1,7 @@
 """Documents ranked for a query, in the shapes of Cohere, Jina and TEI.
 
-The model scores pairs (query, document): a task `regress` on pairs, as a cross-encoder with one
-output is opened. Its score is an unbounded number, and σ(score) the relevance.
+The model has the task `rerank`. The relevance is σ of its logit, whatever the task's activation,
+since these clients expect a number from 0 to 1; `raw_scores` asks for the logit.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models
 from bothways.serving.shapes import Answer, Query, field, truncates, whole
+from bothways.tasks.metrics import sigmoid
 
 
 def rerank(models: Models, body: Mapping[str, Any]) -> Query:
@@ -22,7 +23,7 @@ def rerank(models: Models, body: Mapping[str, Any]) -> Query:
 
     The answer to `texts` is TEI's list; to `documents` an object with `results`.
     """
-    model = models.choose(body.get("model"), ("regress",))
+    model = models.choose(body.get("model"), ("rerank",))
     query, tei = field(body, "query", str), "texts" in body
     documents = [_document(item) for item in field(body, "texts" if tei else "documents", list)]
     raw = field(body, "raw_scores", bool, False)
@@ -31,10 +32,9 @@ def rerank(models: Models, body: Mapping[str, Any]) -> Query:
 
     def write(answer: Answer) -> Any:
         """Return the documents by falling score."""
-        scores = np.array([prediction.score for prediction in answer.predictions])
-        if not raw:
-            scores = 1 / (1 + np.exp(-scores))
-        order = np.argsort(-scores, kind="stable")[:top].tolist()
+        logits = np.array([prediction.logits[0] for prediction in answer.predictions])
+        scores = logits if raw else sigmoid(logits)
+        order = np.argsort(-logits, kind="stable")[:top].tolist()
         if tei:
             return [
                 {"index": n, "score": float(scores[n])}

@@ -98,11 +98,12 @@ PREDICTIONS: dict[str, Schema] = {
         }
     ),
 }
-"""The lines of `bothways predict` by task; vectors are answered by routes of other shapes."""
+"""The lines of `bothways predict` by task; other routes answer vectors and rankings."""
 EXAMPLES: dict[str, Any] = {
     "choice": {"context": "It rained.", "endings": ["She took an umbrella.", "She ate."]},
     "answer": {"question": "Who wrote it?", "context": "Ada Lovelace wrote it in 1843."},
     "prefer": [["the cats sleep", "the cats sleeps"]],
+    "rerank": [["who sleeps?", "the cat sleeps"]],
 }
 """Inputs by task, where a text is none."""
 
@@ -133,6 +134,7 @@ TENSOR = obj(
     }
 )
 TRUNCATE = maybe(FLAG, default=True, about="false: a text that is too long is an error")
+PROMPT = maybe(TEXT, about="a prompt of the model, put before the text; null: its default one")
 IDS = listed(COUNT, minItems=1)
 USAGE = obj({"prompt_tokens": COUNT, "total_tokens": COUNT})
 
@@ -194,8 +196,8 @@ def _hugging_face(task: str) -> Operation:
         },
         "question-answering": {"top_k": maybe(top, default=1)},
         "fill-mask": {"top_k": maybe(top)},
-        "feature-extraction": {"normalize": maybe(FLAG, default=False)},
-        "sentence-similarity": {},
+        "feature-extraction": {"normalize": maybe(FLAG, default=False), "prompt_name": PROMPT},
+        "sentence-similarity": {"prompt_name": PROMPT},
     }
     inputs: dict[str, Schema] = {
         "text-classification": either(labelled, listed(labelled, minItems=1)),
@@ -203,6 +205,7 @@ def _hugging_face(task: str) -> Operation:
         "sentence-similarity": similar,
     }
     example = {"source_sentence": "a dog barks", "sentences": ["a hound howls", "it rains"]}
+    more = {"normalize": maybe(FLAG), "prompt_name": PROMPT} if task == "feature-extraction" else {}
     return Operation(
         f"Hugging Face: {task}",
         kinds,
@@ -210,7 +213,7 @@ def _hugging_face(task: str) -> Operation:
             "inputs": inputs.get(task, texts),
             "parameters": maybe(obj({}, {**parameters[task], "truncate": TRUNCATE})),
             "truncate": TRUNCATE,
-            **({"normalize": maybe(FLAG)} if task == "feature-extraction" else {}),
+            **more,
         },
         ("inputs",),
         HUGGING_FACE[task],
@@ -230,7 +233,7 @@ def _rerank() -> Operation:
     }
     return Operation(
         "Documents ranked for a query: Cohere and Jina (documents), TEI (texts)",
-        ("regress",),
+        ("rerank",),
         {
             "query": TEXT,
             "documents": listed(document, minItems=1),
@@ -258,6 +261,7 @@ def _embeddings() -> Operation:
             "input": either(TEXT, IDS, listed(either(TEXT, IDS), minItems=1)),
             "dimensions": maybe({"type": "integer", "minimum": 1}),
             "encoding_format": {"enum": ["float", "base64", None], "default": "float"},
+            "prompt_name": PROMPT,
             "truncate": TRUNCATE,
         },
         ("input",),
@@ -284,6 +288,7 @@ def _tei() -> dict[str, Operation]:
                 "inputs": texts,
                 "normalize": normalize,
                 "dimensions": dimensions,
+                "prompt_name": PROMPT,
                 "truncate": TRUNCATE,
             },
             ("inputs",),
@@ -303,7 +308,7 @@ def _tei() -> dict[str, Operation]:
             ("embed",),
             {
                 "inputs": similar,
-                "parameters": maybe(obj({}, {"truncate": TRUNCATE})),
+                "parameters": maybe(obj({}, {"prompt_name": PROMPT, "truncate": TRUNCATE})),
                 "truncate": TRUNCATE,
             },
             ("inputs",),
@@ -313,7 +318,11 @@ def _tei() -> dict[str, Operation]:
         "/tokenize": Operation(
             "TEI: the tokens of texts",
             (),
-            {"inputs": texts, "add_special_tokens": maybe(FLAG, default=True)},
+            {
+                "inputs": texts,
+                "add_special_tokens": maybe(FLAG, default=True),
+                "prompt_name": PROMPT,
+            },
             ("inputs",),
             listed(listed(token)),
             {"inputs": "a dog barks"},

@@ -15,10 +15,13 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
+from bothways.core.errors import ConfigError
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
 from bothways.tasks.base import EncodedExample
-from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
+from bothways.tasks.metrics import sigmoid
+from bothways.tasks.predictions import RankPrediction
+from bothways.tasks.sentence_embedding.task import PromptedText, SentenceEmbeddingTask
 
 Vectors = Float[NDArray[np.float32], "texts width"]
 _MISSING = object()
@@ -124,11 +127,25 @@ def truncates(*bodies: Mapping[str, Any]) -> bool:
     return all([field(body, "truncate", bool, True) for body in bodies])  # each is checked
 
 
-def refuse_prompt(body: Mapping[str, Any]) -> None:
-    """Raise a RequestError for the name of a prompt, since none is applied."""
-    if body.get("prompt_name") is not None:
-        message = "prompts are not applied: write it before the text, and leave prompt_name out"
-        raise RequestError("invalid", message, param="prompt_name")
+def prompted(
+    model: ServedModel, texts: Many[str], *bodies: Mapping[str, Any]
+) -> list[PromptedText]:
+    """Return texts with the prompt that `prompt_name` in a request names, else the default one.
+
+    Raises:
+        RequestError: the model has no such prompt.
+    """
+    names = [field(body, "prompt_name", str, None) for body in bodies]
+    name, task = next((name for name in names if name is not None), None), model.task.task
+    if not isinstance(task, SentenceEmbeddingTask):
+        if name is None:
+            return [PromptedText(text) for text in texts]
+        raise RequestError("invalid", "the model has no prompts", param="prompt_name")
+    try:
+        prompt = task.prompt_text(name)
+    except ConfigError as error:
+        raise RequestError("invalid", str(error), param="prompt_name") from error
+    return [PromptedText(text, prompt=prompt) for text in texts]
 
 
 def component_count(body: Mapping[str, Any], name: str, model: ServedModel) -> int | None:
@@ -209,6 +226,8 @@ def as_input(value: Any) -> Any:
 
 def class_scores(prediction: Any, labels: Many[str]) -> list[dict[str, Any]]:
     """Return labels with scores, the highest first; a score by itself has its one label."""
+    if isinstance(prediction, RankPrediction):
+        return [{"label": labels[0], "score": float(sigmoid(np.array(prediction.logits))[0])}]
     probabilities = getattr(prediction, "probabilities", None)
     if probabilities is None:
         return [{"label": labels[0] if labels else "score", "score": prediction.score}]

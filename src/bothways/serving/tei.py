@@ -16,20 +16,19 @@ from bothways.serving.shapes import (
     component_count,
     cosines,
     field,
-    refuse_prompt,
+    prompted,
     shortened,
     texts_in,
     truncates,
 )
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 
-CLASSIFIERS = ("classify", "multilabel", "regress")
+CLASSIFIERS = ("classify", "multilabel", "regress", "rerank")
 
 
 def embed(models: Models, body: Mapping[str, Any]) -> Query:
-    """Read a request of `/embed`: `inputs`, `normalize` (true), `dimensions`, `truncate`."""
+    """Read a request of `/embed`: `inputs`, `normalize` (true), `dimensions`, `prompt_name`."""
     model = models.choose(body.get("model"), ("embed",))
-    refuse_prompt(body)
     texts, _ = texts_in(body.get("inputs"), "inputs")
     count = component_count(body, "dimensions", model)
     normalise = field(body, "normalize", bool, True)
@@ -38,7 +37,7 @@ def embed(models: Models, body: Mapping[str, Any]) -> Query:
         """Return a vector for each text."""
         return list(shortened(answer, count, normalise=normalise))
 
-    return Query(model, texts, write, truncates(body))
+    return Query(model, prompted(model, texts, body), write, truncates(body))
 
 
 def predict(models: Models, body: Mapping[str, Any]) -> Query:
@@ -80,7 +79,6 @@ def similarity(models: Models, body: Mapping[str, Any]) -> Query:
     model = models.choose(body.get("model"), ("embed",))
     inputs = field(body, "inputs", dict)
     parameters = field(body, "parameters", dict, {})
-    refuse_prompt(parameters)
     source = field(inputs, "source_sentence", str)
     sentences, _ = texts_in(field(inputs, "sentences", list), "sentences")
     if not sentences:
@@ -90,14 +88,15 @@ def similarity(models: Models, body: Mapping[str, Any]) -> Query:
         """Return the cosine of each sentence with the source sentence."""
         return cosines(answer.vectors[0], answer.vectors[1:])
 
-    return Query(model, [source, *sentences], write, truncates(body, parameters))
+    texts = prompted(model, [source, *sentences], parameters)
+    return Query(model, texts, write, truncates(body, parameters))
 
 
 def tokenized(models: Models, body: Mapping[str, Any], limits: Limits) -> Any:
     """Return the tokens of texts, each with its id, its characters, and whether it is special."""
     model = models.choose(body.get("model"))
-    refuse_prompt(body)
-    texts, _ = texts_in(body.get("inputs"), "inputs")
+    given, _ = texts_in(body.get("inputs"), "inputs")
+    texts = [item.prompt + item.text for item in prompted(model, given, body)]
     special = field(body, "add_special_tokens", bool, True)
     if sum(map(len, texts)) > limits.text_characters:
         message = f"there are more than {limits.text_characters:,} characters (text_characters)"
@@ -145,6 +144,7 @@ def info(models: Models, limits: Limits) -> dict[str, Any]:
 
 
 def _described(model: ServedModel) -> dict[str, Any]:
+    task = model.task.task
     return {
         "name": model.name,
         "task": model.kind,
@@ -153,6 +153,7 @@ def _described(model: ServedModel) -> dict[str, Any]:
         "labels": list(model.task.labels),
         "since": model.created,
         "digest": model.digest or None,
+        **({"prompts": list(task.prompts)} if isinstance(task, SentenceEmbeddingTask) else {}),
     }
 
 
@@ -170,4 +171,4 @@ def _model_type(model: ServedModel) -> dict[str, Any]:
         "id2label": {str(n): label for n, label in labels.items()},
         "label2id": {label: n for n, label in labels.items()},
     }
-    return {"reranker" if model.kind == "regress" else "classifier": names}
+    return {"reranker" if model.kind == "rerank" else "classifier": names}

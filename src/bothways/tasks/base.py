@@ -140,7 +140,7 @@ class Task(Generic[E, P]):
         raise NotImplementedError
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> E:
-        """Return the example that consists of one text or two.
+        """Return the example that consists of these texts: one, two, or a query with documents.
 
         Raises:
             DataError: an example of the task has another form.
@@ -257,6 +257,14 @@ class Task(Generic[E, P]):
     def fitted(self: T, heads: Collection[str]) -> T:
         """Return the task with the settings that fit a model with heads of these kinds."""
         return self
+
+    def program_files(self, length: int) -> Mapping[str, Any]:
+        """Return JSON files for other programs that are saved with a model; see `save_model`.
+
+        Args:
+            length: maximum length of a sequence in tokens.
+        """
+        return {}
 
     def with_columns(self: T, columns: Any) -> T:
         """Return the task with these columns."""

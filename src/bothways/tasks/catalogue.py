@@ -14,6 +14,7 @@ from bothways.tasks.mask_filling.task import MaskFillingTask
 from bothways.tasks.multilabel.task import MultilabelTask
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.regression.task import RegressionTask
+from bothways.tasks.reranking.task import RerankingTask
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.tagging.task import TaggingTask
 
@@ -24,6 +25,7 @@ Trainable = (
     | ChoiceTask
     | TaggingTask
     | QuestionAnsweringTask
+    | RerankingTask
 )
 """The tasks that a model can be fine-tuned for."""
 
@@ -46,6 +48,7 @@ _NAMES = {
     "likelihood": "perplexity pll",
     "prefer": "blimp minimal-pairs",
     "regress": "regression score sts",
+    "rerank": "cross-encoder ranking reranker reranking text-ranking",
 }
 ALIASES = {alias: kind for kind, names in _NAMES.items() for alias in names.split()}
 """Common names of tasks, among them the pipelines of transformers, and their kinds here."""
@@ -57,13 +60,22 @@ def task_kind(name: str) -> str:
     Raises:
         ConfigError: no task has this name.
     """
-    plain = name.strip().lower().replace("_", "-").replace(" ", "-")
+    plain = _plain(name)
     kind = name if name in ALL_TASKS else ALIASES.get(plain, plain)
     if kind not in ALL_TASKS:
         near = did_you_mean(plain, [*ALL_TASKS, *ALIASES])
         what = f"{name!r} is not a task; there are {', '.join(ALL_TASKS)}{near}"
         raise ConfigError(what, where="task", fix="Name one of these.")
     return kind
+
+
+def is_task(name: str) -> bool:
+    """Return whether a task has this name or alias."""
+    return name in ALL_TASKS or _plain(name) in {*ALL_TASKS, *ALIASES}
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace("_", "-").replace(" ", "-")
 
 
 def trainable_task(name: str) -> Trainable:

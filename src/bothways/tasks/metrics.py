@@ -21,6 +21,12 @@ def softmax(logits: Float[NDArray[np.floating], "*n"]) -> Float[NDArray[np.float
     return result
 
 
+def sigmoid(logits: Float[NDArray[np.floating], "*n"]) -> Float[NDArray[np.float64], "*n"]:
+    """Return 1 / (1 + exp(−z)), in float64."""
+    result: NDArray[np.float64] = np.exp(-np.logaddexp(0.0, -logits.astype(np.float64)))
+    return result
+
+
 def negative_log(probability: float) -> float:
     """Return −log p in nats; finite for p = 0."""
     return -float(np.log(max(probability, TINY)))

@@ -99,6 +99,42 @@ class ChoicePrediction:
 
 
 @dataclass(frozen=True)
+class RankedDocument:
+    """A document at its place in a ranking: its number among the documents, its score, its text."""
+
+    index: int
+    score: float
+    document: str
+
+
+@dataclass(frozen=True)
+class RankPrediction:
+    """The documents of a query with their scores.
+
+    Attributes:
+        query, documents: as they were given.
+        logits: the model's output for each document.
+        scores: what the task makes of it: σ of the output, or the output itself.
+    """
+
+    query: str
+    documents: tuple[str, ...]
+    logits: tuple[float, ...]
+    scores: tuple[float, ...]
+
+    @property
+    def ranking(self) -> tuple[RankedDocument, ...]:
+        """The documents, best first; of equal ones the first."""
+        order = sorted(range(len(self.logits)), key=lambda n: -self.logits[n])
+        return tuple(RankedDocument(n, self.scores[n], self.documents[n]) for n in order)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        ranking = [_brief_vars(ranked, ["score"]) for ranked in self.ranking]
+        return {"query": self.query, "ranking": ranking}
+
+
+@dataclass(frozen=True)
 class TokenGuess:
     """A token for a mask, as the vocabulary spells it, and its probability."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from typing_extensions import assert_never
 
 from bothways.core.batch import Batch
+from bothways.core.errors import ConfigError
 from bothways.core.sequence import Ids, Sequence
 from bothways.core.targets import Targets, WindowWeight
 from bothways.tasks.base import EncodedExample, Output
@@ -25,6 +26,7 @@ from bothways.tasks.windows import windows
 from bothways.text.template import Template, assemble, truncated
 from bothways.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
 LongTexts = Literal["truncate", "head_tail", "windows"]
 HEAD = 4
 """The head of a text that is cut in the middle is the room divided by this: 128 of 510 tokens."""
@@ -48,6 +50,22 @@ class Texts(Protocol):
 
 
 @dataclass(frozen=True)
+class EncodedTexts(EncodedExample):
+    """The sequences of texts that have outputs of their own.
+
+    Attributes:
+        windows: number of sequences of each text.
+    """
+
+    windows: tuple[int, ...] = (1,)
+
+    def by_text(self, values: Many[T]) -> list[Many[T]]:
+        """Return the values of each text, given those of the sequences."""
+        ends = np.cumsum(self.windows).tolist()
+        return [values[end - count : end] for end, count in zip(ends, self.windows, strict=True)]
+
+
+@dataclass(frozen=True)
 class Fit:
     """The treatment of texts that are longer than the model's input.
 
@@ -61,10 +79,22 @@ class Fit:
     long_texts: LongTexts = "truncate"
     stride: int | None = None
 
-    def single(self, ids: Ids, template: Template) -> tuple[list[Sequence], int]:
-        """Return the sequences of a text, and the number of tokens that are in none of them."""
-        room = self.length - template.single
-        parts, cut = self._parts(ids, room)
+    def single(self, ids: Ids, template: Template, prompt: int = 0) -> tuple[list[Sequence], int]:
+        """Return the sequences of a text, and the number of tokens that are in none of them.
+
+        Args:
+            prompt: the number of tokens at the start of `ids` that begin each sequence.
+
+        Raises:
+            ConfigError: the prompt leaves no room for a text.
+        """
+        room = self.length - template.single - prompt
+        if room < 1:
+            what = f"has {prompt} tokens, and a sequence has {self.length}"
+            raise ConfigError(what, where="prompt", fix="Shorten the prompt, or set a length.")
+        lead, rest = ids[:prompt], ids[prompt:]
+        parts, cut = self._parts(rest, room)
+        parts = [np.concatenate([lead, part]) for part in parts] if prompt else parts
         return [assemble(part, None, template) for part in parts], cut
 
     def pair(self, a: Ids, b: Ids, template: Template) -> tuple[list[Sequence], int]:

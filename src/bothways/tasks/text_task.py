@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from bothways.core.config.checks import require_at_least
 from bothways.tasks.base import P, Reading, Row, Task
-from bothways.tasks.text_encoding import Fit, LongTexts, Texts
+from bothways.tasks.text_encoding import Fit, LongTexts
 from bothways.tasks.text_examples import (
     LABELS,
     NOT_NAMED,
@@ -56,6 +56,8 @@ class TextTask(Task[Any, P]):
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> Any:
         """Return the example that consists of these texts; see `Task.from_texts`."""
+        if len(texts) > 2:
+            raise self.wrong_texts(texts, where, "one or two")
         columns = TextColumns("text", "text_b" if len(texts) > 1 else None)
         self.check_columns(columns, where)
         return self.parse(dict(zip(("text", "text_b"), texts, strict=False)), columns, where)
@@ -71,7 +73,7 @@ class TextTask(Task[Any, P]):
         """Return the example in these columns of a row; errors as `example`."""
         return example_of(row, columns, where)
 
-    def texts(self, example: Texts) -> tuple[str, ...]:
+    def texts(self, example: Any) -> tuple[str, ...]:
         """Return the texts of an example."""
         return (example.text,) if example.text_b is None else (example.text, example.text_b)
 

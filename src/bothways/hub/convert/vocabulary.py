@@ -27,6 +27,7 @@ from bothways.core.progress import SILENT, Progress
 from bothways.hub.convert.similar_rows import similar_tokens
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import load_model, save_model
+from bothways.hub.sentence_transformers import kept_files
 from bothways.model.config import EncoderConfig, ModelConfig, with_vocabulary
 from bothways.model.init import without_weights
 from bothways.model.model import Model
@@ -152,6 +153,7 @@ def convert_vocabulary(
             problem=loaded.problem,
             card=Card(f"{loaded.folder.name}, another vocabulary", summary),
             extra=loaded.extra,
+            extra_files=kept_files(loaded.folder, model),
         )
         table = change.table()
         replace_file(target / role / TABLE, lambda file, text=table: file.write_text(text, "utf8"))

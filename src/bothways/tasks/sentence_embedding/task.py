@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import assert_never
@@ -28,13 +28,13 @@ from typing_extensions import assert_never
 from bothways.core.batch import Batch
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
-from bothways.core.errors import ConfigError, FolderError
+from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
-from bothways.core.sequence import Sequence
+from bothways.core.sequence import Ids, Sequence
+from bothways.core.targets import Targets
 from bothways.hub.model_card import Card
 from bothways.hub.sentence_transformers import (
     SentenceEncoderConfig,
-    read_sentence_config,
     save_sentence_folder,
 )
 from bothways.model.encoder import Hidden
@@ -43,9 +43,10 @@ from bothways.model.model import Model
 from bothways.tasks.base import Direction, EncodedExample, Metrics, Output, TaskLearner
 from bothways.tasks.metrics import TINY
 from bothways.tasks.predictions import VectorPrediction
+from bothways.tasks.prompted_task import PromptedTask
 from bothways.tasks.sentence_embedding.sts import Agreement, gold_score
+from bothways.tasks.text_encoding import EncodedTexts
 from bothways.tasks.text_examples import NOT_NAMED, TextColumns, TextExample
-from bothways.tasks.text_task import LongTextTask
 from bothways.text.tokenizer import Tokenizer
 
 Pooling = Literal["cls", "mean", "max"]
@@ -56,18 +57,29 @@ LAST = "The last one is layers=[-1]."
 
 
 @dataclass(frozen=True)
-class EncodedTexts(EncodedExample):
-    """The sequences of one text or two.
+class PromptedText(TextExample):
+    """A text with a prompt of its own.
 
     Attributes:
-        windows: number of sequences of each text.
+        prompt: put before the text in place of the task's default one; "" for none.
     """
 
-    windows: tuple[int, ...] = (1,)
+    prompt: str = ""
 
 
 @dataclass(frozen=True)
-class SentenceEmbeddingTask(LongTextTask[VectorPrediction]):
+class PromptTokens(Targets):
+    """The tokens of a sequence that its vector is not made of `(1)`: those up to the prompt."""
+
+    count: NDArray[np.int64] | Tensor
+
+    def without_weight(self) -> PromptTokens:
+        """Return the same: there is no loss."""
+        return self
+
+
+@dataclass(frozen=True)
+class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
     """One vector for a text.
 
     Attributes:
@@ -79,6 +91,8 @@ class SentenceEmbeddingTask(LongTextTask[VectorPrediction]):
         normalised: whether vectors are scaled to length 1.
         components: number of components to keep, after scaling: the first ones, in which models
             trained for it hold the most information (Kusupati et al. 2022). None for all.
+        include_prompt: whether the tokens of a prompt are pooled; without them, [CLS] is left out,
+            too, and its place is that of the first token after the prompt.
     """
 
     metric: ClassVar[str] = "spearman"
@@ -88,6 +102,7 @@ class SentenceEmbeddingTask(LongTextTask[VectorPrediction]):
     combine: Literal["mean", "concat"] = "mean"
     normalised: bool = False
     components: int | None = None
+    include_prompt: bool = True
     kind: Literal["embed"] = "embed"
 
     def __post_init__(self) -> None:
@@ -112,14 +127,26 @@ class SentenceEmbeddingTask(LongTextTask[VectorPrediction]):
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> list[EncodedTexts]:
         """Return [CLS] A [SEP], and sequences of its own for a second text."""
-        rows = iter(tokenizer.encode([text for e in examples for text in self.texts(e)]))
         fit, results = self.fit(length), []
-        for example in examples:
+        prompts = [
+            e.prompt if isinstance(e, PromptedText) else self.default_prompt for e in examples
+        ]
+        known = {text: len(ids) for text, ids in _encoded({*prompts} - {""}, tokenizer)} | {"": 0}
+        rows = iter(
+            tokenizer.encode(
+                [p + text for p, e in zip(prompts, examples, strict=True) for text in self.texts(e)]
+            )
+        )
+        for prompt, example in zip(prompts, examples, strict=True):
             texts = [next(rows) for _ in self.texts(example)]
-            fitted = [fit.single(ids, tokenizer.template) for ids in texts]
+            fitted = [fit.single(ids, tokenizer.template, known[prompt]) for ids in texts]
+            sequences = [sequence for parts, _ in fitted for sequence in parts]
+            if not self.include_prompt:
+                count = known[prompt] and known[prompt] + len(tokenizer.template.before)
+                sequences = [_without_prompt(sequence, count) for sequence in sequences]
             results.append(
                 EncodedTexts(
-                    tuple(sequence for parts, _ in fitted for sequence in parts),
+                    tuple(sequences),
                     sum(map(len, texts)),
                     sum(cut for _, cut in fitted),
                     tuple(len(parts) for parts, _ in fitted),
@@ -138,22 +165,17 @@ class SentenceEmbeddingTask(LongTextTask[VectorPrediction]):
         """Return one vector for each text; those of several windows are pooled."""
         if not isinstance(encoded, EncodedTexts) or len(outputs) == len(encoded.windows):
             return VectorPrediction(np.stack(outputs))
-        vectors, start = [], 0
-        for count in encoded.windows:
-            part = slice(start, start + count)
-            vectors.append(self._joined(outputs[part], encoded.sequences[part]))
-            start += count
-        return VectorPrediction(np.stack(vectors))
+        sizes = encoded.by_text([len(sequence) for sequence in encoded.sequences])
+        parts = zip(encoded.by_text(outputs), sizes, strict=True)
+        return VectorPrediction(np.stack([self._joined(*each) for each in parts]))
 
-    def _joined(self, outputs: Many[Output], windows: Many[Sequence]) -> NDArray[np.float32]:
+    def _joined(self, outputs: Many[Output], sizes: Many[int]) -> NDArray[np.float32]:
         """Return the vector of a text from those of its windows, weighted by their tokens."""
         if len(outputs) == 1:
             return outputs[0]
         rows = np.stack(outputs).astype(np.float64)
-        if self.pooling == "max":
-            vector = rows.max(0)
-        else:
-            vector = np.average(rows, axis=0, weights=list(map(len, windows)))
+        mean = self.pooling != "max"
+        vector = np.average(rows, axis=0, weights=sizes) if mean else rows.max(0)
         scale = max(float(np.linalg.norm(vector)), TINY) if self.normalised else 1.0
         result: NDArray[np.float32] = (vector / scale).astype(np.float32)
         return result
@@ -198,15 +220,38 @@ class SentenceEmbeddingTask(LongTextTask[VectorPrediction]):
         return Embedder(self, model, tokenizer, labels, length)
 
 
+def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> list[tuple[str, Ids]]:
+    every = list(texts)
+    return list(zip(every, tokenizer.encode(every), strict=True)) if every else []
+
+
+def _without_prompt(sequence: Sequence, count: int) -> Sequence:
+    tokens = PromptTokens(np.array([min(count, len(sequence) - 1)], dtype=np.int64))
+    return dataclasses.replace(sequence, targets={**sequence.targets, "prompt": tokens})
+
+
+def skipped(batch: Batch) -> Int[Tensor, " sequences"] | None:
+    """Return the number of tokens at the start of each sequence that are not pooled, if any."""
+    if "prompt" not in batch.targets:
+        return None
+    return torch.as_tensor(batch.target("prompt", PromptTokens).count)
+
+
 def pool(
-    x: Float[Tensor, "tokens width"], layout: Layout, pooling: Pooling
+    x: Float[Tensor, "tokens width"],
+    layout: Layout,
+    pooling: Pooling,
+    skip: Int[Tensor, " sequences"] | None = None,
 ) -> Float[Tensor, "sequences width"]:
-    """Return one vector for each sequence of a packed batch, in fp32."""
+    """Return one vector for each sequence of a packed batch, in fp32; `skip` as in `skipped`."""
+    first, bounds = layout.first_tokens, layout.cu_seqlens
     match pooling:
         case "cls":
-            return x[layout.first_tokens].float()
+            return x[first if skip is None else first + skip].float()
         case "mean" | "max":
-            bounds = layout.cu_seqlens
+            if skip is not None:
+                x = x[layout.positions >= skip[layout.sequence_ids]]
+                bounds = torch.cat([bounds[:1], (bounds.diff() - skip).cumsum(0)])
             result: Tensor = torch.segment_reduce(x.float(), pooling, offsets=bounds, axis=0)
             return result
         case _:
@@ -221,9 +266,10 @@ class Embedder(TaskLearner[TextExample, VectorPrediction]):
     def outputs(self, batch: Batch) -> list[Output]:
         """Return the vector of each sequence `(task.width)`."""
         task = self.task
-        only = batch.layout.first_tokens if task.pooling == "cls" else None
+        skip, first = skipped(batch), batch.layout.first_tokens
+        only = None if task.pooling != "cls" else first if skip is None else first + skip
         x = self._tokens(self.model.encoder(batch, keep_layers=task.layers != (-1,), only=only))
-        vectors = pool(x, batch.layout, task.pooling)
+        vectors = pool(x, batch.layout, task.pooling, skip)
         if task.normalised:
             # As torch.nn.functional.normalize, in three operations instead of five.
             norms = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
@@ -243,34 +289,45 @@ class Embedder(TaskLearner[TextExample, VectorPrediction]):
                 assert_never(self.task.combine)
 
 
-def read_sentence_encoder(folder: Path, positions: int) -> tuple[SentenceEmbeddingTask, int] | None:
-    """Return the task and the longest text in tokens; None without files of sentence-transformers.
+def sentence_encoder(config: SentenceEncoderConfig) -> SentenceEmbeddingTask:
+    """Return the task of a folder of sentence-transformers."""
+    return SentenceEmbeddingTask(
+        pooling=config.pooling,
+        normalised=config.normalised,
+        components=config.components,
+        include_prompt=config.include_prompt,
+        prompts=config.prompts,
+        prompt_name=config.prompt_name,
+    )
+
+
+def sentence_config(task: Embedder) -> SentenceEncoderConfig:
+    """Return the settings by which sentence-transformers computes the same vectors.
 
     Raises:
-        FolderError: as `read_sentence_config`.
+        ConfigError: the task reads other layers than the last one.
     """
-    config = read_sentence_config(folder, positions)
-    if config is None:
-        return None
-    task = SentenceEmbeddingTask(
-        pooling=config.pooling, normalised=config.normalised, components=config.components
+    settings = task.task
+    if settings.layers not in ((-1,), (task.model.config.depth,)):
+        what = f"other programs pool the last layer, and this task reads {settings.layers}"
+        raise ConfigError(what, where="layers", fix=LAST)
+    return SentenceEncoderConfig(
+        settings.pooling,
+        settings.normalised,
+        settings.components,
+        task.length,
+        *settings.named_prompts,
+        settings.include_prompt,
     )
-    return task, config.length
 
 
 def save_sentence_encoder(folder: str | Path, task: Embedder, card: Card | None = None) -> None:
     """Write a folder from which sentence-transformers computes the same vectors.
 
     Raises:
-        FolderError: sentence-transformers cannot compute these vectors; else as `save_model`.
-        ResourceError: as `save_model`.
+        ConfigError: as `sentence_config`.
+        FolderError, ResourceError: as `save_model`.
     """
-    settings = task.task
-    if settings.layers not in ((-1,), (task.model.config.depth,)):
-        what = f"sentence-transformers pools the last layer, and this task reads {settings.layers}"
-        raise FolderError(what, where=folder, fix="Set layers=[-1].")
-    config = SentenceEncoderConfig(
-        settings.pooling, settings.normalised, settings.components, task.length
-    )
-    extra = {"task": configs.to_dict(settings), "length": task.length}
+    extra = {"task": configs.to_dict(task.task), "length": task.length}
+    config = sentence_config(task)
     save_sentence_folder(folder, task.model, task.tokenizer, config, card=card, extra=extra)

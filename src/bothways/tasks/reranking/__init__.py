@@ -1,0 +1,1 @@
+"""Reranking: how well each of several documents answers a query."""

@@ -1,0 +1,214 @@
+"""Queries with documents: from the columns of a table, or made in memory.
+
+Read without naming columns: a row for each document (query, document, label), where neighbouring
+rows of a query become one example; a row for each query with lists of documents and labels; and a
+query with its relevant and its other documents (positive and negative, as texts or lists).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any
+
+from bothways.core.errors import DataError
+from bothways.data.tables import Table, TableRow, open_table
+from bothways.data.text_io import STDIN
+from bothways.tasks.base import Row
+from bothways.tasks.columns import (
+    cell_of,
+    describe_columns,
+    guess_column,
+    is_absent,
+    require_columns,
+    text_of,
+    usual_columns,
+)
+from bothways.tasks.text_examples import TextColumns
+
+QUERIES = ("query", "question", "anchor", "claim", "sentence1", "text_a", "text1")
+DOCUMENTS = (
+    "documents", "document", "passages", "passage", "texts", "text", "candidates", "docs", "doc",
+    "answers", "answer", "sentence2", "text_b", "text2",
+)  # fmt: skip
+RELEVANT = ("positive", "positives", "pos")
+OTHERS = ("negative", "negatives", "neg")
+LABELS = (
+    "label", "labels", "relevance", "relevances", "score", "scores", "grade", "grades", "target",
+)  # fmt: skip
+
+_HOW = (
+    "Name the columns: --text QUERY --text-b DOCUMENTS --label LABEL (in a file without a header "
+    "by number, from 0)."
+)
+
+
+@dataclass(frozen=True)
+class RankExample:
+    """A query with documents, how relevant each is (0: not at all) if known, and its source."""
+
+    query: str
+    documents: tuple[str, ...]
+    labels: tuple[float, ...] | None = None
+    where: str = "an example"
+
+
+@dataclass(frozen=True)
+class RankColumns(TextColumns):
+    """Names of columns; numbers from 0 in a file without a header. None: guess, if it is clear.
+
+    Attributes:
+        text: the query.
+        text_b: the document, or a list of documents.
+        label: the relevance, or a list with that of each document.
+        negatives: documents that are not relevant, where those of `text_b` all are; a text or a
+            list. There is no label then.
+    """
+
+    negatives: str | None = None
+
+    def __str__(self) -> str:
+        names = {"query": self.text, "documents": self.text_b, "label": self.label}
+        return describe_columns(**names, negatives=self.negatives)
+
+
+NO_RANK_COLUMNS = RankColumns()
+
+
+def open_rankings(
+    source: str, asked: RankColumns, usual: RankColumns, labelled: bool
+) -> tuple[Table, RankColumns]:
+    """Open a table and choose its columns; arguments and errors as `open_examples`."""
+    given = (asked.text, asked.text_b, asked.negatives, asked.label if labelled else None)
+    hints = [name for name in given if name is not None]
+    if not hints:
+        default = QUERIES[0] if source == STDIN else None
+        hints = [name for name in (usual.text or default,) if name is not None]
+    table = open_table(source, hints)
+    return table, choose_columns(table.names, table.where, asked, usual, labelled)
+
+
+def choose_columns(
+    names: Many[str], where: str, asked: RankColumns, usual: RankColumns, labelled: bool | None
+) -> RankColumns:
+    """Return the columns to read from a table; see `text_examples.choose_columns`."""
+    label = asked.label if labelled is not False else None
+    require_columns((asked.text, asked.text_b, asked.negatives, label), names, where, _HOW)
+    query = next((c.text for c in (asked, usual) if c.text in names), None)
+    query = query or guess_column("query", QUERIES, names, where, _HOW)
+    documents, negatives = _documents(asked, usual, [n for n in names if n != query], where)
+    if negatives is not None or labelled is False:
+        return RankColumns(query, documents, None, negatives)
+    label = next((c.label for c in (asked, usual) if c.label in names), None)
+    found = usual_columns(LABELS, names)
+    if label is None and (labelled or len(found) == 1):
+        label = guess_column("label", LABELS, names, where, _HOW)
+    return RankColumns(query, documents, label)
+
+
+def _documents(
+    asked: RankColumns, usual: RankColumns, names: Many[str], where: str
+) -> tuple[str, str | None]:
+    for known in (asked, usual):
+        if known.text_b in names and (known.negatives is None or known.negatives in names):
+            assert known.text_b is not None
+            return known.text_b, known.negatives
+    relevant, others = usual_columns(RELEVANT, names), usual_columns(OTHERS, names)
+    if len(relevant) == len(others) == 1 and not usual_columns(DOCUMENTS, names):
+        return relevant[0], others[0]
+    return guess_column("documents", DOCUMENTS, names, where, _HOW), None
+
+
+def rank_example(row: Row, columns: RankColumns, where: str) -> RankExample:
+    """Return the example in a row.
+
+    Raises:
+        DataError: a column is missing, or its value is not a text, a list of texts, or the labels
+            of the documents.
+    """
+    assert columns.text is not None
+    assert columns.text_b is not None
+    query = text_of(row, columns.text, where, _HOW)
+    documents = _texts(row, columns.text_b, where)
+    labels: tuple[float, ...] | None = None
+    if columns.negatives is not None:
+        others = _texts(row, columns.negatives, where)
+        labels = (*(1.0 for _ in documents), *(0.0 for _ in others))
+        documents += others
+    elif columns.label is not None:
+        labels = _labels(row, columns.label, len(documents), where)
+    return RankExample(query, documents, labels, where)
+
+
+def _texts(row: Row, column: str, where: str) -> tuple[str, ...]:
+    value = cell_of(row, column, where)
+    many = list(value) if isinstance(value, list | tuple) else [value]
+    wrong = next((item for item in many if not isinstance(item, str)), None)
+    if not all(isinstance(item, str) for item in many):
+        kind = "a null" if wrong is None else f"a value of type {type(wrong).__name__}"
+        what = f"column {column!r} holds {kind}, where a document or a list of documents must be"
+        raise DataError(what, where=where, fix=_HOW)
+    return tuple(many)
+
+
+def _labels(row: Row, column: str, documents: int, where: str) -> tuple[float, ...] | None:
+    """Return the labels in a row; None if one is absent."""
+    value = cell_of(row, column, where)
+    many = list(value) if isinstance(value, list | tuple) else [value]
+    if all(is_absent(item) or item == "" for item in many):
+        return None
+    if len(many) != documents:
+        what = f"column {column!r} holds {len(many)} labels for {documents} documents"
+        raise DataError(what, where=where, fix="Give each document one label.")
+    return tuple(_label(item, column, where) for item in many)
+
+
+def _label(value: Any, column: str, where: str) -> float:
+    words = {"true": 1.0, "false": 0.0}
+    try:
+        number = words.get(str(value).strip().lower(), math.nan)
+        number = float(value) if math.isnan(number) else number
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        what = f"column {column!r} holds {value!r:.80}, which is no relevance"
+        fix = "Write a number from 0, not relevant, on: 1, or a grade such as 3."
+        raise DataError(what, where=where, fix=fix)
+    return number
+
+
+def joined_rows(rows: Iterable[TableRow], columns: RankColumns) -> Iterator[RankExample]:
+    """Yield the examples of a table; neighbouring rows with one document each of a query are one.
+
+    Rows with lists are examples by themselves.
+    """
+    group: list[RankExample] = []
+    for row in rows:
+        example = rank_example(row.values, columns, row.where)
+        assert columns.text_b is not None
+        single = columns.negatives is None and isinstance(row.values[columns.text_b], str)
+        if group and not (single and _continues(group[-1], example)):
+            yield _join(group)
+            group = []
+        group.append(example)
+        if not single:
+            yield _join(group)
+            group = []
+    if group:
+        yield _join(group)
+
+
+def _continues(last: RankExample, example: RankExample) -> bool:
+    alike = (last.labels is None) == (example.labels is None)
+    return alike and last.query == example.query
+
+
+def _join(group: Many[RankExample]) -> RankExample:
+    if len(group) == 1:
+        return group[0]
+    documents = tuple(text for example in group for text in example.documents)
+    labels = tuple(label for example in group for label in example.labels or ())
+    known = labels if group[0].labels is not None else None
+    return RankExample(group[0].query, documents, known, group[0].where)

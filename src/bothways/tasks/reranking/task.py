@@ -1,0 +1,236 @@
+"""Reranking: a cross-encoder scores each document of a query (Nogueira and Cho 2019).
+
+Each document is a pair, [CLS] query [SEP] document [SEP], as in regression; the one output is the
+logit of the probability that the document is relevant, trained by binary cross-entropy. Of a
+document that is read in windows the best one counts (MaxP, Dai and Callan 2019).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bothways.core.batch import Batch
+from bothways.core.finding import Finding
+from bothways.core.loss import Loss
+from bothways.core.targets import LabelTargets
+from bothways.hub.sentence_transformers import CrossEncoderConfig, program_files
+from bothways.model.heads import Head, LabelHead
+from bothways.objectives.losses import binary_cross_entropy
+from bothways.tasks.base import (
+    Direction,
+    EncodedExample,
+    Metrics,
+    Output,
+    Reading,
+    Row,
+    TaskLearner,
+    nothing_to_score,
+    unlabelled,
+)
+from bothways.tasks.metrics import negative_log, sigmoid
+from bothways.tasks.predictions import RankPrediction
+from bothways.tasks.prompted_task import PromptedTask
+from bothways.tasks.reranking.checks import check_rankings
+from bothways.tasks.reranking.examples import (
+    NO_RANK_COLUMNS,
+    RankColumns,
+    RankExample,
+    choose_columns,
+    joined_rows,
+    open_rankings,
+    rank_example,
+)
+from bothways.tasks.reranking.metrics import Rankings, ndcg
+from bothways.tasks.text_encoding import EncodedTexts, encode_texts, window_weight
+from bothways.tasks.text_examples import TextExample
+from bothways.text.tokenizer import Tokenizer
+
+
+class Ranker(TaskLearner[RankExample, RankPrediction]):
+    """A reranking task with a model whose head "labels" has one output; see `TaskLearner`."""
+
+    scale = "number"
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        """Return the number of documents with a label."""
+        known = ~_targets(batch).isnan()
+        return {"label": float(window_weight(batch)[known].sum(dtype=torch.float64))}
+
+    def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
+        """Return the binary cross-entropy of the scores."""
+        columns = (part[:, None] for part in (scores, _targets(batch), window_weight(batch)))
+        return {"label": binary_cross_entropy(*columns)}
+
+    def scores(self, batch: Batch) -> Float[Tensor, " sequences"]:
+        """Return one logit for each sequence."""
+        result: Tensor = self.model.read("labels", batch)
+        return result[:, 0]
+
+    def outputs(self, batch: Batch) -> list[Output]:
+        """Return the logit of each sequence `(1)`."""
+        return list(self.scores(batch).float().cpu().numpy()[:, None])
+
+
+@dataclass(frozen=True)
+class RerankingTask(PromptedTask[RankPrediction]):
+    """A score for each document of a query. A prompt is put before the query.
+
+    Attributes:
+        columns: the columns of queries, documents and labels.
+        activation: what a score is: "sigmoid" for the probability, "identity" for the logit.
+    """
+
+    learner_type: ClassVar[type[Ranker]] = Ranker
+    metric: ClassVar[str] = "ndcg@10"
+    window: ClassVar[int] = 64
+
+    columns: RankColumns = NO_RANK_COLUMNS
+    activation: Literal["sigmoid", "identity"] = "sigmoid"
+    kind: Literal["rerank"] = "rerank"
+
+    def read(
+        self, source: str, columns: Any = None, *, labelled: bool = True
+    ) -> Reading[RankExample]:
+        """Open a source and stream its examples; see `Task.read`."""
+        asked = columns or NO_RANK_COLUMNS
+        table, chosen = open_rankings(source, asked, self.columns, labelled)
+        examples = joined_rows(table.rows, chosen)
+        return Reading(self.with_columns(chosen), examples, table.share)
+
+    def example(self, row: Row, *, where: str = "an example") -> RankExample:
+        """Return the example in a row; see `Task.example`."""
+        columns = choose_columns(tuple(row), where, NO_RANK_COLUMNS, self.columns, labelled=None)
+        return rank_example(row, columns, where)
+
+    def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> RankExample:
+        """Return the example with this query and these documents; see `Task.from_texts`."""
+        if len(texts) < 2:
+            needs = "a query with documents: (query, [document, …]), or a dict of both"
+            raise self.wrong_texts(texts, where, needs)
+        query, *documents = texts
+        return RankExample(query, tuple(documents), where=where)
+
+    def texts(self, example: RankExample) -> tuple[str, ...]:
+        """Return the query and the documents."""
+        return example.query, *example.documents
+
+    def labels(self, examples: Iterable[RankExample]) -> tuple[str, ...]:
+        """Return the name of the one output."""
+        return ("relevance",)
+
+    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        """Return a head with one output."""
+        return (LabelHead(1, dropout),)
+
+    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+        """Return the metrics of rankings."""
+        return {"ndcg@10": "highest", "mrr@10": "highest", "map": "highest"}
+
+    def check(self, train: Many[RankExample], dev: Many[RankExample]) -> list[Finding]:
+        """Return the problems of the examples; `dev` may be empty."""
+        return check_rankings(train, dev)
+
+    def encode(
+        self, examples: Many[RankExample], tokenizer: Tokenizer, labels: Many[str], length: int
+    ) -> list[EncodedTexts]:
+        """Return a pair for each document, in one sequence or several windows."""
+        prompt, pairs, targets = self.default_prompt, [], []
+        for example in examples:
+            known = example.labels or [np.nan] * len(example.documents)
+            query = prompt + example.query
+            pairs += [TextExample(query, text) for text in example.documents]
+            targets += [LabelTargets(np.array([label], dtype=np.float32)) for label in known]
+        encoded = iter(encode_texts(pairs, targets, tokenizer, self.fit(length)))
+        return [_together([next(encoded) for _ in e.documents]) for e in examples]
+
+    def decode(
+        self,
+        example: RankExample,
+        encoded: EncodedExample,
+        outputs: Many[Output],
+        tokenizer: Tokenizer,
+        labels: Many[str],
+    ) -> RankPrediction:
+        """Return the score of each document, that of its best window."""
+        assert isinstance(encoded, EncodedTexts)
+        logits = [float(np.max(parts)) for parts in encoded.by_text(outputs)]
+        scores = logits
+        if self.activation == "sigmoid":
+            scores = sigmoid(np.array(logits)).tolist()
+        return RankPrediction(example.query, example.documents, tuple(logits), tuple(scores))
+
+    def score(
+        self, results: Iterable[tuple[RankExample, RankPrediction]], labels: Many[str]
+    ) -> Metrics:
+        """Return the mean over queries of nDCG@10, MRR@10 and MAP; see `reranking.metrics`.
+
+        A query is one, wherever its documents are in the data.
+        """
+        rankings = Rankings()
+        for example, prediction in results:
+            for score, label in zip(prediction.logits, _known(example), strict=True):
+                rankings.add(example.query, score, label)
+        if not rankings.by_query:
+            raise nothing_to_score("document")
+        return rankings.metrics()
+
+    def grade(self, example: RankExample, prediction: RankPrediction, labels: Many[str]) -> float:
+        """Return the nDCG@10 of the query."""
+        return ndcg(np.array(prediction.logits), np.array(_known(example)))
+
+    def baseline(self, train: Many[RankExample], scored: Many[RankExample]) -> Metrics:
+        """Return the metrics of equal scores, those of a random order, and the loss of the share
+        of relevant documents.
+        """
+        rankings = Rankings()
+        for example in scored:
+            for label in _known(example):
+                rankings.add(example.query, 0.0, label)
+        p, share = (
+            float(np.mean([label for example in part for label in _known(example)]))
+            for part in (train, scored)
+        )
+        loss = share * negative_log(p) + (1 - share) * negative_log(1 - p)
+        return {**rankings.metrics(), "loss": loss}
+
+    def answer(self, prediction: RankPrediction) -> frozenset[float]:
+        """Return the distinct logits, rounded: a single one if all documents are alike."""
+        return frozenset(round(logit, 2) for logit in prediction.logits)
+
+    def program_files(self, length: int) -> Mapping[str, Any]:
+        """Return the files by which sentence-transformers opens the model as a cross-encoder."""
+        return program_files(CrossEncoderConfig(self.activation, length, *self.named_prompts))
+
+
+def cross_encoder(config: CrossEncoderConfig) -> RerankingTask:
+    """Return the task of a cross-encoder's folder of sentence-transformers."""
+    return RerankingTask(
+        activation=config.activation, prompts=config.prompts, prompt_name=config.prompt_name
+    )
+
+
+def _together(pairs: Many[EncodedExample]) -> EncodedTexts:
+    return EncodedTexts(
+        tuple(sequence for pair in pairs for sequence in pair.sequences),
+        sum(pair.tokens for pair in pairs),
+        sum(pair.cut for pair in pairs),
+        tuple(len(pair.sequences) for pair in pairs),
+    )
+
+
+def _known(example: RankExample) -> tuple[float, ...]:
+    if example.labels is None:
+        raise unlabelled(example.where)
+    return example.labels
+
+
+def _targets(batch: Batch) -> Tensor:
+    return torch.as_tensor(batch.target("label", LabelTargets).labels)

@@ -1,0 +1,175 @@
+"""Folders of cross-encoders of every version of sentence-transformers: scores equal those of its CrossEncoder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import bothways
+from bothways.cli import app
+from bothways.core.errors import FolderError
+from bothways.hub.model_folder import load_model, save_model
+from bothways.hub.sentence_transformers import read_program_config
+from bothways.model.heads import LabelHead, PoolerHead
+from bothways.model.model import Model
+from toy_folder import make_folder
+
+QUERY = "the old film"
+DOCUMENTS = ["a good play", "it ends", " ".join(["two men in rain"] * 8), "bad", "bad"]
+IDENTITY = "torch.nn.modules.linear.Identity"
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier with one output, as transformers knows it."""
+    place = tmp_path_factory.mktemp("cross")
+    loaded = load_model(make_folder(place / "bert", initializer_range=0.3))
+    torch.manual_seed(3)
+    heads = (PoolerHead(), LabelHead(1))
+    model = Model(loaded.model.config, heads, loaded.model.encoder)
+    save_model(place / "plain", model, loaded.tokenizer(), labels=("LABEL_0",))
+    (place / "plain" / "bothways.json").unlink()
+    return place / "plain"
+
+
+def changed(source: Path, place: Path, name: str, **settings: Any) -> Path:
+    if not place.exists():
+        shutil.copytree(source, place)
+    file = place / name
+    held = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({**held, **settings}))
+    return place
+
+
+def theirs(folder: Path) -> Any:
+    from sentence_transformers import CrossEncoder
+
+    return CrossEncoder(str(folder), device="cpu")
+
+
+def newest(source: Path, place: Path, **settings: Any) -> Path:
+    from sentence_transformers import CrossEncoder
+
+    CrossEncoder(str(source), device="cpu", **settings).save_pretrained(str(place))
+    return place
+
+
+LAYOUTS = {
+    "3": {"sbert_ce_default_activation_function": IDENTITY},
+    "3 without": {"sbert_ce_default_activation_function": None},
+    "4": {"sentence_transformers": {"activation_fn": IDENTITY, "version": "4.1.0"}},
+    "5": {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}},
+    "6": {},
+    "6 identity": {"activation_fn": torch.nn.Identity()},
+    "6 all": {
+        "activation_fn": torch.nn.Identity(),
+        "max_length": 16,
+        "prompts": {"ask": "it ends "},
+        "default_prompt_name": "ask",
+    },
+}
+
+
+def check_equal(folder: Path, opened: bothways.Predictor) -> None:
+    other = theirs(folder)
+    expected = other.rank(QUERY, DOCUMENTS)
+    prediction = opened((QUERY, DOCUMENTS))
+    assert [each.index for each in prediction.ranking] == [each["corpus_id"] for each in expected]
+    assert [each.score for each in prediction.ranking] == pytest.approx(
+        [each["score"] for each in expected], abs=2e-6
+    )
+    found = [opened((QUERY, document)).scores[0] for document in DOCUMENTS]
+    pairs = [(QUERY, document) for document in DOCUMENTS]
+    assert found == pytest.approx(other.predict(pairs).tolist(), abs=2e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_opens_as_a_reranker(plain: Path, tmp_path: Path, layout: str) -> None:
+    if layout.startswith("6"):
+        folder = newest(plain, tmp_path / "model", **LAYOUTS[layout])
+    else:
+        folder = changed(plain, tmp_path / "model", "config.json", **LAYOUTS[layout])
+    opened = bothways.load(folder)
+    assert opened.task.task.name == "rerank"
+    assert opened.task.length == (16 if layout == "6 all" else 32)
+    identity = IDENTITY in str(LAYOUTS[layout]) or "Identity" in str(LAYOUTS[layout])
+    assert opened.task.task.activation == ("identity" if identity else "sigmoid")
+    check_equal(folder, opened)
+    # Of the folder's files nothing is unknown, and each task that is named still opens.
+    assert load_model(folder).report.unknown_settings == {}
+    assert bothways.load(folder, task="regress").task.task.name == "regress"
+    assert bothways.load(folder, task="embed").encode("it ends").shape == (32,)
+
+
+def test_a_plain_classifier_with_one_output_is_a_reranker_by_name(plain: Path) -> None:
+    assert bothways.load(plain).task.task.name == "regress"
+    check_equal(plain, bothways.load(plain, task="rerank"))
+
+
+def test_a_cross_encoder_with_classes_is_a_classifier(plain: Path, tmp_path: Path) -> None:
+    loaded = load_model(plain)
+    heads = (PoolerHead(), LabelHead(3))
+    model = Model(loaded.model.config, heads, loaded.model.encoder)
+    save_model(tmp_path / "three", model, loaded.tokenizer(), labels=("a", "b", "c"))
+    folder = newest(tmp_path / "three", tmp_path / "nli")
+    opened = bothways.load(folder)
+    assert opened.task.task.name == "classify"
+    expected = torch.tensor(theirs(folder).predict([("it ends", "bad")])[0]).softmax(0)
+    found = list(opened(("it ends", "bad")).probabilities.values())
+    assert found == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_another_vocabulary_and_more_positions_keep_its_files(plain: Path, tmp_path: Path) -> None:
+    folder = newest(plain, tmp_path / "model", **LAYOUTS["6 all"])
+    (tmp_path / "words.txt").write_text("cinema\n")
+    words = ("--vocabulary", str(tmp_path / "words.txt"))
+    app(
+        ["convert", str(folder), *words, "--out", str(tmp_path / "new")],
+        result_action="return_value",
+    )
+    assert read_program_config(tmp_path / "new", 32) == read_program_config(folder, 32)
+    opened = bothways.load(tmp_path / "new")
+    assert opened((QUERY, DOCUMENTS)).logits == pytest.approx(
+        bothways.load(folder)((QUERY, DOCUMENTS)).logits, abs=1e-6
+    )
+    check_equal(tmp_path / "new", opened)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        (
+            "config.json",
+            {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}},
+            r"scores are made by 'torch\.nn\.modules\.activation\.Tanh'\n  Supported are Sigmoid and",
+        ),
+        ("config_sentence_transformers.json", {"activation_fn": 3}, r"scores are made by 3\n"),
+        (
+            "config_sentence_transformers.json",
+            {"default_prompt_name": "ask", "prompts": {"x": "y"}},
+            r"default_prompt_name 'ask' is not among its prompts: x",
+        ),
+    ],
+)
+def test_what_would_change_scores_is_refused(
+    plain: Path, tmp_path: Path, name: str, settings: Any, message: str
+) -> None:
+    program = "config_sentence_transformers.json"
+    folder = changed(plain, tmp_path / "model", program, model_type="CrossEncoder")
+    changed(plain, folder, name, **settings)
+    with pytest.raises(FolderError, match=message):
+        bothways.load(folder)
+
+
+def test_modules_after_the_transformer_are_refused(plain: Path, tmp_path: Path) -> None:
+    folder = newest(plain, tmp_path / "model")
+    modules = json.loads((folder / "modules.json").read_text())
+    modules.append({"idx": 1, "name": "1", "path": "1_LogitScore", "type": "x.LogitScore"})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(FolderError, match=r"its modules are Transformer, LogitScore\n  Supported"):
+        bothways.load(folder)

@@ -1,0 +1,422 @@
+"""Reranking: metrics as trec_eval and sklearn define them, the loss of transformers, data as people have it, and training."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import bothways
+from bothways.cli import app
+from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.prediction.engine import PredictConfig, evaluate_task, predict
+from bothways.tasks.reranking.examples import RankColumns, RankExample
+from bothways.tasks.reranking.metrics import average_precision, ndcg, reciprocal_rank
+from bothways.tasks.reranking.task import Ranker, RerankingTask
+from bothways.tasks.text_encoding import EncodedTexts
+from parity import batch_of, check_gradients, check_sum, padded_inputs
+from toy_folder import BAD, FILLERS, GOOD, make_folder
+from toy_task import VOCABULARY, WORDS, make_tokenizer
+
+METRICS = ("ndcg@10", "mrr@10", "map")
+
+
+def in_order(labels: list[float]) -> tuple[float, float, float]:
+    """The metrics of a ranking without ties, from their formulas."""
+    gains = [label / np.log2(at + 2) for at, label in enumerate(labels[:10])]
+    best = [label / np.log2(at + 2) for at, label in enumerate(sorted(labels)[::-1][:10])]
+    hits = [at for at, label in enumerate(labels) if label > 0]
+    if not hits:
+        return 0.0, 0.0, 0.0
+    precisions = [(n + 1) / (at + 1) for n, at in enumerate(hits)]
+    first = 1 / (hits[0] + 1) if hits[0] < 10 else 0.0
+    return sum(gains) / sum(best), first, sum(precisions) / len(hits)
+
+
+def measured(scores: Any, labels: Any) -> tuple[float, float, float]:
+    pair = np.array(scores, dtype=float), np.array(labels, dtype=float)
+    return ndcg(*pair), reciprocal_rank(*pair), average_precision(*pair)
+
+
+def test_metrics_are_those_of_the_formulas_and_of_sklearn() -> None:
+    from sklearn.metrics import average_precision_score, ndcg_score
+
+    draw = np.random.default_rng(1)
+    for _ in range(60):
+        count = int(draw.integers(2, 30))
+        labels = draw.integers(0, 4, count) * draw.integers(0, 2, count)
+        scores = draw.permutation(count) - 7.0
+        found = measured(scores, labels)
+        assert found == pytest.approx(in_order(labels[np.argsort(-scores)].tolist()))
+        if labels.any():
+            assert found[2] == pytest.approx(average_precision_score(labels > 0, scores))
+        tied = draw.integers(0, 4, count)
+        expected = ndcg_score([labels], [tied], k=10)
+        assert measured(tied, labels)[0] == pytest.approx(expected)
+
+
+def test_ties_count_as_the_mean_of_all_orders() -> None:
+    draw = random.Random(2)
+    for count in (1, 2, 4, 6):
+        for _ in range(12):
+            scores = [draw.randrange(3) for _ in range(count)]
+            labels = [float(draw.choice([0, 0, 1, 2])) for _ in range(count)]
+            orders = [
+                in_order([labels[n] for n in sorted(order, key=lambda n: -scores[n])])
+                for order in itertools.permutations(range(count))
+            ]
+            assert measured(scores, labels) == pytest.approx(np.mean(orders, axis=0))
+    # Beyond the tenth place: 12 documents in one tie, of which one is relevant.
+    harmonic = sum(1 / n for n in range(1, 11))
+    assert measured([0] * 12, [1, *[0] * 11])[1] == pytest.approx(harmonic / 12)
+    assert measured(range(12), [1, *[0] * 11]) == (0.0, 0.0, pytest.approx(1 / 12))
+
+
+def make_ranker(folder: Path, dropout: float = 0.0, **settings: Any) -> Ranker:
+    torch.manual_seed(6)
+    dropouts = Dropouts(dropout, dropout)
+    config = EncoderConfig(
+        len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.3, dropout=dropouts
+    )
+    definition = RerankingTask(**settings)
+    labels = definition.labels([])
+    model = Model(config, definition.heads(labels, None))
+    return definition.learner(model, make_tokenizer(folder), labels, 16)
+
+
+def make_rankings(count: int, seed: int = 0, most: int = 4, longest: int = 5) -> list[RankExample]:
+    draw = random.Random(seed)
+
+    def text() -> str:
+        return " ".join(draw.choices(WORDS, k=draw.randint(1, longest)))
+
+    return [
+        RankExample(
+            f"{text()} {n}",
+            tuple(text() for _ in range(size)),
+            tuple(float(draw.random() < 0.4) for _ in range(size)),
+            f"made:{n}",
+        )
+        for n in range(count)
+        for size in [draw.randint(1, most)]
+    ]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, training: bool) -> None:
+    """With one label of a multi-label head its loss is the binary cross-entropy, too."""
+    import transformers
+
+    from bothways.hub.model_folder import save_model
+
+    task = make_ranker(tmp_path / "tokenizer").train(training)
+    save_model(tmp_path / "model", task.model, task.tokenizer, labels=task.labels)
+    theirs = transformers.BertForSequenceClassification.from_pretrained(
+        tmp_path / "model", problem_type="multi_label_classification"
+    ).train(training)
+    assert theirs.config.id2label == {0: "relevance"}
+    examples = make_rankings(6)
+    inputs = task.encode(examples)
+    labels = torch.tensor([label for e in examples for label in e.labels or ()])
+    flat = [EncodedTexts((s,), 0, 0) for item in inputs for s in item.sequences]
+    expected = theirs(**padded_inputs(list(flat)), labels=labels[:, None])
+    batch = batch_of(list(inputs))
+    loss = task(batch)["label"]
+    torch.testing.assert_close(task.scores(batch), expected.logits[:, 0], rtol=1e-4, atol=1e-5)
+    assert int(loss.hits) == int(((expected.logits[:, 0] > 0) == (labels > 0.5)).sum())
+    mean = loss.total / task.weights(batch)["label"]
+    assert mean.item() == pytest.approx(expected.loss.item(), rel=1e-5)
+    mean.backward()
+    expected.loss.backward()
+    check_gradients(task, theirs, tmp_path / "gradients")
+
+
+def test_a_batch_is_the_sum_of_its_documents(tmp_path: Path) -> None:
+    task, examples = make_ranker(tmp_path), make_rankings(5)
+    inputs = task.encode([*examples, RankExample("ape", ("bee", "cat"))])
+    known = sum(len(e.documents) for e in examples)
+    assert task.weights(batch_of(list(inputs))) == {"label": float(known)}
+    check_sum(task, list(inputs))
+
+
+def test_scores_are_those_of_each_document_alone(tmp_path: Path) -> None:
+    task, examples = make_ranker(tmp_path, 0.1).eval(), make_rankings(12, 3)
+    alone = [
+        [next(predict(task, [RankExample(e.query, (d,))]))[1].logits[0] for d in e.documents]
+        for e in examples
+    ]
+    for pace in (PredictConfig(), PredictConfig(tokens=40, window=3)):
+        found = [list(made.logits) for _, made in predict(task, examples, pace)]
+        for one, other in zip(found, alone, strict=True):
+            assert one == pytest.approx(other, abs=1e-5)
+    expected = np.mean([measured(s, e.labels) for s, e in zip(alone, examples, strict=True)], 0)
+    metrics = evaluate_task(task, examples)
+    assert [metrics[name] for name in METRICS] == pytest.approx(expected)
+    # One query is one, wherever its documents are.
+    rows = [
+        RankExample(e.query, (d,), (label,))
+        for e in examples
+        for d, label in zip(e.documents, e.labels or (), strict=True)
+    ]
+    random.Random(0).shuffle(rows)
+    assert evaluate_task(task, rows) == pytest.approx(metrics)
+    assert {*task.task.directions(())} == {*metrics}
+    with pytest.raises(DataError, match=r"^r:1: has no label, so it cannot be scored"):
+        evaluate_task(task, [RankExample("a", ("b",), None, "r:1")])
+    with pytest.raises(DataError, match="no document to score"):
+        evaluate_task(task, [])
+
+
+def test_the_best_window_of_a_document_counts(tmp_path: Path) -> None:
+    task = make_ranker(tmp_path, long_texts="windows").eval()
+    long = " ".join(WORDS * 3)
+    example = RankExample("ape bee", (long, "cat"), (1.0, 0.0))
+    (encoded,) = task.encode([example])
+    assert encoded.windows[0] > 2
+    assert encoded.windows[1] == 1
+    assert task.weights(batch_of([encoded]))["label"] == pytest.approx(2.0)
+    ((_, prediction),) = predict(task, [example])
+    each = task.scores(batch_of([encoded]))[:-1]
+    assert prediction.logits[0] == pytest.approx(each.max().item(), abs=1e-5)
+    assert each.max() - each.min() > 1e-3
+    assert prediction.ranking[0].score == max(prediction.scores)
+
+
+def ranked(folder: Path, **settings: Any) -> bothways.Predictor:
+    return bothways.Predictor(make_ranker(folder, **settings).eval())
+
+
+def test_inputs_of_python(tmp_path: Path) -> None:
+    rank = ranked(tmp_path)
+    documents = ["bee cat", "dog", "elk fox gnu"]
+    prediction = rank(("ape", documents))
+    assert prediction == rank({"query": "ape", "documents": documents})
+    first, second = rank([("ape", documents), ("hen", ["dog"])])
+    assert first.logits == pytest.approx(prediction.logits, abs=1e-6)
+    assert (second.query, second.documents) == ("hen", ("dog",))
+    assert rank(("ape", "dog")).logits == pytest.approx(prediction.logits[1:2], abs=1e-6)
+    order = [each.index for each in prediction.ranking]
+    assert order == np.argsort(-np.array(prediction.logits)).tolist()
+    best = prediction.to_json()["ranking"][0]
+    assert best["document"] == documents[order[0]]
+    probability = 1 / (1 + np.exp(-np.array(prediction.logits)))
+    assert prediction.scores == pytest.approx(probability)
+    logits = ranked(tmp_path, activation="identity")(("ape", documents))
+    assert logits.scores == logits.logits == prediction.logits
+    named = ranked(tmp_path, prompts={"q": "hen "}, prompt_name="q")(("ape", documents))
+    assert named.logits == rank(("hen ape", documents)).logits
+    for wrong in ("ape", ("ape", [])):
+        with pytest.raises(DataError, match="needs a query with documents"):
+            rank(wrong)
+    with pytest.raises(DataError, match="a query and its documents, or a dict"):
+        rank([("ape", [1])])
+    with pytest.raises(DataError, match=r"is 3 texts, and the task 'regress' needs one or two"):
+        bothways.tasks.regression.task.RegressionTask().from_texts(("a", "b", "c"))
+
+
+FORMS = {
+    "pairs.tsv": "query\tdocument\tlabel\nape\tbee\t1\nape\tcat\t0\nhen\tdog\t2\n",
+    "ids.tsv": "qid\tquery\tpassage\trelevance\n7\tape\tbee\t1.0\n7\tape\tcat\t0\n8\then\tdog\t2\n",
+    "named.csv": "question,body,good\nape,bee,true\nape,cat,false\nhen,dog,2\n",
+    "none.tsv": "ape\tbee\t1\nape\tcat\t0\nhen\tdog\t2\n",
+    "lists.jsonl": '{"query": "ape", "documents": ["bee", "cat"], "labels": [1, 0]}\n'
+    '{"query": "hen", "documents": ["dog"], "labels": [2]}\n',
+}
+READ = {
+    "named.csv": RankColumns("question", "body", "good"),
+    "none.tsv": RankColumns("0", "1", "2"),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_files_as_people_have_them(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.write_text(FORMS[name])
+    reading = RerankingTask().read(str(file), READ.get(name))
+    found = [(e.query, e.documents, e.labels) for e in reading.examples]
+    assert found == [("ape", ("bee", "cat"), (1.0, 0.0)), ("hen", ("dog",), (2.0,))]
+    plain = [
+        e.labels for e in RerankingTask().read(str(file), READ.get(name), labelled=False).examples
+    ]
+    assert plain == [None, None]
+    if name not in READ:
+        rows = list(reading.task.read(str(file)).examples)
+        assert [len(e.documents) for e in rows] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("positive", "negative"), [("positive", "negative"), ("pos", "neg"), ("positives", "negatives")]
+)
+def test_relevant_documents_and_others(positive: str, negative: str) -> None:
+    row = {"query": "ape", positive: ["bee"], negative: ["cat", "dog"]}
+    example = RerankingTask().example(row)
+    assert (example.documents, example.labels) == (("bee", "cat", "dog"), (1.0, 0.0, 0.0))
+    single = RerankingTask().example({"anchor": "ape", positive: "bee", negative: "cat"})
+    assert (single.query, single.documents) == ("ape", ("bee", "cat"))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"query": "a", "other": "b"}, r"no column has a usual name for the documents"),
+        ({"query": "a", "text": "b", "passage": "c"}, r"several columns may hold the documents"),
+        ({"query": "a", "documents": [1]}, r"holds a value of type int, where a document"),
+        ({"query": "a", "documents": None}, r"holds a null, where a document"),
+        ({"query": 3, "documents": "b"}, r"column 'query' holds int, not text"),
+        ({"query": "a", "documents": ["b"], "labels": [1, 0]}, r"holds 2 labels for 1 documents"),
+        ({"query": "a", "document": "b", "label": -1}, r"'label' holds -1, which is no relevance"),
+        ({"query": "a", "document": "b", "label": "yes"}, r"'yes', which is no relevance\n  Write"),
+        ({"query": "a", "document": "b", "label": "inf"}, r"which is no relevance"),
+        ({"query": "a", "documents": ["b", "c"], "labels": [1, None]}, r"None, which is no"),
+    ],
+)
+def test_rows_that_are_no_rankings(row: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        RerankingTask().example(row, where="row 3")
+
+
+def findings(train: list[RankExample], dev: list[RankExample]) -> list[tuple[str, str]]:
+    return [(found.severity, found.what) for found in RerankingTask().check(train, dev)]
+
+
+def test_flaws_of_rankings_are_found() -> None:
+    fair = [RankExample(f"q{n}", ("a", "b"), (1.0, 0.0), f"t:{n}") for n in range(4)]
+    assert findings(fair, []) == []
+    graded = RankExample("new", ("a", "b"), (3.0, 0.0), "d:1")
+    assert findings(fair, [graded]) == []
+    assert findings([*fair, graded], []) == [
+        ("error", "1 training examples have labels above 1: d:1")
+    ]
+    assert findings(fair, [RankExample("x", ("a",), (0.0,), "d:2")]) == [
+        ("warning", "1 dev queries have no relevant document, and count 0 in each metric: d:2")
+    ]
+    assert findings(fair, [fair[1]])[0] == (
+        "warning",
+        "1 of 1 dev queries are also in the training data: t:1",
+    )
+    for wrong, message in (
+        (RankExample("q", (), (), "t:9"), "1 examples have no document: t:9"),
+        (RankExample("q", ("a", " "), (1.0, 0.0), "t:9"), "empty query or document: t:9"),
+        (RankExample("q", ("a",), None, "t:9"), "1 examples have no label"),
+    ):
+        ((severity, what),) = findings([*fair, wrong], [])
+        assert severity == "error"
+        assert message in what
+    ((severity, what),) = findings([RankExample("q", ("a", "b"), (1.0, 1.0))], [])
+    assert (severity, what[:44]) == ("error", "all training documents have the label 1: the")
+
+
+def test_a_constant_answer_is_a_random_order(tmp_path: Path) -> None:
+    train, dev = make_rankings(30, 1), make_rankings(20, 2)
+    baseline = dict(RerankingTask().baseline(train, dev))
+    p = np.mean([label for e in train for label in e.labels or ()])
+    truth = np.array([label for e in dev for label in e.labels or ()])
+    entropy = -np.mean(truth * np.log(p) + (1 - truth) * np.log(1 - p))
+    assert baseline.pop("loss") == pytest.approx(entropy)
+    expected = np.mean([measured([0] * len(e.documents), e.labels) for e in dev], axis=0)
+    assert [baseline[name] for name in METRICS] == pytest.approx(expected)
+    rank = ranked(tmp_path)
+    assert len(rank.task.task.answer(rank(("ape", ["bee cat", "dog elk"])))) == 2
+
+
+def make_labelled(count: int, seed: int) -> list[dict[str, Any]]:
+    """Good documents are relevant, whatever the query."""
+    draw = random.Random(seed)
+    rows = []
+    for n in range(count):
+        documents = [draw.choice(words) for words in draw.sample((GOOD, BAD, BAD), 3)]
+        labels = [int(word in GOOD) for word in documents]
+        query = f"the {draw.choice(FILLERS[:-1])} {n}"
+        rows.append({"query": query, "documents": documents, "labels": labels})
+    return rows
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("trained")
+    folder = make_folder(place / "bert", dropout=0.0)
+    result = bothways.finetune(
+        folder,
+        train=make_labelled(80, 1),
+        dev=make_labelled(30, 2),
+        task="rerank",
+        max_length=24,
+        epochs=3,
+        lr=3e-3,
+        progress=False,
+    )
+    assert result.metrics["ndcg@10"] > 0.95
+    assert result.metrics["map"] > 0.95
+    return result.save(place / "model")
+
+
+def test_a_trained_model_opens_as_a_cross_encoder(trained: Path) -> None:
+    from sentence_transformers import CrossEncoder
+    from transformers import AutoModelForSequenceClassification
+
+    _, report = AutoModelForSequenceClassification.from_pretrained(
+        trained, output_loading_info=True
+    )
+    assert not any(report.values())
+    rank = bothways.load(trained)
+    assert rank.task.task.name == "rerank"
+    documents = ["good film", "poor play", " ".join(["the old men"] * 12)]
+    theirs = CrossEncoder(str(trained), device="cpu")
+    assert theirs.max_seq_length == 24
+    found = theirs.rank("great film", documents)
+    ours = rank(("great film", documents)).ranking
+    assert [each["corpus_id"] for each in found] == [each.index for each in ours]
+    assert [each["score"] for each in found] == pytest.approx([e.score for e in ours], abs=1e-6)
+
+
+def run(*words: str) -> None:
+    app(list(words), result_action="return_value")
+
+
+def test_the_command_line(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = make_labelled(5, 3)
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pairs = tmp_path / "pairs.tsv"
+    lines = [
+        f"{row['query']}\t{text}\t{label}\n"
+        for row in rows
+        for text, label in zip(row["documents"], row["labels"], strict=True)
+    ]
+    pairs.write_text("".join(["q\td\trel\n", *lines]))
+    run("predict", str(trained), str(data), "--top", "2")
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["query"] for each in found] == [row["query"] for row in rows]
+    assert all(len(each["ranking"]) == 2 for each in found)
+    assert found[0]["ranking"][0]["score"] > found[0]["ranking"][1]["score"]
+    columns = ("--text", "q", "--text-b", "d")
+    run("predict", str(trained), str(pairs), *columns, "--top", "2")
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == found
+    run("evaluate", str(trained), str(data), "--json")
+    metrics = json.loads(capsys.readouterr().out)
+    assert {*metrics} == {*METRICS}
+    run("evaluate", str(trained), str(pairs), *columns, "--label", "rel", "--json")
+    assert json.loads(capsys.readouterr().out) == pytest.approx(metrics)
+    with pytest.raises(ConfigError, match="there is no report on the task rerank"):
+        run("evaluate", str(trained), str(data), "--report", str(tmp_path / "report.html"))
+
+
+def test_fewer_or_more_outputs_than_one(tmp_path: Path) -> None:
+    from bothways.hub.model_folder import save_model
+    from toy_task import make_task
+
+    task = make_task(tmp_path / "vocabulary")
+    save_model(tmp_path / "three", task.model, task.tokenizer, labels=task.labels)
+    with pytest.raises(BothwaysError, match=r"has 3 outputs \(x, y, z\), and rerank has one"):
+        bothways.load(tmp_path / "three", task="rerank")
