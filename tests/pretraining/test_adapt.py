@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import MaskedHead, PoolerHead, ReplacedHead
 from bothways.model.model import Model
+from bothways.pretraining.adapt_page import NEW_HEAD, head_note
 from bothways.pretraining.vocabulary_fit import vocabulary_fit
 from bothways.text.tokenizer import Tokenizer
 from toy_animals import document
@@ -101,6 +103,14 @@ def test_a_sentence_encoder_gets_a_head_while_its_encoder_is_frozen(
     assert not all(torch.equal(old[name], tensor) for name, tensor in new.items())
     assert "with the encoder frozen" in (tmp_path / "run/report.html").read_text()
     assert head.heads["masked"].bias.abs().sum() > 0
+
+
+def test_a_head_that_has_learnt_nothing_is_reported() -> None:
+    before = {"domain": {"loss/masked": 7.2, "unigram/loss/masked": math.log(800)}}
+    assert "than token frequencies (perplexity 800)" in head_note(before)
+    better = {"domain": {"loss/masked": 6.5, "unigram/loss/masked": math.log(800)}}
+    assert head_note(better) == NEW_HEAD
+    assert head_note({"domain": {"loss/masked": 6.5}}) == NEW_HEAD, "from an earlier version"
 
 
 def test_electra_needs_its_generator(

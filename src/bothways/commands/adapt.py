@@ -82,7 +82,7 @@ def _show(done: Adaptation) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from bothways.pretraining.adapt_page import NEW_HEAD, comparison_rows, vocabulary_rows
+    from bothways.pretraining.adapt_page import comparison_rows, head_note, vocabulary_rows
     from bothways.report.terminal import titled
 
     scores = Table("text", "metric", "before", "after", box=box.SIMPLE)
@@ -98,5 +98,5 @@ def _show(done: Adaptation) -> None:
         Text(f"Are new words worth adding? {done.vocabulary.answer}"),
     ]
     if done.new_head:
-        lines.append(Text(NEW_HEAD))
+        lines.append(Text(head_note(done.before)))
     show_lines(Console(), *lines)

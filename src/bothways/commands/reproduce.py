@@ -173,7 +173,7 @@ def pretraining(  # noqa: PLR0913 – one option per question
     text
         Text files, folders or patterns to pre-train on.
     data
-        Folder with GLUE's folders as distributed and, for entities, CoNLL-2003.
+        Folder with GLUE's folders as distributed, SQuAD for questions, CoNLL-2003 for entities.
     out
         Folder for runs, results.json and report.html.
     scale
@@ -185,8 +185,8 @@ def pretraining(  # noqa: PLR0913 – one option per question
     cells
         Comma-separated names of pre-training runs; default: all.
     tasks
-        Comma-separated columns: MNLI-m, QNLI, QQP, MRPC, SST-2, CoLA, STS-B, RTE, NER,
-        NER features. Default: those of the table that have data.
+        Comma-separated columns: MNLI-m, QNLI, QQP, MRPC, SST-2, CoLA, STS-B, RTE, SQuAD 1.1 F1,
+        SQuAD 2.0 F1, NER, NER features. Default: those of the table that have data.
     seeds
         Fine-tuning runs of each row and column; default: 3 (small) or 5.
     limit

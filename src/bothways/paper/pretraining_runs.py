@@ -26,10 +26,10 @@ from bothways.hub.model_folder import load_model
 from bothways.objectives.masked_lm import MaskedLMNextSentence, with_masking
 from bothways.objectives.objective import Objective
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
-from bothways.paper import glue, ner
+from bothways.paper import glue, ner, squad
 from bothways.paper.cells import CellOutcome
 from bothways.paper.cells import run as run_experiment
-from bothways.paper.experiment import Experiment, Frozen, NotRun, Request
+from bothways.paper.experiment import BenchmarkPlan, Experiment, Frozen, NotRun, Request
 from bothways.paper.pretraining_tables import (
     COLUMNS,
     TABLES,
@@ -66,7 +66,7 @@ class TableRequest:
     Attributes:
         table: name of the table.
         text: text files, folders or patterns.
-        data: folder with GLUE's folders and, for entities, `CoNLL-2003`.
+        data: folder with GLUE's folders, `SQuAD` for questions and `CoNLL-2003` for entities.
         out: folder for runs and results.
         scale: of models, data and settings.
         budget: of each pre-training run; None for the scale's.
@@ -127,18 +127,26 @@ def _check_names(where: str, given: Many[str], known: Many[str]) -> None:
 
 @dataclass(frozen=True)
 class ScaleSettings:
-    """How a scale fine-tunes: settings by dotted path, seeds, and training examples at most."""
+    """How a scale fine-tunes: settings by dotted path, seeds, and training examples at most.
+
+    Attributes:
+        answers: further settings for questions, whose contexts are longer than other texts.
+    """
 
     finetuning: tuple[str, ...]
+    answers: tuple[str, ...]
     seeds: int
     limit: int | None
 
 
 SCALES: Mapping[Scale, ScaleSettings] = {
     "small": ScaleSettings(
-        ("training.optimizer.lr=3e-4", "training.until=3 epochs", "length=64"), 3, 4000
+        ("training.optimizer.lr=3e-4", "training.until=3 epochs", "length=64"),
+        ("length=128", "task.stride=64"),
+        3,
+        4000,
     ),
-    "paper": ScaleSettings((), 5, None),
+    "paper": ScaleSettings((), (), 5, None),
 }
 
 
@@ -313,13 +321,19 @@ def _experiment(
 ) -> Experiment | Frozen | NotRun:
     """Return the experiment of a row and a column."""
     usual, task = SCALES[request.scale], COLUMNS[column][0]
-    entities = column.startswith("NER")
-    overrides = (*usual.finetuning, *request.finetuning)
-    if row.method == "BiLSTM" and not entities:
+    folder, plan_of = _benchmark(column)
+    if row.method == "BiLSTM" and folder:
+        return NotRun(column, "a BiLSTM is for labels of texts")
+    overrides = (
+        *usual.finetuning,
+        *(usual.answers if column.startswith("SQuAD") else ()),
+        *request.finetuning,
+    )
+    if row.method == "BiLSTM":
         overrides = (*overrides, f"task.lstm={load_model(model).model.config.width}")
     asked = Request(
         str(model),
-        str(Path(request.data) / "CoNLL-2003") if entities else request.data,
+        str(Path(request.data) / folder),
         finetuning_folder(request, row),
         (task,),
         request.seeds or usual.seeds,
@@ -327,11 +341,19 @@ def _experiment(
         request.limit or usual.limit,
         overrides,
     )
-    if entities and row.method == "BiLSTM":
-        return NotRun(column, "a BiLSTM is for labels of texts")
-    plan = (ner.ner_plan if entities else glue.glue_plan)(asked)
-    (entry,) = plan.experiments
+    (entry,) = plan_of(asked).experiments
     return entry
+
+
+def _benchmark(column: str) -> tuple[str, Callable[[Request], BenchmarkPlan]]:
+    """Return the folder of a column in the data, "" for GLUE's, and what plans its runs."""
+    match column.split(maxsplit=1)[0]:
+        case "NER":
+            return "CoNLL-2003", ner.ner_plan
+        case "SQuAD":
+            return "SQuAD", squad.squad_plan
+        case _:
+            return "", glue.glue_plan
 
 
 def _probes(

@@ -346,7 +346,8 @@ def scores_of(
 ) -> dict[str, dict[str, float]]:
     """Return the metrics of the model in `settings.start` on the held-out text of each corpus.
 
-    Masks are those of `settings.evaluation_masking`, the same at each call.
+    Masks are those of `settings.evaluation_masking`, the same at each call. "unigram/loss/…" is the
+    loss of token frequencies alone.
     """
     result = {}
     for name, corpus in corpora.items():
@@ -358,6 +359,6 @@ def scores_of(
         result[name] = {
             key.removeprefix("held-out/"): value
             for key, value in metrics.items()
-            if key.startswith("held-out/")
+            if key.startswith(("held-out/", "unigram/loss/"))
         }
     return result

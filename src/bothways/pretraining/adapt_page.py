@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,8 +26,25 @@ NEW_HEAD = (
     "frozen; the values before are those of the original encoder with this head. Vectors of texts "
     "have changed: fine-tune the model again before you compare texts with it."
 )
+WEAK_HEAD = (
+    "With this head the original encoder predicts no better than token frequencies (perplexity "
+    "{:,.4g}): the head was trained too briefly, and the values before say little about the "
+    "encoder. Lengthen the run: a fifth of its length is added for the head."
+)
 MASKED = "Of masked tokens, under the same masks before and after, in text that was not trained on."
 _SHOWN = 50
+
+
+def head_note(before: Scores) -> str:
+    """Return what a new head means for the values before, and whether it has learnt anything."""
+    weak = [
+        frequencies
+        for metrics in before.values()
+        for name, value in metrics.items()
+        if name.startswith("loss/")
+        and value >= (frequencies := metrics.get(f"unigram/{name}", math.inf))
+    ]
+    return f"{NEW_HEAD} {WEAK_HEAD.format(math.exp(weak[0]))}" if weak else NEW_HEAD
 
 
 def comparison_rows(before: Scores, after: Scores) -> list[list[str | float | None]]:
@@ -92,7 +110,8 @@ def write_adapt_page(
             s.KeyFigures(figures),
             s.TableSection(
                 "Before and after", ["text", "metric", "before", "after"],
-                comparison_rows(before, after), note=f"{MASKED} {NEW_HEAD if new_head else ''}",
+                comparison_rows(before, after),
+                note=f"{MASKED} {head_note(before) if new_head else ''}",
             ),
             s.TableSection("Vocabulary", columns, vocabulary_rows(fit),
                            note=f"Are new words worth adding? {fit.answer}"),
