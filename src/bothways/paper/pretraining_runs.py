@@ -359,14 +359,18 @@ def _benchmark(column: str) -> tuple[str, Callable[[Request], BenchmarkPlan]]:
 def _probes(
     table: PretrainTable, model: Path, settings: PretrainConfig, corpus: Corpus, device: str
 ) -> dict[str, float]:
-    """Return the accuracy of a pair head on each kind of pairs, in percent; {} without a head."""
+    """Return the accuracy of a pair head on each kind of pairs, in percent; {} without a head.
+
+    With each comes the accuracy of the most frequent answer: of next-sentence pairs more than half
+    are random, since the last sentences of a document have no next one.
+    """
     if not table.probes or "pair" not in load_model(model).model.heads:
         return {}
     _, held_out = corpus.split(settings.held_out, settings.seed)
     longest = max(phase.length for phase in settings.phases)
 
-    def accuracy(probe: Probe) -> float:
-        """Return the accuracy on a kind of pairs of held-out text."""
+    def accuracies(title: str, probe: Probe) -> dict[str, float]:
+        """Return the accuracies on a kind of pairs of held-out text."""
         objective: Objective = (
             MaskedLMSentenceOrder() if probe == "order" else MaskedLMNextSentence(NextSentence())
         )
@@ -379,6 +383,11 @@ def _probes(
             objective=objective,
             documents=np.asarray(held_out),
         )
-        return 100 * found["accuracy/pair"]
+        always = found["majority/accuracy/pair"]
+        return {title: 100 * found["accuracy/pair"], f"{title}, one answer": 100 * always}
 
-    return {title: accuracy(probe) for title, probe in table.probes}
+    return {
+        name: value
+        for title, probe in table.probes
+        for name, value in accuracies(title, probe).items()
+    }

@@ -392,7 +392,8 @@ TABLES = {
         probes=(("NSP accuracy", "next"), ("SOP accuracy", "order")),
         notes=(
             "The accuracies on the other loss are those of the pair head as it is; a model without "
-            "a pair head has none.",
+            'a pair head has none. "One answer" is the accuracy of always giving the most frequent '
+            "answer.",
         ),
     ),
     "albert-sharing": PretrainTable(
