@@ -75,7 +75,7 @@ _COMMANDS = {
     "export": ("export:export", "Write a model for onnxruntime, OpenVINO or a browser."),
     "describe": ("describe:describe", "Show a model's configuration and its parameters by part."),
     "speedrun": ("speedrun:speedrun", "Time pre-training to a fixed held-out loss."),
-    "bench": ("bench:bench", "Compare the speed with transformers on this machine."),
+    "bench": ("bench:bench", "Compare the speed with transformers, or of servers, here."),
 }
 _TOKENIZER = {
     "train": ("tokenizer:train", "Train a WordPiece, byte-level BPE or Unigram vocabulary."),

@@ -1,7 +1,8 @@
-"""`bothways bench`: this library and transformers on this machine, as a table."""
+"""`bothways bench`: this library and transformers, or a server, on this machine, as a table."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from bothways.commands.options import Device
@@ -12,12 +13,16 @@ if TYPE_CHECKING:
 
 
 def bench(
-    work: Literal["small", "base", "long", "large", "all", "tuning"] | None = None,
+    work: Literal["small", "base", "long", "large", "all", "tuning", "serve"] | None = None,
+    model: str | None = None,
     *,
     rounds: int = 7,
     device: Device = "auto",
+    task: str | None = None,
+    texts: Path | None = None,
+    seconds: float = 5.0,
 ) -> None:
-    """Time a pre-training step (vocabulary 30,522) of this library and of transformers.
+    """Time a pre-training step of this library and of transformers, or a server of a model.
 
     Parameters
     ----------
@@ -25,9 +30,19 @@ def bench(
         small: 4 layers × 256, 16 × 128 tokens; base: BERT-base, 16 × 128 (minutes on a CPU);
         long: BERT-base, 64 × 512; large: BERT-large, 32 × 512; all: small and base on a CPU, the
         other three on a GPU; tuning: where one way of computing overtakes another on this machine,
-        with the thresholds in use. Default: small, on a GPU long.
+        with the thresholds in use; serve: bothways serve MODEL on the loopback address with every
+        number of processes that divides the cores, idle, full and beyond, against predictions in
+        one process. Default: small, on a GPU long. The vocabulary of steps has 30,522 tokens.
+    model
+        For serve: what is served, as in bothways serve.
     rounds
         Number of rounds per contender; medians are compared.
+    task
+        For serve: the task; default: that of the model.
+    texts
+        For serve: a text a line. Default: random words, as long as sentences and queries are.
+    seconds
+        For serve: how long each of five loads lasts.
     """
     from rich.console import Console
     from rich.table import Table
@@ -36,11 +51,18 @@ def bench(
     from bothways.bench.workloads import SUITED, WORKLOADS
     from bothways.commands.progress import terminal_progress
     from bothways.core.config.checks import require_at_least
+    from bothways.core.errors import ConfigError
     from bothways.core.terminal import show_lines
     from bothways.report.terminal import titled
     from bothways.runtime.devices import choose_device
 
     require_at_least(1, rounds=rounds)
+    if (work == "serve") != (model is not None):
+        what = "serve needs a model, and only serve takes one"
+        raise ConfigError(what, where="model", fix="Name one: bothways bench serve FOLDER.")
+    if model is not None:
+        _serve(model, task, texts, seconds)
+        return
     console, where = Console(), choose_device(device)
     if work == "tuning":
         _tune(console, where, rounds)
@@ -73,6 +95,48 @@ def bench(
             style="dim",
         )
     console.print(recipe.hardware(where), style="dim")
+
+
+def _serve(model: str, task: str | None, file: Path | None, seconds: float) -> None:
+    """Print a table of servers, and which one computes most."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from bothways.core.errors import ConfigError, require
+
+    require("serve", "bothways bench serve", "uvicorn", "httptools", "orjson", "prometheus_client")
+    from bothways.bench.serving import TITLES, compare_shapes, drawn_texts, row
+    from bothways.commands.progress import terminal_progress
+    from bothways.core.terminal import show_lines
+    from bothways.data.text_io import read_lines
+    from bothways.kernels.library import describe_kernels
+    from bothways.prediction.predictor import open_task
+    from bothways.report.terminal import titled
+    from bothways.runtime.devices import choose_device, describe_device
+
+    if not 0 < seconds <= 600:
+        raise ConfigError(f"must be above 0 and at most 600, not {seconds:g}", where="seconds")
+    lines = [] if file is None else [line for _, line in read_lines(file) if line.strip()]
+    if file is not None and len(lines) < 32:
+        fix = "Give at least 32 lines of text."
+        raise ConfigError(f"has {len(lines)} lines of text", where=file, fix=fix)
+    predictor = open_task(model, task, batch_invariant=True)
+    lines = lines[:20_000] or drawn_texts(predictor, 2000)
+    with terminal_progress() as progress:
+        found = compare_shapes(model, predictor, lines, seconds, progress)
+    table = Table()
+    for title in TITLES:
+        table.add_column(title, justify="right")
+    for served in found.servers:
+        table.add_row(*row(served, found.offline))
+    console, offline, best = Console(), found.offline, found.best.shape
+    show_lines(console, titled(f"bothways serve {model}", table))
+    console.print(
+        f"in one process: {offline.tokens_per_second:,.0f} tokens/s, "
+        f"{offline.idle:.2f} ms for one text"
+    )
+    console.print(f"most for texts one by one: --workers {best.workers} --threads {best.threads}")
+    console.print(f"{describe_device(choose_device('cpu'))}, {describe_kernels()}", style="dim")
 
 
 def _tune(console: Console, device: torch.device, rounds: int) -> None:

@@ -1,0 +1,284 @@
+"""The measurements of `bothways bench serve`: processes × threads, idle, full, and beyond full.
+
+Each server is a process of `bothways serve` on the loopback address, asked from this process, which
+takes a share of the same cores: figures are those of a machine that also runs its clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bothways.bench.load import Load, arrivals, percentile, post, waiting_clients
+from bothways.core.errors import ResourceError
+from bothways.core.progress import SILENT, Progress
+from bothways.prediction.predictor import Predictor, read_input
+from bothways.runtime.limits import usable_cores
+
+CLIENTS = 32
+"""That wait for answers, to find how much a server does."""
+SHARE = 0.7
+"""Of the most that a server does, at which arrivals show what users see."""
+OVERLOAD = 10
+MOST_ARRIVALS = 4000.0
+"""Requests a second that this process can send."""
+QUEUE = 8192
+"""Tokens that wait under overload: enough for all cores, soon full."""
+_WORDS = 20_000
+
+
+def drawn_texts(predictor: Predictor, count: int, seed: int = 0) -> list[str]:
+    """Return texts of random words of a model's vocabulary, as long as sentences and queries are.
+
+    The number of words is log-normal: 12 in the median, 3 to 45 for 90 % of the texts.
+    """
+    draw, tokenizer = random.Random(seed), predictor.task.tokenizer
+    found = (tokenizer.token(id) for id in range(min(tokenizer.size, _WORDS)))
+    words = [word for word in found if word.isalpha() and word.islower()] or ["a"]
+    lengths = (round(draw.lognormvariate(2.5, 0.8)) for _ in range(count))
+    return [" ".join(draw.choices(words, k=min(200, max(1, n)))) for n in lengths]
+
+
+def input_of(predictor: Predictor, text: str) -> Any:
+    """Return an input of a predictor's task with this text, as requests have it."""
+    match predictor.task.task.name:
+        case "answer":
+            return {"question": text, "context": text}
+        case "choice":
+            return {"context": text, "endings": [text, text]}
+        case "fill":
+            tokenizer = predictor.task.tokenizer
+            return f"{text} {tokenizer.token(tokenizer.specials.mask)}"
+        case "prefer":
+            return [text, text]
+        case _:
+            return text
+
+
+def requests_of(predictor: Predictor, texts: Many[str], each: int) -> list[bytes]:
+    """Return requests of so many texts: of OpenAI's shape for vectors, else of the task's own."""
+    groups = [texts[at : at + each] for at in range(0, len(texts) - each + 1, each)]
+    if predictor.task.task.name == "embed":
+        more = {"encoding_format": "base64"}
+        return [post("/v1/embeddings", {"input": group, **more}) for group in groups]
+    route = f"/{predictor.task.task.name}"
+    return [post(route, {"inputs": [input_of(predictor, t) for t in group]}) for group in groups]
+
+
+@dataclass(frozen=True)
+class Offline:
+    """`predict` in this process with all threads.
+
+    Attributes:
+        tokens_per_second: over all texts, in batches.
+        idle: the median milliseconds of one text alone.
+    """
+
+    tokens_per_second: float
+    idle: float
+
+
+def measure_offline(predictor: Predictor, texts: Many[str]) -> Offline:
+    """Time a predictor on texts."""
+    task = predictor.task
+    inputs = [input_of(predictor, text) for text in texts]
+    inputs = [tuple(item) if isinstance(item, list) else item for item in inputs]
+    examples = [read_input(task, item, n) for n, item in enumerate(inputs, 1)]
+    tokens = sum(len(s) for item in task.encode(examples) for s in item.sequences)
+    predictor(inputs[:100])
+    start = time.perf_counter()
+    predictor(inputs)
+    rate = tokens / (time.perf_counter() - start)
+    times = []
+    for item in inputs[:100]:
+        start = time.perf_counter()
+        predictor(item)
+        times.append(time.perf_counter() - start)
+    return Offline(rate, 1e3 * statistics.median(times))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Processes and the threads of each."""
+
+    workers: int
+    threads: int
+
+
+def shapes(cores: int) -> list[Shape]:
+    """Return the ways to divide cores among processes of equal size."""
+    return [Shape(n, cores // n) for n in range(1, cores + 1) if cores % n == 0]
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server did.
+
+    Attributes:
+        shape: its processes and threads.
+        ready: seconds from its start until it answered.
+        idle: one client with one text at a time.
+        single, many: clients that wait, with one text a request, and with 32.
+        arriving: arrivals at `SHARE` of what `single` did.
+        beyond: arrivals at up to ten times of it, with a short queue.
+        memory: MiB of all processes, before and after the load.
+    """
+
+    shape: Shape
+    ready: float
+    idle: Load
+    single: Load
+    many: Load
+    arriving: Load
+    beyond: Load
+    memory: tuple[float, float]
+
+
+def measure(
+    folder: str, predictor: Predictor, texts: Many[str], shape: Shape, seconds: float
+) -> Served:
+    """Measure a server of a shape.
+
+    Raises:
+        ResourceError: it did not start.
+    """
+    ones, groups = requests_of(predictor, texts, 1), requests_of(predictor, texts, 32)
+    task = predictor.task.task.name
+    with _server(folder, task, shape) as (place, process, ready):
+        asyncio.run(waiting_clients(place, groups, CLIENTS, min(1.0, seconds)))
+        before = memory(process)
+        idle = asyncio.run(waiting_clients(place, ones, 1, seconds))
+        single = asyncio.run(waiting_clients(place, ones, CLIENTS, seconds))
+        many = asyncio.run(waiting_clients(place, groups, CLIENTS, seconds))
+        peak = len(single.exchanges) / seconds
+        arriving = asyncio.run(arrivals(place, ones, SHARE * peak, seconds))
+        after = memory(process)
+    short = ("--limit", f"queue_tokens={QUEUE}", "--limit", f"request_tokens={QUEUE}")
+    with _server(folder, task, shape, *short) as (place, process, _):
+        asyncio.run(waiting_clients(place, ones, CLIENTS, min(1.0, seconds)))
+        rate = min(MOST_ARRIVALS, OVERLOAD * peak)
+        beyond = asyncio.run(arrivals(place, ones, rate, seconds))
+    return Served(shape, ready, idle, single, many, arriving, beyond, (before, after))
+
+
+@contextmanager
+def _server(
+    folder: str, task: str, shape: Shape, *options: str
+) -> Iterator[tuple[tuple[str, int], int, float]]:
+    """Run `bothways serve`: its address, its process, and the seconds until it answered."""
+    words = [sys.executable, "-m", "bothways", "serve", f"model={folder}", "--task", task]
+    words += ["--port", "0", "--log", "errors", *options]
+    words += ["--workers", str(shape.workers), "--threads", str(shape.threads)]
+    start = time.perf_counter()
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            banner = process.stderr.readline()
+            address = re.search(r"http://([\d.]+):(\d+)", banner)
+            if address is None:
+                raise ResourceError(f"the server did not start: {banner.strip()}", where="serve")
+            place = (address[1], int(address[2]))
+            _await(place)
+            yield place, process.pid, time.perf_counter() - start
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+def _await(place: tuple[str, int], patience: float = 60.0) -> None:
+    until = time.monotonic() + patience
+    while True:
+        try:
+            socket.create_connection(place).close()
+            return
+        except ConnectionRefusedError as error:
+            if time.monotonic() > until:
+                raise ResourceError("the server does not answer", where="serve") from error
+            time.sleep(0.01)
+
+
+def memory(process: int) -> float:
+    """Return the resident memory of a process and those below it in MiB; NaN where unknown."""
+    try:
+        numbers = Path(f"/proc/{process}/task/{process}/children").read_text("utf8").split()
+        pages = int(Path(f"/proc/{process}/statm").read_text("utf8").split()[1])
+    except OSError:
+        return float("nan")
+    below = sum(memory(int(number)) for number in numbers)
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20 + below
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All measurements: `offline`, and each server."""
+
+    offline: Offline
+    servers: tuple[Served, ...]
+
+    @property
+    def best(self) -> Served:
+        """The server that computes most for clients with one text."""
+        return max(self.servers, key=lambda served: served.single.tokens_per_second)
+
+
+def compare_shapes(
+    folder: str,
+    predictor: Predictor,
+    texts: Many[str],
+    seconds: float,
+    progress: Progress = SILENT,
+) -> Comparison:
+    """Measure `predict`, then a server of each shape; errors as `measure`."""
+    chosen = shapes(usable_cores())
+    progress.stage("predicting in this process", total=None)
+    offline = measure_offline(predictor, texts)
+    found = []
+    for shape in chosen:
+        progress.stage(f"serving by {shape.workers} × {shape.threads} threads", total=None)
+        found.append(measure(folder, predictor, texts, shape, seconds))
+    return Comparison(offline, tuple(found))
+
+
+def row(served: Served, offline: Offline) -> Iterator[str]:
+    """Yield the cells of a server in the table of `bothways bench serve`."""
+    yield f"{served.shape.workers} × {served.shape.threads}"
+    yield f"{served.ready:.1f}"
+    idle = served.idle.seconds()
+    yield f"{percentile(idle, 50):.2f}, {percentile(idle, 99):.1f}"
+    for load in (served.single, served.many):
+        share = load.tokens_per_second / offline.tokens_per_second
+        yield f"{load.tokens_per_second:,.0f} ({share:.0%})"
+    arriving = served.arriving.seconds()
+    yield f"{percentile(arriving, 50):.1f}, {percentile(arriving, 99):.1f}"
+    kept = served.beyond.tokens_per_second / served.single.tokens_per_second
+    accepted, refused = served.beyond.seconds(), served.beyond.seconds(429)
+    yield f"{kept:.0%}, {percentile(accepted, 99):.0f}"
+    yield f"{len(refused):,} in {percentile(refused, 50):.1f}, {percentile(refused, 99):.0f}"
+    yield f"{served.memory[0]:.0f}, {served.memory[1]:.0f}"
+
+
+TITLES = (
+    "processes × threads",
+    "start s",
+    "idle ms",
+    "tokens/s, 1 text",
+    "tokens/s, 32 texts",
+    f"at {SHARE:.0%} ms",
+    "beyond: kept, ms",
+    "refused",
+    "MiB",
+)
+"""The columns of `row`; two times are the median and the 99th percentile."""

@@ -1,0 +1,206 @@
+"""The measurements of `bothways bench serve`: loads, and what is made of them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bothways.bench import serving as bench
+from bothways.bench.load import Exchanged, Load, arrivals, percentile, post, waiting_clients
+from bothways.cli import app as cli
+from bothways.core.errors import ConfigError
+from bothways.prediction import engine
+from bothways.prediction.predictor import Predictor
+from bothways.serving import batcher
+from bothways.serving.app import App, app
+from bothways.serving.limits import Limits
+from running_server import running
+from toy_folder import make_folder
+from toy_predictors import TASKS, TEXTS, predictor
+
+
+@pytest.fixture(scope="module")
+def predictors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Predictor]:
+    folder = make_folder(tmp_path_factory.mktemp("place") / "bert")
+    return {name: predictor(folder, name) for name in TASKS}
+
+
+@pytest.fixture(scope="module")
+def application(predictors: dict[str, Predictor]) -> App:
+    limits = Limits(queue_tokens=200, request_tokens=200)
+    return app(predictors["classify"], limits=limits)
+
+
+@pytest.fixture(scope="module")
+def place(application: App) -> Iterator[tuple[str, int]]:
+    with running(application) as url:
+        host, port = url.removeprefix("http://").split(":")
+        yield host, int(port)
+
+
+def counted(application: App, status: int) -> float:
+    rows = application.metrics.text().decode().splitlines()
+    wanted = [row for row in rows if f'status="{status}"' in row and "requests_total" in row]
+    return sum(float(row.split()[-1]) for row in wanted)
+
+
+def test_waiting_clients_count_every_answer(application: App, place: tuple[str, int]) -> None:
+    before = counted(application, 200)
+    requests = [post("/classify", {"inputs": text}) for text in TEXTS[:7]]
+    load = asyncio.run(waiting_clients(place, requests, 3, 0.5))
+    until = time.monotonic() + 5  # a request is counted after its answer
+    while counted(application, 200) - before < len(load.exchanges) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert counted(application, 200) - before == len(load.exchanges) == len(load.seconds()) > 3
+    lengths = {
+        len(e.sequences[0])
+        for e in application.models.named("default").task.encode(
+            application.models.named("default").examples(TEXTS[:7], application.limits)
+        )
+    }
+    assert {done.tokens for done in load.exchanges} <= lengths
+    assert load.tokens_per_second == pytest.approx(
+        sum(done.tokens for done in load.exchanges) / 0.5, rel=0.5
+    )
+
+
+def test_arrivals_do_not_wait_for_the_server(
+    application: App, place: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that stands still: requests arrive on, and their time counts from when they were due."""
+    stands = threading.Event()
+
+    def wait(*arguments: Any) -> Any:
+        assert stands.wait(20)
+        return engine.predict_sequences(*arguments)
+
+    monkeypatch.setattr(batcher, "predict_sequences", wait)
+    refused = counted(application, 429)
+
+    def go_on() -> None:  # once all requests have arrived
+        until = time.monotonic() + 15
+        while counted(application, 429) - refused < 100 - 51 and time.monotonic() < until:
+            time.sleep(0.01)
+        stands.set()
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    requests = [post("/classify", {"inputs": "good film"})]  # four tokens: 50 wait and one is begun
+    load = asyncio.run(arrivals(place, requests, 200.0, 0.5))
+    thread.join()
+    statuses = [done.status for done in load.exchanges]
+    assert (statuses.count(200), statuses.count(429)) == (51, 49)
+    assert max(load.seconds()) > 0.3  # the first waited until the last had arrived
+
+
+def test_arrivals_come_at_random_times_at_their_rate() -> None:
+    """The gaps of a Poisson process are exponential: their deviation is their mean."""
+    times: list[float] = []
+
+    async def run() -> None:
+        async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while await reader.readuntil(b"\r\n\r\n"):
+                times.append(time.perf_counter())
+                await reader.readexactly(2)
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+        server = await asyncio.start_server(note, "127.0.0.1", 0)
+        place = server.sockets[0].getsockname()[:2]
+        load = await arrivals(place, [post("/", {})], 300.0, 1.5, seed=3)
+        assert len(load.exchanges) == len(times) == 450
+        server.close()
+
+    asyncio.run(run())
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    assert statistics.mean(gaps) == pytest.approx(1 / 300, rel=0.2)
+    assert 0.7 < statistics.pstdev(gaps) / statistics.mean(gaps) < 2  # 0 for a constant rate
+
+
+def test_percentiles_and_rates() -> None:
+    assert percentile([0.001] * 99 + [1.0], 50) == pytest.approx(1.0)
+    assert math.isnan(percentile([], 50))
+    exchanges = (
+        Exchanged(200, 0.1, 11.0, 30),
+        Exchanged(429, 0.1, 19.0, 0),
+        Exchanged(200, 1.0, 12.0, 10),
+    )
+    load = Load(exchanges, 10.0)
+    assert load.tokens_per_second == 20.0
+    assert Load((), 0.0).tokens_per_second == 0.0
+
+
+def test_every_task_has_requests_that_are_answered(predictors: dict[str, Predictor]) -> None:
+    names = {kind: each for kind, each in predictors.items() if kind != "label"}
+    with running(app(names)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        for each in names.values():
+            for size in (1, 3):
+                requests = bench.requests_of(each, TEXTS[:3], size)
+                assert len(requests) == 3 // size
+                load = asyncio.run(waiting_clients((host, int(port)), requests[:1], 1, 0.001))
+                assert [done.status for done in load.exchanges] == [200]
+                assert load.exchanges[0].tokens > 0
+
+
+def test_drawn_texts_have_real_lengths(predictors: dict[str, Predictor]) -> None:
+    texts = bench.drawn_texts(predictors["classify"], 2000)
+    words = sorted(len(text.split()) for text in texts)
+    assert 11 <= words[1000] <= 13
+    assert words[100] <= 4
+    assert 40 < words[1900] < 60
+    assert texts == bench.drawn_texts(predictors["classify"], 2000)
+    offline = bench.measure_offline(predictors["answer"], texts[:20])
+    assert offline.tokens_per_second > 0
+    assert bench.measure_offline(predictors["choice"], texts[:20]).idle > 0
+
+
+def test_shapes_use_all_cores() -> None:
+    assert bench.shapes(2) == [bench.Shape(1, 2), bench.Shape(2, 1)]
+    assert [shape.workers for shape in bench.shapes(12)] == [1, 2, 3, 4, 6, 12]
+
+
+def test_the_table_names_the_best_server() -> None:
+    def load(seconds: float, status: int = 200) -> Load:
+        return Load((Exchanged(status, seconds, seconds, 100),), 0.0)
+
+    servers = tuple(
+        bench.Served(bench.Shape(n, 2 // n), 1.0, load(0.004), load(1 / n), load(1 / n),
+                     load(0.01), load(0.5), (100.0, 110.0))
+        for n in (1, 2)
+    )  # fmt: skip
+    offline = bench.Offline(400.0, 2.0)
+    assert bench.Comparison(offline, servers).best.shape.workers == 2
+    cells = list(bench.row(servers[1], offline))
+    assert len(cells) == len(bench.TITLES)
+    assert cells[:4] == ["2 × 1", "1.0", "4.00, 4.0", "200 (50%)"]
+    assert cells[7].startswith("0 in nan")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["serve"], "serve needs a model"),
+        (["small", "folder"], "only serve takes one"),
+        (["serve", "folder", "--seconds", "0"], "above 0"),
+    ],
+)
+def test_mistakes_of_the_command(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        cli(["bench", *words], result_action="return_value")
+
+
+def test_a_file_with_few_texts_is_refused(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "bert")
+    (tmp_path / "texts.txt").write_text("a\n\nb\n")
+    with pytest.raises(ConfigError, match="has 2 lines of text"):
+        cli(["bench", "serve", str(folder), "--texts", str(tmp_path / "texts.txt")],
+            result_action="return_value")  # fmt: skip
