@@ -15,7 +15,15 @@ from typing import Any
 import pytest
 
 from bothways.bench import serving as bench
-from bothways.bench.load import Exchanged, Load, arrivals, percentile, post, waiting_clients
+from bothways.bench.load import (
+    Exchanged,
+    Load,
+    arrivals,
+    due_times,
+    percentile,
+    post,
+    waiting_clients,
+)
 from bothways.cli import app as cli
 from bothways.core.errors import ConfigError
 from bothways.prediction import engine
@@ -86,9 +94,9 @@ def test_arrivals_do_not_wait_for_the_server(
     monkeypatch.setattr(batcher, "predict_sequences", wait)
     refused = counted(application, 429)
 
-    def go_on() -> None:  # once all requests have arrived
+    def go_on() -> None:  # once nearly all requests have arrived
         until = time.monotonic() + 15
-        while counted(application, 429) - refused < 100 - 51 and time.monotonic() < until:
+        while counted(application, 429) - refused < 40 and time.monotonic() < until:
             time.sleep(0.01)
         stands.set()
 
@@ -98,31 +106,19 @@ def test_arrivals_do_not_wait_for_the_server(
     load = asyncio.run(arrivals(place, requests, 200.0, 0.5))
     thread.join()
     statuses = [done.status for done in load.exchanges]
-    assert (statuses.count(200), statuses.count(429)) == (51, 49)
+    assert statuses.count(200) + statuses.count(429) == 100
+    assert statuses.count(429) >= 40  # they arrived while none was answered
     assert max(load.seconds()) > 0.3  # the first waited until the last had arrived
 
 
-def test_arrivals_come_at_random_times_at_their_rate() -> None:
+def test_arrivals_are_due_at_random_times_at_their_rate() -> None:
     """The gaps of a Poisson process are exponential: their deviation is their mean."""
-    times: list[float] = []
-
-    async def run() -> None:
-        async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            while await reader.readuntil(b"\r\n\r\n"):
-                times.append(time.perf_counter())
-                await reader.readexactly(2)
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-
-        server = await asyncio.start_server(note, "127.0.0.1", 0)
-        place = server.sockets[0].getsockname()[:2]
-        load = await arrivals(place, [post("/", {})], 300.0, 1.5, seed=3)
-        assert len(load.exchanges) == len(times) == 450
-        server.close()
-
-    asyncio.run(run())
+    times = due_times(300.0, 20.0, seed=3)
     gaps = [b - a for a, b in itertools.pairwise(times)]
-    assert statistics.mean(gaps) == pytest.approx(1 / 300, rel=0.2)
-    assert 0.7 < statistics.pstdev(gaps) / statistics.mean(gaps) < 2  # 0 for a constant rate
+    assert len(times) == 6000
+    assert statistics.mean(gaps) == pytest.approx(1 / 300, rel=0.05)
+    assert statistics.pstdev(gaps) == pytest.approx(statistics.mean(gaps), rel=0.05)
+    assert sum(gap > 1 / 300 for gap in gaps) / 5999 == pytest.approx(math.exp(-1), abs=0.02)
 
 
 def test_percentiles_and_rates() -> None:

@@ -8,6 +8,7 @@ requests queue up whether the server is ready for them or not.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import time
@@ -121,6 +122,12 @@ async def waiting_clients(
     return Load(tuple(found), start)
 
 
+def due_times(rate: float, seconds: float, seed: int = 0) -> list[float]:
+    """Return the seconds at which requests of a Poisson process are due, `rate` a second."""
+    draw, count = random.Random(seed), max(1, round(rate * seconds))
+    return list(itertools.accumulate(draw.expovariate(rate) for _ in range(count)))
+
+
 async def arrivals(
     place: tuple[str, int], requests: Many[bytes], rate: float, seconds: float, seed: int = 0
 ) -> Load:
@@ -129,9 +136,8 @@ async def arrivals(
     Connections that are free are used again, the last one first; others are opened as needed. A
     request counts from the moment at which it is due.
     """
-    draw, free, found = random.Random(seed), list[_Connection](), list[Exchanged]()
-    count = max(1, round(rate * seconds))
-    start = due = time.perf_counter()
+    free, found = list[_Connection](), list[Exchanged]()
+    start = time.perf_counter()
 
     async def one(raw: bytes, due: float) -> None:
         connection = free.pop() if free else _Connection(*place)
@@ -140,8 +146,8 @@ async def arrivals(
         free.append(connection)
 
     tasks = []
-    for number in range(count):
-        due += draw.expovariate(rate)
+    for number, after in enumerate(due_times(rate, seconds, seed)):
+        due = start + after
         if (ahead := due - time.perf_counter()) > 0:
             await asyncio.sleep(ahead)
         elif number % 16 == 0:
