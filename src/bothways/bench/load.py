@@ -39,7 +39,7 @@ class Exchanged:
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadResult:
     """What became of the requests of one load.
 
     Attributes:
@@ -106,7 +106,7 @@ def _number(head: bytes, name: bytes) -> int:
 
 async def waiting_clients(
     place: tuple[str, int], requests: Many[bytes], clients: int, seconds: float
-) -> Load:
+) -> LoadResult:
     """Ask by clients that each wait for their answer, for some seconds, the requests in turn."""
     found: list[Exchanged] = []
     start = time.perf_counter()
@@ -119,7 +119,7 @@ async def waiting_clients(
         connection.close()
 
     await asyncio.gather(*(client(number) for number in range(clients)))
-    return Load(tuple(found), start)
+    return LoadResult(tuple(found), start)
 
 
 def due_times(rate: float, seconds: float, seed: int = 0) -> list[float]:
@@ -130,7 +130,7 @@ def due_times(rate: float, seconds: float, seed: int = 0) -> list[float]:
 
 async def arrivals(
     place: tuple[str, int], requests: Many[bytes], rate: float, seconds: float, seed: int = 0
-) -> Load:
+) -> LoadResult:
     """Ask at random times, `rate` a second in the mean, whatever becomes of earlier requests.
 
     Connections that are free are used again, the last one first; others are opened as needed. A
@@ -156,4 +156,4 @@ async def arrivals(
     await asyncio.gather(*tasks)
     for connection in free:
         connection.close()
-    return Load(tuple(found), start)
+    return LoadResult(tuple(found), start)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bothways.bench.load import Load, arrivals, percentile, post, waiting_clients
+from bothways.bench.load import LoadResult, arrivals, percentile, post, waiting_clients
 from bothways.core.errors import ResourceError
 from bothways.core.progress import SILENT, Progress
 from bothways.prediction.predictor import Predictor, read_input
@@ -70,7 +70,7 @@ def input_of(predictor: Predictor, text: str) -> Any:
 
 
 def requests_of(predictor: Predictor, texts: Many[str], each: int) -> list[bytes]:
-    """Return requests of so many texts: of OpenAI's shape for vectors, else of the task's own."""
+    """Return requests of `each` texts: of OpenAI's shape for vectors, else of the task's own."""
     groups = [texts[at : at + each] for at in range(0, len(texts) - each + 1, each)]
     if predictor.task.task.name == "embed":
         more = {"encoding_format": "base64"}
@@ -112,16 +112,16 @@ def measure_offline(predictor: Predictor, texts: Many[str]) -> Offline:
 
 
 @dataclass(frozen=True)
-class Shape:
+class Division:
     """Processes and the threads of each."""
 
     workers: int
     threads: int
 
 
-def shapes(cores: int) -> list[Shape]:
+def divisions(cores: int) -> list[Division]:
     """Return the ways to divide cores among processes of equal size."""
-    return [Shape(n, cores // n) for n in range(1, cores + 1) if cores % n == 0]
+    return [Division(n, cores // n) for n in range(1, cores + 1) if cores % n == 0]
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Served:
     """What a server did.
 
     Attributes:
-        shape: its processes and threads.
+        division: its processes and threads.
         ready: seconds from its start until it answered.
         idle: one client with one text at a time.
         single, many: clients that wait, with one text a request, and with 32.
@@ -138,27 +138,27 @@ class Served:
         memory: MiB of all processes, before and after the load.
     """
 
-    shape: Shape
+    division: Division
     ready: float
-    idle: Load
-    single: Load
-    many: Load
-    arriving: Load
-    beyond: Load
+    idle: LoadResult
+    single: LoadResult
+    many: LoadResult
+    arriving: LoadResult
+    beyond: LoadResult
     memory: tuple[float, float]
 
 
 def measure(
-    folder: str, predictor: Predictor, texts: Many[str], shape: Shape, seconds: float
+    folder: str, predictor: Predictor, texts: Many[str], division: Division, seconds: float
 ) -> Served:
-    """Measure a server of a shape.
+    """Measure a server.
 
     Raises:
         ResourceError: it did not start.
     """
     ones, groups = requests_of(predictor, texts, 1), requests_of(predictor, texts, 32)
     task = predictor.task.task.name
-    with _server(folder, task, shape) as (place, process, ready):
+    with _server(folder, task, division) as (place, process, ready):
         asyncio.run(waiting_clients(place, groups, CLIENTS, min(1.0, seconds)))
         before = memory(process)
         idle = asyncio.run(waiting_clients(place, ones, 1, seconds))
@@ -168,21 +168,21 @@ def measure(
         arriving = asyncio.run(arrivals(place, ones, SHARE * peak, seconds))
         after = memory(process)
     short = ("--limit", f"queue_tokens={QUEUE}", "--limit", f"request_tokens={QUEUE}")
-    with _server(folder, task, shape, *short) as (place, process, _):
+    with _server(folder, task, division, *short) as (place, process, _):
         asyncio.run(waiting_clients(place, ones, CLIENTS, min(1.0, seconds)))
         rate = min(MOST_ARRIVALS, OVERLOAD * peak)
         beyond = asyncio.run(arrivals(place, ones, rate, seconds))
-    return Served(shape, ready, idle, single, many, arriving, beyond, (before, after))
+    return Served(division, ready, idle, single, many, arriving, beyond, (before, after))
 
 
 @contextmanager
 def _server(
-    folder: str, task: str, shape: Shape, *options: str
+    folder: str, task: str, division: Division, *options: str
 ) -> Iterator[tuple[tuple[str, int], int, float]]:
     """Run `bothways serve`: its address, its process, and the seconds until it answered."""
     words = [sys.executable, "-m", "bothways", "serve", f"model={folder}", "--task", task]
     words += ["--port", "0", "--log", "errors", *options]
-    words += ["--workers", str(shape.workers), "--threads", str(shape.threads)]
+    words += ["--workers", str(division.workers), "--threads", str(division.threads)]
     start = time.perf_counter()
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -222,7 +222,7 @@ def memory(process: int) -> float:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ServerComparison:
     """All measurements: `offline`, and each server."""
 
     offline: Offline
@@ -234,27 +234,27 @@ class Comparison:
         return max(self.servers, key=lambda served: served.single.tokens_per_second)
 
 
-def compare_shapes(
+def compare_divisions(
     folder: str,
     predictor: Predictor,
     texts: Many[str],
     seconds: float,
     progress: Progress = SILENT,
-) -> Comparison:
-    """Measure `predict`, then a server of each shape; errors as `measure`."""
-    chosen = shapes(usable_cores())
+) -> ServerComparison:
+    """Measure `predict`, then a server of each division; errors as `measure`."""
+    chosen = divisions(usable_cores())
     progress.stage("predicting in this process", total=None)
     offline = measure_offline(predictor, texts)
     found = []
-    for shape in chosen:
-        progress.stage(f"serving by {shape.workers} × {shape.threads} threads", total=None)
-        found.append(measure(folder, predictor, texts, shape, seconds))
-    return Comparison(offline, tuple(found))
+    for division in chosen:
+        progress.stage(f"serving by {division.workers} × {division.threads} threads", total=None)
+        found.append(measure(folder, predictor, texts, division, seconds))
+    return ServerComparison(offline, tuple(found))
 
 
 def row(served: Served, offline: Offline) -> Iterator[str]:
     """Yield the cells of a server in the table of `bothways bench serve`."""
-    yield f"{served.shape.workers} × {served.shape.threads}"
+    yield f"{served.division.workers} × {served.division.threads}"
     yield f"{served.ready:.1f}"
     idle = served.idle.seconds()
     yield f"{percentile(idle, 50):.2f}, {percentile(idle, 99):.1f}"

@@ -105,7 +105,7 @@ def _serve(model: str, task: str | None, file: Path | None, seconds: float) -> N
     from bothways.core.errors import ConfigError, require
 
     require("serve", "bothways bench serve", "uvicorn", "httptools", "orjson", "prometheus_client")
-    from bothways.bench.serving import TITLES, compare_shapes, drawn_texts, row
+    from bothways.bench.serving import TITLES, compare_divisions, drawn_texts, row
     from bothways.commands.progress import terminal_progress
     from bothways.core.terminal import show_lines
     from bothways.data.text_io import read_lines
@@ -123,13 +123,13 @@ def _serve(model: str, task: str | None, file: Path | None, seconds: float) -> N
     predictor = open_task(model, task, batch_invariant=True)
     lines = lines[:20_000] or drawn_texts(predictor, 2000)
     with terminal_progress() as progress:
-        found = compare_shapes(model, predictor, lines, seconds, progress)
+        found = compare_divisions(model, predictor, lines, seconds, progress)
     table = Table()
     for title in TITLES:
         table.add_column(title, justify="right")
     for served in found.servers:
         table.add_row(*row(served, found.offline))
-    console, offline, best = Console(), found.offline, found.best.shape
+    console, offline, best = Console(), found.offline, found.best.division
     show_lines(console, titled(f"bothways serve {model}", table))
     console.print(
         f"in one process: {offline.tokens_per_second:,.0f} tokens/s, "
