@@ -96,7 +96,8 @@ def measure(places: dict[str, tuple[int, int]], texts: list[str], given: Any) ->
                 )
                 took = time.perf_counter() - start
                 used = processor_seconds(process) - used
-                assert {done.status for done in load.exchanges} == {200}
+                if wrong := {done.status for done in load.exchanges} - {200}:
+                    raise SystemExit(f"{name} answered with {wrong}")
                 # Requests are asked in turn.
                 done = sum(sizes[n % len(sizes)] for n in range(len(load.exchanges)))
                 clock[name].append(done / took)
