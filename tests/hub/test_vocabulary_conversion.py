@@ -130,6 +130,7 @@ def test_mistakes(tmp_path: Path) -> None:
     old = folder_of(tmp_path / "old")
     for words, error, message in (
         (["the"], TokenizerError, "the vocabulary has all 1 words"),
+        ([], TokenizerError, "w.txt: there is no word"),
         (["new york"], ConfigError, "several words on a line: 'new york'"),
     ):
         with pytest.raises(error, match=message):

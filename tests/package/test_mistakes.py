@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 import sys
 from pathlib import Path
 
@@ -139,3 +140,20 @@ def test_the_home_folder_is_found_where_the_shell_leaves_it_to_us(
     monkeypatch.setattr(sys, "argv", ["bothways", word, "--text=a~/b", "~"])
     cli.main()
     assert given == [path, "--text=a~/b", "~"]
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "99999999"])
+def test_a_port_is_a_number_of_16_bits(port: str) -> None:
+    with pytest.raises(BothwaysError, match=rf"^port: must be from 0 to 65535, not {port}\n"):
+        cli.app(["serve", "bert", f"--port={port}"], result_action="return_value")
+
+
+def test_a_port_in_use_is_one_message() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            BothwaysError, match=rf"^127\.0\.0\.1:{port}: cannot be listened on: Addr"
+        ):
+            cli.app(["serve", "bert", f"--port={port}"], result_action="return_value")

@@ -152,6 +152,17 @@ def test_mistakes(tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str]) -
         bothways.adapt(model, texts["domain"], tmp_path / "no", replay_share=1.0)
     with pytest.raises(BothwaysError, match="nowhere"):
         bothways.adapt(model, "nowhere.txt", tmp_path / "no", until="2 steps")
+    with pytest.raises(ConfigError, match="held_out"):
+        bothways.adapt(model, texts["domain"], tmp_path / "no", until="2 steps", held_out=2.0)
+    one = tmp_path / "one.txt"
+    one.write_text("The cat sleeps.\n")
+    with pytest.raises(BothwaysError):  # after its corpus is built
+        bothways.adapt(model, one, tmp_path / "no", until="2 steps", length=16)
+    assert not (tmp_path / "no").exists()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BothwaysError, match="nowhere"):
+        bothways.adapt(model, "nowhere.txt", tmp_path / "empty", until="2 steps")
+    assert list((tmp_path / "empty").iterdir()) == []
 
 
 def test_words_are_worth_adding_only_where_they_save_tokens(tokenizer: Tokenizer) -> None:

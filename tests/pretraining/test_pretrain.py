@@ -405,6 +405,23 @@ def test_a_metric_that_is_never_evaluated_is_named_before_the_first_step(
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+def test_names_of_metrics_cost_nothing_where_none_is_looked_for(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class StepDone(Exception):
+        pass
+
+    def evaluate(*_: object) -> None:
+        raise AssertionError("an evaluation before the first step")
+
+    def stop(_: object) -> None:
+        raise StepDone
+
+    monkeypatch.setattr(HeldOut, "_scores", evaluate)
+    with pytest.raises(StepDone):
+        pretrain(settings(corpus, 2), corpus, on_event=stop)
+
+
 def test_settings_are_noted_by_a_resumed_run_that_has_no_checkpoint_yet(
     corpus: Corpus, tmp_path: Path
 ) -> None:

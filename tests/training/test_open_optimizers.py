@@ -116,6 +116,37 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in learner.state_dict().items())
 
 
+class WithoutRate(torch.optim.Optimizer):
+    """An optimizer whose groups have no rate."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Any = None) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (torch.optim.LBFGS, "LBFGS does not make a step of one dense gradient and a rate"),
+        (
+            torch.optim.SparseAdam,
+            "SparseAdam does not make a step of one dense gradient and a rate",
+        ),
+        (WithoutRate, "WithoutRate does not make a step of one dense gradient and a rate"),
+        (
+            functools.partial(torch.optim.SGD, speed=1),
+            "cannot make an optimizer of groups: .*'speed'",
+        ),
+        (lambda groups: groups, "must make an optimizer of torch, not a list"),
+    ],
+)
+def test_an_optimizer_that_cannot_train_here_is_one_message(factory: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^training\.optimizer: {message}\n  Give a function"):
+        build_optimizer(factory, toy().named_parameters())
+
+
 def test_a_function_has_a_name_in_the_record() -> None:
     training = dataclasses.replace(TRAINING, optimizer=torch.optim.SGD)
     assert configs.to_dict(training)["optimizer"] == "torch.optim.sgd.SGD"

@@ -86,7 +86,6 @@ def evaluate(  # noqa: PLR0913 – one option per question
     from bothways.prediction.int8_report import MAX_LOSS
     from bothways.prediction.pair_suite import open_pairs
     from bothways.prediction.predictor import Predictor, open_task
-    from bothways.tasks.sentence_embedding.task import Embedder
 
     if blimp is not None:
         # There is no FILE: all that is left are settings.
@@ -98,8 +97,8 @@ def evaluate(  # noqa: PLR0913 – one option per question
     if file is None:
         fix = "Give a file, the folder of a corpus, or --blimp DIR."
         raise ConfigError("there is no data to evaluate on", where="file", fix=fix)
+    say_kernels(device)
     if Path(file, "manifest.json").is_file():
-        say_kernels(device)
         _evaluate_on_corpus(folder, file, length, json, device)
         return
     if report is not None:
@@ -108,19 +107,11 @@ def evaluate(  # noqa: PLR0913 – one option per question
         what = f"limits the loss of int8, and the precision is {precision}"
         fix = "Add --precision int8, or leave --limit out."
         raise ConfigError(what, where="limit", fix=fix)
-    say_kernels(device)
+    common: Any = {"length": length, "device": device, "runtime": runtime, "settings": settings}
 
     def open_in(precision: PredictPrecision) -> Predictor:
         """Open the model for a precision."""
-        return open_task(
-            folder,
-            task,
-            length=length,
-            device=device,
-            precision=precision,
-            runtime=runtime,
-            settings=settings,
-        )
+        return open_task(folder, task, precision=precision, **common)
 
     data = _Data(folder, file, {"text": text, "text_b": text_b, "label": label}, json)
     if precision == "int8":
@@ -131,6 +122,13 @@ def evaluate(  # noqa: PLR0913 – one option per question
     if task is None and name == "embed":
         note = f"note: {folder} is a sentence encoder and is scored as {name}; --task changes that"
         print(note, file=sys.stderr)
+    _score(predictor, data, report)
+
+
+def _score(predictor: Predictor, data: _Data, report: Path | None) -> None:
+    """Print the metrics; with a report, analyse each answer; of a sentence encoder, all layers."""
+    from bothways.tasks.sentence_embedding.task import Embedder
+
     if report is not None:
         data.show(metrics := _analyse(predictor, data, report), {"value": metrics})
     elif isinstance(predictor.task, Embedder):

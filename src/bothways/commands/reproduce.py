@@ -155,7 +155,7 @@ def pretraining(  # noqa: PLR0913 – one option per question
     tasks: str | None = None,
     seeds: int | None = None,
     limit: int | None = None,
-    finetuning: Annotated[list[str], Parameter(consume_multiple=True, negative=())] = [],  # noqa: B006
+    finetuning: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
     dry_run: bool = False,
     device: Device = "auto",
 ) -> None:
@@ -211,7 +211,7 @@ def pretraining(  # noqa: PLR0913 – one option per question
     request = TableRequest(
         table, tuple(text), data, out, scale or usual,
         None if budget is None else duration(budget),
-        _names(tasks), _names(cells), seeds, limit, overrides, tuple(finetuning),
+        _names(tasks), _names(cells), seeds, limit, overrides, finetuning,
     )  # fmt: skip
     console = error_console()
     with keeping(out, console), terminal_progress(console) as progress:

@@ -9,6 +9,9 @@ from cyclopts import Parameter
 
 from bothways.commands.options import Device, Precision
 
+LAST_PORT = 65535
+"""A port is a number of 16 bits."""
+
 
 def serve(  # noqa: PLR0913 – one option per question
     *models: str,
@@ -83,7 +86,7 @@ def serve(  # noqa: PLR0913 – one option per question
 
     from bothways.core.config import reader as configs
     from bothways.core.config.checks import require_at_least
-    from bothways.core.errors import ConfigError, require
+    from bothways.core.errors import require
     from bothways.core.terminal import listed
 
     require_at_least(1, workers=workers, threads=threads or 1)
@@ -103,10 +106,7 @@ def serve(  # noqa: PLR0913 – one option per question
     variable = os.environ.get("BOTHWAYS_API_KEY", "").split()
     keys = variable if api_key_file is None else read_keys(api_key_file)
     local = host in ("127.0.0.1", "localhost", "::1")
-    if not (local or keys or no_auth):
-        what = f"{host} can be reached from the network, and there is no key"
-        fix = "Give keys (--api-key-file FILE), or say --no-auth."
-        raise ConfigError(what, where="host", fix=fix)
+    check_address(host, port, open_to_all=not (local or keys or no_auth))
     hosts = [name.lower() for name in allow_host] or (list(LOOPBACK) if local else None)
     deployment = Deployment(
         folders,
@@ -140,6 +140,19 @@ def serve(  # noqa: PLR0913 – one option per question
         seconds = time.perf_counter() - start
         print(f"serving {names} on {url_of(bound)}, loaded in {seconds:.1f} s", file=sys.stderr)
         run(application, bound, deployment)
+
+
+def check_address(host: str, port: int, *, open_to_all: bool) -> None:
+    """Refuse a port that is none, and an address that is open to all."""
+    from bothways.core.errors import ConfigError
+
+    if not 0 <= port <= LAST_PORT:
+        what = f"must be from 0 to {LAST_PORT}, not {port}"
+        raise ConfigError(what, where="port", fix="0 takes any port that is free.")
+    if open_to_all:
+        what = f"{host} can be reached from the network, and there is no key"
+        fix = "Give keys (--api-key-file FILE), or say --no-auth."
+        raise ConfigError(what, where="host", fix=fix)
 
 
 def named_models(models: tuple[str, ...]) -> dict[str, tuple[str, str | None]]:

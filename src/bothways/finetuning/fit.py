@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
@@ -148,11 +149,6 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     history: list[tuple[float, Metrics]] = []
     losses: list[float] = []
 
-    def evaluate(progress: Progress) -> Metrics:
-        """Score the dev data; return the metrics by their names in the records of a run."""
-        scores = score(task, data, method.own_metrics, progress=progress)
-        return {f"dev/{name}": value for name, value in scores.items()}
-
     def note(event: Event) -> None:
         """Note losses and evaluations, and pass the event on."""
         losses.extend(training_losses(event))
@@ -170,7 +166,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
             training,
             plan,
             store,
-            evaluation=evaluate if data.dev else None,
+            evaluation=functools.partial(_dev_metrics, task, data, method) if data.dev else None,
             peak=peak,
             rules=rules(method.stability, task.model, fresh),
             progress=progress,
@@ -189,6 +185,14 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     task.eval()
     metrics, failure = conclude(task, data, method, state.steps, losses, progress)
     return dataclasses.replace(done, metrics=metrics, failure=failure)
+
+
+def _dev_metrics(
+    task: TaskLearner[Any, Any], data: LabelledData, method: FinetuneSettings, progress: Progress
+) -> Metrics:
+    """Score the dev data; return the metrics by their names in the records of a run."""
+    scores = score(task, data, method.own_metrics, progress=progress)
+    return {f"dev/{name}": value for name, value in scores.items()}
 
 
 def training_of(method: FinetuneSettings, data: LabelledData) -> Training:

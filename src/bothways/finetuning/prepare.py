@@ -166,12 +166,7 @@ def make_ready(
     dev: Rows | None = None,
 ) -> PreparedRun:
     """Read model and data, check all that could fail later; arguments and errors as `finetune`."""
-    rows: dict[str, Rows] = {"train": settings.train if train is None else train}
-    if settings.dev is not None:
-        rows["dev"] = settings.dev if dev is None else dev
-    definition, examples = settings.task, dict[str, list[Any]]()
-    for name, each in rows.items():
-        examples[name], definition = _examples(each, definition, name, progress)
+    definition, examples = _labelled(settings, train, dev, progress)
     first = examples["train"]
     progress.stage("reading the model")
     base = digest_of_model(settings.model)
@@ -187,8 +182,7 @@ def make_ready(
         model.config.max_positions,
         progress,
     )
-    if settings.teacher is not None and settings.teacher.unlabelled is not None:
-        source = settings.teacher.unlabelled
+    if source := settings.teacher and settings.teacher.unlabelled:
         more, _ = _examples(source, definition, "unlabelled", progress, labelled=False)
         examples["unlabelled"] = more
         encoded = definition.encode(more, tokenizer, data.labels, data.length)
@@ -220,9 +214,22 @@ def make_ready(
     training = training_of(settings, data)
     if (time := forecast(task, data, settings, training, folder, progress)) is not None:
         findings.append(time)
-    named = {**vars(settings), "unlabelled": settings.teacher and settings.teacher.unlabelled}
+    named = {**vars(settings), "unlabelled": source}
     sources = {name: _source(named[name], each, progress) for name, each in examples.items()}
     return PreparedRun(settings, task, data, sources, base, fresh, tuple(findings))
+
+
+def _labelled(
+    settings: FinetuneConfig, train: Rows | None, dev: Rows | None, progress: Progress
+) -> tuple[Trainable, dict[str, list[Any]]]:
+    """Read training and dev data, given or named by settings; return the task and the examples."""
+    rows: dict[str, Rows] = {"train": settings.train if train is None else train}
+    if settings.dev is not None:
+        rows["dev"] = settings.dev if dev is None else dev
+    definition, examples = settings.task, dict[str, list[Any]]()
+    for name, each in rows.items():
+        examples[name], definition = _examples(each, definition, name, progress)
+    return definition, examples
 
 
 def fingerprints(task: Trainable, sources: Mapping[str, str]) -> dict[str, str]:

@@ -35,7 +35,7 @@ from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.progress import SILENT, Progress
 from bothways.core.sequence import Sequence
-from bothways.core.targets import ChoiceTargets, Targets
+from bothways.core.targets import ChoiceTargets, Targets, TokenTargets
 from bothways.data.loader import in_batches
 from bothways.finetuning.data import LabelledData
 from bothways.hub.provenance import digest_of_model
@@ -328,10 +328,9 @@ def _rows(sequences: Many[Sequence], scale: Scale) -> list[int]:
         case "labels" | "number":
             return [1] * len(sequences)
         case "classes":
-            return [
-                len(each.targets["tag"].index) if "tag" in each.targets else 1  # type: ignore[attr-defined]
-                for each in sequences
-            ]
+            # Tags have a row for each word.
+            tags = [each.targets.get("tag") for each in sequences]
+            return [len(tag.index) if isinstance(tag, TokenTargets) else 1 for tag in tags]
         case "choices":
             return [len(each.parts) for each in sequences]
         case "span":

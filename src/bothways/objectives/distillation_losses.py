@@ -52,8 +52,8 @@ def soft_divergence(
         logits: z, of the student.
         target: t, of the teacher; it gets no gradient.
     """
-    result: Tensor = _SoftDivergence.apply(logits, target, weight, temperature)  # type: ignore[no-untyped-call]
-    return result
+    apply: Callable[..., Tensor] = _SoftDivergence.apply
+    return apply(logits, target, weight, temperature)
 
 
 class _SoftDivergence(torch.autograd.Function):
@@ -125,8 +125,8 @@ def compare_pairs(
         student: left and right vectors.
         teacher: the same, of any width d; they get no gradient.
     """
-    result: Tensor = _PairLoss.apply(compare, layout, weight, *student, *teacher)  # type: ignore[no-untyped-call]
-    return result
+    apply: Callable[..., Tensor] = _PairLoss.apply
+    return apply(compare, layout, weight, *student, *teacher)
 
 
 class _PairLoss(torch.autograd.Function):

@@ -26,19 +26,14 @@ from torch.utils.checkpoint import checkpoint
 from bothways.core.batch import Batch
 from bothways.core.loss import Loss
 from bothways.core.targets import TokenTargets
-from bothways.data.full_sentences import FullSentences
-from bothways.data.masking import Masking, Vocabulary
+from bothways.data.masking import Vocabulary
 from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.heads import Head, MaskedHead, ReplacedHead
 from bothways.model.model import Model
 from bothways.objectives.replaced_tokens import (
     GeneratorObjective,
-    Judged,
-    Narrower,
     ReplacedTokensLearner,
     Replacements,
-    Shallower,
-    Sharing,
 )
 from bothways.runtime.tuning import TUNING
 
@@ -47,22 +42,9 @@ from bothways.runtime.tuning import TUNING
 class ReplacedLM(GeneratorObjective):
     """Masked LM by a generator, and prediction of the original tokens from what it made of them.
 
-    Attributes:
-        generator: the shape of the generator.
-        sharing: how the embedding of the model depends on the generator's.
-        replaced: the factor of the model's loss.
-        temperature: of the softmax from which replacements are drawn.
-        judged: the tokens that the model predicts: "masked" is "Replace MLM", "all" is
-            "All-Tokens MLM".
+    With `judged="masked"` it is "Replace MLM" of the paper, with "all" "All-Tokens MLM".
     """
 
-    segments: FullSentences = FullSentences()
-    masking: Masking = Masking(0.15, mask=1.0, random=0.0)
-    generator: Narrower | Shallower = Narrower()
-    sharing: Sharing = "shared"
-    replaced: float = 1.0
-    temperature: float = 1.0
-    judged: Judged = "all"
     kind: Literal["replaced_lm"] = "replaced_lm"
 
     @property

@@ -122,17 +122,25 @@ Judged = Literal["all", "masked"]
 """The tokens that the second network learns from: all, or those that the generator replaced."""
 
 
+@dataclass(frozen=True)
 class GeneratorObjective(MaskedObjective):
     """Base class of objectives whose generator replaces masked tokens for a second network.
 
-    They add the fields `generator`, `sharing`, `replaced`, `temperature` and `judged`.
+    Attributes:
+        generator: the shape of the generator.
+        sharing: how the embedding of the second network depends on the generator's.
+        replaced: the factor of the second network's loss.
+        temperature: of the softmax from which replacements are drawn.
+        judged: the tokens that the second network learns from.
     """
 
-    generator: Narrower | Shallower
-    sharing: Sharing
-    replaced: float
-    temperature: float
-    judged: Judged
+    segments: FullSentences = FullSentences()
+    masking: Masking = Masking(0.15, mask=1.0, random=0.0)
+    generator: Narrower | Shallower = Narrower()
+    sharing: Sharing = "shared"
+    replaced: float = 1.0
+    temperature: float = 1.0
+    judged: Judged = "all"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -195,21 +203,10 @@ class GeneratorObjective(MaskedObjective):
 class ReplacedTokens(GeneratorObjective):
     """Masked LM by a generator, and detection of the tokens that it replaced, as ELECTRA.
 
-    Attributes:
-        generator: the shape of the generator.
-        sharing: how the discriminator's embedding depends on the generator's.
-        replaced: the factor of the discriminator's loss.
-        temperature: of the softmax from which replacements are drawn.
-        judged: the tokens that the discriminator judges; "masked" is "ELECTRA 15 %" of the paper.
+    With `judged="masked"` it is "ELECTRA 15 %" of the paper.
     """
 
-    segments: FullSentences = FullSentences()
-    masking: Masking = Masking(0.15, mask=1.0, random=0.0)
-    generator: Narrower | Shallower = Narrower()
-    sharing: Sharing = "shared"
     replaced: float = 50.0
-    temperature: float = 1.0
-    judged: Judged = "all"
     kind: Literal["replaced_tokens"] = "replaced_tokens"
 
     @property

@@ -7,8 +7,11 @@ tokens it is 5e-5 here. General text among that of the domain (replay) limits fo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import json
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +22,13 @@ import torch
 
 from bothways.core.atomic_files import replace_file
 from bothways.core.config import reader as configs
-from bothways.core.errors import ConfigError, installed
+from bothways.core.errors import (
+    ConfigError,
+    DataError,
+    FolderError,
+    TokenizerError,
+    installed,
+)
 from bothways.core.json_reader import read_object
 from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Part, Progress
@@ -51,6 +60,7 @@ from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.pretraining.vocabulary_fit import VocabularyFit, vocabulary_fit
 from bothways.runtime.devices import choose_device
 from bothways.text.tokenizer import Tokenizer
+from bothways.training.checkpoint import latest
 from bothways.training.durations import Tokens, duration, part_of
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Single, plan_here
@@ -146,44 +156,35 @@ def adapt(  # noqa: PLR0913 – one option per question
             generator), or there are several processes.
         BothwaysError: as `pretrain` and `build_corpus`.
     """
-    if not 0 <= replay_share < 1:
-        what = f"must be at least 0 and below 1, not {replay_share:g}"
-        raise ConfigError(what, where="replay_share", fix="0.1 reads general text in a tenth.")
-    if plan_here().world > 1:
-        fix = (
-            "Build the corpus with the model's tokenizer, and run bothways pretrain --start MODEL."
-        )
-        raise ConfigError("adapt runs in one process, not under torchrun", where="adapt", fix=fix)
+    _check(replay_share)
     source = str(resolve(resolve_run(str(model))))
     loaded = load_model(source)
     objective, fresh = _objective_of(loaded, source)
     tokenizer, given, general = loaded.tokenizer(), list(texts), list(replay)
-    with run_folder(out, resume=resume):
-        pass
-    corpora = {DOMAIN: _corpus(given, tokenizer, out / "corpora" / DOMAIN, DOMAIN, progress)}
-    if general:
-        corpora[GENERAL] = _corpus(general, tokenizer, out / "corpora" / GENERAL, GENERAL, progress)
-    mixed = bool(general) and replay_share > 0
-    settings = _settings(source, objective, corpora, replay_share if mixed else 0.0, length, until)
-    settings = configs.load(PretrainConfig, base=settings, overrides=overrides)
-    start = settings
-    if fresh:
-        head = out / "head"
-        if not (head / "model" / "config.json").is_file():
-            _train_head(settings, corpora[DOMAIN], head, resume, device, Part(progress, "new head"))
-        if not (head / "model" / "config.json").is_file():
-            raise KeyboardInterrupt  # the run of the head was interrupted, and saved
-        start = dataclasses.replace(settings, start=str(head / "model"))
-    before = _measured(out / BEFORE, start, corpora, device, Part(progress, "before"))
-    progress.stage("comparing vocabularies")
-    fit = vocabulary_fit(
-        tokenizer, _texts(given, corpora[DOMAIN]), _texts(general, corpora.get(GENERAL))
-    )
-    if fit.words:
-        lines = "".join(f"{word.word}\n" for word in fit.words)
-        replace_file(out / WORDS, lambda file: file.write_text(lines, encoding="utf8"))
-    trained: Any = corpora if mixed else corpora[DOMAIN]
-    done = pretrain(start, trained, out, resume=resume, device=device, progress=progress)
+    share = replay_share if general else 0.0
+    settings_for = functools.partial(_settings, source, objective, share, length, until, overrides)
+    settings_for(1)  # refuses wrong settings before corpora are built
+    with _nothing_left(out):
+        with run_folder(out, resume=resume):
+            pass
+        corpora = {DOMAIN: _corpus(given, tokenizer, out, DOMAIN, progress)}
+        if general:
+            corpora[GENERAL] = _corpus(general, tokenizer, out, GENERAL, progress)
+        start = settings_for(corpora[DOMAIN].manifest.counts.tokens)
+        if fresh:
+            part = Part(progress, "new head")
+            head = _train_head(start, corpora[DOMAIN], out / "head", resume, device, part)
+            start = dataclasses.replace(start, start=str(head))
+        before = _measured(out / BEFORE, start, corpora, device, Part(progress, "before"))
+        progress.stage("comparing vocabularies")
+        fit = vocabulary_fit(
+            tokenizer, _texts(given, corpora[DOMAIN]), _texts(general, corpora.get(GENERAL))
+        )
+        if fit.words:
+            lines = "".join(f"{word.word}\n" for word in fit.words)
+            replace_file(out / WORDS, lambda file: file.write_text(lines, encoding="utf8"))
+        trained: Any = corpora if share else corpora[DOMAIN]
+        done = pretrain(start, trained, out, resume=resume, device=device, progress=progress)
     if done.folder is None:
         return Adaptation(done, before, {}, fit, fresh)
     after = scores_of(
@@ -194,6 +195,31 @@ def adapt(  # noqa: PLR0913 – one option per question
         where = choose_device(device)
         write_adapt_page(out / "report.html", start, done, (before, after), fit, fresh, where)
     return result
+
+
+def _check(replay_share: float) -> None:
+    """Refuse a share that is none, and several processes."""
+    if not 0 <= replay_share < 1:
+        what = f"must be at least 0 and below 1, not {replay_share:g}"
+        raise ConfigError(what, where="replay_share", fix="0.1 reads general text in a tenth.")
+    if plan_here().world > 1:
+        fix = (
+            "Build the corpus with the model's tokenizer, and run bothways pretrain --start MODEL."
+        )
+        raise ConfigError("adapt runs in one process, not under torchrun", where="adapt", fix=fix)
+
+
+@contextlib.contextmanager
+def _nothing_left(out: Path) -> Iterator[None]:
+    """Remove what a refused run has written, if there was nothing before and no update was made."""
+    new, empty = not out.exists(), not out.exists() or not any(out.iterdir())
+    try:
+        yield
+    except (ConfigError, DataError, FolderError, TokenizerError):
+        if empty and latest(out) is None and latest(out / "head") is None:
+            for place in [out] if new else list(out.iterdir()):
+                shutil.rmtree(place) if place.is_dir() else place.unlink()
+        raise
 
 
 def _objective_of(loaded: LoadedModel, source: str) -> tuple[Objective, bool]:
@@ -249,16 +275,17 @@ def _training(until: Any, lr: float = 5e-5) -> Training:
 def _settings(
     source: str,
     objective: Objective,
-    corpora: Mapping[str, Corpus],
     share: float,
     length: int,
     until: str | None,
+    overrides: Any,
+    tokens: int,
 ) -> PretrainConfig:
-    """Return the settings of the run."""
+    """Return the settings of the run on a domain of so many tokens."""
     encoder, batch = start_encoder(source), TokenBudget(8192)
-    tokens = corpora[DOMAIN].manifest.counts.tokens / (1 - share)
-    end = duration(until) if until else Tokens(round(max(tokens, LEAST_STEPS * batch.n)))
-    return PretrainConfig(
+    least = max(tokens / (1 - share), LEAST_STEPS * batch.n)
+    end = duration(until) if until else Tokens(round(least))
+    base = PretrainConfig(
         encoder,
         _training(end),
         objective,
@@ -269,10 +296,11 @@ def _settings(
         mixture=ByWeight({DOMAIN: 1 - share, GENERAL: share}) if share else None,
         start=source,
     )
+    return configs.load(PretrainConfig, base=base, overrides=overrides)
 
 
 def _corpus(
-    given: list[str], tokenizer: Tokenizer, folder: Path, name: str, progress: Progress
+    given: list[str], tokenizer: Tokenizer, out: Path, name: str, progress: Progress
 ) -> Corpus:
     """Return the corpus of texts, built once, or the corpus that is given."""
     if len(given) == 1 and (Path(given[0]) / MANIFEST).is_file():
@@ -281,6 +309,7 @@ def _corpus(
             what = f"the corpus {given[0]} was built with another vocabulary than the model's"
             raise ConfigError(what, where=name, fix="Give the text itself.")
         return corpus
+    folder = out / "corpora" / name
     folder.parent.mkdir(parents=True, exist_ok=True)
     return build_corpus(read_documents(given), tokenizer, folder, progress=Part(progress, name))
 
@@ -304,8 +333,15 @@ def _train_head(
     resume: bool,
     device: str,
     progress: Progress,
-) -> None:
-    """Train a new head that predicts tokens, with the encoder frozen."""
+) -> Path:
+    """Train a new head that predicts tokens, with the encoder frozen; return the model folder.
+
+    Raises:
+        KeyboardInterrupt: the run was interrupted, and saved.
+    """
+    model = folder / "model"
+    if (model / "config.json").is_file():
+        return model
     until = part_of(settings.training.end, HEAD_SHARE)
     if not isinstance(settings.objective, MaskedLM):
         what = f"the model has no head for {settings.objective.kind!r}, and none can be started"
@@ -320,6 +356,9 @@ def _train_head(
         fresh=("masked",),
     )
     pretrain(first, corpus, folder, resume=resume, device=device, progress=progress)
+    if not (model / "config.json").is_file():
+        raise KeyboardInterrupt
+    return model
 
 
 def _measured(

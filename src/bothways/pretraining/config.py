@@ -66,8 +66,8 @@ class PretrainConfig:
             whatever is trained on, since losses under different masks do not compare.
         data_copies: after how many epochs segments and masks repeat (Google's dupe_factor); none
             if never.
-        mixture: how often each of several corpora is read; None for one corpus, and for smoothed
-            with several.
+        mixture: how often each of several corpora is read. None is for one corpus; several are then
+            read in smoothed shares.
         sharding: how the ranks of a run share one model; none: each has the whole model; auto: they
             share it only if the memory of one does not suffice. It changes no update.
         seed: of weights, data and dropout.

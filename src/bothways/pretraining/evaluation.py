@@ -84,9 +84,9 @@ class HeldOut:
         """Return mean losses and accuracies; equal on all ranks."""
         return self._scores(track(self._steps, progress, "evaluating"))
 
-    def names(self) -> list[str]:
-        """Return the names of the metrics, from a first step."""
-        return list(self.named(self._scores(self._steps[:1])) | self.baselines)
+    def names(self) -> Iterator[str]:
+        """Yield the names of the metrics, from a first step, which the first name costs."""
+        yield from self.named(self._scores(self._steps[:1])) | self.baselines
 
     def _scores(self, steps: Iterable[TrainingStep]) -> EvaluationScores:
         precision = self._settings.training.precision
@@ -178,10 +178,10 @@ class MixedHeldOut:
         total = next(iter(self._parts.values())).named(whole)
         return total | self._by_corpus(named) | self._baselines
 
-    def names(self) -> list[str]:
-        """Return the names of the metrics, from a first step of each corpus."""
+    def names(self) -> Iterator[str]:
+        """Yield the names of the metrics, from a first step of each corpus."""
         tables = {name: dict.fromkeys(part.names(), 0.0) for name, part in self._parts.items()}
-        return list({**self._mean(tables), **self._by_corpus(tables)})
+        yield from {**self._mean(tables), **self._by_corpus(tables)}
 
     def _mean(self, tables: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         """Return the weighted mean of what all tables have."""

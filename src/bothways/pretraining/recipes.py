@@ -32,9 +32,9 @@ from bothways.objectives.span_boundary import MaskedLMSpanBoundary
 from bothways.pretraining.build import start_encoder
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.training.durations import Duration, Epochs, Hours, Steps
-from bothways.training.optimizers import AdamW, BertAdam, Lamb
+from bothways.training.optimizers import AdamW, BertAdam, Lamb, OptimizerConfig
 from bothways.training.run import Training
-from bothways.training.schedules import GoogleLinear, Linear
+from bothways.training.schedules import GoogleLinear, Linear, Schedule
 
 
 def paper(encoder: ModelConfig) -> PretrainConfig:
@@ -61,13 +61,26 @@ def paper(encoder: ModelConfig) -> PretrainConfig:
 
 def _google_training(rate: float) -> Training:
     """Return the training of Google's code: a million updates, the first 10,000 as warm-up."""
+    optimizer = BertAdam(lr=rate, betas=(0.9, 0.999), eps=1e-6, decay=0.01)
+    return _long_training(Steps(1_000_000), optimizer, GoogleLinear(Steps(10_000)))
+
+
+def _long_training(
+    until: Duration,
+    optimizer: OptimizerConfig,
+    schedule: Schedule,
+    clip_norm: float | None = 1.0,
+) -> Training:
+    """Return a training of many updates, with few records."""
+    every = Steps(10_000)
     return Training(
-        until=Steps(1_000_000),
-        optimizer=BertAdam(lr=rate, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
-        schedule=GoogleLinear(Steps(10_000)),
+        until,
+        optimizer,
+        schedule,
+        clip_norm=clip_norm,
         report=Steps(100),
-        evaluate=Steps(10_000),
-        save=Steps(10_000),
+        evaluate=every,
+        save=every,
     )
 
 
@@ -115,12 +128,10 @@ def short(encoder: ModelConfig) -> PretrainConfig:
     return dataclasses.replace(
         usual,
         objective=with_masking(usual.objective, Masking(0.4)),
-        training=Training(
+        training=dataclasses.replace(
+            usual.training,
             until=Hours(5 / 60),
             optimizer=AdamW(lr=1e-3, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
-            schedule=Linear(0.06),
-            evaluate=Steps(1000),
-            save=Steps(1000),
         ),
         phases=(
             PretrainPhase(16, 0.5, FullSentences() if masked else None),
@@ -168,14 +179,11 @@ def roberta(encoder: ModelConfig) -> PretrainConfig:
     """
     return PretrainConfig(
         encoder=encoder,
-        training=Training(
-            until=Steps(500_000),
-            optimizer=AdamW(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
-            schedule=Linear(Steps(24_000)),
+        training=_long_training(
+            Steps(500_000),
+            AdamW(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
+            Linear(Steps(24_000)),
             clip_norm=None,
-            report=Steps(100),
-            evaluate=Steps(10_000),
-            save=Steps(10_000),
         ),
         objective=MaskedLM(),
         phases=_full_length(encoder),
@@ -192,14 +200,10 @@ def albert(encoder: ModelConfig) -> PretrainConfig:
     """
     return PretrainConfig(
         encoder=_without_dropout(encoder),
-        training=Training(
-            until=Steps(125_000),
-            optimizer=Lamb(lr=0.00176, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
-            schedule=GoogleLinear(Steps(3125)),
-            clip_norm=1.0,
-            report=Steps(100),
-            evaluate=Steps(10_000),
-            save=Steps(10_000),
+        training=_long_training(
+            Steps(125_000),
+            Lamb(lr=0.00176, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
+            GoogleLinear(Steps(3125)),
         ),
         objective=MaskedLMSentenceOrder(
             masking=Masking(0.15, unit=NGrams(3), replacements=AnyToken())
@@ -219,14 +223,10 @@ def spanbert(encoder: ModelConfig) -> PretrainConfig:
     """
     return PretrainConfig(
         encoder=encoder,
-        training=Training(
-            until=Steps(2_400_000),
-            optimizer=AdamW(lr=1e-4, betas=(0.9, 0.999), eps=1e-8, decay=0.1),
-            schedule=Linear(Steps(10_000)),
-            clip_norm=1.0,
-            report=Steps(100),
-            evaluate=Steps(10_000),
-            save=Steps(10_000),
+        training=_long_training(
+            Steps(2_400_000),
+            AdamW(lr=1e-4, betas=(0.9, 0.999), eps=1e-8, decay=0.1),
+            Linear(Steps(10_000)),
         ),
         objective=MaskedLMSpanBoundary(),
         phases=_full_length(encoder),
@@ -245,14 +245,10 @@ def deberta(encoder: ModelConfig) -> PretrainConfig:
     """
     return PretrainConfig(
         encoder=encoder,
-        training=Training(
-            until=Steps(1_000_000),
-            optimizer=AdamW(lr=2e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
-            schedule=Linear(Steps(10_000)),
-            clip_norm=1.0,
-            report=Steps(100),
-            evaluate=Steps(10_000),
-            save=Steps(10_000),
+        training=_long_training(
+            Steps(1_000_000),
+            AdamW(lr=2e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
+            Linear(Steps(10_000)),
         ),
         objective=MaskedLM(masking=Masking(0.15, unit=NGrams(3), replacements=AnyToken())),
         phases=_full_length(encoder),
@@ -270,14 +266,10 @@ def deberta_v3(encoder: ModelConfig) -> PretrainConfig:
     objective = ReplacedTokens(generator=Shallower(0.5), sharing="disentangled")
     return PretrainConfig(
         encoder=encoder,
-        training=Training(
-            until=Steps(500_000),
-            optimizer=AdamW(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
-            schedule=Linear(Steps(10_000)),
-            clip_norm=1.0,
-            report=Steps(100),
-            evaluate=Steps(10_000),
-            save=Steps(10_000),
+        training=_long_training(
+            Steps(500_000),
+            AdamW(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
+            Linear(Steps(10_000)),
         ),
         objective=objective,
         phases=_full_length(encoder),
@@ -339,13 +331,10 @@ def tinybert(encoder: ModelConfig, teacher: str) -> PretrainConfig:
     """
     return PretrainConfig(
         encoder=encoder,
-        training=Training(
-            until=Epochs(3.0),
-            optimizer=BertAdam(lr=5e-5, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
-            schedule=GoogleLinear(0.1),
-            report=Steps(100),
-            evaluate=Steps(10_000),
-            save=Steps(10_000),
+        training=_long_training(
+            Epochs(3.0),
+            BertAdam(lr=5e-5, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
+            GoogleLinear(0.1),
         ),
         objective=Distillation(teacher, (HiddenStates(), AttentionScores()), masking=None),
         phases=(PretrainPhase(min(128, encoder.max_positions)),),
@@ -371,13 +360,10 @@ def minilm(encoder: ModelConfig, teacher: str) -> PretrainConfig:
         layer = 19 if offset else 21
     return PretrainConfig(
         encoder=encoder,
-        training=Training(
-            until=Steps(400_000),
-            optimizer=AdamW(lr=6e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
-            schedule=Linear(Steps(4000)),
-            report=Steps(100),
-            evaluate=Steps(10_000),
-            save=Steps(10_000),
+        training=_long_training(
+            Steps(400_000),
+            AdamW(lr=6e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
+            Linear(Steps(4000)),
         ),
         objective=Distillation(teacher, (Relations(1.0, heads, layer),), masking=None),
         phases=_full_length(encoder),

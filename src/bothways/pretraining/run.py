@@ -51,6 +51,9 @@ from bothways.training.run_folder import run_folder
 from bothways.training.state import RunState
 from bothways.training.store import FolderStore, MemoryStore
 
+MakeHeldOut = Callable[[Learner, Plan], HeldOut]
+"""Makes what evaluates a learner on text of its own."""
+
 
 @dataclass(frozen=True)
 class PretrainResult:
@@ -90,7 +93,7 @@ def pretrain(
     device: str = "auto",
     progress: Progress = SILENT,
     on_event: run.OnEvent = lambda event: None,
-    held_out: Callable[[Learner, Plan], HeldOut] | None = None,
+    held_out: MakeHeldOut | None = None,
 ) -> PretrainResult:
     """Pre-train on a corpus, or on several by name, and save the model in `folder/model`.
 
@@ -136,27 +139,16 @@ def pretrain(
         peak = peak_of(flops, settings.training, where, plan)
         # After the peak, which draws the first time in a process.
         torch.manual_seed(settings.seed + 1 + plan.rank)
-        train_ids: dict[str, NDArray[Any]]
-        scoring: HeldOut | MixedHeldOut
-        if held_out is None:
-            train_ids, scoring = _split(settings, corpora, plan, learner)
-        else:
-            train_ids = {name: np.arange(len(part)) for name, part in corpora.parts.items()}
-            scoring = held_out(learner, plan)
+        train_ids, scoring = _split(settings, corpora, plan, learner, held_out)
         for asked in (settings.training.keep, settings.training.target):
             if asked is not None:  # now, not at the first evaluation
                 asked.check(scoring.names())
-        config = configs.to_dict(settings) | {"corpus": corpora.fingerprint()}
-        frozen = settings.objective.frozen_models.items()
-        config |= {role: digest_of_model(source) for role, source in frozen}
         state = run.train(
             learner,
             phases_of(settings, corpora, train_ids, plan, where),
             settings.training,
             plan,
-            MemoryStore()
-            if folder is None
-            else FolderStore(folder, config, configs.to_toml(settings)),
+            MemoryStore() if folder is None else _store(settings, corpora, folder),
             evaluation=scoring,
             peak=peak,
             progress=progress,
@@ -175,10 +167,25 @@ def pretrain(
         return dataclasses.replace(done, folder=folder / "model")
 
 
+def _store(settings: PretrainConfig, corpora: Corpora, folder: Path) -> FolderStore:
+    """Return the store of a run, whose checkpoints belong to its settings, corpora and models."""
+    config = configs.to_dict(settings) | {"corpus": corpora.fingerprint()}
+    frozen = settings.objective.frozen_models.items()
+    config |= {role: digest_of_model(source) for role, source in frozen}
+    return FolderStore(folder, config, configs.to_toml(settings))
+
+
 def _split(
-    settings: PretrainConfig, corpora: Corpora, plan: Plan, learner: Learner
+    settings: PretrainConfig,
+    corpora: Corpora,
+    plan: Plan,
+    learner: Learner,
+    held_out: MakeHeldOut | None,
 ) -> tuple[dict[str, NDArray[Any]], HeldOut | MixedHeldOut]:
     """Return the documents to train on, by corpus, and what scores the learner on the others."""
+    if held_out is not None:
+        every = {name: np.arange(len(part)) for name, part in corpora.parts.items()}
+        return every, held_out(learner, plan)
     train_ids, parts = {}, {}
     fewer = dataclasses.replace(
         settings, evaluation_tokens=max(1, settings.evaluation_tokens // len(corpora.parts))

@@ -296,8 +296,8 @@ def build_optimizer(
             (`Learner.matrices`).
 
     Raises:
-        ConfigError: no parameter needs a gradient, a pull is asked of a foreign optimizer, Muon
-            gets no matrices, or an update of whole matrices gets parts of them on several ranks.
+        ConfigError: no parameter needs a gradient, a function makes no suitable optimizer, a pull
+            is asked of one, Muon gets no matrices, or whole matrices are updated by their parts.
     """
     match config:
         case AdamW() | BertAdam() | Lamb() | StableAdamW() | Muon():
@@ -307,10 +307,33 @@ def build_optimizer(
             if any(rule.pull for rule in members):
                 what = "needs one of the library's own optimizers"
                 raise ConfigError(what, where="stability.pull")
-            optimizer = config([{"params": [*some.values()]} for some in members.values()])
+            optimizer = _call(config, [{"params": [*some.values()]} for some in members.values()])
             for rule, group in zip(members, optimizer.param_groups, strict=True):
                 group["peak"] = group["lr"] * rule.factor
             return optimizer
+
+
+def _call(factory: OptimizerFactory, parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Return the optimizer that a user's function makes of groups.
+
+    Raises:
+        ConfigError: it makes none, or one that cannot train by a gradient and a rate for each step.
+    """
+    where, fix = "training.optimizer", "Give a function of groups, such as torch.optim.SGD."
+    try:
+        optimizer = factory(parameters)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"cannot make an optimizer of groups: {error}", where=where, fix=fix
+        ) from error
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(f"must make an optimizer of torch, not a {name}", where=where, fix=fix)
+    other = isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam)
+    if other or any("lr" not in group for group in optimizer.param_groups):
+        what = f"{name} does not make a step of one dense gradient and a rate"
+        raise ConfigError(what, where=where, fix=fix)
+    return optimizer
 
 
 def _build(config: OptimizerConfig, parameters: list[dict[str, Any]]) -> FusedAdamW:

@@ -21,7 +21,7 @@ from torch import Tensor
 from typing_extensions import assert_never
 
 from bothways.core.atomic_files import check_not_input, replace_file
-from bothways.core.errors import ConfigError, FolderError
+from bothways.core.errors import ConfigError, FolderError, TokenizerError
 from bothways.core.json_reader import read_utf8
 from bothways.core.progress import SILENT, Progress
 from bothways.hub.convert.similar_rows import similar_tokens
@@ -173,6 +173,8 @@ def change_vocabulary(old: Tokenizer, given: Path, rows: Rows) -> VocabularyChan
         raise FolderError("no such file or folder", where=given, fix=fix)
     lines = (line.strip() for line in read_utf8(given, FolderError).splitlines())
     words = list(dict.fromkeys(line for line in lines if line))
+    if not words:
+        raise TokenizerError("there is no word", where=given, fix="Give one word a line.")
     return plan_rows(
         old,
         in_unused(old, words) if isinstance(rows, UnusedSlots) else with_words(old, words),
