@@ -281,7 +281,7 @@ def _settings(
     overrides: Any,
     tokens: int,
 ) -> PretrainConfig:
-    """Return the settings of the run on a domain of so many tokens."""
+    """Return the settings of the run, given the number of tokens of the domain."""
     encoder, batch = start_encoder(source), TokenBudget(8192)
     least = max(tokens / (1 - share), LEAST_STEPS * batch.n)
     end = duration(until) if until else Tokens(round(least))
