@@ -248,6 +248,7 @@ def test_a_data_set_that_cannot_be_fetched_is_an_error(monkeypatch: pytest.Monke
         ("a.tsv", b"text\tlabel\nt\xe9xt\t1\n", r"a\.tsv:2: byte 0xe9 at column 2 is not UTF-8"),
         ("a.tsv", "text\tlabel\n".encode("utf-16"), r"a\.tsv: is UTF-16 text"),
         ("a.tsv", b"\x00\x01\x02", r"a\.tsv: is a binary file, not text"),
+        ("a.txt", b"one\rtwo\rthree", r"a\.txt: is one line with 2 carriage returns\n.*tr '"),
         ("a.tsv.gz", gzip.compress(b"text\tlabel\na\t1\n", mtime=0)[:-9], r"damaged or cut short"),
         ("a.parquet", b"PAR1 no", r"a\.parquet: is not a complete Parquet file"),
     ],
@@ -256,6 +257,16 @@ def test_flaws_are_named(tmp_path: Path, name: str, content: bytes, message: str
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         values(open_table(str(tmp_path / name)))
+
+
+def test_nul_characters_are_left_out_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\ntw\0o\n\0three\rfour\n")
+    assert [row["text"] for row in values(open_table(str(tmp_path / "a.txt")))] == [
+        "one", "two", "three\rfour"
+    ]  # fmt: skip
+    assert caplog.messages == [f"{tmp_path / 'a.txt'}: 2 NUL characters left out, from line 2 on"]
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

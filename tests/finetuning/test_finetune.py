@@ -323,6 +323,20 @@ def test_a_pooler_that_the_model_was_saved_without_starts_at_random_with_a_note(
     assert heard.text.count("note: the model has no pooler to start from") == 1
 
 
+def test_a_pooler_that_was_only_saved_for_the_class_is_noted_as_new(
+    files: Files, tmp_path: Path
+) -> None:
+    """BertModel has one in transformers, whether or not anything has trained it."""
+    shape = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32))
+    for name, heads, notes in (("bare", (), 1), ("pooled", (PoolerHead(),), 0)):
+        save_model(tmp_path / name, Model(shape, heads), make_tokenizer(tmp_path / "tokenizer"))
+        assert "pooler" in load_model(tmp_path / name).model.heads
+        short = dataclasses.replace(FAST, until=Steps(1))
+        settings, heard = settings_of(files, model=str(tmp_path / name), training=short), Heard()
+        finetune(settings, device="cpu", progress=heard)
+        assert heard.text.count("has no pooler to start from") == notes
+
+
 @pytest.mark.parametrize("lost", ["bert.pooler", "bert.pooler.dense.bias"])
 def test_a_model_that_lost_its_pooler_is_refused(lost: str, files: Files, tmp_path: Path) -> None:
     model = shutil.copytree(files.model, tmp_path / "model")

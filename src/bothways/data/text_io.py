@@ -11,6 +11,7 @@ import bz2
 import codecs
 import gzip
 import io
+import logging
 import lzma
 import os
 import sys
@@ -35,6 +36,8 @@ STDIN, STANDARD_INPUT = "-", "standard input"
 MAX_LINE = "BOTHWAYS_MAX_LINE_BYTES"
 """The environment variable that sets the longest line, in bytes."""
 DEFAULT_MAX_LINE = 2**26
+
+logger = logging.getLogger(__name__)
 
 _HEAD = 8192
 _NULS = 0.1
@@ -252,14 +255,17 @@ def decode_lines(
 ) -> Iterator[tuple[int, str]]:
     """Yield lines with numbers from 1, without line ends, byte-order mark and NUL characters.
 
+    The number of NUL characters is logged.
+
     Args:
         name: the file, for messages.
         split: yield a line longer than `max_line_bytes` in pieces instead of raising an error.
 
     Raises:
-        DataError: binary data, another encoding, a byte that is not UTF-8, a line too long.
+        DataError: binary data, another encoding, a byte that is not UTF-8, a line too long, a
+            single line with carriage returns in it.
     """
-    begun = False
+    begun, number, returns, nuls, first = False, 0, 0, 0, 0
     for number, raw in _raw_lines(stream, name, split=split):
         line = raw
         if not begun:
@@ -274,8 +280,16 @@ def decode_lines(
         if "\0" in text:
             if text.count("\0") > 3 + _NULS * len(text):
                 _check_head(f"{name}:{number}", raw[:_HEAD])
+            nuls, first = nuls + text.count("\0"), first or number
             text = text.replace("\0", "")
+        if number == 1:
+            returns += text.count("\r")
         yield number, text
+    if number == 1 and returns:
+        fix = "If they end the lines, convert them: tr '\\r' '\\n'."
+        raise DataError(f"is one line with {returns:,} carriage returns", where=name, fix=fix)
+    if nuls:
+        logger.warning("%s: %s NUL characters left out, from line %s on", name, nuls, first)
 
 
 def standard_input() -> Iterator[tuple[int, str]]:

@@ -200,7 +200,7 @@ def make_ready(
             *data.findings,
             *check_machine(_load(settings, model, data), folder, device),
             *chosen,
-            *fresh_pooler({*fresh} - {*settings.fresh}, settings.model),
+            *fresh_pooler({*fresh, *loaded.untrained} - {*settings.fresh}, settings.model),
         ]
     )
     if settings.teacher is not None:

@@ -51,7 +51,9 @@ if TYPE_CHECKING:
 
 VERSION = "bothways"
 VOCABULARY = "vocabulary"
-"""The keys in `bothways.json` for the library's version and the digest of the vocabulary."""
+UNTRAINED = "untrained"
+"""The keys in `bothways.json` for the library's version, the digest of the vocabulary, and heads
+that the class of transformers has and the model that was saved had not."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class LoadedModel:
         problem: the purpose of the label head, if the folder names it.
         extra: the rest of `bothways.json`.
         faults: why heads were left out: what the file lacks of them, by kind.
+        untrained: kinds of heads that the file holds with random values, since nothing read them.
     """
 
     model: Model
@@ -76,6 +79,7 @@ class LoadedModel:
     problem: Problem | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
+    untrained: tuple[str, ...] = ()
 
     def tokenizer(self) -> Tokenizer:
         """Return the folder's tokenizer, with as many segments as the model has.
@@ -125,7 +129,7 @@ def _read_record(folder: Path) -> dict[str, Any]:
 
 def read_record(folder: Path) -> dict[str, Any]:
     """Return `bothways.json` without the parts that belong to the format of the folder."""
-    known = (VERSION, DROPOUTS, VOCABULARY)
+    known = (VERSION, DROPOUTS, VOCABULARY, UNTRAINED)
     return {key: value for key, value in _read_record(folder).items() if key not in known}
 
 
@@ -182,7 +186,10 @@ def load_model(
     }
     named = [h for h in wanted if isinstance(h, LabelHead | TagHead) and h.kind not in fresh]
     labels = config.labels() if named else ()
-    return LoadedModel(model, report, folder, labels, config.problem, read_record(folder), faults)
+    untrained = tuple(kinds & {*_read_record(folder).get(UNTRAINED, ())})
+    return LoadedModel(
+        model, report, folder, labels, config.problem, read_record(folder), faults, untrained
+    )
 
 
 def build_model(
@@ -346,7 +353,8 @@ def save_model(
         raise FolderError(what, where=place, fix=fix)
     _check_replaceable(place)
     digest = {} if tokenizer is None else {VOCABULARY: vocabulary_digest(tokenizer)}
-    record = {VERSION: __version__, **digest, **(extra or {}), **config.record}
+    new = {UNTRAINED: ["pooler"]} if _needs_pooler(model, architecture) else {}
+    record = {VERSION: __version__, **digest, **new, **(extra or {}), **config.record}
     files = {RECORD: record, **(extra_files or {})}
     files["config.json"] = {**config.raw, **files.get("config.json", {})}
     with replace_folder(place) as hidden:
@@ -380,13 +388,18 @@ def _check_replaceable(place: Path) -> None:
         raise FolderError(what, where=place, fix="Choose an empty or a new folder.")
 
 
+def _needs_pooler(model: Model, architecture: Architecture) -> bool:
+    """Return whether the class has a pooler that the model has not, and that nothing reads."""
+    return "pooler" in architecture.idle - set(model.heads)
+
+
 def _write_weights(file: Path, model: Model, table: KeyTable, architecture: Architecture) -> None:
     """Write the weights; parts of the class that the model lacks and nothing reads are new."""
     state = {
         name: tensor.detach().to("cpu", torch.float32)
         for name, tensor in model.state_dict().items()
     }
-    if "pooler" in architecture.idle - set(model.heads):
+    if _needs_pooler(model, architecture):
         # A seed of its own, so that equal models give equal files.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
