@@ -26,6 +26,7 @@ from bothways.model.model import Model
 from bothways.objectives.distillation import Distillation
 from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import Narrower, ReplacedTokens
+from bothways.pretraining import run as pretraining_run
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.run import pretrain
@@ -106,6 +107,7 @@ def train(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Loader, "_step", noted)
+        patch.setattr(pretraining_run, "installed", lambda *names: False)  # no page
         done = pretrain(config, corpus, folder, resume=True, on_event=interrupt)
     assert done.progress.steps == stop
     return done.learner.trained_state(), read

@@ -35,7 +35,7 @@ class WeightsAndBiases:
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "bothways"),
             name=folder.name,
-            id=_kept_id(folder / ".wandb", lambda: uuid.uuid4().hex[:16]),
+            id=_kept_id(folder / ".wandb-run", lambda: uuid.uuid4().hex[:16]),
             resume="allow",
             dir=str(folder),
             config=settings,
@@ -77,7 +77,7 @@ class MLflow:
                 self._client.log_batch(made, params=rows[start : start + 100])
             return made
 
-        self._id = _kept_id(folder / ".mlflow", create)
+        self._id = _kept_id(folder / ".mlflow-run", create)
         self._client.update_run(self._id, status="RUNNING")
 
     def write(self, record: Record) -> None:
