@@ -6,7 +6,7 @@ CC ?= cc
 # 1 where the kernels can be compiled: their tests then fail, and are not skipped, if they are missing.
 KERNELS := $(shell [ "$$(uname -sm)" = "Linux x86_64" ] && command -v $(CC) > /dev/null && echo 1)
 
-.PHONY: quickstart test test-elastic check docs kernels kernels-strict kernels-asan wheels fuzz ray api format clean
+.PHONY: quickstart test test-elastic check docs kernels kernels-strict kernels-asan wheels fuzz ray api node format clean
 
 quickstart: .venv/.quickstart
 	$(BIN)/bothways quickstart
@@ -71,12 +71,17 @@ api: .venv/.test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt schemathesis
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/serving/drawn_requests.py
 
+# Exported folders in Node, by transformers.js.
+node: .venv/.test
+	npm install --prefix .node --ignore-scripts --no-fund --no-audit --silent @huggingface/transformers@4.3.1
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/export/test_node.py
+
 format: .venv/.test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .kernels site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .kernels .node site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }

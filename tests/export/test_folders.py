@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +21,21 @@ from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, DivergedError, FolderError
 from bothways.export import folder as exporting
 from bothways.export.folder import Int8Gate, write_export
-from bothways.export.openvino import FILE, CompiledModel
+from bothways.export.int8_weights import with_int8_weights
+from bothways.export.openvino import convert
+from bothways.families.catalogue import preset
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import LSTMConfig
 from bothways.model.heads import BiLMHead
 from bothways.model.model import Model
+from bothways.model.positions import Learned
 from bothways.prediction import session_model
 from bothways.prediction.predictor import Predictor, open_task
-from bothways.prediction.session_model import FILES
-from toy_folder import make_examples, make_folder, write_tsv
+from bothways.prediction.session_model import FILES, CompiledModel
+from toy_folder import VOCABULARY, make_examples, make_folder, write_tsv
 from toy_predictors import TASKS, predictor
+
+ONNX, OPENVINO = FILES["onnxruntime"], FILES["openvino"]
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +112,8 @@ def test_sentence_transformers_and_tokenizers_read_the_files(bert: Path, tmp_pat
     given = {"input_ids": np.array([ids]), "attention_mask": np.array([ids]) * 0 + 1}
     given["token_type_ids"] = np.array([ids]) * 0
     wanted = bothways.load(bert, task="embed", pooling="cls").encode(text)
-    compiled = CompiledModel(tmp_path / "out" / FILE)
-    for run in (session_model.Session(tmp_path / "out" / FILES["fp32"]), compiled):
+    compiled = CompiledModel(tmp_path / "out" / OPENVINO["fp32"])
+    for run in (session_model.Session(tmp_path / "out" / ONNX["fp32"]), compiled):
         np.testing.assert_allclose(run(given)["sentence_embedding"][0], wanted, atol=1e-5)
     # With weights beside the files, sentence-transformers pools in the same way.
     (tmp_path / "out/model.safetensors").write_bytes((bert / "model.safetensors").read_bytes())
@@ -114,21 +121,64 @@ def test_sentence_transformers_and_tokenizers_read_the_files(bert: Path, tmp_pat
     np.testing.assert_allclose(theirs.encode(text), wanted, atol=1e-5)
 
 
-def test_openvino_alone(classifier: Path, tmp_path: Path) -> None:
-    result = write_export(classifier, tmp_path / "out", "openvino")
-    assert sorted(result.sizes) == ["openvino/openvino_model.bin", FILE]
-    assert [comparison.runtime for comparison in result.comparisons] == ["onnxruntime", "OpenVINO"]
-
-
 def test_int8_is_smaller_and_passes_its_gate(classifier: Path, data: Path, tmp_path: Path) -> None:
     gate = Int8Gate(lambda opened: opened.evaluate(data), limit=100.0)
     result = write_export(classifier, tmp_path / "out", int8=gate)
-    assert result.sizes[FILES["int8"]] < result.sizes[FILES["fp32"]]
-    assert result.int8 is not None
+    assert result.sizes[ONNX["int8"]] < result.sizes[ONNX["fp32"]]
+    [report] = result.int8.values()
     opened = open_task(tmp_path / "out", precision="int8", runtime="onnxruntime")
-    assert (opened.precision, result.int8.metric) == ("int8", "accuracy")
-    assert opened.evaluate(data) == result.int8.int8.metrics
-    assert result.int8.fp32.metrics == pytest.approx(open_task(classifier).evaluate(data))
+    assert (opened.precision, report.metric) == ("int8", "accuracy")
+    assert opened.evaluate(data) == report.int8.metrics
+    assert report.fp32.metrics == pytest.approx(open_task(classifier).evaluate(data))
+
+
+def test_openvino_alone(classifier: Path, data: Path, tmp_path: Path) -> None:
+    out, gate = tmp_path / "out", Int8Gate(lambda opened: opened.evaluate(data), limit=100.0)
+    result = write_export(classifier, out, "openvino", int8=gate)
+    assert [comparison.runtime for comparison in result.comparisons] == ["onnxruntime", "OpenVINO"]
+    files = {
+        str(Path(name).with_suffix(end)) for name in OPENVINO.values() for end in (".xml", ".bin")
+    }
+    assert set(result.sizes) == files
+    sizes = [result.sizes[str(Path(OPENVINO[p]).with_suffix(".bin"))] for p in ("fp32", "int8")]
+    assert sizes[1] < 0.5 * sizes[0]
+    text = TASKS["classify"][1][0]
+    wanted = open_task(classifier)(text).probabilities
+    fp32 = open_task(out, runtime="openvino")
+    assert fp32(text).probabilities == pytest.approx(wanted, abs=1e-5)
+    int8 = open_task(out, runtime="openvino", precision="int8")
+    assert int8.evaluate(data) == result.int8["openvino"].int8.metrics
+    assert int8(text).probabilities != fp32(text).probabilities
+    assert int8(text).probabilities == pytest.approx(wanted, abs=0.05)
+    with pytest.raises(FolderError, match=r"has no onnx/model.onnx"):
+        open_task(out, runtime="onnxruntime")
+    (out / OPENVINO["fp32"]).write_text("<net/>", "utf8")
+    with pytest.raises(FolderError, match="OpenVINO cannot open it: "):
+        open_task(out, runtime="openvino")
+
+
+def test_shared_weights_are_in_the_files_once(bert: Path, tmp_path: Path) -> None:
+    """An ALBERT: twelve layers with the weights of one."""
+    config = replace(preset("albert-base-v2"), vocab=len(VOCABULARY), width=64, heads=2, embedding=64,
+                     intermediate_size=2048, position=Learned(40))  # fmt: skip
+    assert config.depth == 12
+    model = Model(config, ())
+    save_model(tmp_path / "albert", model, load_model(bert).tokenizer())
+    gate = Int8Gate(lambda opened: {"spearman": 1.0}, limit=100.0)
+    result = write_export(tmp_path / "albert", tmp_path / "out", task="embed", int8=gate)
+    weights = sum(parameter.numel() for parameter in model.encoder.parameters())
+    file = tmp_path / "out" / ONNX["fp32"]
+    convert(file, tmp_path / OPENVINO["fp32"], "none")
+    sizes = [
+        result.sizes[ONNX["fp32"]],
+        (tmp_path / OPENVINO["fp32"]).with_suffix(".bin").stat().st_size,
+    ]
+    # Nodes and constants are the rest; a second copy of the layer would be more.
+    assert all(3.9 * weights < size < 4.6 * weights for size in sizes)
+    assert result.sizes[ONNX["int8"]] < 1.8 * weights
+    stored = with_int8_weights(onnx.load(file)).graph.initializer
+    assert len({tensor.name for tensor in stored}) == len(stored)
+    assert sum(len(tensor.raw_data) for tensor in stored) < 1.3 * weights
 
 
 def test_nothing_is_written_if_int8_loses_too_much(classifier: Path, tmp_path: Path) -> None:
@@ -167,9 +217,12 @@ def test_many_weights_are_in_a_file_beside_the_graph(
     assert len({opened("a good film").probabilities["pos"] for opened in found}) == 1
 
 
-def test_an_earlier_export_is_replaced_and_nothing_else(classifier: Path, tmp_path: Path) -> None:
+def test_an_earlier_export_is_replaced_and_nothing_else(
+    classifier: Path, exported: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    write_export(classifier, out, "openvino")
+    shutil.copytree(exported, out)
+    (out / "openvino").mkdir()
     write_export(classifier, out)
     assert not (out / "openvino").exists()
     (out / "notes.txt").touch()
@@ -190,8 +243,6 @@ def test_what_cannot_be_exported_is_refused(bert: Path, classifier: Path, tmp_pa
         write_export(bert, out, task="embed", settings=["layers=[0]"])
     with pytest.raises(FolderError, match="is for no known task"):
         write_export(bert, out)
-    with pytest.raises(ConfigError, match="int8 is written as an ONNX file"):
-        write_export(classifier, out, "openvino", int8=Int8Gate(lambda opened: {}))
     recurrent = Model(LSTMConfig(30, 4, 8, 1), (BiLMHead(),))
     save_model(tmp_path / "elmo", recurrent, load_model(bert).tokenizer())
     with pytest.raises(FolderError, match="has a recurrent encoder, and only Transformers"):
@@ -220,7 +271,7 @@ def test_folders_that_onnxruntime_cannot_open(
     write_export(bert, tmp_path / "vectors", task="embed")
     with pytest.raises(ConfigError, match="an exported model has its last layer alone"):
         opened(tmp_path / "vectors", settings=["layers=[0]"])("good")
-    file = tmp_path / "vectors" / FILES["fp32"]
+    file = tmp_path / "vectors" / ONNX["fp32"]
     graph = onnx.load(file)
     del graph.metadata_props[:]
     onnx.save(graph, file)

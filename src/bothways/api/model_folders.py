@@ -40,7 +40,8 @@ def load(
         length: maximum length of a text in tokens; `None` as in training.
         batch_invariant: whether a text has the same prediction in any company, to the bit, as
             `bothways predict` computes it; without it a short text alone is computed sooner.
-        runtime: "onnxruntime" computes the graph in a folder that `bothways.export_model` wrote.
+        runtime: "onnxruntime" or "openvino" computes the graph in a folder that
+            `bothways.export_model` wrote.
         settings: settings of the task, such as `pooling="cls"` or `top=3`.
 
     Raises:
@@ -136,8 +137,8 @@ def export_model(
         to: "onnx", "openvino", or both as a list.
         task: what the graph computes, as for `load`; `None` for the task of the folder.
         length: maximum length of a text in tokens; `None` as in training.
-        int8: labelled data, a file, a Hub data set or rows: an ONNX file in int8 is written, too,
-            if it scores as well there as fp32.
+        int8: labelled data, a file, a Hub data set or rows: a file in int8 is written, too, for
+            each of `to`, if it scores as well there as fp32.
         limit: points of the metric that int8 may lose.
         progress: True shows progress on standard error, False nothing; an object with `stage`,
             `advance` and `message` receives it.

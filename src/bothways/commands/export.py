@@ -42,7 +42,8 @@ def export(  # noqa: PLR0913 – one option per question
     length
         The longest text in tokens; by default as in training.
     int8
-        Labelled data. A second ONNX file in int8 is written if it scores as well as fp32 there.
+        Labelled data. A second file in int8 for each format is written if it scores as well as fp32
+        there.
     limit
         Maximum loss of int8 in points (0.01) of the metric, by default 0.5; more is an error.
     """
@@ -77,5 +78,7 @@ def export(  # noqa: PLR0913 – one option per question
         )
     for name, size in result.sizes.items():
         print(f"{out / name}  {size / 2**20:,.1f} MiB")
-    for line in (*result.comparisons, *([result.int8] if result.int8 else [])):
-        print(line)
+    for comparison in result.comparisons:
+        print(comparison)
+    for runtime, report in result.int8.items():
+        print(f"{runtime}: {report}")

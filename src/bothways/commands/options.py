@@ -38,10 +38,10 @@ Precision = Annotated[
     ),
 ]
 RuntimeChoice = Annotated[
-    Literal["torch", "onnxruntime"],
+    Literal["torch", "onnxruntime", "openvino"],
     Parameter(
-        help="What computes the model: this library, or onnxruntime for a folder that `bothways "
-        "export` wrote."
+        help="What computes the model: this library, or onnxruntime or OpenVINO for a folder that "
+        "`bothways export` wrote."
     ),
 ]
 FineRecipe = Annotated[

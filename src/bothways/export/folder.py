@@ -5,9 +5,10 @@
 | `onnx/model.onnx` | onnxruntime, sentence-transformers, TEI, fastembed, transformers.js |
 | `onnx/model_quantized.onnx` | transformers.js (its "q8") |
 | `openvino/openvino_model.xml`, `.bin` | OpenVINO, sentence-transformers, optimum-intel |
+| `openvino/openvino_model_qint8_quantized.xml`, `.bin` | the same |
 | `config.json`, the tokenizer's files | all of them |
 | `modules.json`, `1_Pooling` | sentence-transformers, TEI (text-embeddings-inference) |
-| `bothways.json` | bothways, with `--runtime onnxruntime` |
+| `bothways.json` | bothways, with `--runtime onnxruntime` or `openvino` |
 
 The folder appears complete and verified, or not at all.
 """
@@ -32,15 +33,17 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import listed
 from bothways.export import openvino
 from bothways.export.encoder_graph import Separators
+from bothways.export.int8_weights import with_int8_weights
 from bothways.export.model_graph import ExportedPart, build_graph, head_kind
 from bothways.export.verification import Comparison, compare
 from bothways.hub.hf_config import RECORD
 from bothways.hub.model_folder import VERSION, VOCABULARY, vocabulary_digest
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.hub.sentence_transformers import program_files
+from bothways.model.model import Model
 from bothways.prediction.int8_report import MAX_LOSS, Int8Report, measure_int8
 from bothways.prediction.predictor import Predictor, open_learner, open_task
-from bothways.prediction.session_model import FILES, Session
+from bothways.prediction.session_model import FILES, CompiledModel, GraphRuntime, Session
 from bothways.tasks.base import Metrics, TaskLearner
 from bothways.tasks.sentence_embedding.task import Embedder, sentence_config
 
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 
 Format = Literal["onnx", "openvino"]
 """What a model is exported to."""
+ONNX, OPENVINO = FILES["onnxruntime"], FILES["openvino"]
 INLINE_BYTES = 1_900_000_000
 """Weights beyond this are in a file next to the graph: a protobuf message ends at 2 GiB."""
 _TOKENIZER_FILES = (
@@ -82,14 +86,14 @@ class ExportResult:
         folder: the exported folder.
         task: the name of the task that it is for.
         comparisons: the comparison with the model in each runtime.
-        int8: the cost and gain of int8; None if it was not asked for.
+        int8: the cost and gain of int8 in each runtime; empty if it was not asked for.
         sizes: bytes by file of a graph.
     """
 
     folder: Path
     task: str
     comparisons: tuple[Comparison, ...]
-    int8: Int8Report | None
+    int8: dict[GraphRuntime, Int8Report]
     sizes: dict[str, int]
 
 
@@ -113,7 +117,7 @@ def write_export(
         task: what the graph computes, as for `bothways.load`; None for the folder's task.
         length: the longest text in tokens, which programs truncate to; None as in training.
         settings: settings of the task, such as {"pooling": "cls"} or ["pooling=cls"].
-        int8: labelled data for a second ONNX file in int8, which is written only if it passes.
+        int8: labelled data for second files in int8, which are written only if they pass.
         progress: receives the stages.
 
     Raises:
@@ -127,41 +131,41 @@ def write_export(
     require("export", "exporting a model", "onnx", "onnxruntime")
     if "openvino" in formats:
         require("export", "exporting to OpenVINO", "openvino")
-    if int8 is not None and "onnx" not in formats:
-        what = "int8 is written as an ONNX file, and the export is to OpenVINO alone"
-        raise ConfigError(what, where="int8", fix="Export to ONNX, too, or leave int8 out.")
     source, place = resolve(resolve_run(str(folder))), Path(out)
     check_not_input(place, [source])
     _check_replaceable(place)
     progress.stage("building the graph")
     learner = open_learner(source, task, length=length, device="cpu", settings=settings)
     part = exported_part(learner)
-    graph, comparisons = build_graph(learner.model, part), []
     with replace_folder(place) as hidden:
         _write_companions(hidden, source, learner, part)
-        file = hidden / FILES["fp32"]
-        file.parent.mkdir()
-        _save(graph, file)
-        del graph  # as large as the model
+        _save(build_graph(learner.model, part), hidden / ONNX["fp32"])
         progress.stage("comparing with onnxruntime")
-        comparisons.append(compare(learner.model, part, Session(file), "onnxruntime"))
+        session = Session(hidden / ONNX["fp32"])
+        comparisons = [compare(learner.model, part, session, "onnxruntime")]
         if "openvino" in formats:
             progress.stage("converting to OpenVINO")
-            openvino.convert(file, hidden / openvino.FILE)
+            file = hidden / OPENVINO["fp32"]
+            openvino.convert(hidden / ONNX["fp32"], file, part.head)
             progress.stage("comparing with OpenVINO")
-            compiled = openvino.CompiledModel(hidden / openvino.FILE)
-            comparisons.append(compare(learner.model, part, compiled, "OpenVINO"))
+            comparisons.append(compare(learner.model, part, CompiledModel(file), "OpenVINO"))
         for comparison in comparisons:
             comparison.check()
-        report = None if int8 is None else _quantise(hidden, int8, progress)
+        reports: dict[GraphRuntime, Int8Report] = {}
+        if int8 is not None and "onnx" in formats:
+            _quantise(hidden, progress)
+            reports["onnxruntime"] = _gate(hidden, int8, "onnxruntime", progress)
+        if int8 is not None and "openvino" in formats:
+            _store_int8(hidden, learner.model, part, progress)
+            reports["openvino"] = _gate(hidden, int8, "openvino", progress)
         if "onnx" not in formats:
-            shutil.rmtree(file.parent)
+            shutil.rmtree((hidden / ONNX["fp32"]).parent)
         sizes = {
             str(path.relative_to(hidden)): path.stat().st_size
             for name in ("onnx", "openvino")
             for path in sorted((hidden / name).glob("*"))
         }
-    return ExportResult(place, learner.task.name, tuple(comparisons), report, sizes)
+    return ExportResult(place, learner.task.name, tuple(comparisons), reports, sizes)
 
 
 def exported_part(learner: TaskLearner[Any, Any]) -> ExportedPart:
@@ -213,18 +217,15 @@ def _save(graph: onnx.ModelProto, file: Path) -> None:
     """Write a graph; its weights are in `model.onnx_data` next to it if they are too many."""
     import onnx
 
+    file.parent.mkdir(exist_ok=True)
     large = sum(len(tensor.raw_data) for tensor in graph.graph.initializer) > INLINE_BYTES
     onnx.save_model(
         graph, file, save_as_external_data=large, location=f"{file.name}_data" if large else None
     )
 
 
-def _quantise(hidden: Path, gate: Int8Gate, progress: Progress) -> Int8Report:
-    """Write the graph in int8 and compare it with fp32 on labelled data.
-
-    Raises:
-        ConfigError: it loses more than the limit.
-    """
+def _quantise(hidden: Path, progress: Progress) -> None:
+    """Write the ONNX file in int8: weights are rounded here, activations by onnxruntime."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     progress.stage("quantising")
@@ -234,17 +235,35 @@ def _quantise(hidden: Path, gate: Int8Gate, progress: Progress) -> Int8Report:
         # A scale for each output, in 7 bits: 8 would overflow 16-bit sums where a processor has
         # no instruction for products of bytes.
         quantize_dynamic(
-            hidden / FILES["fp32"],
-            hidden / FILES["int8"],
+            hidden / ONNX["fp32"],
+            hidden / ONNX["int8"],
             per_channel=True,
             reduce_range=True,
             weight_type=QuantType.QInt8,
         )
     finally:
         logger.setLevel(level)
-    progress.stage("evaluating fp32 and int8")
+
+
+def _store_int8(hidden: Path, model: Model, part: ExportedPart, progress: Progress) -> None:
+    """Write the OpenVINO model with weights in int8."""
+    progress.stage("quantising for OpenVINO")
+    source = hidden / "onnx" / "int8_weights.onnx"
+    _save(with_int8_weights(build_graph(model, part)), source)
+    openvino.convert(source, hidden / OPENVINO["int8"], part.head)
+    for file in source.parent.glob(f"{source.name}*"):
+        file.unlink()
+
+
+def _gate(hidden: Path, gate: Int8Gate, runtime: GraphRuntime, progress: Progress) -> Int8Report:
+    """Compare int8 with fp32 on labelled data.
+
+    Raises:
+        ConfigError: it loses more than the limit.
+    """
+    progress.stage(f"evaluating fp32 and int8 in {runtime}")
     report = measure_int8(
-        lambda precision: open_task(hidden, runtime="onnxruntime", precision=precision),
+        lambda precision: open_task(hidden, runtime=runtime, precision=precision),
         gate.evaluate,
     )
     report.check(gate.limit)

