@@ -222,10 +222,13 @@ def on_config(config: MkDocsConfig) -> None:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not files of `docs/`."""
-    from mkdocs.structure.files import File
+    from mkdocs.structure.files import File, InclusionLevel
 
     for place, text in generated(config.nav or []).items():
         files.append(File.generated(config, place, content=text))
+    for place, text in shown_files().items():
+        level = InclusionLevel.NOT_IN_NAV
+        files.append(File.generated(config, place, content=text, inclusion=level))
     files.append(File.generated(config, "favicon.svg", content=FAVICON))
     files.append(File.generated(config, "assets/iframe-worker.js", content=IFRAME_WORKER))
     return files
@@ -243,6 +246,9 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Write a page for Python-Markdown, with links to pages of the site."""
     text = re.sub(r"^\[(中文|English)\]\([^)]*\)\n\n", "", markdown, count=1, flags=re.MULTILINE)
+    if page.file.src_uri.startswith("files/"):
+        page.meta["common_mark"] = text
+        return text
     text = linked(text, page.file.src_uri)
     if page.file.src_uri.startswith("reference/"):  # found after the guide
         page.meta["search"] = {"boost": 0.5}
@@ -265,21 +271,50 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
             )
 
 
+def origin(source: str) -> str:
+    """Return the file of the repository that a page is made of."""
+    if source.startswith("examples/") and source not in OUTSIDE.values():
+        return source
+    return {page: path for path, page in OUTSIDE.items()}.get(source, f"docs/{source}")
+
+
 def linked(text: str, source: str) -> str:
     """Return a page with links from files and folders of the repository to pages of the site."""
-    origin = {page: path for path, page in OUTSIDE.items()}.get(source, f"docs/{source}")
-    if source.startswith("examples/"):
-        origin = source
 
     def replaced(match: re.Match[str]) -> str:
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(origin), match[2]))
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(origin(source)), match[2]))
         page = (OUTSIDE | FOLDERS).get(path, path.removeprefix("docs/"))
         if re.fullmatch(r"examples/\d\w+\.py", path):
             page = f"examples/{Path(path).stem}.md"
+        elif page == path and not path.startswith("..") and (ROOT / path).exists():
+            page = f"files/{path}.md"
         return match[1] + posixpath.relpath(page, posixpath.dirname(source) or ".") + match[3]
 
     parts = re.split(r"(^ *```.*?^ *```$)", text, flags=re.MULTILINE | re.DOTALL)
     return "".join(part if at % 2 else LINK.sub(replaced, part) for at, part in enumerate(parts))
+
+
+def shown_files() -> dict[str, str]:
+    """Return pages for files and folders that are linked and are no pages: what they hold."""
+    pages = {}
+    for path in [*(ROOT / "docs").rglob("*.md"), *(ROOT / source for source in OUTSIDE)]:
+        name = str(path.relative_to(ROOT))
+        source = OUTSIDE.get(name, name.removeprefix("docs/"))
+        for target in LINK.findall(linked(path.read_text("utf8"), source)):
+            page = posixpath.normpath(posixpath.join(posixpath.dirname(source), target[1]))
+            if page.startswith("files/") and page not in pages:
+                pages[page] = _contents(page.removeprefix("files/").removesuffix(".md"))
+    return pages
+
+
+def _contents(name: str) -> str:
+    """Return the page of a file, or of all files in a folder."""
+    place, parts = ROOT / name, [f"# {name}"]
+    for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
+        if file.is_file():
+            heading = [] if file == place else [f"## {file.relative_to(place)}"]
+            parts += [*heading, f"````\n{file.read_text('utf8').rstrip()}\n````"]
+    return "\n\n".join(parts) + "\n"
 
 
 def indented(text: str) -> str:

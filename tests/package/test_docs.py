@@ -222,6 +222,7 @@ def test_links_of_the_site() -> None:
         linked("../../examples/03_own_objective.py", "guide/pretrain.md")
         == "../examples/03_own_objective.md"
     )
+    assert linked("../../Makefile", "guide/serve.md") == "../files/Makefile.md"
     assert linked("https://example.org/docs/guide", "index.md") == "https://example.org/docs/guide"
     fenced = "```\n[text](docs/guide)\n```\n"
     assert docs_site.linked(fenced, "index.md") == fenced
