@@ -27,7 +27,7 @@ from bothways._version import __version__
 from bothways.core.atomic_files import check_not_input, replace_folder
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import Tree
-from bothways.core.errors import ConfigError, FolderError, require
+from bothways.core.errors import FolderError, require
 from bothways.core.json_reader import read_object
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import listed
