@@ -6,7 +6,7 @@ CC ?= cc
 # 1 where the kernels can be compiled: their tests then fail, and are not skipped, if they are missing.
 KERNELS := $(shell [ "$$(uname -sm)" = "Linux x86_64" ] && command -v $(CC) > /dev/null && echo 1)
 
-.PHONY: quickstart test test-elastic check docs kernels kernels-strict kernels-asan wheels fuzz ray api node format clean
+.PHONY: quickstart test test-elastic check docs kernels kernels-strict kernels-asan wheels fuzz browser ray api node format clean
 
 quickstart: .venv/.quickstart
 	$(BIN)/bothways quickstart
@@ -76,12 +76,20 @@ node: .venv/.test
 	npm install --prefix .node --ignore-scripts --no-fund --no-audit --silent @huggingface/transformers@4.3.1
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/export/test_node.py
 
+# The playground in Chromium (apt install chromium), with axe-core from npm for accessibility.
+BROWSER ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
+AXE := .browser/node_modules/axe-core/axe.min.js
+browser: .venv/.test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt playwright
+	[ -e $(AXE) ] || ! command -v npm > /dev/null || npm install --silent --no-audit --no-fund --prefix .browser axe-core@4
+	OMP_NUM_THREADS=1 BOTHWAYS_BROWSER=$(BROWSER) BOTHWAYS_AXE=$$(ls $(AXE) 2> /dev/null) $(BIN)/python -m pytest -rs tests/serving/test_browser.py
+
 format: .venv/.test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .kernels .node site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .browser .kernels .node site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }

@@ -58,6 +58,7 @@ _COMMANDS = {
     "features": ("features:features", "Tag words with a BiLSTM on a frozen encoder's vectors."),
     "embed": ("embed:embed", "Compute a vector per text, into .npy, .parquet or .jsonl."),
     "serve": ("serve:serve", "Serve models over HTTP, for every task, to the clients people have."),
+    "play": ("serve:play", "Try models in the browser: predictions as pictures, tokens, and why."),
     "search": ("search:search", "Fine-tune over a grid of settings, keep the best model."),
     "compare": ("compare:compare", "Test whether two fine-tuned models differ significantly."),
     "compare-runs": (

@@ -67,4 +67,4 @@ def predictor(
     torch.manual_seed(4)
     model = Model(loaded.model.config, heads, loaded.model.encoder)
     learner = definition.learner(model, loaded.tokenizer(), labels, length)
-    return Predictor(learner, precision, batch_invariant=batch_invariant)
+    return Predictor(learner, precision, batch_invariant=batch_invariant, reopen=lambda: learner)

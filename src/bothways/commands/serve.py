@@ -1,4 +1,4 @@
-"""`bothways serve`: models over HTTP."""
+"""`bothways serve`: models over HTTP; `bothways play`: a page in the browser to try them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def serve(  # noqa: PLR0913 – one option per question
     threads: int | None = None,
     traces: str | None = None,
     log: Literal["requests", "errors"] = "requests",
+    play: bool | None = None,
 ) -> None:
     """Serve models over HTTP, in the shapes of OpenAI, TEI, Hugging Face, Cohere and KServe.
 
@@ -79,6 +80,9 @@ def serve(  # noqa: PLR0913 – one option per question
     log
         requests: a JSON line for each request on standard error, without its text; errors: those
         alone.
+    play
+        Have the page /play to try the models, and the route /explain; by default on the addresses
+        of this machine alone.
     """
     import os
     import sys
@@ -121,6 +125,7 @@ def serve(  # noqa: PLR0913 – one option per question
         requests=log == "requests",
         delay=drain_delay,
         tasks={name: own for name, (_, own) in named.items() if own is not None},
+        playground=local if play is None else play,
     )
     start = time.perf_counter()
     with bind(host, port) as bound:
@@ -139,6 +144,68 @@ def serve(  # noqa: PLR0913 – one option per question
         names = listed(f"{model.name} ({model.kind})" for model in application.models)
         seconds = time.perf_counter() - start
         print(f"serving {names} on {url_of(bound)}, loaded in {seconds:.1f} s", file=sys.stderr)
+        run(application, bound, deployment)
+
+
+def play(
+    *models: str,
+    port: int = 0,
+    task: str | None = None,
+    length: int | None = None,
+    precision: Precision = "fp32",
+    device: Device = "auto",
+    no_browser: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Try models in the browser: predictions as pictures, tokens, and why.
+
+    The page comes from this machine alone and can be reached from this machine alone. Ctrl-C ends
+    it.
+
+    Parameters
+    ----------
+    models
+        FOLDER or NAME=FOLDER, one or several: a fine-tuned model folder, a sentence-transformers
+        folder, the folder of a run, or a Hub id. Without a name it is the folder's.
+    port
+        The port; 0 takes any that is free.
+    task
+        The task of all models, such as fill or embed; default: each model's own.
+    length
+        The longest sequence in tokens; by default as in training.
+    no_browser
+        Only print the address.
+    """
+    import threading
+    import webbrowser
+
+    from bothways.core.errors import require
+
+    require("serve", "bothways play", "uvicorn", "httptools", "orjson", "prometheus_client")
+    from bothways.serving.deployment import Deployment
+    from bothways.serving.run import LOOPBACK, bind, log_as_json, url_of
+    from bothways.serving.run import serve as run
+
+    check_address("127.0.0.1", port, open_to_all=False)
+    named = named_models(models)
+    deployment = Deployment(
+        {name: folder for name, (folder, _) in named.items()},
+        task,
+        length,
+        device,
+        precision,
+        hosts=LOOPBACK,
+        requests=False,
+        tasks={name: own for name, (_, own) in named.items() if own is not None},
+        playground=True,
+    )
+    with bind("127.0.0.1", port) as bound:
+        application = deployment.app()
+        log_as_json(requests=deployment.requests)
+        url = f"{url_of(bound)}/play"
+        print(f"open {url} (Ctrl-C ends)", flush=True)
+        if not no_browser:
+            bound.listen()  # a browser that is quicker than the server waits
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
         run(application, bound, deployment)
 
 

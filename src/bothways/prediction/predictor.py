@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -45,6 +47,8 @@ from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.reranking.task import RerankingTask, cross_encoder
 from bothways.tasks.sentence_embedding.task import Embedder, PromptedText, sentence_encoder
 
+_REOPENING = threading.Lock()
+
 
 class Predictor:
     """A model prepared for predictions in one precision, with its tokenizer and task.
@@ -62,6 +66,7 @@ class Predictor:
         precision: of matrix products; a model that is prepared already keeps its own.
         batch_invariant: a text has the same result in every batch, to the bit; a short text alone
             may then take twice as long.
+        reopen: returns the task with the model as it is saved, for `unprepared`.
 
     Attributes:
         task: the task in evaluation mode, with the prepared model.
@@ -78,7 +83,10 @@ class Predictor:
         precision: PredictPrecision = "fp32",
         *,
         batch_invariant: bool = False,
+        reopen: Callable[[], TaskLearner[Any, Any]] | None = None,
     ) -> None:
+        self._reopen = reopen
+        self._unprepared: TaskLearner[Any, Any] | None = None
         prepared = isinstance(task.model, PreparedModel)
         self.task = (
             task.eval()
@@ -91,6 +99,23 @@ class Predictor:
         """The precision in use: "fp32", "bf16" or "int8"."""
         assert isinstance(self.task.model, PreparedModel)
         return self.task.model.precision
+
+    def unprepared(self) -> TaskLearner[Any, Any]:
+        """Return the task with the model as it is saved, for gradients and attentions.
+
+        It is read from its folder at the first call, and then kept: memory holds the weights twice.
+
+        Raises:
+            ConfigError: the predictor is not from a model folder, or runs an exported model.
+        """
+        with _REOPENING:
+            if self._unprepared is None:
+                if self._reopen is None:
+                    what = "this predictor has no model folder to read its weights from again"
+                    fix = "Open one with bothways.load(FOLDER)."
+                    raise ConfigError(what, where="predictor", fix=fix)
+                self._unprepared = self._reopen().eval().requires_grad_(False)
+            return self._unprepared
 
     def __call__(self, inputs: Any) -> Any:
         """Return the prediction for one input, or the list of predictions for several.
@@ -278,15 +303,19 @@ def open_task(
         ConfigError: the length is beyond the model's positions; an unknown device, task or setting;
             a precision that the device does not have.
     """
+    reopen = None
     if runtime == "torch":
-        learner = open_learner(folder, task, length=length, device=device, settings=settings)
+        reopen = functools.partial(
+            open_learner, folder, task, length=length, device=device, settings=settings
+        )
+        learner = reopen()
     else:
         if device not in ("auto", "cpu"):
             what = f"an exported model runs on the CPU, not on {device}"
             raise ConfigError(what, where="device", fix="Set the device to cpu.")
         loaded = open_session(resolve_run(str(folder)), precision, runtime)
         learner = _bind(loaded, task, length=length, settings=settings)
-    return Predictor(learner, precision, batch_invariant=batch_invariant)
+    return Predictor(learner, precision, batch_invariant=batch_invariant, reopen=reopen)
 
 
 def open_learner(

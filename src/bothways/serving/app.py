@@ -23,7 +23,7 @@ from typing import Any
 
 from bothways.core.errors import ConfigError, optional
 from bothways.prediction.predictor import Predictor
-from bothways.serving import hugging_face, openai, openapi, rerank, tei
+from bothways.serving import explain, hugging_face, openai, openapi, play, rerank, tei
 from bothways.serving.batcher import Batcher, Ticket, internal, late, settle
 from bothways.serving.errors import RequestError, retry_after
 from bothways.serving.limits import DEFAULT_LIMITS, Limits
@@ -89,10 +89,13 @@ class App:
         keys: Many[str] = (),
         hosts: Many[str] | None = None,
         tracing: Tracing | None = None,
+        playground: bool = False,
     ) -> None:
         if not models:
             raise ConfigError("there is no model to serve", where="predictors")
         self.limits, self.hosts = limits, hosts
+        self._files = play.pages() if playground else {}
+        self._posts = {**POSTS, "/explain": explain.explain} if playground else POSTS
         self.models = Models(models)
         self.draining, self._warm = False, False
         self._keys = [key.encode() for key in keys]
@@ -190,7 +193,10 @@ class App:
         status, body, kind = 200, b"", "application/json"
         try:
             result = await self._result(scope, headers, receive, exchange)
-            if isinstance(result, bytes):
+            if isinstance(result, play.Page):
+                status, body, kind = result.status, result.body, result.kind
+                exchange.headers.update(result.headers)
+            elif isinstance(result, bytes):
                 body, kind = result, "text/plain; version=0.0.4; charset=utf-8"
             else:
                 body = orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -248,10 +254,12 @@ class App:
         path = path if path == "/" else path.rstrip("/")
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         self._check_host(headers)
-        if path not in OPEN:
+        if path not in OPEN and path not in self._files:
             self._check_key(headers)
+        if path == "/play" and path in self._files and scope["path"].endswith("/"):
+            return play.MOVED
         name, path = self._split(path)
-        posts = path in POSTS or path in ("/tokenize", "/infer")
+        posts = path in self._posts or path in ("/tokenize", "/infer")
         known = posts or path in self._gets(name)
         if not known:
             raise RequestError("not_found", f"there is no {path[:200]!r}; GET /info lists models")
@@ -268,7 +276,7 @@ class App:
             body = {**body, "model": name}
         if path == "/tokenize":
             return tei.tokenized(self.models, body, self.limits)
-        shape = kserve.infer if path == "/infer" else POSTS[path]
+        shape = kserve.infer if path == "/infer" else self._posts[path]
         return await self._answer(shape(self.models, body), headers, receive, exchange)
 
     def _split(self, path: str) -> tuple[str | None, str]:
@@ -304,6 +312,7 @@ class App:
             "/openapi.json": lambda: openapi.document(
                 self.models, self.limits, guarded=bool(self._keys)
             ),
+            **{path: partial(self._files.__getitem__, path) for path in self._files},
             "/v1/models": lambda: {
                 "object": "list",
                 "data": [openai.described(model) for model in self.models],
@@ -366,8 +375,11 @@ class App:
             most = model.task.length
             message = f"a text is longer than the model reads, {most} tokens, and truncate is false"
             raise RequestError("text_too_long", message, param="inputs")
+        work: Any = encoded
+        if query.jobs is not None:  # it may have to read weights
+            work = await loop.run_in_executor(self._tokenizers, query.jobs, examples, encoded)
         exchange.phases.append(("tokenize", began, time.perf_counter()))
-        ticket = Ticket(model, examples, encoded, deadline, loop.create_future())
+        ticket = Ticket(model, examples, work, deadline, loop.create_future())
         self.batcher.submit(ticket)
         predictions = await self._wait(ticket, receive)
         answer = Answer(model, examples, encoded, predictions)
@@ -422,6 +434,7 @@ def app(
     keys: Many[str] = (),
     hosts: Many[str] | None = None,
     tracer: Any = None,
+    playground: bool = False,
 ) -> App:
     """Return an ASGI app that answers requests by predictors.
 
@@ -435,6 +448,8 @@ def app(
         hosts: names in the header `host` that are answered, in lower case and without a port; None
             for all.
         tracer: of OpenTelemetry, which receives a span for each request.
+        playground: whether there is a page to try the models, `/play`, and `/explain`. The page
+            itself needs no key, and asks for one.
 
     Raises:
         ConfigError: there is no predictor.
@@ -449,4 +464,4 @@ def app(
     now = int(time.time())
     models = {name: ServedModel(name, each, now) for name, each in named.items()}
     spans = None if tracer is None else Tracing(tracer)
-    return App(models, limits, keys, hosts, spans)
+    return App(models, limits, keys, hosts, spans, playground)

@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,12 +39,26 @@ SMOOTHING = 0.1
 _log = logging.getLogger("bothways.serving")
 
 
+@dataclass(frozen=True)
+class ModelJob:
+    """A piece of work of another kind than a prediction; it is a batch by itself.
+
+    Attributes:
+        tokens: that it takes as long as.
+        compute: called in the model's thread.
+    """
+
+    tokens: int
+    compute: Callable[[], Any]
+
+
 @dataclass(eq=False)
 class Ticket:
     """A request in the queue.
 
     Attributes:
-        model, examples, encoded: what is computed.
+        model, examples, encoded: what is computed; `encoded` may hold jobs, whose results are then
+            the predictions.
         deadline: by `time.monotonic`.
         answer: the predictions, in order.
         tokens: of all its sequences.
@@ -53,7 +68,7 @@ class Ticket:
 
     model: ServedModel
     examples: Many[Any]
-    encoded: Many[EncodedExample]
+    encoded: Many[EncodedExample | ModelJob]
     deadline: float
     answer: asyncio.Future[list[Any]]
     tokens: int = 0
@@ -66,6 +81,10 @@ class Ticket:
 
     def __post_init__(self) -> None:
         for n, item in enumerate(self.encoded):
+            if isinstance(item, ModelJob):
+                self.tokens += item.tokens
+                self.units.append(Unit(self, n, None, item.tokens))
+                continue
             lengths = list(map(len, item.sequences))
             self.tokens += sum(lengths)
             if self.model.by_example:
@@ -83,6 +102,7 @@ class Ticket:
             self.predictions[unit.example] = output
             return
         item, rows = self.encoded[unit.example], self.outputs.setdefault(unit.example, {})
+        assert isinstance(item, EncodedExample)
         rows[unit.sequence] = output
         if len(rows) == len(item.sequences):
             ordered = [rows[k] for k in range(len(rows))]
@@ -208,7 +228,8 @@ class Batcher:
         while turn:
             ticket = turn.popleft()
             unit = ticket.units[0]
-            if taken and (tokens + unit.tokens > most or model.by_example):
+            alone = unit.sequence is None or (taken and taken[0].sequence is None)
+            if taken and (tokens + unit.tokens > most or alone):
                 continue  # later ones may still fit
             taken.append(ticket.units.popleft())
             tokens += unit.tokens
@@ -234,9 +255,9 @@ class Batcher:
         self.rate += SMOOTHING * (tokens / max(end - start, 1e-6) - self.rate)
         self.metrics.batch(tokens, len(units), end - start)
         for ticket in {id(unit.ticket): unit.ticket for unit in units}.values():
-            if len(ticket.predictions) == len(ticket.examples):
+            if len(ticket.predictions) == len(ticket.encoded):
                 ticket.computed = end
-                self._deliver(ticket, [ticket.predictions[n] for n in range(len(ticket.examples))])
+                self._deliver(ticket, [ticket.predictions[n] for n in range(len(ticket.encoded))])
 
     def _outputs(self, units: list[Unit]) -> list[Any]:
         """Return an output or an error for each unit; a batch that fails is computed one by one."""
@@ -246,7 +267,11 @@ class Batcher:
             if units[0].sequence is None:
                 return [self._prediction(unit) for unit in units]
             parts = [(unit.ticket.encoded[unit.example], unit.sequence) for unit in units]
-            sequences = [item.sequences[k] for item, k in parts if k is not None]
+            sequences = [
+                item.sequences[k]
+                for item, k in parts
+                if k is not None and isinstance(item, EncodedExample)
+            ]
             return list(predict_sequences(task, sequences, config))
         except Exception as error:
             if len(units) == 1:
@@ -255,8 +280,10 @@ class Batcher:
 
     def _prediction(self, unit: Unit) -> Any:
         ticket, n = unit.ticket, unit.example
-        one = (ticket.model.task, [ticket.examples[n]], [ticket.encoded[n]])
-        [(_, prediction)] = predict_encoded(*one)
+        item = ticket.encoded[n]
+        if isinstance(item, ModelJob):
+            return item.compute()
+        [(_, prediction)] = predict_encoded(ticket.model.task, [ticket.examples[n]], [item])
         return prediction
 
     def _keep(self, unit: Unit, result: Any) -> None:

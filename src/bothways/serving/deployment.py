@@ -34,6 +34,7 @@ class Deployment:
         traces: the address of an OpenTelemetry collector; None for no traces.
         requests: whether each request is a line of the log.
         delay: seconds between a signal to stop and the end of accepting connections.
+        playground: as `serving.app`.
     """
 
     folders: Mapping[str, str]
@@ -48,6 +49,7 @@ class Deployment:
     requests: bool = True
     delay: float = 0.0
     tasks: Mapping[str, str] = field(default_factory=dict)
+    playground: bool = False
 
     def open(self, name: str) -> Predictor:
         """Return the predictor of a name; errors as `open_task`."""
@@ -69,7 +71,7 @@ class Deployment:
         """Return the app with all models opened; errors as `open_task`."""
         spans: Tracing | None = None if self.traces is None else tracing(self.traces)
         models = {name: self.served(name) for name in self.folders}
-        return App(models, self.limits, self.keys, self.hosts, spans)
+        return App(models, self.limits, self.keys, self.hosts, spans, self.playground)
 
 
 class Reloader:

@@ -155,6 +155,11 @@ def _info() -> Schema:
         "labels": listed(TEXT),
         "since": COUNT,
         "digest": maybe(TEXT),
+        "pairs": FLAG,
+        "layers": COUNT,
+        "mask": TEXT,
+        "specials": obj({"single": COUNT, "pair": COUNT}),
+        "long_texts": TEXT,
     }
     return obj(
         {

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from bothways.core.errors import ConfigError
+from bothways.serving.batcher import ModelJob
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
 from bothways.tasks.base import EncodedExample
@@ -66,12 +67,14 @@ class Query:
         inputs: each a text, a pair of texts or a row, as `Predictor` takes them.
         write: returns what the client receives, to be written as JSON.
         truncate: whether texts may be longer than the model reads, which are then cut.
+        jobs: from examples and their encoded forms, what is computed in place of predictions.
     """
 
     model: ServedModel
     inputs: Many[Any]
     write: Callable[[Answer], Any]
     truncate: bool = True
+    jobs: Callable[[Many[Any], Many[EncodedExample]], Many[ModelJob]] | None = None
 
 
 Shape = Callable[[Models, Mapping[str, Any]], Query]

@@ -145,6 +145,8 @@ def info(models: Models, limits: Limits) -> dict[str, Any]:
 
 def _described(model: ServedModel) -> dict[str, Any]:
     task = model.task.task
+    columns = getattr(task, "columns", None)
+    tokenizer = model.task.tokenizer
     return {
         "name": model.name,
         "task": model.kind,
@@ -154,7 +156,18 @@ def _described(model: ServedModel) -> dict[str, Any]:
         "since": model.created,
         "digest": model.digest or None,
         **({"prompts": list(task.prompts)} if isinstance(task, SentenceEmbeddingTask) else {}),
+        "pairs": getattr(columns, "text_b", None) is not None,
+        "layers": model.task.model.config.depth,
+        "mask": tokenizer.token(tokenizer.specials.mask),
+        "specials": {"single": tokenizer.template.single, "pair": tokenizer.template.pair},
+        "long_texts": _long_texts(model),
     }
+
+
+def _long_texts(model: ServedModel) -> str:
+    """Return how texts beyond the length are read, as `LongTextTask.long_texts`."""
+    usual = "windows" if model.kind in ("tag", "answer", "likelihood", "prefer") else "truncate"
+    return getattr(model.task.task, "long_texts", usual)
 
 
 def _dtype(model: ServedModel) -> str:

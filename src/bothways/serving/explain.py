@@ -1,0 +1,230 @@
+"""Why a model answers as it does, over HTTP: `POST /explain`, see `prediction.explanation`.
+
+    {"method": "leave_one_out", "inputs": "what a lovely film", "label": "positive"}
+
+Words left out are texts like any others: they share batches with other requests. Gradients and
+attentions are computed by the model as it is saved, in jobs of about a batch each.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from typing import Any
+
+from bothways.core.errors import BothwaysError
+from bothways.prediction.explanation import (
+    ExplainedOutput,
+    GradientPath,
+    Word,
+    attentions,
+    effect_without,
+    gradient_path,
+    path_part,
+    rollout,
+    value_of,
+    without,
+    words_of,
+)
+from bothways.serving.batcher import ModelJob
+from bothways.serving.errors import RequestError, over_limit
+from bothways.serving.models import Models, ServedModel, as_request_error
+from bothways.serving.shapes import Answer, Query, as_input, field, whole
+from bothways.tasks.base import EncodedExample
+from bothways.tasks.predictions import brief
+
+STEPS, MOST_STEPS = 32, 256
+"""Points of the path of integrated gradients, and the most that a request may ask for."""
+MOST_ATTENTION_TOKENS = 128
+"""The longest sequence whose attentions are answered: n² numbers for each head."""
+MOST_CHARACTERS, MOST_WORDS = 20_000, 512
+"""The longest text that is explained, and the most words that are left out of one."""
+BACKWARD = 2
+"""A backward pass takes about as long as two forward passes."""
+
+
+def explain(models: Models, body: Mapping[str, Any]) -> Query:
+    """Read a request of `/explain`: `method`, `inputs`, and what the method needs.
+
+    | method | needs | answers |
+    |---|---|---|
+    | leave_one_out | `label`; for tags `word` | the fall of the output without each word |
+    | integrated_gradients | `label`; for tags `word`; `steps` | each word's share of the log odds |
+    | attention | `layer`, by default the last | the heads of a layer, the rollout of all |
+
+    Raises:
+        RequestError: a field is missing or has another type; the method is not for this task.
+    """
+    model = models.choose(body.get("model"))
+    method = field(body, "method", str)
+    if "inputs" not in body:
+        raise RequestError("invalid", "inputs is missing", param="inputs")
+    given = as_input(body["inputs"])
+    if (characters := len(str(given))) > MOST_CHARACTERS:
+        limit = ("characters to explain", characters, "explained_characters", MOST_CHARACTERS)
+        raise over_limit("text_too_long", *limit)
+    match method:
+        case "leave_one_out":
+            return _leave_one_out(model, given, _target(body))
+        case "integrated_gradients":
+            return _integrated_gradients(model, given, _target(body), _steps(body))
+        case "attention":
+            return _attention(model, given, _layer(model, body))
+        case _:
+            message = "method must be leave_one_out, integrated_gradients or attention"
+            raise RequestError("invalid", message, param="method")
+
+
+def _target(body: Mapping[str, Any]) -> ExplainedOutput:
+    word = field(body, "word", int, 0)
+    if word < 0:
+        raise RequestError("invalid", f"word must be at least 0, not {word}", param="word")
+    return ExplainedOutput(field(body, "label", str, None), word)
+
+
+def _steps(body: Mapping[str, Any]) -> int:
+    steps = whole(body, "steps", STEPS)
+    assert steps is not None
+    if steps > MOST_STEPS:
+        message = f"steps must be at most {MOST_STEPS}, not {steps}"
+        raise RequestError("invalid", message, param="steps")
+    return steps
+
+
+def _layer(model: ServedModel, body: Mapping[str, Any]) -> int:
+    depth = model.task.model.config.depth
+    layer = whole(body, "layer", depth)
+    assert layer is not None
+    if layer > depth:
+        message = f"layer must be at most {depth}, not {layer}"
+        raise RequestError("invalid", message, param="layer")
+    return layer
+
+
+def _leave_one_out(model: ServedModel, given: Any, target: ExplainedOutput) -> Query:
+    task = model.task
+    try:
+        example = _example(model, given)
+        words = words_of(task.tokenizer, example)
+        if len(words) > MOST_WORDS:
+            limit = ("words to leave out", len(words), "explained_words", MOST_WORDS)
+            raise over_limit("too_many_texts", *limit)
+        shorter = [without(example, words, n) for n in range(len(words))]
+    except BothwaysError as error:
+        raise as_request_error(error) from error
+
+    def write(answer: Answer) -> Any:
+        first, *others = answer.predictions
+        try:
+            value = value_of(first, target, task.labels)
+            effects = [
+                value - effect_without(other, n, target, task.labels)
+                for n, other in enumerate(others)
+            ]
+        except BothwaysError as error:
+            raise as_request_error(error) from error
+        return {
+            "method": "leave_one_out",
+            "label": target.label,
+            "value": brief(value),
+            "words": _words(words, effects),
+        }
+
+    return Query(model, [example, *shorter], write)
+
+
+def _integrated_gradients(
+    model: ServedModel, given: Any, target: ExplainedOutput, steps: int
+) -> Query:
+    planned: list[GradientPath] = []
+
+    def jobs(examples: Many[Any], encoded: Many[EncodedExample]) -> list[ModelJob]:
+        try:
+            path = gradient_path(model.task, examples[0], encoded[0], target, steps)
+            learner = model.predictor.unprepared()
+        except BothwaysError as error:
+            raise as_request_error(error) from error
+        planned.append(path)
+        length = max(1, len(path.sequence))
+        size = max(1, 1024 // length)
+        return [
+            ModelJob(
+                (1 + BACKWARD) * length * (part.stop - part.start),
+                functools.partial(path_part, learner, path, part),
+            )
+            for part in path.parts(size)
+        ]
+
+    def write(answer: Answer) -> Any:
+        (path,) = planned
+        result = path.attribution(answer.predictions)
+        if not math.isfinite(result.value):
+            raise RequestError("not_finite", "the model's output is not finite")
+        return {
+            "method": "integrated_gradients",
+            "label": target.label,
+            "value": brief(result.value),
+            "baseline": brief(result.baseline),
+            "error": brief(result.error),
+            "steps": steps,
+            "words": _words(result.words, result.effects.tolist()),
+        }
+
+    return Query(model, [given], write, jobs=jobs)
+
+
+def _attention(model: ServedModel, given: Any, layer: int) -> Query:
+    tokenizer = model.task.tokenizer
+
+    def jobs(examples: Many[Any], encoded: Many[EncodedExample]) -> list[ModelJob]:
+        sequence = encoded[0].sequences[0] if encoded[0].sequences else None
+        if sequence is None or sequence.parts:
+            message = f"attentions are not shown for the task {model.kind!r}"
+            raise RequestError("invalid", message, param="method")
+        if len(sequence) > MOST_ATTENTION_TOKENS:
+            limit = ("tokens", len(sequence), "attention_tokens", MOST_ATTENTION_TOKENS)
+            raise over_limit("too_many_tokens", *limit)
+        try:
+            learner = model.predictor.unprepared()
+        except BothwaysError as error:
+            raise as_request_error(error) from error
+        return [ModelJob(len(sequence), functools.partial(attentions, learner, sequence))]
+
+    def write(answer: Answer) -> Any:
+        (layers,) = answer.predictions
+        ids = answer.encoded[0].sequences[0].ids.tolist()
+        return {
+            "method": "attention",
+            "tokens": [
+                {"id": id, "text": tokenizer.token(id), "special": bool(tokenizer.special[id])}
+                for id in ids
+            ],
+            "layer": layer,
+            "layers": len(layers),
+            "heads": layers[min(layer, len(layers)) - 1].round(4),
+            "rollout": rollout(layers).round(4),
+        }
+
+    return Query(model, [given], write, jobs=jobs)
+
+
+def _example(model: ServedModel, given: Any) -> Any:
+    """Return the example in an input; errors as `Task.example`."""
+    from bothways.prediction.predictor import read_input
+
+    return read_input(model.task, given, 1)
+
+
+def _words(words: Many[Word], effects: Many[float]) -> list[dict[str, Any]]:
+    return [
+        {
+            "text": word.text,
+            "start": word.start,
+            "stop": word.stop,
+            "part": word.part,
+            "effect": None if math.isnan(effect) else brief(effect),
+        }
+        for word, effect in zip(words, effects, strict=True)
+    ]

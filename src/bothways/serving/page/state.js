@@ -1,0 +1,38 @@
+// What the page shows, in the part of the address that is never sent to a server.
+
+const KNOWN = ["model", "lang", "theme", "tab", "method", "text", "second", "items", "label", "word", "layer"];
+
+export const state = {};
+const listeners = new Set();
+
+/** Read the state from the address. */
+export function readAddress() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  for (const name of KNOWN) {
+    if (given.has(name)) state[name] = given.get(name);
+    else delete state[name];
+  }
+}
+
+/** Change the state and the address; `undefined` takes a name out. */
+export function change(values) {
+  for (const [name, value] of Object.entries(values)) {
+    if (value === undefined || value === null) delete state[name];
+    else state[name] = String(value);
+  }
+  const kept = Object.fromEntries(KNOWN.filter((name) => name in state).map((name) => [name, state[name]]));
+  const hash = new URLSearchParams(kept).toString();
+  // A long text is not kept in the address: browsers slow down, and nobody could pass it on.
+  if (hash.length < 8000) history.replaceState(null, "", hash ? `#${hash}` : location.pathname);
+  else history.replaceState(null, "", location.pathname);
+}
+
+/** Call `listener` when the user changes the address. */
+export function onAddress(listener) {
+  listeners.add(listener);
+}
+
+addEventListener("hashchange", () => {
+  readAddress();
+  for (const listener of listeners) listener();
+});

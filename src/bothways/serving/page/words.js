@@ -1,0 +1,85 @@
+// The words of the page in its languages.
+
+const EN = {
+  playground: "Playground", model: "Model", language: "Language", theme: "Colours", dark: "Dark", light: "Light", auto: "As the system",
+  skip: "Skip to the result", input: "Input", examples: "Examples", clear: "Clear", addSecond: "Add a second text", removeSecond: "Remove the second text",
+  result: "Result", why: "Why", tokens: "Tokens", code: "Code", views: "Views",
+  text: "Text", second: "Second text", first: "First text", question: "Question", context: "Context", endings: "Endings, one per line",
+  lines: "Texts, one per line", query: "Query", documents: "Documents, one per line", maskText: "Text with {mask}",
+  hint: "The answer follows as you type.", waiting: "Computing …", empty: "Write something, or pick an example.", needMask: "Click a word below to hide it. The model fills the gap.",
+  needTwo: "Write at least two lines.", needAll: "Fill in all fields.", maskHint: "Click a word to hide it, click again to bring it back.", maskNone: "No word is hidden yet.",
+  classify: "One label for a text.", multilabel: "Any number of labels for a text.", regress: "A score for a text or a pair.", choice: "The ending that follows best.",
+  tag: "A label for each word.", answer: "The passage that answers a question.", fill: "The words that fit a gap.", likelihood: "How expected each word is.",
+  prefer: "The more likely of two texts.", embed: "How similar texts are in meaning.", rerank: "Documents in the order of relevance.",
+  label: "Label", probability: "Probability", score: "Score", assigned: "assigned", notAssigned: "not assigned", numbers: "Numbers", labels: "Labels",
+  noEntities: "No entity found.", entities: "Entities", type: "Type", word: "Word", words: "Words", tag_: "Tag", noAnswer: "No answer in this context.", otherAnswers: "Other candidates",
+  confidence: "Confidence", filling: "Filling", gap: "Gap {n}", useIt: "Put it into the text", perplexity: "Pseudo-perplexity", surprisal: "Surprisal", bits: "bits",
+  surprisalNote: "Each token is hidden in turn and predicted from all others. The darker, the less expected.", expected: "expected", surprising: "surprising",
+  cosine: "Cosine", nearest: "Nearest", nearestTo: "Nearest to line {n}", line: "Line {n}", matrix: "Cosine of each pair of lines", rank: "Rank", relevance: "Relevance", document: "Document",
+  ending: "Ending", preferred: "preferred", logLikelihood: "Log-likelihood", rawScore: "Raw score {score}", moved: "was {n}",
+  piece: "Piece", id: "Id", characters: "Characters", special: "special", count: "{n} tokens", room: "The model reads {n}.", cutOff: "{n} are cut off.", allRead: "All are read.",
+  tokensNote: "Pieces as the vocabulary spells them, with their ids.",
+  method: "Method", leaveOut: "Leave one word out", gradients: "Integrated gradients", attention: "Attention", explained: "Explained", compute: "Explain",
+  raises: "raises the output", lowers: "lowers the output", effect: "Effect", layer: "Layer", heads: "Heads", head: "Head {n}", all: "All", none: "None",
+  leaveOutNote: "The model reads the text again without each word; the number is how much the output falls. This is a fact about those shorter texts, which may read oddly. Words that matter only together show little.",
+  gradientsNote: "Shares of the difference between this text and the same text with empty tokens, in log odds or score. They add up to the difference, but depend on that choice of baseline.",
+  attentionNote: "Attention shows which positions are mixed, not why the model answers as it does. High weight is not importance: compare with the other methods.",
+  sum: "Sum of shares {sum} = {value} − ({baseline}), up to an integration error of {error}.", without: "Output for the whole text: {value}.",
+  rollout: "Rollout", rolloutNote: "How much of each token reaches the chosen one through all layers (Abnar and Zuidema 2020).", headView: "Heads", from: "Token", hover: "Point at or focus a token on the left to see where it looks.",
+  tagTarget: "Word", noWhy: "Explanations need a text for this task.", tooLong: "Longer than {n} tokens: attention is shown for shorter texts.",
+  curl: "curl", python: "Python", json: "Answer (JSON)", copy: "Copy", copied: "Copied", request: "Request",
+  unreachable: "The server does not answer. Is it still running?", keyNeeded: "This server asks for a key.", key: "API key", keyNote: "It stays in the memory of this page, and is gone when you close it.", open: "Open", wrongKey: "The key was not accepted.",
+  time: "{ms} ms in all, {model} ms in the model", truncated: "The text is longer than the model reads: its end was ignored.", retry: "Try again", top: "The most probable", more: "{n} more", least: "least", most: "most",
+  noTask: "This page has no view for the task {task}; the code tab shows how to use it.", weight: "Weight", looksAt: "Looks most at", positive: "darker: closer", share: "Share",
+};
+
+const ZH = {
+  playground: "试玩", model: "模型", language: "语言", theme: "配色", dark: "深色", light: "浅色", auto: "跟随系统",
+  skip: "跳到结果", input: "输入", examples: "示例", clear: "清空", addSecond: "添加第二段文本", removeSecond: "移除第二段文本",
+  result: "结果", why: "为什么", tokens: "词元", code: "代码", views: "视图",
+  text: "文本", second: "第二段文本", first: "第一段文本", question: "问题", context: "上下文", endings: "候选结尾，每行一个",
+  lines: "文本，每行一条", query: "查询", documents: "文档，每行一篇", maskText: "含 {mask} 的文本",
+  hint: "边输入边给出结果。", waiting: "计算中……", empty: "请输入文本，或选一个示例。", needMask: "点击下面的词把它遮住，由模型来填。",
+  needTwo: "请至少写两行。", needAll: "请填写所有输入框。", maskHint: "点击一个词把它遮住，再点一次恢复。", maskNone: "还没有遮住任何词。",
+  classify: "给文本一个标签。", multilabel: "给文本任意多个标签。", regress: "给文本或文本对打分。", choice: "选出最合适的结尾。",
+  tag: "给每个词一个标签。", answer: "在上下文中找出答案。", fill: "填出合适的词。", likelihood: "每个词有多在意料之中。",
+  prefer: "两段文本中更可能的一段。", embed: "文本的含义有多接近。", rerank: "按相关性给文档排序。",
+  label: "标签", probability: "概率", score: "分数", assigned: "已赋予", notAssigned: "未赋予", numbers: "数值", labels: "标签",
+  noEntities: "没有找到实体。", entities: "实体", type: "类型", word: "词", words: "词", tag_: "标记", noAnswer: "上下文中没有答案。", otherAnswers: "其他候选",
+  confidence: "置信度", filling: "填充", gap: "第 {n} 处", useIt: "填入文本", perplexity: "伪困惑度", surprisal: "惊异度", bits: "比特",
+  surprisalNote: "依次遮住每个词元，用其余词元来预测。颜色越深，越出乎意料。", expected: "意料之中", surprising: "出乎意料",
+  cosine: "余弦", nearest: "最接近", nearestTo: "与第 {n} 行最接近", line: "第 {n} 行", matrix: "每两行的余弦", rank: "名次", relevance: "相关性", document: "文档",
+  ending: "结尾", preferred: "更可能", logLikelihood: "对数似然", rawScore: "原始分数 {score}", moved: "原第 {n}",
+  piece: "词元", id: "编号", characters: "字符", special: "特殊", count: "{n} 个词元", room: "模型可读 {n} 个。", cutOff: "末尾 {n} 个被截去。", allRead: "全部读入。",
+  tokensNote: "词表中的写法及其编号。",
+  method: "方法", leaveOut: "逐词去除", gradients: "积分梯度", attention: "注意力", explained: "解释对象", compute: "解释",
+  raises: "使输出升高", lowers: "使输出降低", effect: "影响", layer: "层", heads: "头", head: "头 {n}", all: "全选", none: "全不选",
+  leaveOutNote: "模型重读去掉某个词之后的文本；数值是输出因此下降多少。它说的是那些较短的文本，读起来可能不自然；共同起作用的词各自看起来影响很小。",
+  gradientsNote: "本文本与全为空词元的文本之差中各词的份额，单位是对数几率或分数。份额之和等于该差，但取决于这一基线的选择。",
+  attentionNote: "注意力说明哪些位置被混合，而不是模型为何这样回答。权重大不等于重要：请与其他方法对照。",
+  sum: "份额之和 {sum} = {value} −（{baseline}），积分误差 {error}。", without: "整段文本的输出：{value}。",
+  rollout: "注意力累积", rolloutNote: "各词元经所有层流入所选词元的份额（Abnar 与 Zuidema 2020）。", headView: "注意力头", from: "词元", hover: "指向或聚焦左侧的词元，查看它关注哪里。",
+  tagTarget: "词", noWhy: "该任务需要文本才能解释。", tooLong: "超过 {n} 个词元：注意力只对较短的文本显示。",
+  curl: "curl", python: "Python", json: "回答（JSON）", copy: "复制", copied: "已复制", request: "请求",
+  unreachable: "服务器没有响应。它还在运行吗？", keyNeeded: "此服务器需要密钥。", key: "API 密钥", keyNote: "密钥只保存在本页内存中，关闭页面即消失。", open: "打开", wrongKey: "密钥未被接受。",
+  time: "共 {ms} 毫秒，其中模型 {model} 毫秒", truncated: "文本超过模型可读的长度：末尾未读入。", retry: "重试", top: "最可能", more: "另有 {n} 个", least: "最低", most: "最高",
+  noTask: "本页没有任务 {task} 的视图；“代码”一栏说明如何使用。", weight: "权重", looksAt: "最关注", positive: "越深越接近", share: "份额",
+};
+
+export const LANGUAGES = { en: "English", zh: "中文" };
+const WORDS = { en: EN, zh: ZH };
+let words = EN;
+export let language = "en";
+
+/** Choose the language: the one asked for, or the first of the browser's that the page has. */
+export function speak(asked) {
+  const wanted = [asked, ...(navigator.languages ?? [])].filter(Boolean).map((name) => name.slice(0, 2));
+  language = wanted.find((name) => name in WORDS) ?? "en";
+  words = WORDS[language];
+  document.documentElement.lang = language === "zh" ? "zh-Hans" : "en";
+}
+
+/** Return a text of the page, with values for its {names}. */
+export function t(name, values = {}) {
+  return (words[name] ?? EN[name] ?? name).replace(/\{(\w+)\}/g, (_, key) => String(values[key] ?? ""));
+}

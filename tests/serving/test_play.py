@@ -1,0 +1,352 @@
+"""The playground over HTTP: its files, their headers, and explanations. `test_browser` looks at the page itself."""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from bothways.cli import app as cli
+from bothways.serving import app as application_of
+from bothways.serving import run as serving_run
+from bothways.serving.app import App
+from bothways.serving.limits import Limits
+from bothways.serving.play import SCRIPTS, pages
+from running_server import running
+from toy_folder import make_folder
+from toy_predictors import predictor
+
+NAMES = ("classify", "label", "regress", "tag", "fill", "embed", "answer", "likelihood", "choice")
+PAGE = importlib.resources.files("bothways.serving") / "page"
+TEXT = "a good film was bad"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("place") / "bert")
+
+
+@pytest.fixture(scope="module")
+def application(folder: Path) -> App:
+    limits = Limits(request_tokens=4000, queue_tokens=4000)
+    predictors = {name: predictor(folder, name, batch_invariant=True) for name in NAMES}
+    return application_of(predictors, limits=limits, keys=["sesame"], playground=True)
+
+
+@pytest.fixture(scope="module")
+def url(application: App) -> Iterator[str]:
+    with running(application) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, headers={"authorization": "Bearer sesame"}) as client:
+        yield client
+
+
+def explain(client: httpx.Client, **body: Any) -> Any:
+    response = client.post("/explain", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def refused(client: httpx.Client, **body: Any) -> tuple[int, str]:
+    response = client.post("/explain", json=body)
+    return response.status_code, response.json()["error"]["code"]
+
+
+# ---- files ----
+
+
+@pytest.mark.parametrize("path", pages())
+def test_files_need_no_key_and_have_strict_headers(url: str, path: str) -> None:
+    response = httpx.get(url + path)
+    assert response.status_code == 200
+    kinds = {"js": "text/javascript", "css": "text/css"}
+    kind = kinds.get(path.rpartition(".")[2], "text/html")
+    assert response.headers["content-type"] == f"{kind}; charset=utf-8"
+    policy = dict(
+        rule.split(" ", 1) for rule in response.headers["content-security-policy"].split("; ")
+    )
+    assert policy == {
+        "default-src": "'none'",
+        "script-src": "'self'",
+        "style-src": "'self'",
+        "connect-src": "'self'",
+        "img-src": "'self' data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+    }
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["referrer-policy"] == "no-referrer"
+    assert "access-control-allow-origin" not in response.headers
+    head = httpx.head(url + path)
+    assert head.content == b""
+    assert head.headers["content-length"] == str(len(response.content))
+    assert httpx.post(url + path, json={}).status_code in (401, 405)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/play/index.html",
+        "/play/app.py",
+        "/play/../app.py",
+        "/play/..%2fapp.py",
+        "/play/%2e%2e/app.py",
+        "/play/main.js%00",
+        "/play/main.js/x",
+        "/play//main.js",
+        "/play/MAIN.js",
+        "/models/classify/play",
+    ],
+)
+def test_there_are_no_other_files(client: httpx.Client, path: str) -> None:
+    response = client.get(path)
+    assert response.status_code == 404
+    assert "import" not in response.text
+
+
+def test_a_slash_at_the_end_leads_to_the_page(url: str) -> None:
+    response = httpx.get(f"{url}/play/")
+    assert response.status_code == 308
+    assert response.headers["location"] == "../play"
+    assert httpx.get(f"{url}/play/", follow_redirects=True).text == httpx.get(f"{url}/play").text
+
+
+def test_what_the_page_asks_for_needs_the_key(url: str) -> None:
+    assert httpx.get(f"{url}/info").status_code == 401
+    body = {"model": "classify", "method": "attention", "inputs": TEXT}
+    assert httpx.post(f"{url}/explain", json=body).status_code == 401
+
+
+def test_without_the_playground_there_is_no_page_and_no_explanation(folder: Path) -> None:
+    with running(application_of(predictor(folder, "classify"))) as url:
+        assert httpx.get(f"{url}/play").status_code == 404
+        assert httpx.get(f"{url}/play/main.js").status_code == 404
+        body = {"method": "attention", "inputs": TEXT}
+        assert httpx.post(f"{url}/explain", json=body).status_code == 404
+
+
+def test_every_file_is_served_and_small() -> None:
+    names = {item.name for item in PAGE.iterdir()}
+    assert names == {"index.html", "style.css", *(f"{name}.js" for name in SCRIPTS)}
+    assert sum(len(page.body) for page in pages().values()) < 100_000
+
+
+def test_the_page_runs_nothing_inline_and_loads_nothing_from_elsewhere() -> None:
+    html = (PAGE / "index.html").read_text(encoding="utf8")
+    assert re.findall(r"<script[^>]*>", html) == ['<script type="module" src="play/main.js">']
+    assert not re.search(r"\son\w+=|\sstyle=|<style|javascript:", html)
+    for name in SCRIPTS:
+        source = (PAGE / f"{name}.js").read_text(encoding="utf8")
+        for word in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacent",
+            "document.write",
+            "eval(",
+            "Function(",
+        ):
+            assert word not in source, (name, word)
+        for target in re.findall(r'(?:from|import)\s+"([^"]+)"', source):
+            assert target.startswith("./"), (name, target)
+            assert target.removeprefix("./").removesuffix(".js") in SCRIPTS
+        for word in ("localStorage", "sessionStorage", "document.cookie", "sendBeacon"):
+            assert word not in source, (name, word)
+        assert not re.search(r"https?://", source), name
+    style = (PAGE / "style.css").read_text(encoding="utf8")
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_both_languages_say_the_same_things() -> None:
+    words = (PAGE / "words.js").read_text(encoding="utf8")
+    tables = []
+    for name in ("EN", "ZH"):
+        body = re.search(rf"const {name} = \{{(.*?)\n\}};", words, re.DOTALL)
+        assert body
+        pairs = re.findall(r'(\w+): "((?:[^"\\]|\\.)*)"', body[1])
+        tables.append({key: sorted(re.findall(r"\{\w+\}", text)) for key, text in pairs})
+        assert len(pairs) == len(tables[-1])
+    assert tables[0] == tables[1]
+    used = set()
+    for name in SCRIPTS:
+        source = (PAGE / f"{name}.js").read_text(encoding="utf8")
+        used |= set(re.findall(r'\bt\("(\w+)"', source))
+    assert used <= {*tables[0]}
+
+
+# ---- explanations ----
+
+
+def test_words_left_out_are_predictions_without_them(
+    client: httpx.Client, application: App
+) -> None:
+    predict = application.models.named("classify").predictor
+    found = explain(client, model="classify", method="leave_one_out", inputs=TEXT, label="neg")
+    whole = predict(TEXT).probabilities["neg"]
+    assert found["value"] == pytest.approx(whole, rel=1e-5)
+    words = TEXT.split()
+    assert [word["text"] for word in found["words"]] == words
+    for n, word in enumerate(found["words"]):
+        rest = " ".join(words[:n] + words[n + 1 :])
+        wanted = whole - predict(rest).probabilities["neg"]
+        assert word["effect"] == pytest.approx(wanted, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        ({"model": "classify", "inputs": ["a film", "was bad"], "label": "pos"}, 4),
+        ({"model": "label", "inputs": TEXT, "label": "pos"}, 5),
+        ({"model": "regress", "inputs": ["a film", "was bad"]}, 4),
+        ({"model": "tag", "inputs": TEXT, "label": "B-X", "word": 2}, 5),
+        ({"model": "embed", "inputs": ["a film", "was bad"]}, 4),
+    ],
+)
+def test_words_left_out_of_every_task(client: httpx.Client, body: Any, count: int) -> None:
+    found = explain(client, method="leave_one_out", **body)
+    assert len(found["words"]) == count
+    effects = [word["effect"] for word in found["words"]]
+    assert effects.count(None) == (body["model"] == "tag")
+    assert any(effects)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": "classify", "inputs": TEXT, "label": "neg"},
+        {"model": "classify", "inputs": ["a film", "was bad"], "label": "pos", "steps": 64},
+        {"model": "label", "inputs": TEXT, "label": "pos"},
+        {"model": "regress", "inputs": ["a film", "was bad"]},
+        {"model": "tag", "inputs": TEXT, "label": "I-X", "word": 2},
+        {"model": "fill", "inputs": "a good [MASK] was bad", "label": "film"},
+    ],
+)
+def test_integrated_gradients_add_up(client: httpx.Client, body: Any) -> None:
+    found = explain(client, method="integrated_gradients", **body)
+    effects = [word["effect"] for word in found["words"]]
+    assert any(effects)
+    difference = found["value"] - found["baseline"]
+    assert sum(effects) == pytest.approx(difference, abs=1e-5)
+    assert abs(found["error"]) < 1e-5
+    assert found["steps"] == body.get("steps", 32)
+
+
+def test_attention_of_a_layer(client: httpx.Client) -> None:
+    found = explain(client, model="embed", method="attention", inputs=TEXT, layer=1)
+    count = len(found["tokens"])
+    assert [token["text"] for token in found["tokens"]] == ["[CLS]", *TEXT.split(), "[SEP]"]
+    heads = np.array(found["heads"])
+    assert heads.shape == (2, count, count)
+    np.testing.assert_allclose(heads.sum(-1), 1, atol=1e-3)
+    np.testing.assert_allclose(np.array(found["rollout"]).sum(-1), 1, atol=1e-3)
+    other = explain(client, model="embed", method="attention", inputs=TEXT)
+    assert (other["layer"], other["layers"]) == (2, 2)
+    assert other["heads"] != found["heads"]
+    assert other["rollout"] == found["rollout"]
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"method": "guess", "inputs": TEXT}, "invalid"),
+        ({"inputs": TEXT}, "invalid"),
+        ({"method": "attention"}, "invalid"),
+        ({"method": "attention", "inputs": TEXT, "layer": 3}, "invalid"),
+        ({"method": "attention", "inputs": TEXT, "layer": True}, "invalid"),
+        ({"method": "leave_one_out", "inputs": TEXT}, "invalid"),
+        ({"method": "leave_one_out", "inputs": TEXT, "label": "<b>"}, "invalid"),
+        ({"method": "leave_one_out", "inputs": TEXT, "label": ["neg"]}, "invalid"),
+        ({"method": "leave_one_out", "inputs": TEXT, "label": "neg", "word": -1}, "invalid"),
+        ({"method": "integrated_gradients", "inputs": TEXT}, "invalid"),
+        ({"method": "integrated_gradients", "inputs": TEXT, "label": "neg", "steps": 0}, "invalid"),
+        (
+            {"method": "integrated_gradients", "inputs": TEXT, "label": "neg", "steps": 257},
+            "invalid",
+        ),
+        ({"method": "leave_one_out", "inputs": {}, "label": "neg"}, "invalid"),
+        ({"method": "leave_one_out", "inputs": ["a", "b", "c"], "label": "neg"}, "invalid"),
+        ({"method": "leave_one_out", "inputs": "a " * 600, "label": "neg"}, "too_many_texts"),
+        ({"method": "leave_one_out", "inputs": "a" * 20_001, "label": "neg"}, "text_too_long"),
+        ({"method": "leave_one_out", "inputs": "a " * 500, "label": "neg"}, "too_many_tokens"),
+        (
+            {"method": "integrated_gradients", "inputs": "a " * 40, "label": "neg", "steps": 256},
+            "too_many_tokens",
+        ),
+    ],
+)
+def test_what_cannot_be_explained_is_refused(client: httpx.Client, body: Any, code: str) -> None:
+    status, found = refused(client, model="classify", **body)
+    assert found == code
+    assert status in (413, 422)
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "inputs"),
+    [
+        ("choice", "attention", {"context": "a", "endings": ["film", "play"]}),
+        ("likelihood", "integrated_gradients", "a film"),
+        ("likelihood", "leave_one_out", "a film"),
+        ("answer", "leave_one_out", {"question": "a", "context": "film"}),
+        ("embed", "leave_one_out", "a film"),
+        ("tag", "integrated_gradients", "a film"),
+    ],
+)
+def test_methods_that_a_task_does_not_have(
+    client: httpx.Client, model: str, method: str, inputs: Any
+) -> None:
+    assert refused(client, model=model, method=method, inputs=inputs) == (422, "invalid")
+
+
+def test_explanations_without_a_model_folder_are_refused(folder: Path) -> None:
+    from bothways.prediction.predictor import Predictor
+
+    alone = Predictor(predictor(folder, "classify").task)
+    with running(application_of(alone, playground=True)) as url, httpx.Client(base_url=url) as one:
+        assert refused(one, method="attention", inputs=TEXT) == (422, "invalid")
+        assert explain(one, method="leave_one_out", inputs=TEXT, label="neg")["words"]
+
+
+def test_info_has_what_the_page_needs(client: httpx.Client) -> None:
+    models = {model["name"]: model for model in client.get("/info").json()["models"]}
+    assert models["fill"]["mask"] == "[MASK]"
+    assert models["classify"]["specials"] == {"single": 2, "pair": 3}
+    assert models["classify"]["layers"] == 2
+    assert models["classify"]["pairs"] is False
+    assert (models["tag"]["long_texts"], models["embed"]["long_texts"]) == ("windows", "truncate")
+
+
+def test_the_command_prints_the_address(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import webbrowser
+
+    served: list[Any] = []
+    opened: list[str] = []
+    monkeypatch.setattr(serving_run, "serve", lambda *arguments, **named: served.append(arguments))
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    words = ["play", f"toy={folder}", "--task", "fill", "--no-browser"]
+    cli(words, result_action="return_value")
+    printed = capsys.readouterr().out
+    found = re.search(r"http://127\.0\.0\.1:\d+/play", printed)
+    assert found
+    assert not opened
+    application, *_ = served[0]
+    assert list(application.models.by_name) == ["toy"]
+    assert application.hosts == ("localhost", "127.0.0.1", "[::1]")
+    cli(words[:-1], result_action="return_value")
+    until = time.monotonic() + 20  # another thread opens the browser
+    while not opened and time.monotonic() < until:
+        time.sleep(0.01)
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/play", opened[0])
