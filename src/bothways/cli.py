@@ -76,6 +76,7 @@ _COMMANDS = {
     "export": ("export:export", "Write a model for onnxruntime, OpenVINO or a browser."),
     "describe": ("describe:describe", "Show a model's configuration and its parameters by part."),
     "speedrun": ("speedrun:speedrun", "Time pre-training to a fixed held-out loss."),
+    "plan": ("plan:plan", "Forecast time, memory and price of a pre-training run."),
     "bench": ("bench:bench", "Compare the speed with transformers, or of servers, here."),
 }
 _TOKENIZER = {

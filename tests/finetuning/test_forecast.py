@@ -63,7 +63,7 @@ def test_updates_evaluations_and_checkpoints_are_counted(
 ) -> None:
     step, disk = StepTime(1e-4, 0.25), 1e-6
     monkeypatch.setattr(forecasting, "measure_step", lambda *_: step)
-    monkeypatch.setattr(forecasting, "_seconds_per_byte", lambda _: disk)
+    monkeypatch.setattr(forecasting, "seconds_per_byte", lambda _: disk)
     task, training = make_task(tmp_path), dataclasses.replace(TRAINING, evaluate=Epochs(1.0))
     found = forecast(task, data, SETTINGS, training, tmp_path)
     assert found is not None

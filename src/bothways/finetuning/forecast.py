@@ -6,11 +6,7 @@ torch's generator is used.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
-import tempfile
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,18 +22,15 @@ from bothways.finetuning.config import FinetuneSettings
 from bothways.finetuning.data import LabelledData, updates_per_epoch
 from bothways.finetuning.fit import learning_by_rows
 from bothways.model.flops import BACKWARD
-from bothways.preflight.machine import speed
+from bothways.preflight.machine import seconds_per_byte, speed, update_seconds
 from bothways.preflight.memory import SAVED_BYTES
-from bothways.runtime.devices import wait
 from bothways.tasks.base import TaskLearner
 from bothways.training.durations import Duration, Epochs, Hours, Steps, Tokens
-from bothways.training.optimizers import FusedAdamW, build_optimizer, set_rate, update
+from bothways.training.optimizers import FusedAdamW, build_optimizer, set_rate
 from bothways.training.run import Training
 
 SAMPLE = 1024
 """Maximum number of tokens that are read to measure the speed."""
-PROBE = 2**24
-"""Bytes that are written to measure the speed of checkpoints."""
 
 
 class StepTime(NamedTuple):
@@ -76,7 +69,7 @@ def forecast(
     seconds = (
         read * step.per_token
         + updates * step.update
-        + (0.0 if folder is None else saved * SAVED_BYTES * parameters * _seconds_per_byte(folder))
+        + (0.0 if folder is None else saved * SAVED_BYTES * parameters * seconds_per_byte(folder))
     )
     one = step.update + data.tokens * epochs / updates * step.per_token
     parts = [f"{updates:,} steps of {1000 * one:,.0f} ms"]
@@ -110,17 +103,7 @@ def measure_step(
             assert isinstance(table, torch.nn.Parameter)
             optimizer.seen[table] = torch.zeros(len(table), dtype=torch.bool, device=device)
             optimizer.seen[table][np.concatenate([s.ids for s in sequences])] = True
-        progress.stage("measuring the time of an update")
-        seconds = 0.0
-        for _ in range(2):  # the first update allocates the moments
-            losses = task(sample.to(device))
-            torch.autograd.backward(torch.stack([loss.total for loss in losses.values()]).sum())
-            wait(device)
-            start = time.perf_counter()
-            update(optimizer, training.clip_norm)
-            wait(device)
-            seconds = time.perf_counter() - start
-    task.zero_grad()
+        seconds = update_seconds(task, sample, optimizer, training, progress)
     return StepTime(1 / rate, seconds)
 
 
@@ -145,16 +128,3 @@ def _times(
     """Return how often something is done in a run: after each duration, and at the end."""
     each = None if every is None else epochs_in(every, data, settings)
     return 1 if each is None else math.ceil(epochs / each - 1e-9)
-
-
-def _seconds_per_byte(folder: Path) -> float:
-    """Return the time to write a byte to a folder's disk and to hash it, as checkpoints are."""
-    content = bytes(PROBE)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder) as file:
-        start = time.perf_counter()
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-        hashlib.sha256(content)
-        return (time.perf_counter() - start) / PROBE

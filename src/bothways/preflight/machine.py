@@ -6,6 +6,9 @@ warnings and notes are printed once. `bothways.tasks.checks` checks labels.
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Literal
@@ -27,10 +30,15 @@ from bothways.runtime.devices import (
     gemm_rate,
     memory_available,
     resolve_precision,
+    wait,
 )
+from bothways.training.optimizers import update
 from bothways.training.parallel import Plan, Sharding, Single, gather, shard
 from bothways.training.run import Training
 from bothways.training.trackers import Peak
+
+PROBE = 2**24
+"""Bytes that are written to measure the speed of checkpoints."""
 
 
 def check_machine(
@@ -94,6 +102,45 @@ def speed(
         rate = batch.layout.tokens / (time.perf_counter() - start)
     learner.zero_grad()
     return rate
+
+
+def update_seconds(
+    learner: Learner,
+    batch: Batch,
+    optimizer: torch.optim.Optimizer,
+    training: Training,
+    progress: Progress = SILENT,
+) -> float:
+    """Return the time of an update, clipping included; at a rate of 0 the weights do not change.
+
+    As `speed`, it draws from torch's generator.
+    """
+    device = next(learner.parameters()).device
+    progress.stage("measuring the time of an update")
+    seconds = 0.0
+    for _ in range(2):  # the first update allocates the moments
+        losses = learner(batch.to(device))
+        torch.autograd.backward(torch.stack([loss.total for loss in losses.values()]).sum())
+        wait(device)
+        start = time.perf_counter()
+        update(optimizer, training.clip_norm)
+        wait(device)
+        seconds = time.perf_counter() - start
+    learner.zero_grad()
+    return seconds
+
+
+def seconds_per_byte(folder: Path) -> float:
+    """Return the time to write a byte to a folder's disk and to hash it, as checkpoints are."""
+    content = bytes(PROBE)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        start = time.perf_counter()
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        hashlib.sha256(content)
+        return (time.perf_counter() - start) / PROBE
 
 
 def _check_disk(load: Load, folder: Path) -> list[Finding]:

@@ -225,15 +225,15 @@ def choose_placement(load: Load, ranks: int, free: float, device: torch.device) 
     """
     whole: Placement = "single" if ranks == 1 else "replicated"
     memory = load.memory(device, whole, ranks)
-    share = f"{size_text(memory.total)} of {size_text(free)} on each rank"
+    share = f"a step takes {size_text(memory.total)} of {size_text(free)} on each rank"
     if load.fits(free, device, whole, ranks):
         why = "there is one rank" if ranks == 1 else "the whole state fits on each rank"
         return PlacementChoice(whole, memory, f"{why}: {share}")
     if ranks > 1 and load.fits(free, device, "sharded", ranks):
         memory = load.memory(device, "sharded", ranks)
-        why = f"replicas would take {share}; sharded it takes {size_text(memory.total)}"
+        why = f"replicated {share}, sharded {size_text(memory.total)}"
         return PlacementChoice("sharded", memory, why)
-    what = f"a step takes {share}, of which {USABLE:.0%} are planned for"
+    what = f"{share}, of which {USABLE:.0%} are planned for"
     fixes = [*_remedies(load, ranks, free, device)]
     fix = f"This would fit: {'; '.join(fixes)}." if fixes else "Choose a smaller model."
     raise ResourceError(what, where="memory", fix=fix)
@@ -259,6 +259,6 @@ def _remedies(load: Load, ranks: int, free: float, device: torch.device) -> Iter
     yield f"{size_text(needed)} of memory on each rank"
 
 
-def size_text(count: float) -> str:
+def size_text(count: int | float) -> str:
     """Return a number of bytes as text, in GiB from 1 GiB on, else in MiB."""
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"

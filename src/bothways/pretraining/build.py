@@ -281,7 +281,7 @@ def _check_mixture(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
     """Return the forecast of a mixture: what the run will read of each corpus."""
     if len(corpora.parts) == 1:
         return []
-    read, longest = _tokens_read(settings, corpora), max(x.length for x in settings.phases)
+    read, longest = tokens_read(settings, corpora.tokens), max(x.length for x in settings.phases)
     findings = []
     for name, part in corpora.parts.items():
         share, size = corpora.shares[name], part.manifest.counts.tokens
@@ -300,13 +300,13 @@ def _check_mixture(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
     return findings
 
 
-def _tokens_read(settings: PretrainConfig, corpora: Corpora) -> float | None:
+def tokens_read(settings: PretrainConfig, text: float) -> float | None:
     """Return the number of tokens that a run will read; None if its length is a time."""
     match settings.training.end, settings.batch:
         case Tokens(count), _:
             return float(count)
         case Epochs(count), _:
-            return count * corpora.tokens
+            return count * text
         case Steps(count), ExampleBudget(n):
             return float(sum(count * part.share * n * part.length for part in settings.phases))
         case Steps(count), TokenBudget(n):

@@ -1,0 +1,165 @@
+"""`bothways plan`: the cost of a pre-training run before it begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bothways.commands.options import Device
+
+if TYPE_CHECKING:
+    from bothways.pretraining.config import PretrainConfig
+    from bothways.pretraining.run_plan import RunPlan
+
+
+def plan(  # noqa: PLR0913 – one option per question
+    model: str,
+    *settings: str,
+    tokens: float | None = None,
+    corpus: Path | None = None,
+    recipe: str = "modern",
+    config: Path | None = None,
+    hardware: str = "here",
+    ranks: int = 1,
+    utilisation: float | None = None,
+    price: float | None = None,
+    json: bool = False,
+    device: Device = "auto",
+) -> None:
+    """Forecast time, memory, checkpoints and price of a pre-training run, and how to place it.
+
+    Parameters
+    ----------
+    model
+        A preset such as bert-base, or a model folder or Hub id for its shape.
+    settings
+        Settings of pretrain by dotted path, such as training.recompute=true microbatch_tokens=8192
+        training.until="2 hours".
+    tokens
+        Tokens to read, such as 3.3e9.
+    corpus
+        A folder made by `bothways corpus build`: its tokens and its vocabulary.
+    recipe
+        The recipe to start from, as for pretrain.
+    config
+        A TOML file with settings of pretrain.
+    hardware
+        here measures this machine; a card is computed from its data sheet: l4, a10, rtx3090,
+        rtx4090, a100-40, l40s, a100, h100, h200, b200, mi300x.
+    ranks
+        Number of cards.
+    utilisation
+        The share of the card's rate that a step reaches, as you have measured it; default 0.35.
+    price
+        Of a card or of this machine for an hour.
+    json
+        Print one JSON object.
+    """
+    import json as json_format
+
+    from rich.console import Console
+
+    from bothways.commands.progress import terminal_progress
+    from bothways.core.errors import ConfigError
+    from bothways.pretraining.run_plan import UTILISATION, Cards, Here, plan_run
+    from bothways.runtime.cards import card_named
+
+    run, text = _run(model, settings, tokens, corpus, recipe, config)
+    if hardware == "here":
+        for name, given in (("ranks", ranks != 1), ("utilisation", utilisation is not None)):
+            if given:
+                what = "is for cards; this machine is measured with one rank"
+                raise ConfigError(what, where=name, fix="Name a card: --hardware h100")
+        where: Here | Cards = Here(device)
+    else:
+        share = UTILISATION if utilisation is None else utilisation
+        where = Cards(card_named(hardware), ranks, share)
+    with terminal_progress() as progress:
+        done = plan_run(run, where, text=text, price=price, progress=progress)
+    if json:
+        print(json_format.dumps(done.to_json(), ensure_ascii=False, allow_nan=False))
+    else:
+        _show(Console(), done)
+
+
+def _run(
+    model: str,
+    overrides: tuple[str, ...],
+    tokens: float | None,
+    corpus: Path | None,
+    recipe: str,
+    config: Path | None,
+) -> tuple[PretrainConfig, float | None]:
+    """Return the settings of the run, and the tokens of the corpus if one is given."""
+    import dataclasses
+
+    from bothways.core.config import reader as configs
+    from bothways.core.errors import ConfigError
+    from bothways.data.corpus import Corpus
+    from bothways.families.catalogue import PRESETS, preset
+    from bothways.pretraining.build import fit_to_corpus, start_encoder
+    from bothways.pretraining.config import PretrainConfig
+    from bothways.pretraining.recipes import RECIPES
+    from bothways.training.durations import Tokens
+
+    if recipe not in RECIPES:
+        what = f"unknown recipe {recipe!r}; there are: {', '.join(RECIPES)}"
+        raise ConfigError(what, where="recipe")
+    known = model in PRESETS or not Path(model).is_dir()
+    encoder = preset(model) if known and "/" not in model else start_encoder(model)
+    text = None if corpus is None else Corpus.open(corpus)
+    if text is not None:
+        encoder = fit_to_corpus(encoder, text.tokenizer)
+    base = RECIPES[recipe](encoder)
+    if tokens is not None:
+        if not tokens >= 1:
+            raise ConfigError(f"must be at least 1, not {tokens:g}", where="tokens")
+        training = dataclasses.replace(base.training, until=Tokens(int(tokens)))
+        base = dataclasses.replace(base, training=training)
+    run = configs.load(PretrainConfig, base=base, file=config, overrides=overrides)
+    return run, None if text is None else float(text.manifest.counts.tokens)
+
+
+def _show(console: object, done: RunPlan) -> None:
+    """Print the forecast as tables."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from bothways.core.terminal import show_lines, time_text
+    from bothways.preflight.memory import size_text
+    from bothways.pretraining.run_plan import memory_rows
+    from bothways.report.terminal import titled
+
+    assert isinstance(console, Console)
+
+    def table(title: str, rows: list[tuple[str, str]]) -> None:
+        """Print one table of names and values."""
+        shown = Table(show_header=False)
+        shown.add_column()
+        shown.add_column(justify="right")
+        for row in rows:
+            shown.add_row(*row)
+        show_lines(console, titled(title, shown))
+
+    each = done.total / max(1, done.checkpoints)
+    kept = f"{done.checkpoints:,} of {size_text(done.checkpoint)}, one each {time_text(each)}"
+    run = [
+        ("parameters", f"{done.parameters:,}"),
+        ("tokens", f"{done.tokens:,.0f}"),
+        ("updates", f"{done.updates:,}"),
+        ("operations", f"{done.operations * done.tokens:.3g}"),
+        ("tokens per second", f"{done.rate:,.0f}"),
+        ("checkpoints", kept),
+        *((name, time_text(value)) for name, value in done.seconds.items() if value),
+        ("time", time_text(done.total)),
+    ]
+    if done.cost is not None:
+        run.append(("price", f"{done.cost:,.2f}"))
+    table(f"A run on {done.hardware}", run)
+    rows = memory_rows(done)
+    rows.append(("most tokens at once (microbatch_tokens)", f"{done.largest:,}"))
+    table("Memory of a rank", rows)
+    say = f"placement: {done.choice.placement}, because {done.choice.why}"
+    console.print(say, highlight=False, soft_wrap=True)
+    for sentence in done.assumed:
+        console.print(f"assumed: {sentence}", highlight=False, style="dim", soft_wrap=True)

@@ -1,0 +1,77 @@
+"""Accelerators by name, with the figures of their manufacturers' data sheets.
+
+bf16 rates are those of dense products that sum in fp32. Links are those to other cards of the same
+machine, in one direction: NVLink, Infinity Fabric or PCIe.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from bothways.core.errors import ConfigError
+
+NETWORK = 50e9
+"""Bytes per second between machines, for each card: one port of 400 Gb/s."""
+MACHINE = 8
+"""Cards of a machine."""
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """An accelerator.
+
+    Attributes:
+        name: as on the command line.
+        title: its full name.
+        memory: in bytes.
+        bf16: dense operations per second.
+        bandwidth: of the memory, in bytes per second.
+        link: to another card of the machine, in bytes per second.
+    """
+
+    name: str
+    title: str
+    memory: float
+    bf16: float
+    bandwidth: float
+    link: float
+
+
+def _card(
+    name: str, title: str, gigabytes: int, teraflops: int, gigabytes_second: int, link: int
+) -> Accelerator:
+    return Accelerator(
+        name, title, gigabytes * 1e9, teraflops * 1e12, gigabytes_second * 1e9, link * 1e9
+    )
+
+
+_ALL = (
+    _card("l4", "NVIDIA L4", 24, 121, 300, 32),
+    _card("a10", "NVIDIA A10", 24, 125, 600, 32),
+    _card("rtx3090", "NVIDIA GeForce RTX 3090", 24, 71, 936, 32),
+    _card("rtx4090", "NVIDIA GeForce RTX 4090", 24, 165, 1008, 32),
+    _card("a100-40", "NVIDIA A100 SXM 40 GB", 40, 312, 1555, 300),
+    _card("l40s", "NVIDIA L40S", 48, 362, 864, 32),
+    _card("a100", "NVIDIA A100 SXM 80 GB", 80, 312, 2039, 300),
+    _card("h100", "NVIDIA H100 SXM", 80, 989, 3350, 450),
+    _card("h200", "NVIDIA H200 SXM", 141, 989, 4800, 450),
+    _card("b200", "NVIDIA B200 (HGX)", 180, 2250, 7700, 900),
+    _card("mi300x", "AMD Instinct MI300X", 192, 1307, 5300, 448),
+)
+CARDS = {card.name: card for card in _ALL}
+"""By name, the smallest memory first."""
+
+
+def card_named(name: str) -> Accelerator:
+    """Return the card of this name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in CARDS:
+        near = difflib.get_close_matches(name.lower(), CARDS, 1)
+        what = f"there is no card {name!r}: it must be here or one of {', '.join(CARDS)}"
+        fix = f"Did you mean {near[0]!r}?" if near else None
+        raise ConfigError(what, where="hardware", fix=fix)
+    return CARDS[name]

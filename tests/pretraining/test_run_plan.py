@@ -1,0 +1,193 @@
+"""The forecast of a run: counted, computed from data sheets or measured, and refused with a remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bothways.cli import app
+from bothways.core.errors import ConfigError, DataError, ResourceError
+from bothways.data.corpus import Corpus
+from bothways.families.catalogue import preset
+from bothways.model.config import EncoderConfig
+from bothways.preflight.memory import USABLE
+from bothways.pretraining import run_plan
+from bothways.pretraining.build import load_of
+from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.recipes import RECIPES, modern
+from bothways.pretraining.run_plan import Cards, Here, StepSeconds, measure_step, plan_run
+from bothways.runtime.cards import CARDS
+from bothways.training.durations import Hours, Steps, Tokens
+
+CPU, CARD = torch.device("cpu"), CARDS["a100"]
+
+
+def settings(name: str = "bert-base", **training: Any) -> PretrainConfig:
+    usual = modern(preset(name))
+    values = {"until": Tokens(10**9)} | training
+    return dataclasses.replace(usual, training=dataclasses.replace(usual.training, **values))
+
+
+def test_the_time_of_a_card_is_operations_over_its_rate() -> None:
+    """BERT-base, counted here from its matrices: 12 blocks, and the head on 15 % of the tokens."""
+    plan = plan_run(settings(), Cards(CARD))
+    h, layers, n, vocabulary, predicted = 768, 12, 128, 30522, 0.15
+    attention, tail = 2 * 3 * h * h + 4 * h * n, 2 * (h * h + 8 * h * h)
+    head = predicted * 2 * (h * h + h * vocabulary)
+    read = predicted + 1 / n  # of the last block: masked tokens and [CLS]
+    pair = (2 * h * h + 4 * h) / n
+    forward = layers * attention + (layers - 1 + read) * tail + head + pair
+    assert plan.operations == pytest.approx(3 * forward, rel=1e-3)
+    assert plan.seconds["training"] == pytest.approx(3 * forward * 1e9 / (0.35 * 312e12), rel=1e-3)
+    assert plan.parameters == 110_106_428
+    assert plan.updates == math.ceil(1e9 / 8192)
+    assert plan.seconds["updates"] == pytest.approx(plan.updates * 28 * plan.parameters / 2039e9)
+    assert plan.seconds["exchange"] == 0
+    assert plan.checkpoint == 12 * plan.parameters
+    assert plan.checkpoints == math.ceil(plan.updates / 1000)
+    assert plan.total == sum(plan.seconds.values())
+
+
+def test_ranks_divide_the_work_and_add_an_exchange() -> None:
+    one, eight = (plan_run(settings(), Cards(CARD, count)) for count in (1, 8))
+    assert eight.choice.placement == "replicated"
+    assert eight.seconds["training"] == pytest.approx(one.seconds["training"] / 8)
+    assert eight.seconds["updates"] == one.seconds["updates"]
+    # 1,024 tokens a rank: the backward pass hides less than the gradients take.
+    sent = 2 * 4 * one.parameters * (7 / 8) / CARD.link
+    hidden = one.operations * 1024 / (0.35 * CARD.bf16) * 2 / 3
+    assert eight.seconds["exchange"] == pytest.approx(eight.updates * max(0, sent - hidden))
+    many = dataclasses.replace(settings(), batch=dataclasses.replace(settings().batch, n=2**20))
+    assert plan_run(many, Cards(CARD, 8)).seconds["exchange"] == 0
+
+
+def test_recomputation_takes_longer_and_leaves_more_room() -> None:
+    usual, again = (plan_run(settings(recompute=on), Cards(CARD)) for on in (False, True))
+    assert 1.2 < again.seconds["training"] / usual.seconds["training"] < 1.34
+    assert again.operations == usual.operations
+    assert again.largest > 3 * usual.largest
+
+
+def test_the_largest_batch_fits_and_one_more_token_does_not() -> None:
+    plan = plan_run(settings(), Cards(CARD))
+    for more, fits in ((0, True), (1, False)):
+        each = dataclasses.replace(settings(), microbatch_tokens=plan.largest + more)
+        needed = load_of(each).memory(torch.device("cuda")).total
+        assert (needed <= USABLE * CARD.memory) == fits
+
+
+def test_hours_are_the_other_way_round() -> None:
+    plan = plan_run(settings(until=Hours(2.0)), Cards(CARD, 4))
+    work = sum(plan.seconds[name] for name in ("training", "updates", "exchange"))
+    assert work == pytest.approx(7200, rel=1e-3)
+    same = plan_run(settings(until=Tokens(int(plan.tokens))), Cards(CARD, 4))
+    assert same.total == pytest.approx(plan.total, rel=1e-3)
+    assert plan_run(settings(until=Steps(100)), Cards(CARD)).tokens == 100 * 8192
+
+
+def test_a_price_is_of_each_card_and_hour() -> None:
+    plan = plan_run(settings(), Cards(CARD, 8), price=2.5)
+    assert plan.cost == pytest.approx(2.5 * 8 * plan.total / 3600)
+    with pytest.raises(ConfigError, match="price: must be at least 0"):
+        plan_run(settings(), Cards(CARD), price=-1.0)
+
+
+def test_what_is_too_large_is_sharded_or_refused_with_what_would_fit() -> None:
+    wide = EncoderConfig(30522, 4096, 12, 64, 16384)
+    large = dataclasses.replace(settings(), encoder=wide, microbatch_tokens=512)
+    assert plan_run(large, Cards(CARDS["h200"])).choice.placement == "single"
+    chosen = plan_run(large, Cards(CARDS["a100-40"], 8))
+    assert chosen.choice.placement == "sharded"
+    assert chosen.choice.memory.gathered > 0
+    with pytest.raises(ResourceError) as refused:
+        plan_run(large, Cards(CARDS["a100-40"]))
+    fix = str(refused.value.fix)
+    assert "2 ranks, sharded" in fix
+    assert fix.endswith("Or: --hardware a100.")
+    assert plan_run(large, Cards(CARDS["a100-40"], 2)).choice.placement == "sharded"
+    assert plan_run(large, Cards(CARDS["a100"])).choice.placement == "single"
+
+
+def test_the_time_here_is_made_of_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    per = StepSeconds(1e-3, 0.5, per_byte=1e-9)
+    monkeypatch.setattr(run_plan, "measure_step", lambda *_: per)
+    monkeypatch.setattr(run_plan, "memory_available", lambda _: 2**34)
+    run = settings("bert-tiny", until=Steps(2000), evaluate=Steps(1000), save=None)
+    plan = plan_run(run, Here("cpu"), out=tmp_path)
+    assert plan.seconds == {
+        "training": pytest.approx(2000 * 8192 * 1e-3),
+        "updates": 1000.0,
+        "exchange": 0.0,
+        "evaluation": pytest.approx(2 * 200_000 * 1e-3 / 3),
+        "checkpoints": pytest.approx(12e-9 * plan.parameters),
+    }
+    assert plan.rate == pytest.approx(2000 * 8192 / (2000 * 8.192 + 1000))
+    assert plan.assumed == ()
+
+
+TINY = EncoderConfig(100, 32, 2, 2, 64)
+
+
+@pytest.mark.parametrize("recipe", ["modern", "electra", "albert", "spanbert", "deberta_v3"])
+def test_a_step_of_any_recipe_can_be_measured(recipe: str, tmp_path: Path) -> None:
+    run = RECIPES[recipe](TINY)
+    run = dataclasses.replace(
+        run, phases=tuple(PretrainPhase(32, phase.share) for phase in run.phases)
+    )
+    per = measure_step(run, CPU, tmp_path)
+    assert 0 < per.per_token < 1
+    assert 0 < per.update < 10
+    assert per.per_byte > 0
+    assert [*tmp_path.iterdir()] == []
+
+
+def command(*words: object) -> None:
+    app(["plan", *map(str, words)], result_action="return_value")
+
+
+def test_the_command_prints_tables_or_one_object(
+    corpus: Corpus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("bert-tiny", "--corpus", corpus.folder, "--hardware", "h100", "--price", 3)
+    command(*words)
+    shown = capsys.readouterr().out
+    assert "A run on NVIDIA H100 SXM" in shown
+    assert "placement: single, because there is one rank: a step takes " in shown
+    assert "assumed: 35% of 989 TFLOP/s" in shown
+    command(*words, "--ranks", 2, "--json")
+    values = json.loads(capsys.readouterr().out)
+    assert values["tokens"] == corpus.manifest.counts.tokens
+    assert values["placement"] == "replicated"
+    assert values["memory"]["total"] == sum(
+        values["memory"][name]
+        for name in ("weights", "gradients", "optimizer", "activations", "gathered")
+    )
+    assert values["cost"] == pytest.approx(3 * 2 * values["seconds"]["total"] / 3600)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("bert-base",), r"training\.until: 1 epochs of an unknown text\n  Give --tokens N"),
+        (("bert-base", "--tokens", "0"), "tokens: must be at least 1, not 0"),
+        (("bert-base", "--tokens", "1e9", "--hardware", "h10"), r"no card 'h10'.*\n.*'h100'"),
+        (("bert-base", "--tokens", "1e9", "--ranks", "2"), "ranks: is for cards"),
+        (("bert-base", "--tokens", "1e9", "--utilisation", "0.4"), "utilisation: is for cards"),
+        (("bert-base", "--tokens", "1e9", "--hardware", "l4", "--utilisation", "2"), "must be above 0 and at most 1"),
+        (("bert-base", "--tokens", "1e9", "--hardware", "l4", "--ranks", "0"), "ranks: must be at least 1"),
+        (("bert-base", "--tokens", "1e9", "--recipe", "soup"), "recipe: unknown recipe 'soup'"),
+        (("bert-bse", "--tokens", "1e9"), "Did you mean 'bert-base'"),
+        (("bert-base", "--corpus", "nowhere"), "nowhere"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_message(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises((ConfigError, DataError, ResourceError), match=message):
+        command(*words)
