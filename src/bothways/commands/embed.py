@@ -55,7 +55,7 @@ def embed(  # noqa: PLR0913 – one option per question
     """
     import sys
 
-    from bothways.commands.parts import is_folder, one_file, predict_parts, split_inputs
+    from bothways.commands.options import is_folder, one_file, predict_parts, split_inputs
     from bothways.commands.progress import asked, say_guess, say_kernels, watched
     from bothways.core.config.tree import parse_overrides
     from bothways.core.errors import ConfigError, DataError

@@ -60,7 +60,7 @@ def predict(  # noqa: PLR0913 – one option per question
     import sys
 
     from bothways.bulk.output import prediction_values
-    from bothways.commands.parts import one_file, predict_parts, split_inputs
+    from bothways.commands.options import one_file, predict_parts, split_inputs
     from bothways.commands.progress import asked, say_guess, watched
     from bothways.core.config.checks import require_at_least
     from bothways.data.text_io import STDIN
