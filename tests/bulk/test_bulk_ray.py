@@ -32,7 +32,9 @@ def cluster() -> Iterator[Any]:
     """Two workers of a cluster on this machine."""
     import ray
 
-    source = str(Path(__file__).parents[2] / "src")
+    source = os.pathsep.join(
+        [str(Path(__file__).parents[2] / "src"), os.environ.get("PYTHONPATH", "")]
+    )
     ray.init(
         num_cpus=2,
         include_dashboard=False,
