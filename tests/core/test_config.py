@@ -18,6 +18,7 @@ from pydantic import BeforeValidator
 
 from bothways.core.config import reader as configs
 from bothways.core.config.toml import read_toml, write_toml
+from bothways.core.config.tree import parse_overrides
 from bothways.core.errors import ConfigError
 from bothways.data.full_sentences import FullSentences
 from bothways.model.config import EncoderConfig, PreNorm
@@ -267,6 +268,19 @@ def test_a_text_becomes_what_the_field_is(override: str, expected) -> None:  # t
 
 def test_booleans_are_read_from_texts() -> None:
     assert configs.read(FullSentences, {"cross": "false"}) == FullSentences(cross=False)
+
+
+def test_blanks_belong_to_a_value_only_in_quotes() -> None:
+    assert parse_overrides(["prompt= query: ", "a.b=x y"]) == {
+        "prompt": "query:",
+        "a": {"b": "x y"},
+    }
+    assert parse_overrides(['prompt= "query: " ']) == {"prompt": "query: "}
+    assert parse_overrides(['prompt=""']) == {"prompt": ""}
+    assert parse_overrides([r'prompt="caf\u00e9 \"a\" "']) == {"prompt": 'café "a" '}
+    assert parse_overrides(['prompt="a" and "b"']) == {
+        "prompt": '"a" and "b"'
+    }  # not one quoted text
 
 
 def test_of_two_overrides_the_later_holds() -> None:

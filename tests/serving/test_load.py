@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -148,7 +149,7 @@ def test_a_full_queue_refuses_at_once_and_recovers(
         lines = [record.msg for record in caplog.records if isinstance(record.msg, dict)]
         times = [line["total_ms"] for line in lines if line["status"] == 429]
         assert len(times) > 10  # a line is written after its answer
-        assert min(times) < 10  # the one that waited least for a core
+        assert statistics.median(times) < 10
         gate.release(100)
         for thread in threads:
             thread.join()

@@ -130,6 +130,11 @@ def test_the_command_line(small: Path, tmp_path: Path, capsys: pytest.CaptureFix
     ]
     for options, settings in same:
         np.testing.assert_allclose(run(*options), embed.encode(texts, **settings), atol=2e-6)
+    words = ["embed", str(small), str(tmp_path / "texts.txt"), "--prompt", "the film "]
+    app([*words, "--out", f"{tmp_path / 'parts'}/"], result_action="return_value")
+    (part,) = (tmp_path / "parts").glob("part-*.npy")
+    np.testing.assert_allclose(np.load(part), embed.encode(texts, prompt="the film "), atol=2e-6)
+    assert np.abs(np.load(part) - embed.encode(texts, prompt="the film")).max() > 1e-3
     with pytest.raises(ConfigError, match="a prompt is given, and the name of one"):
         run("--prompt", "x", "--prompt-name", "query")
     with pytest.raises(

@@ -53,6 +53,7 @@ def embed(  # noqa: PLR0913 – one option per question
     length
         Maximum length of a text in tokens; default: as in the folder, else all positions.
     """
+    import json
     import sys
 
     from bothways.commands.options import is_folder, one_file, predict_parts, split_inputs
@@ -67,11 +68,10 @@ def embed(  # noqa: PLR0913 – one option per question
         what = "a prompt is given, and the name of one"
         raise ConfigError(what, where="prompt", fix="Leave one of them out.")
     if is_folder(out):
-        if prompt is not None and prompt != prompt.strip():
-            what = f"{prompt!r} ends in a blank, which predictions in parts do not keep"
-            raise ConfigError(what, where="prompt", fix="Write to a single file.")
         named = {"prompt_name": prompt_name, "prompt": prompt}.items()
-        settings += tuple(f"{name}={value}" for name, value in named if value is not None)
+        settings += tuple(
+            f"{name}={json.dumps(value)}" for name, value in named if value is not None
+        )
         predict_parts(
             out, parts,
             model=folder, files=files, settings=settings, task="embed", text=text, length=length,

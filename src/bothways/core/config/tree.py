@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,9 @@ Tree = Mapping[str, Any]
 def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
     """Return the tree of texts such as "encoder.depth=6"; later texts win.
 
+    Blanks around a value do not belong to it; a value in double quotes is read as in JSON, and
+    keeps them: `prompt="query: "`.
+
     Raises:
         ConfigError: a text without a key or "=".
     """
@@ -23,11 +27,22 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
         if not equals or not all(keys):
             what = f"{text!r} is not a setting"
             raise ConfigError(what, fix="Write key=value, such as training.optimizer.lr=3e-5.")
-        leaf: Any = value.strip()
+        leaf: Any = _unquoted(value.strip())
         for key in reversed(keys):
             leaf = {key: leaf}
         tree = merge(tree, leaf)
     return tree
+
+
+def _unquoted(value: str) -> str:
+    """Return the text within double quotes; what JSON cannot read as one text is left as it is."""
+    if len(value) < 2 or value[0] != '"' or value[-1] != '"':
+        return value
+    try:
+        read = json.loads(value)
+    except ValueError:
+        return value
+    return str(read)
 
 
 def merge(low: Tree, high: Tree, where: str = "") -> dict[str, Any]:
