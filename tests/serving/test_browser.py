@@ -26,7 +26,18 @@ from running_server import running
 from toy_folder import make_folder
 from toy_predictors import predictor
 
-NAMES = ("classify", "label", "regress", "choice", "tag", "answer", "fill", "likelihood", "embed")
+NAMES = (
+    "classify",
+    "label",
+    "regress",
+    "choice",
+    "tag",
+    "answer",
+    "fill",
+    "likelihood",
+    "embed",
+    "rerank",
+)
 BROWSER, AXE = os.environ.get("BOTHWAYS_BROWSER"), os.environ.get("BOTHWAYS_AXE")
 pytestmark = pytest.mark.skipif(not BROWSER, reason="needs Chromium and playwright: make browser")
 if TYPE_CHECKING:
@@ -48,6 +59,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "fill": {"text": "a good [MASK] was bad"},
     "likelihood": {"text": TEXT},
     "embed": {"items": "a film\na play\nold men"},
+    "rerank": {"text": "a film", "items": "was bad\na good film\nin rain"},
 }
 
 
@@ -159,6 +171,7 @@ def test_classify(show: Open, application: App) -> None:
         ("fill", ".bar", 3),
         ("likelihood", ".tint", 5),
         ("embed", ".cell", 9),
+        ("rerank", ".ranking li", 3),
     ],
 )
 def test_each_task_has_its_picture(show: Open, model: str, place: str, count: int) -> None:

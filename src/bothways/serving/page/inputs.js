@@ -72,7 +72,7 @@ export function requestFor(model) {
 
 /** Return what `/explain` reads for the task, or null where nothing can be explained. */
 export function explainedInput(model) {
-  const { text: a = "", second: b = "", items: rest = "" } = state;
+  const { text: a = "", items: rest = "" } = state;
   if (model.task === "embed") return linesOf(rest).length > 1 ? linesOf(rest).slice(0, 2) : null;
   const request = requestFor(model);
   if (request.missing) return model.task === "fill" && a.trim() ? a : null;
