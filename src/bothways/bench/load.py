@@ -84,6 +84,7 @@ class _Connection:
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, raw: bytes) -> Exchanged:
+        """Send a request, and return how it was answered."""
         start = time.perf_counter()
         if self.streams is None:
             self.streams = await asyncio.open_connection(*self.place)
@@ -95,6 +96,7 @@ class _Connection:
         return Exchanged(int(head.split(b" ", 2)[1]), end - start, end, _number(head, _TOKENS))
 
     def close(self) -> None:
+        """Close the connection, if it is open."""
         if self.streams is not None:
             self.streams[1].close()
 
@@ -112,6 +114,7 @@ async def waiting_clients(
     start = time.perf_counter()
 
     async def client(number: int) -> None:
+        """Send every request of one client, each after the last answer."""
         connection, at = _Connection(*place), number
         while time.perf_counter() < start + seconds:
             found.append(await connection.ask(requests[at % len(requests)]))
@@ -140,6 +143,7 @@ async def arrivals(
     start = time.perf_counter()
 
     async def one(raw: bytes, due: float) -> None:
+        """Send a request on a connection that is free, or on a new one."""
         connection = free.pop() if free else _Connection(*place)
         done = await connection.ask(raw)
         found.append(Exchanged(done.status, done.end - due, done.end, done.tokens))

@@ -116,6 +116,7 @@ def _leave_one_out(model: ServedModel, given: Any, target: ExplainedOutput) -> Q
         raise as_request_error(error) from error
 
     def write(answer: Answer) -> Any:
+        """Return how far the output falls without each word."""
         first, *others = answer.predictions
         try:
             value = value_of(first, target, task.labels)
@@ -141,6 +142,7 @@ def _integrated_gradients(
     planned: list[GradientPath] = []
 
     def jobs(examples: Many[Any], encoded: Many[EncodedExample]) -> list[ModelJob]:
+        """Return the points of the path in parts that are computed together."""
         try:
             path = gradient_path(model.task, examples[0], encoded[0], target, steps)
             learner = model.predictor.unprepared()
@@ -158,6 +160,7 @@ def _integrated_gradients(
         ]
 
     def write(answer: Answer) -> Any:
+        """Return the attribution of each word."""
         (path,) = planned
         result = path.attribution(answer.predictions)
         if not math.isfinite(result.value):
@@ -179,6 +182,7 @@ def _attention(model: ServedModel, given: Any, layer: int) -> Query:
     tokenizer = model.task.tokenizer
 
     def jobs(examples: Many[Any], encoded: Many[EncodedExample]) -> list[ModelJob]:
+        """Return the one pass that keeps the attentions."""
         sequence = encoded[0].sequences[0] if encoded[0].sequences else None
         if sequence is None or sequence.parts:
             message = f"attentions are not shown for the task {model.kind!r}"
@@ -193,6 +197,7 @@ def _attention(model: ServedModel, given: Any, layer: int) -> Query:
         return [ModelJob(len(sequence), functools.partial(attentions, learner, sequence))]
 
     def write(answer: Answer) -> Any:
+        """Return the attentions of one layer."""
         (layers,) = answer.predictions
         ids = answer.encoded[0].sequences[0].ids.tolist()
         return {

@@ -255,12 +255,14 @@ def serve(
     terminal = sys.stderr.isatty()
 
     def hang_up() -> None:
+        """End if the terminal was closed; else open changed folders again."""
         if terminal and not sys.stderr.isatty():  # the terminal was closed
             server.handle_exit(signal.SIGHUP, None)
         else:
             reloader.request()
 
     async def run() -> None:
+        """Serve until a signal, or the end of the process above."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, hang_up)
         if parent is not None:

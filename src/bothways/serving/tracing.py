@@ -45,6 +45,7 @@ class Tracing:
         ahead = time.time() - time.perf_counter()
 
         def clock(seconds: float) -> int:
+            """Return the nanoseconds since 1970 of a moment of the process' own clock."""
             return int((seconds + ahead) * 1e9)
 
         parent = self._extract(

@@ -213,6 +213,7 @@ class Workers:
         """Collect signals, and restore what was done with them."""
 
         def keep(number: int, frame: FrameType | None) -> None:
+            """Note a signal for the loop."""
             self._signals.append(number)
 
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -255,6 +256,7 @@ def serve_by(
     log_as_json(requests=deployment.requests)
 
     def opened() -> None:
+        """Print the line."""
         print(banner, file=sys.stderr, flush=True)
 
     Workers(deployment, bound, cores, opened).run()
