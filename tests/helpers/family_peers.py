@@ -47,7 +47,8 @@ def peer(family: Family, architecture: Architecture, seed: int, dropout: float =
 
 def outputs(model: Model, batch: Batch) -> list[Tensor]:
     """What ours gives: heads of sequences as training reads them, all others by a call."""
-    if found := [model.read(kind, batch) for kind in ("labels", "choice") if kind in model.heads]:
+    alone = ("labels", "choice", *(() if "masked" in model.heads else ("pair",)))
+    if found := [model.read(kind, batch) for kind in alone if kind in model.heads]:
         return found
     kinds = ("masked", "causal", "replaced", "pair", "tags", "span")
     output = model(batch, heads=[kind for kind in kinds if kind in model.heads])

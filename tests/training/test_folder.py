@@ -140,13 +140,13 @@ def test_the_first_signal_is_noted_and_a_further_ctrl_c_ends_the_program(first, 
     before = signal.getsignal(first)
     with Interruption() as interruption:
         assert not interruption.asked
-        os.kill(os.getpid(), first)
+        signal.raise_signal(first)  # in this thread, unlike os.kill
         assert interruption.asked
         assert interruption.by is first
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         assert interruption.by is first
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(first) is before
     assert f"{first.name}: the run saves after this step" in capfd.readouterr().err
 

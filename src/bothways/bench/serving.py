@@ -63,18 +63,23 @@ def input_of(predictor: Predictor, text: str) -> Any:
         case "fill":
             tokenizer = predictor.task.tokenizer
             return f"{text} {tokenizer.token(tokenizer.specials.mask)}"
-        case "prefer":
+        case "prefer" | "rerank":
             return [text, text]
         case _:
             return text
 
 
 def requests_of(predictor: Predictor, texts: Many[str], each: int) -> list[bytes]:
-    """Return requests of `each` texts: of OpenAI's shape for vectors, else of the task's own."""
+    """Return requests of `each` texts: of OpenAI's shape for vectors, else of the task's own.
+
+    In a request to rank, the texts are the documents, and the first of them is the query.
+    """
     groups = [texts[at : at + each] for at in range(0, len(texts) - each + 1, each)]
     if predictor.task.task.name == "embed":
         more = {"encoding_format": "base64"}
         return [post("/v1/embeddings", {"input": group, **more}) for group in groups]
+    if predictor.task.task.name == "rerank":
+        return [post("/rerank", {"query": group[0], "documents": group}) for group in groups]
     route = f"/{predictor.task.task.name}"
     return [post(route, {"inputs": [input_of(predictor, t) for t in group]}) for group in groups]
 

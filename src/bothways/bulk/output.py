@@ -236,6 +236,10 @@ _SCHEMAS: dict[type, Callable[[], dict[str, Any]]] = {
     kinds.ClassPrediction: lambda: _plain_fields(label="string") | {"probabilities": _scores()},
     kinds.MultilabelPrediction: lambda: {"labels": _list("string"), "probabilities": _scores()},
     kinds.ScorePrediction: lambda: _plain_fields(score="double"),
+    kinds.RankPrediction: lambda: (
+        _plain_fields(query="string")
+        | {"ranking": _structs(index="int64", score="double", document="string")}
+    ),
     kinds.ChoicePrediction: lambda: (
         _plain_fields(index="int64", ending="string") | {"probabilities": _list("double")}
     ),

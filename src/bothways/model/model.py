@@ -130,10 +130,11 @@ class Model(nn.Module):
         keep = output_hidden_states or output_attentions
         with recorded_attentions(self.encoder, output_attentions) as attentions:
             hidden = self.encoder(batch, keep_layers=keep)
+        pooled = self.outputs("pooler", batch, hidden) if "pooler" in self.heads else None
         return ModelOutput(
             hidden.last,
-            {kind: self.outputs(kind, batch, hidden) for kind in kinds},
-            self.outputs("pooler", batch, hidden) if "pooler" in self.heads else None,
+            {kind: self.outputs(kind, batch, hidden, pooled) for kind in kinds},
+            pooled,
             hidden.layers if output_hidden_states else (),
             tuple(attentions),
         )
@@ -169,8 +170,17 @@ class Model(nn.Module):
             only = pooled_tokens(batch.layout, causal)
         return self.outputs(kind, batch, self.encoder(batch, only=only))
 
-    def outputs(self, kind: str, batch: Batch, hidden: Hidden) -> Float[Tensor, "rows ..."]:
+    def outputs(
+        self,
+        kind: str,
+        batch: Batch,
+        hidden: Hidden,
+        pooled: Float[Tensor, "sequences width"] | None = None,
+    ) -> Float[Tensor, "rows ..."]:
         """Return the outputs of a head for an encoded batch, for each token or each sequence.
+
+        Args:
+            pooled: the output of the pooler, where it has been computed already.
 
         Raises:
             ConfigError: the model does not have the head, or it is not one of the library.
@@ -190,7 +200,8 @@ class Model(nn.Module):
             case OwnOutput() if self._is_of_sequences(kind):
                 result = head(head.pool(hidden.last, layout))
             case LinearOutput() if self._is_of_sequences(kind):
-                result = head(self.heads["pooler"](hidden.last, layout))
+                read = self.heads["pooler"](hidden.last, layout) if pooled is None else pooled
+                result = head(read)
             case LinearOutput() | OwnOutput() | DeepOutput():
                 result = head(hidden.last)
             case _:

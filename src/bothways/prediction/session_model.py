@@ -131,7 +131,9 @@ class SessionModel(PreparedModel):
         self.longest_fused = 0
         self.eval()
 
-    def outputs(self, kind: str, batch: Batch, hidden: Hidden) -> Float[Tensor, "rows ..."]:
+    def outputs(
+        self, kind: str, batch: Batch, hidden: Hidden, pooled: Tensor | None = None
+    ) -> Float[Tensor, "rows ..."]:
         """Return the outputs of the head, which the graph has computed."""
         return hidden.last
 

@@ -281,7 +281,8 @@ def _check_mixture(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
     """Return the forecast of a mixture: what the run will read of each corpus."""
     if len(corpora.parts) == 1:
         return []
-    read, longest = tokens_read(settings, corpora.tokens), max(x.length for x in settings.phases)
+    read = tokens_read(settings, float(corpora.tokens))
+    longest = max(phase.length for phase in settings.phases)
     findings = []
     for name, part in corpora.parts.items():
         share, size = corpora.shares[name], part.manifest.counts.tokens
