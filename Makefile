@@ -6,7 +6,7 @@ CC ?= cc
 # 1 where the kernels can be compiled: their tests then fail, and are not skipped, if they are missing.
 KERNELS := $(shell [ "$$(uname -sm)" = "Linux x86_64" ] && command -v $(CC) > /dev/null && echo 1)
 
-.PHONY: quickstart test test-elastic check docs kernels kernels-strict kernels-asan wheels fuzz browser ray api node format clean
+.PHONY: quickstart test test-slow test-elastic check docs kernels kernels-strict kernels-asan wheels fuzz browser ray api node format clean
 
 quickstart: .venv/.quickstart
 	$(BIN)/bothways quickstart
@@ -15,7 +15,7 @@ test: .venv/.test kernels-strict
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 BOTHWAYS_EXPECT_KERNELS=$(KERNELS) $(BIN)/python -m pytest --numprocesses auto
+	OMP_NUM_THREADS=1 BOTHWAYS_EXPECT_KERNELS=$(KERNELS) $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 	$(MAKE) kernels-asan
 
 check: test
@@ -28,6 +28,10 @@ docs: .venv/.docs
 test-elastic: .venv/.test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'moto[server]' s3fs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m elastic
+
+# The tests that `make test` leaves out for their time: more cases of what others show.
+test-slow: .venv/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal -m slow
 
 # Compile the kernels of this source tree again.
 kernels: .venv/.test

@@ -399,6 +399,7 @@ def test_a_run_saves_both_networks_and_resumes(corpus: Corpus, tmp_path: Path) -
     assert embedding.token is resumed.learner.saved()["generator"].encoder.embedding.token
 
 
+@pytest.mark.slow
 def test_the_discriminator_learns_more_than_the_share_of_replaced_tokens(corpus: Corpus) -> None:
     config = config_of(corpus, 250)
     config = dataclasses.replace(

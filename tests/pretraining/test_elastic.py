@@ -164,7 +164,7 @@ def teacher(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("kind", STAGES)
+@pytest.mark.parametrize("kind", ["teacher", pytest.param("two networks", marks=pytest.mark.slow)])
 def test_a_run_by_changing_ranks_does_what_one_rank_does(
     corpus: Corpus, tmp_path: Path, kind: str, teacher: str
 ) -> None:

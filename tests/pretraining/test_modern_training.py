@@ -52,7 +52,7 @@ def settings(corpus: Corpus, optimizer: OptimizerConfig, **changes: object) -> P
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda config: config.kind)
 def test_a_run_learns_and_resumes_to_equal_weights(
     optimizer: OptimizerConfig, precision: str, corpus: Corpus, tmp_path: Path
