@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from bothways.core.batch import Batch
@@ -31,11 +29,11 @@ from bothways.tasks.base import (
     EncodedExample,
     Metrics,
     Output,
-    TaskLearner,
     nothing_to_score,
     unlabelled,
 )
 from bothways.tasks.metrics import correlation
+from bothways.tasks.number_learner import NumberLearner, targets_of
 from bothways.tasks.predictions import ScorePrediction
 from bothways.tasks.text_checks import (
     check_answered,
@@ -54,28 +52,12 @@ LARGEST = 1e18
 _TOO_LARGE = f"beyond ±{LARGEST:g}"
 
 
-class Regressor(TaskLearner[TextExample, ScorePrediction]):
+class Regressor(NumberLearner[TextExample, ScorePrediction]):
     """A regression task with a model whose head "labels" has one output; see `TaskLearner`."""
-
-    scale = "number"
-
-    def weights(self, batch: Batch) -> dict[str, float]:
-        """Return the number of texts with a score."""
-        known = ~_targets(batch).isnan()
-        return {"label": float(window_weight(batch)[known].sum(dtype=torch.float64))}
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the squared error of the scores."""
-        return {"label": squared_error(scores, _targets(batch), window_weight(batch))}
-
-    def scores(self, batch: Batch) -> Float[Tensor, " sequences"]:
-        """Return one score for each sequence."""
-        result: Tensor = self.model.read("labels", batch)
-        return result[:, 0]
-
-    def outputs(self, batch: Batch) -> list[Output]:
-        """Return the score of each sequence `(1)`."""
-        return list(self.scores(batch).float().cpu().numpy()[:, None])
+        return {"label": squared_error(scores, targets_of(batch), window_weight(batch))}
 
 
 @dataclass(frozen=True)
@@ -212,7 +194,3 @@ def _check_scores(train: Many[TextExample], dev: Many[TextExample]) -> list[Find
             what = f"all {name} examples have the score {scores[0]:g}; correlation is undefined"
             findings.append(Finding("balance", "error" if name == "training" else "warning", what))
     return findings
-
-
-def _targets(batch: Batch) -> Tensor:
-    return torch.as_tensor(batch.target("label", LabelTargets).labels)

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from bothways.core.batch import Batch
@@ -31,11 +29,11 @@ from bothways.tasks.base import (
     Output,
     Reading,
     Row,
-    TaskLearner,
     nothing_to_score,
     unlabelled,
 )
 from bothways.tasks.metrics import negative_log, sigmoid
+from bothways.tasks.number_learner import NumberLearner, targets_of
 from bothways.tasks.predictions import RankPrediction
 from bothways.tasks.prompted_task import PromptedTask
 from bothways.tasks.reranking.checks import check_rankings
@@ -54,29 +52,13 @@ from bothways.tasks.text_examples import TextExample
 from bothways.text.tokenizer import Tokenizer
 
 
-class Ranker(TaskLearner[RankExample, RankPrediction]):
+class Ranker(NumberLearner[RankExample, RankPrediction]):
     """A reranking task with a model whose head "labels" has one output; see `TaskLearner`."""
-
-    scale = "number"
-
-    def weights(self, batch: Batch) -> dict[str, float]:
-        """Return the number of documents with a label."""
-        known = ~_targets(batch).isnan()
-        return {"label": float(window_weight(batch)[known].sum(dtype=torch.float64))}
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the binary cross-entropy of the scores."""
-        columns = (part[:, None] for part in (scores, _targets(batch), window_weight(batch)))
+        columns = (part[:, None] for part in (scores, targets_of(batch), window_weight(batch)))
         return {"label": binary_cross_entropy(*columns)}
-
-    def scores(self, batch: Batch) -> Float[Tensor, " sequences"]:
-        """Return one logit for each sequence."""
-        result: Tensor = self.model.read("labels", batch)
-        return result[:, 0]
-
-    def outputs(self, batch: Batch) -> list[Output]:
-        """Return the logit of each sequence `(1)`."""
-        return list(self.scores(batch).float().cpu().numpy()[:, None])
 
 
 @dataclass(frozen=True)
@@ -230,7 +212,3 @@ def _known(example: RankExample) -> tuple[float, ...]:
     if example.labels is None:
         raise unlabelled(example.where)
     return example.labels
-
-
-def _targets(batch: Batch) -> Tensor:
-    return torch.as_tensor(batch.target("label", LabelTargets).labels)
