@@ -36,7 +36,7 @@ def run(monkeypatch: pytest.MonkeyPatch, place: Path, *words: str) -> None:
     app(["distil", *words], result_action="return_value")
 
 
-QUICK = ("training.until=2 steps", "batch.n=8", "training.schedule.warmup=0.5")
+QUICK = ("--until", "2 steps", "batch.n=8", "training.schedule.warmup=0.5")
 
 
 def test_a_corpus_pre_trains_half_of_the_teacher(
@@ -64,10 +64,12 @@ def test_labelled_data_fine_tunes_a_student_for_the_task_of_the_teacher(
 ) -> None:
     run(
         monkeypatch, place, "tuned", "train.tsv", "--dev", "dev.tsv", "--student", "student",
-        "--out", "taught", "epochs=1", "teacher.weight=0.7",
+        "--out", "taught", "--epochs", "1", "teacher.weight=0.7",
     )  # fmt: skip
     assert "accuracy" in capsys.readouterr().out
-    assert "weight = 0.7" in (place / "taught" / "config.toml").read_text("utf8")
+    settings = (place / "taught" / "config.toml").read_text("utf8")
+    assert "weight = 0.7" in settings
+    assert 'until = "1 epochs"' in settings
     records = (place / "taught" / "metrics.jsonl").read_text("utf8").splitlines()
     assert any("loss/soft" in json.loads(line) for line in records)
     monkeypatch.chdir(place)
@@ -88,6 +90,8 @@ def test_mistakes_are_one_message(place: Path, monkeypatch: pytest.MonkeyPatch) 
         (("teacher", "corpus", "--dev", "dev.tsv"), "is for labelled data"),
         (("teacher", "train.tsv", "--student", "student"), "is for no known task"),
         (("none", "corpus"), "no such folder"),
+        (("teacher", "corpus", "--epochs", "1", *QUICK), "given twice: 1 epochs and '2 steps'"),
+        (("teacher", "corpus", "--epochs", "0"), "until: 0 epochs is not a valid duration"),
         (("teacher", "corpus", "--student", "bert-tiny"), "between vectors of one width"),
     ):
         with pytest.raises(BothwaysError, match=match):

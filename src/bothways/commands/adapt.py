@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from bothways.commands.options import INPUTS, Device
+from bothways.commands.options import INPUTS, Device, RunLength
 from bothways.commands.progress import check_begun, stop_saved
 from bothways.core.terminal import say, show_lines
 
@@ -21,13 +21,15 @@ def adapt(  # noqa: PLR0913 – one option per question
     out: Path,
     replay: list[str] | None = None,
     replay_share: float = 0.1,
-    until: str | None = None,
+    end: RunLength = RunLength(),  # noqa: B008 – frozen
     length: int = 128,
     setting: list[str] | None = None,
     resume: bool = False,
     device: Device = "auto",
 ) -> None:
     """Adapt a model to a domain: continue its pre-training on text, measured before and after.
+
+    Without --epochs or --until it reads the text once, with at least 1,000 updates.
 
     Parameters
     ----------
@@ -44,9 +46,6 @@ def adapt(  # noqa: PLR0913 – one option per question
         measured.
     replay_share
         The share of the sequences that are of general text; 0 only measures it.
-    until
-        End of the run, such as "20 minutes" or "2 epochs"; by default one pass over the text, with
-        at least 1,000 updates.
     length
         Tokens of a sequence.
     setting
@@ -64,8 +63,9 @@ def adapt(  # noqa: PLR0913 – one option per question
     say_kernels(device)
     with terminal_progress(console) as progress:
         done = job(
-            model, texts, out, replay=replay or (), replay_share=replay_share, until=until,
-            length=length, overrides=setting or (), resume=resume, device=device, progress=progress,
+            model, texts, out, replay=replay or (), replay_share=replay_share, length=length,
+            overrides=(*(setting or ()), *end.settings), resume=resume, device=device,
+            progress=progress,
         )  # fmt: skip
     if not is_main(plan_here()):
         return

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from bothways.commands.finetune import conclude_finetuning
-from bothways.commands.options import Device
+from bothways.commands.options import Device, RunLength
 from bothways.commands.pretrain import conclude_pretraining
 from bothways.commands.progress import (
     check_begun,
@@ -24,6 +25,7 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
     dev: str | None = None,
     recipe: Literal["distilbert", "tinybert", "minilm", "modern", "paper"] | None = None,
     out: Path = Path("distilled"),
+    end: RunLength = RunLength(),  # noqa: B008 – frozen
     config: Path | None = None,
     resume: bool = False,
     device: Device = "auto",
@@ -42,8 +44,8 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
         A folder made by `bothways corpus build … --tokenizer TEACHER`, or labelled data as for
         `bothways finetune`.
     overrides
-        Settings by dotted path, such as training.until="2 hours" encoder.depth=4
-        objective.losses.0.temperature=3, or with labelled data teacher.weight=0.7.
+        Settings by dotted path, such as encoder.depth=4 objective.losses.0.temperature=3, or with
+        labelled data teacher.weight=0.7.
     student
         With a corpus a preset, such as distilbert-base-uncased, or a model folder; default: half of
         the teacher's layers. With labelled data a model folder or Hub id.
@@ -60,39 +62,63 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
     resume
         Continue from the newest checkpoint in the folder, or start a run if there is none.
     """
-    from bothways.core.config import reader as configs
-    from bothways.core.errors import ConfigError
-    from bothways.data.corpus import Corpus
-    from bothways.finetuning import run as finetuning
-    from bothways.finetuning.prepare import load_config, taught_finetuning
-    from bothways.pretraining import run as pretraining
-    from bothways.pretraining.config import PretrainConfig
-    from bothways.pretraining.distilling import distillation
-
     if resume:
         check_begun(out)
     say_kernels(device)
-    console = error_console()
-    if Path(data).is_dir():
-        if dev is not None:
-            what = f"is for labelled data, and {data} is a folder: a corpus"
-            raise ConfigError(what, where="dev", fix="Leave it out; held_out=0.01 sets aside text.")
-        text = Corpus.open(Path(data))
-        usual = distillation(teacher, text, student, recipe)
-        settings = configs.load(PretrainConfig, base=usual, file=config, overrides=overrides)
-        with terminal_progress(console) as progress:
-            done = pretraining.pretrain(
-                settings, text, out, resume=resume, device=device, progress=progress
-            )
-        conclude_pretraining(done, settings, console)
-        return
-    base = taught_finetuning(teacher, data, student, recipe, dev)
+    run = _Run(out, (*overrides, *end.settings), config, resume, device)
+    if not Path(data).is_dir():
+        _finetune_student(teacher, data, student, recipe, dev, run)
+    elif dev is None:
+        _pretrain_student(teacher, Path(data), student, recipe, run)
+    else:
+        from bothways.core.errors import ConfigError
+
+        what = f"is for labelled data, and {data} is a folder: a corpus"
+        raise ConfigError(what, where="dev", fix="Leave it out; held_out=0.01 sets aside text.")
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What a run of either kind is given."""
+
+    out: Path
+    overrides: tuple[str, ...]
+    config: Path | None
+    resume: bool
+    device: str
+
+
+def _pretrain_student(
+    teacher: str, corpus: Path, student: str | None, recipe: str | None, run: _Run
+) -> None:
+    """Pre-train a student on a corpus, and print its metrics."""
+    from bothways.core.config import reader as configs
+    from bothways.data.corpus import Corpus
+    from bothways.pretraining import run as job
+    from bothways.pretraining.config import PretrainConfig
+    from bothways.pretraining.distilling import distillation
+
+    text, console = Corpus.open(corpus), error_console()
+    usual = distillation(teacher, text, student, recipe)
+    settings = configs.load(PretrainConfig, base=usual, file=run.config, overrides=run.overrides)
     with terminal_progress(console) as progress:
-        tuned = finetuning.finetune(
-            load_config(base, overrides, config),
-            out,
-            resume=resume,
-            device=device,
-            progress=progress,
+        done = job.pretrain(
+            settings, text, run.out, resume=run.resume, device=run.device, progress=progress
         )
-    conclude_finetuning(tuned, out, console)
+    conclude_pretraining(done, settings, console)
+
+
+def _finetune_student(
+    teacher: str, train: str, student: str | None, recipe: str | None, dev: str | None, run: _Run
+) -> None:
+    """Fine-tune a student for the task of its teacher, and print its metrics."""
+    from bothways.finetuning import run as job
+    from bothways.finetuning.prepare import load_config, taught_finetuning
+
+    base, console = taught_finetuning(teacher, train, student, recipe, dev), error_console()
+    settings = load_config(base, run.overrides, run.config)
+    with terminal_progress(console) as progress:
+        done = job.finetune(
+            settings, run.out, resume=run.resume, device=run.device, progress=progress
+        )
+    conclude_finetuning(done, run.out, console)

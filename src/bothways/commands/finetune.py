@@ -11,6 +11,7 @@ from bothways.commands.options import (
     FineRecipe,
     LabelColumn,
     NewTextColumn,
+    RunLength,
     SecondColumn,
     TrainedTask,
 )
@@ -33,7 +34,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     task: TrainedTask = "classify",
     dev: str | None = None,
     lr: float | None = None,
-    epochs: float | None = None,
+    end: RunLength = RunLength(),  # noqa: B008 – frozen
     batch_size: int | None = None,
     max_length: int | None = None,
     text: NewTextColumn = None,
@@ -61,13 +62,11 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         hub:owner/name:configuration:split.
     overrides
         Settings by dotted path or common name, such as metric=mcc warmup=0.06
-        stability.layer_decay=0.9 training.until="500 steps".
+        stability.layer_decay=0.9.
     dev
         Labelled data by which the best checkpoint is chosen.
     lr
         The peak learning rate.
-    epochs
-        How many times the training data is read.
     batch_size
         Examples per update.
     max_length
@@ -92,11 +91,12 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
 
     if resume:
         check_begun(out)
-    options = {"lr": lr, "epochs": epochs, "batch_size": batch_size, "max_length": max_length}
+    options = {"lr": lr, "batch_size": batch_size, "max_length": max_length}
     columns = {"text": text, "text_b": text_b, "label": label}
     taught = None if teacher is None else {"folder": teacher}
     data = {"model": model, "train": train, "dev": dev, "teacher": taught}
-    settings = settings_from({**data, **options}, columns, overrides, task, recipe, config)
+    given = (*overrides, *end.settings)
+    settings = settings_from({**data, **options}, columns, given, task, recipe, config)
     console = error_console()
     say_kernels(device)
     if seeds is None:

@@ -57,6 +57,34 @@ FineRecipe = Annotated[
 ]
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class RunLength:
+    """The options for the length of a run; each stands for the setting `training.until`."""
+
+    epochs: Annotated[float | None, Parameter(help="How many times the data is read.")] = None
+    until: Annotated[
+        str | None,
+        Parameter(help='End of the run, such as "2 hours", "10000 steps", "2e9 tokens".'),
+    ] = None
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The setting as an override; none without an option.
+
+        Raises:
+            ConfigError: both options are given.
+        """
+        if self.epochs is not None and self.until is not None:
+            from bothways.core.errors import ConfigError
+
+            what = f"the length is given twice: {self.epochs:g} epochs and {self.until!r}"
+            raise ConfigError(what, where="--until", fix="Leave out --epochs or --until.")
+        if self.epochs is not None:
+            return (f"training.until={self.epochs:g} epochs",)
+        return () if self.until is None else (f"training.until={self.until}",)
+
+
 def _check_names(kind: object, names: str | Iterable[str] | None) -> None:
     """Raise ValueError for an unknown option."""
     for name in [names] if isinstance(names, str) else names or ():

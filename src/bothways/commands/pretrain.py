@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bothways.commands.options import Device
+from bothways.commands.options import Device, RunLength
 from bothways.commands.progress import check_begun, stop_saved
 from bothways.core.terminal import say, show_lines
 from bothways.report.terminal import metric_table
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bothways.pretraining.run import PretrainResult
 
 
-def pretrain(
+def pretrain(  # noqa: PLR0913 – one option per question a run answers
     corpus: Path,
     *more: str,
     out: Path,
@@ -37,6 +37,7 @@ def pretrain(
     ]
     | None = None,
     start: str | None = None,
+    end: RunLength = RunLength(),  # noqa: B008 – frozen
     config: Path | None = None,
     resume: bool = False,
     device: Device = "auto",
@@ -52,9 +53,9 @@ def pretrain(
         A folder made by `bothways corpus build`.
     more
         Further corpora, built with the same tokenizer, and settings by dotted path, such as
-        training.until="2 hours" objective.masking.rate=0.2. Several corpora are mixed by
-        mixture.alpha (0.7; 1 reads them by size, 0 equally), or by weights:
-        mixture.kind=by_weight mixture.weights.NAME=0.9, with the names of their folders.
+        objective.masking.rate=0.2. Several corpora are mixed by mixture.alpha (0.7; 1 reads them
+        by size, 0 equally), or by weights: mixture.kind=by_weight mixture.weights.NAME=0.9, with
+        the names of their folders.
     out
         The run's folder: checkpoints, metrics, and at the end model/, a Hugging Face folder.
     model
@@ -87,7 +88,7 @@ def pretrain(
 
     if resume:
         check_begun(out)
-    overrides = [word for word in more if "=" in word]
+    overrides = [*(word for word in more if "=" in word), *end.settings]
     text = open_corpora([corpus, *(Path(word) for word in more if "=" not in word)])
     tokenizer = (text if isinstance(text, Corpus) else next(iter(text.values()))).tokenizer
     encoder = fit_to_corpus(preset(model), tokenizer) if start is None else start_encoder(start)
