@@ -60,7 +60,7 @@ FineRecipe = Annotated[
 @Parameter(name="*")
 @dataclass(frozen=True)
 class RunLength:
-    """The options for the length of a run; each stands for the setting `training.until`."""
+    """The options for the length of a run; each gives the setting `training.until`."""
 
     epochs: Annotated[float | None, Parameter(help="How many times the data is read.")] = None
     until: Annotated[
