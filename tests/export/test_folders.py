@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import shutil
 from dataclasses import replace
@@ -155,6 +157,29 @@ def test_openvino_alone(classifier: Path, data: Path, tmp_path: Path) -> None:
     (out / OPENVINO["fp32"]).write_text("<net/>", "utf8")
     with pytest.raises(FolderError, match="OpenVINO cannot open it: "):
         open_task(out, runtime="openvino")
+    del fp32, int8
+    gc.collect()
+    # Else the next signal ends the process.
+    assert stack_of_signals_is_mapped()
+
+
+def stack_of_signals_is_mapped() -> bool:
+    """True if the alternate stack of this thread (`sigaltstack`) is none, or memory of the process."""
+
+    class Stack(ctypes.Structure):
+        _fields_ = [
+            ("base", ctypes.c_void_p),
+            ("flags", ctypes.c_int),
+            ("size", ctypes.c_size_t),
+        ]
+
+    stack = Stack()
+    assert ctypes.CDLL(None).sigaltstack(None, ctypes.byref(stack)) == 0
+    maps = Path("/proc/self/maps").read_text("utf8").splitlines()
+    ranges = [line.split()[0].split("-") for line in maps]
+    return stack.base is None or any(
+        int(low, 16) <= stack.base < int(high, 16) for low, high in ranges
+    )
 
 
 def test_shared_weights_are_in_the_files_once(bert: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ Batches are padded, as the graph asks for.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -232,14 +233,12 @@ class CompiledModel:
     """
 
     def __init__(self, file: Path, precision: str | None = "f32") -> None:
-        with optional("export", "running an OpenVINO model"):
-            import openvino
         hints: dict[str, Any] = {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
         if precision is not None:
             hints["INFERENCE_PRECISION_HINT"] = precision
         try:
-            model = openvino.Core().read_model(file)
-            self._model = openvino.compile_model(model, "CPU", hints)
+            model = _openvino_core().read_model(file)
+            self._model = _openvino_core().compile_model(model, "CPU", hints)
         except RuntimeError as error:
             what = f"OpenVINO cannot open it: {str(error).strip().splitlines()[-1][:200]}"
             raise FolderError(what, where=file, fix="Export the model again.") from error
@@ -254,3 +253,16 @@ class CompiledModel:
         """Compute all outputs."""
         found = self._model(dict(given))
         return {name: found[number] for number, names in enumerate(self._names) for name in names}
+
+
+@cache
+def _openvino_core() -> Any:
+    """Return OpenVINO's core, one for the process.
+
+    A core with its CPU plugin replaces the stack on which the thread handles signals, and gives it
+    back at its end. Of two cores that end in the order in which they began, the second gives back
+    memory that the first has freed, and the next signal ends the process.
+    """
+    with optional("export", "running an OpenVINO model"):
+        import openvino
+    return openvino.Core()
