@@ -9,15 +9,18 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from bothways.bench import serving as bench
 from bothways.bench.load import (
     Exchanged,
     LoadResult,
+    answered,
     arrivals,
     due_times,
     percentile,
@@ -25,7 +28,9 @@ from bothways.bench.load import (
     waiting_clients,
 )
 from bothways.cli import app as cli
-from bothways.core.errors import ConfigError
+from bothways.commands.bench import server_tables
+from bothways.core.errors import ConfigError, ResourceError
+from bothways.core.terminal import show_lines
 from bothways.prediction import engine
 from bothways.prediction.predictor import Predictor
 from bothways.serving import batcher
@@ -142,7 +147,7 @@ def test_every_task_has_requests_that_are_answered(predictors: dict[str, Predict
             for size in (1, 3):
                 requests = bench.requests_of(each, TEXTS[:3], size)
                 assert len(requests) == 3 // size
-                load = asyncio.run(waiting_clients((host, int(port)), requests[:1], 1, 0.001))
+                load = asyncio.run(waiting_clients((host, int(port)), requests[:1], 1, 0.0))
                 assert [done.status for done in load.exchanges] == [200]
                 assert load.exchanges[0].tokens > 0
 
@@ -164,21 +169,59 @@ def test_divisions_use_all_cores() -> None:
     assert [division.workers for division in bench.divisions(12)] == [1, 2, 3, 4, 6, 12]
 
 
-def test_the_table_names_the_best_server() -> None:
+def test_a_refusal_ends_a_measurement_and_the_connection_is_opened_again(
+    application: App, place: tuple[str, int]
+) -> None:
+    """60 texts of four tokens where 200 are allowed, and a body above its limit."""
+    good, long = (post("/classify", {"inputs": ["good film"] * n}) for n in (1, 60))
+    load = asyncio.run(waiting_clients(place, [long], 1, 0.0))
+    with pytest.raises(ResourceError, match=r"status 413: .*too_many_tokens"):
+        answered(load)
+    assert answered(load, 413) is load
+    large = post("/classify", {"inputs": "a" * application.limits.body_bytes})
+    load = asyncio.run(arrivals(place, [large, good], 20.0, 0.2))
+    assert sorted(done.status for done in load.exchanges) == [200, 200, 413, 413]
+    nobody = asyncio.run(waiting_clients(("127.0.0.1", 9), [good], 1, 0.0))
+    assert [done.status for done in nobody.exchanges] == [0]
+
+
+def test_patient_servers_refuse_no_client_that_waits(predictors: dict[str, Predictor]) -> None:
+    """A slow server passes the deadline that a server has by itself; one that is measured has none."""
+    requests = bench.requests_of(predictors["embed"], TEXTS[:32], 32)
+    slow = app(predictors["embed"], limits=Limits(deadline_seconds=0.001))
+    for application, statuses in (
+        (slow, {504}),
+        (app(predictors["embed"], limits=bench.PATIENT), {200}),
+    ):
+        with running(application) as url:
+            host, port = url.removeprefix("http://").split(":")
+            load = asyncio.run(waiting_clients((host, int(port)), requests, 8, 0.0))
+        assert len(load.exchanges) == 8
+        assert {done.status for done in load.exchanges} == statuses
+
+
+def test_the_table_names_the_best_server_and_fits() -> None:
     def load(seconds: float, status: int = 200) -> LoadResult:
         return LoadResult((Exchanged(status, seconds, seconds, 100),), 0.0)
 
     servers = tuple(
-        bench.Served(bench.Division(n, 2 // n), 1.0, load(0.004), load(1 / n), load(1 / n),
-                     load(0.01), load(0.5), (100.0, 110.0))
-        for n in (1, 2)
+        bench.Served(bench.Division(n, 8 // n), 1.0, load(0.004), load(1 / n), load(1 / n),
+                     load(10.0), load(0.5), (9900.0, 9910.0))
+        for n in (1, 2, 4, 8)
     )  # fmt: skip
-    offline = bench.Offline(400.0, 2.0)
-    assert bench.ServerComparison(offline, servers).best.division.workers == 2
-    cells = list(bench.row(servers[1], offline))
-    assert len(cells) == len(bench.TITLES)
-    assert cells[:4] == ["2 × 1", "1.0", "4.00, 4.0", "200 (50%)"]
-    assert cells[7].startswith("0 in nan")
+    found = bench.ServerComparison(bench.Offline(0.4, 2.0, 9), servers)
+    assert found.best.division.workers == 8
+    cells = list(bench.row(servers[1], found.offline))
+    assert cells[:4] == ["2 × 4", "1.0", "4.0, 4.0", "200 (50000%)"]
+    assert cells[8:10] == ["0", "–"]
+    console = Console(width=80, record=True, file=StringIO())
+    tables = server_tables(found)
+    assert [len(table.columns) for table in tables] == [4, 2]
+    show_lines(console, *tables)
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    for cell in (*bench.TITLES, *cells):
+        assert cell in text  # nothing is cut or broken
 
 
 @pytest.mark.parametrize(

@@ -15,19 +15,28 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bothways.bench.load import LoadResult, arrivals, percentile, post, waiting_clients
+from bothways.bench.load import (
+    LoadResult,
+    answered,
+    arrivals,
+    percentile,
+    post,
+    waiting_clients,
+)
 from bothways.core.errors import ResourceError
 from bothways.core.progress import SILENT, Progress
 from bothways.prediction.predictor import Predictor, read_input
 from bothways.runtime.limits import usable_cores
+from bothways.serving.limits import Limits
 
 CLIENTS = 32
 """That wait for answers, to find how much a server does."""
@@ -38,6 +47,11 @@ MOST_ARRIVALS = 4000.0
 """Requests a second that this process can send."""
 QUEUE = 8192
 """Tokens that wait under overload: enough for all cores, soon full."""
+QUEUED_REQUESTS = 4
+"""The longest requests that find room in that queue; it has more tokens if they need them."""
+PATIENT = Limits(request_tokens=10**9, queue_tokens=10**9, deadline_seconds=3600.0)
+"""Limits where clients wait for their answers: what they ask is bounded by their number, and a
+server that is slow is to be measured, not refused."""
 _WORDS = 20_000
 
 
@@ -91,10 +105,12 @@ class Offline:
     Attributes:
         tokens_per_second: over all texts, in batches.
         idle: the median milliseconds of one text alone.
+        longest: the tokens of the text with most.
     """
 
     tokens_per_second: float
     idle: float
+    longest: int
 
 
 def measure_offline(predictor: Predictor, texts: Many[str]) -> Offline:
@@ -103,17 +119,17 @@ def measure_offline(predictor: Predictor, texts: Many[str]) -> Offline:
     inputs = [input_of(predictor, text) for text in texts]
     inputs = [tuple(item) if isinstance(item, list) else item for item in inputs]
     examples = [read_input(task, item, n) for n, item in enumerate(inputs, 1)]
-    tokens = sum(len(s) for item in task.encode(examples) for s in item.sequences)
+    tokens = [sum(map(len, item.sequences)) for item in task.encode(examples)]
     predictor(inputs[:100])
     start = time.perf_counter()
     predictor(inputs)
-    rate = tokens / (time.perf_counter() - start)
+    rate = sum(tokens) / (time.perf_counter() - start)
     times = []
     for item in inputs[:100]:
         start = time.perf_counter()
         predictor(item)
         times.append(time.perf_counter() - start)
-    return Offline(rate, 1e3 * statistics.median(times))
+    return Offline(rate, 1e3 * statistics.median(times), max(tokens))
 
 
 @dataclass(frozen=True)
@@ -154,39 +170,57 @@ class Served:
 
 
 def measure(
-    folder: str, predictor: Predictor, texts: Many[str], division: Division, seconds: float
+    folder: str,
+    predictor: Predictor,
+    texts: Many[str],
+    division: Division,
+    seconds: float,
+    queue: int,
 ) -> Served:
     """Measure a server.
 
+    Args:
+        folder: what is served.
+        predictor: of the folder; its task decides what requests are.
+        texts: of the requests.
+        division: processes and threads.
+        seconds: of each load.
+        queue: tokens that wait under overload.
+
     Raises:
-        ResourceError: it did not start.
+        ResourceError: it did not start, or it refused or failed what it should answer.
     """
     ones, groups = requests_of(predictor, texts, 1), requests_of(predictor, texts, 32)
     task = predictor.task.task.name
-    with _server(folder, task, division) as (place, process, ready):
-        asyncio.run(waiting_clients(place, groups, CLIENTS, min(1.0, seconds)))
+    with _server(folder, task, division, PATIENT) as (place, process, ready):
+
+        def asked(requests: Many[bytes], clients: int, most: float = seconds) -> LoadResult:
+            """Ask by clients that wait."""
+            return answered(asyncio.run(waiting_clients(place, requests, clients, most)))
+
+        asked(groups, CLIENTS, min(1.0, seconds))
         before = memory(process)
-        idle = asyncio.run(waiting_clients(place, ones, 1, seconds))
-        single = asyncio.run(waiting_clients(place, ones, CLIENTS, seconds))
-        many = asyncio.run(waiting_clients(place, groups, CLIENTS, seconds))
+        idle, single, many = asked(ones, 1), asked(ones, CLIENTS), asked(groups, CLIENTS)
         peak = len(single.exchanges) / seconds
-        arriving = asyncio.run(arrivals(place, ones, SHARE * peak, seconds))
+        arriving = answered(asyncio.run(arrivals(place, ones, SHARE * peak, seconds)))
         after = memory(process)
-    short = ("--limit", f"queue_tokens={QUEUE}", "--limit", f"request_tokens={QUEUE}")
-    with _server(folder, task, division, *short) as (place, process, _):
+    short = replace(PATIENT, queue_tokens=queue, request_tokens=queue)
+    with _server(folder, task, division, short) as (place, process, _):
         asyncio.run(waiting_clients(place, ones, CLIENTS, min(1.0, seconds)))
         rate = min(MOST_ARRIVALS, OVERLOAD * peak)
-        beyond = asyncio.run(arrivals(place, ones, rate, seconds))
+        beyond = answered(asyncio.run(arrivals(place, ones, rate, seconds)), 429)
     return Served(division, ready, idle, single, many, arriving, beyond, (before, after))
 
 
 @contextmanager
 def _server(
-    folder: str, task: str, division: Division, *options: str
+    folder: str, task: str, division: Division, limits: Limits
 ) -> Iterator[tuple[tuple[str, int], int, float]]:
     """Run `bothways serve`: its address, its process, and the seconds until it answered."""
     words = [sys.executable, "-m", "bothways", "serve", f"model={folder}", "--task", task]
-    words += ["--port", "0", "--log", "errors", *options]
+    words += ["--port", "0", "--log", "errors"]
+    for name, most in asdict(limits).items():
+        words += ["--limit", f"{name}={most}"]
     words += ["--workers", str(division.workers), "--threads", str(division.threads)]
     start = time.perf_counter()
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
@@ -196,6 +230,7 @@ def _server(
             address = re.search(r"http://([\d.]+):(\d+)", banner)
             if address is None:
                 raise ResourceError(f"the server did not start: {banner.strip()}", where="serve")
+            threading.Thread(target=process.stderr.read, daemon=True).start()  # never full
             place = (address[1], int(address[2]))
             _await(place)
             yield place, process.pid, time.perf_counter() - start
@@ -250,10 +285,10 @@ def compare_divisions(
     chosen = divisions(usable_cores())
     progress.stage("predicting in this process", total=None)
     offline = measure_offline(predictor, texts)
-    found = []
+    queue, found = max(QUEUE, QUEUED_REQUESTS * offline.longest), []
     for division in chosen:
         progress.stage(f"serving by {division.workers} × {division.threads} threads", total=None)
-        found.append(measure(folder, predictor, texts, division, seconds))
+        found.append(measure(folder, predictor, texts, division, seconds, queue))
     return ServerComparison(offline, tuple(found))
 
 
@@ -261,29 +296,36 @@ def row(served: Served, offline: Offline) -> Iterator[str]:
     """Yield the cells of a server in the table of `bothways bench serve`."""
     yield f"{served.division.workers} × {served.division.threads}"
     yield f"{served.ready:.1f}"
-    idle = served.idle.seconds()
-    yield f"{percentile(idle, 50):.2f}, {percentile(idle, 99):.1f}"
+    yield _times(served.idle.seconds())
     for load in (served.single, served.many):
         share = load.tokens_per_second / offline.tokens_per_second
         yield f"{load.tokens_per_second:,.0f} ({share:.0%})"
-    arriving = served.arriving.seconds()
-    yield f"{percentile(arriving, 50):.1f}, {percentile(arriving, 99):.1f}"
-    kept = served.beyond.tokens_per_second / served.single.tokens_per_second
-    accepted, refused = served.beyond.seconds(), served.beyond.seconds(429)
-    yield f"{kept:.0%}, {percentile(accepted, 99):.0f}"
-    yield f"{len(refused):,} in {percentile(refused, 50):.1f}, {percentile(refused, 99):.0f}"
+    yield _times(served.arriving.seconds())
+    yield f"{served.beyond.tokens_per_second / served.single.tokens_per_second:.0%}"
+    refused = served.beyond.seconds(429)
+    yield _times(served.beyond.seconds())
+    yield f"{len(refused):,}"
+    yield _times(refused) if refused else "–"
     yield f"{served.memory[0]:.0f}, {served.memory[1]:.0f}"
+
+
+def _times(seconds: Many[float]) -> str:
+    return f"{percentile(seconds, 50):,.1f}, {percentile(seconds, 99):,.1f}"
 
 
 TITLES = (
     "processes × threads",
-    "start s",
-    "idle ms",
-    "tokens/s, 1 text",
-    "tokens/s, 32 texts",
-    f"at {SHARE:.0%} ms",
-    "beyond: kept, ms",
-    "refused",
-    "MiB",
+    "s until it answers",
+    "idle: ms",
+    "1 text: tokens/s",
+    "32 texts: tokens/s",
+    f"at {SHARE:.0%}: ms",
+    "overload: tokens/s kept",
+    "– accepted: ms",
+    "– refused",
+    "– refused: ms",
+    "MiB before, after",
 )
-"""The columns of `row`; two times are the median and the 99th percentile."""
+"""The rows of the table, in the order of `row`; times are the median and the 99th percentile."""
+SIDE_BY_SIDE = 3
+"""Servers in a table, so that it fits in 80 columns."""

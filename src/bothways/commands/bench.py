@@ -10,6 +10,9 @@ from bothways.commands.options import Device
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
+    from rich.table import Table
+
+    from bothways.bench.serving import ServerComparison
 
 
 def bench(
@@ -100,12 +103,11 @@ def bench(
 def _serve(model: str, task: str | None, file: Path | None, seconds: float) -> None:
     """Print a table of servers, and which one computes most."""
     from rich.console import Console
-    from rich.table import Table
 
     from bothways.core.errors import ConfigError, require
 
     require("serve", "bothways bench serve", "uvicorn", "httptools", "orjson", "prometheus_client")
-    from bothways.bench.serving import TITLES, compare_divisions, drawn_texts, row
+    from bothways.bench.serving import compare_divisions, drawn_texts
     from bothways.commands.progress import terminal_progress
     from bothways.core.terminal import show_lines
     from bothways.data.text_io import read_lines
@@ -124,19 +126,34 @@ def _serve(model: str, task: str | None, file: Path | None, seconds: float) -> N
     lines = lines[:20_000] or drawn_texts(predictor, 2000)
     with terminal_progress() as progress:
         found = compare_divisions(model, predictor, lines, seconds, progress)
-    table = Table()
-    for title in TITLES:
-        table.add_column(title, justify="right")
-    for served in found.servers:
-        table.add_row(*row(served, found.offline))
     console, offline, best = Console(), found.offline, found.best.division
-    show_lines(console, titled(f"bothways serve {model}", table))
+    first, *others = server_tables(found)
+    show_lines(console, titled(f"bothways serve {model}", first), *others)
     console.print(
         f"in one process: {offline.tokens_per_second:,.0f} tokens/s, "
         f"{offline.idle:.2f} ms for one text"
     )
     console.print(f"most for texts one by one: --workers {best.workers} --threads {best.threads}")
     console.print(f"{describe_device(choose_device('cpu'))}, {describe_kernels()}", style="dim")
+
+
+def server_tables(found: ServerComparison) -> list[Table]:
+    """Return the measurements as tables of few servers each, which fit in 80 columns."""
+    from rich.table import Table
+
+    from bothways.bench.serving import SIDE_BY_SIDE, TITLES, row
+
+    tables = []
+    for at in range(0, len(found.servers), SIDE_BY_SIDE):
+        columns = [row(each, found.offline) for each in found.servers[at : at + SIDE_BY_SIDE]]
+        (title, *heads), *lines = zip(TITLES, *columns, strict=True)
+        table = Table(title)
+        for head in heads:
+            table.add_column(head, justify="right")
+        for line in lines:
+            table.add_row(*line)
+        tables.append(table)
+    return tables
 
 
 def _tune(console: Console, device: torch.device, rounds: int) -> None:
