@@ -10,7 +10,7 @@ import torch
 
 from bothways.core.errors import ResourceError
 from bothways.model.config import EncoderConfig
-from bothways.model.flops import kept_floats
+from bothways.model.flops import LossFloats, kept_floats
 from bothways.model.heads import MaskedHead, PairHead
 from bothways.preflight.memory import USABLE, Load, choose_placement
 from bothways.training.durations import Steps
@@ -27,7 +27,7 @@ LOAD = Load(
     length=128,
     microbatch=1024,
     training=TRAINING,
-    predicted=0.15,
+    losses=LossFloats(2 * 0.15 * VOCABULARY),
 )
 BLOCK = 12 * WIDTH**2 + 13 * WIDTH
 """Four matrices of attention and two of the feed-forward layer, their biases, two LayerNorms."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from bothways.commands.options import Device
 
 if TYPE_CHECKING:
+    from bothways.data.corpus import Corpus
     from bothways.pretraining.config import PretrainConfig
     from bothways.pretraining.run_plan import RunPlan
 
@@ -17,7 +18,8 @@ def plan(  # noqa: PLR0913 – one option per question
     *settings: str,
     tokens: float | None = None,
     corpus: Path | None = None,
-    recipe: str = "modern",
+    recipe: str | None = None,
+    teacher: str | None = None,
     config: Path | None = None,
     hardware: str = "here",
     ranks: int = 1,
@@ -40,7 +42,9 @@ def plan(  # noqa: PLR0913 – one option per question
     corpus
         A folder made by `bothways corpus build`: its tokens and its vocabulary.
     recipe
-        The recipe to start from, as for pretrain.
+        The recipe to start from, as for pretrain; default: modern. With a teacher as for distil.
+    teacher
+        A model folder or Hub id: the run distils it into MODEL.
     config
         A TOML file with settings of pretrain.
     hardware
@@ -55,16 +59,28 @@ def plan(  # noqa: PLR0913 – one option per question
     json
         Print one JSON object.
     """
+    import dataclasses
     import json as json_format
 
     from rich.console import Console
 
     from bothways.commands.progress import terminal_progress
+    from bothways.core.config import reader as configs
     from bothways.core.errors import ConfigError
+    from bothways.data.corpus import Corpus
+    from bothways.pretraining.config import PretrainConfig
     from bothways.pretraining.run_plan import UTILISATION, Cards, Here, plan_run
     from bothways.runtime.cards import card_named
+    from bothways.training.durations import Tokens
 
-    run, text = _run(model, settings, tokens, corpus, recipe, config)
+    text = None if corpus is None else Corpus.open(corpus)
+    base = _base(model, text, recipe, teacher)
+    if tokens is not None:
+        if not tokens >= 1:
+            raise ConfigError(f"must be at least 1, not {tokens:g}", where="tokens")
+        training = dataclasses.replace(base.training, until=Tokens(int(tokens)))
+        base = dataclasses.replace(base, training=training)
+    run = configs.load(PretrainConfig, base=base, file=config, overrides=settings)
     if hardware == "here":
         for name, given in (("ranks", ranks != 1), ("utilisation", utilisation is not None)):
             if given:
@@ -75,49 +91,33 @@ def plan(  # noqa: PLR0913 – one option per question
         share = UTILISATION if utilisation is None else utilisation
         where = Cards(card_named(hardware), ranks, share)
     with terminal_progress() as progress:
-        done = plan_run(run, where, text=text, price=price, progress=progress)
+        read = None if text is None else float(text.manifest.counts.tokens)
+        done = plan_run(run, where, text=read, price=price, progress=progress)
     if json:
         print(json_format.dumps(done.to_json(), ensure_ascii=False, allow_nan=False))
     else:
         _show(Console(), done)
 
 
-def _run(
-    model: str,
-    overrides: tuple[str, ...],
-    tokens: float | None,
-    corpus: Path | None,
-    recipe: str,
-    config: Path | None,
-) -> tuple[PretrainConfig, float | None]:
-    """Return the settings of the run, and the tokens of the corpus if one is given."""
-    import dataclasses
-
-    from bothways.core.config import reader as configs
+def _base(
+    model: str, text: Corpus | None, recipe: str | None, teacher: str | None
+) -> PretrainConfig:
+    """Return the settings of a recipe for a model, which learns from a teacher if there is one."""
     from bothways.core.errors import ConfigError
-    from bothways.data.corpus import Corpus
     from bothways.families.catalogue import PRESETS, preset
     from bothways.pretraining.build import fit_to_corpus, start_encoder
-    from bothways.pretraining.config import PretrainConfig
+    from bothways.pretraining.distilling import distillation
     from bothways.pretraining.recipes import RECIPES
-    from bothways.training.durations import Tokens
 
+    if teacher is not None:
+        return distillation(teacher, text, model, recipe)
+    recipe = recipe or "modern"
     if recipe not in RECIPES:
         what = f"unknown recipe {recipe!r}; there are: {', '.join(RECIPES)}"
         raise ConfigError(what, where="recipe")
     known = model in PRESETS or not Path(model).is_dir()
     encoder = preset(model) if known and "/" not in model else start_encoder(model)
-    text = None if corpus is None else Corpus.open(corpus)
-    if text is not None:
-        encoder = fit_to_corpus(encoder, text.tokenizer)
-    base = RECIPES[recipe](encoder)
-    if tokens is not None:
-        if not tokens >= 1:
-            raise ConfigError(f"must be at least 1, not {tokens:g}", where="tokens")
-        training = dataclasses.replace(base.training, until=Tokens(int(tokens)))
-        base = dataclasses.replace(base, training=training)
-    run = configs.load(PretrainConfig, base=base, file=config, overrides=overrides)
-    return run, None if text is None else float(text.manifest.counts.tokens)
+    return RECIPES[recipe](encoder if text is None else fit_to_corpus(encoder, text.tokenizer))
 
 
 def _show(console: object, done: RunPlan) -> None:

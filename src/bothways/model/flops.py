@@ -7,6 +7,7 @@ added.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from typing_extensions import assert_never
@@ -167,3 +168,41 @@ def kept_floats(
     if recompute:
         return (config.steps - 1) * config.width + max(blocks)
     return sum(blocks) * (config.steps // config.depth)
+
+
+def passing_floats(
+    config: ModelConfig, length: int, device: torch.device, precision: Precision = "auto"
+) -> float:
+    """Estimate the numbers of each token that exist at once in a pass without gradient.
+
+    That is at the widest place of a block: between the matrices of the feed-forward layer, or in
+    attention. Kernels that keep no scores need as much at any length.
+    """
+    if isinstance(config, LSTMConfig):
+        return 2.0 * (7 * config.cells + 4 * config.projection)
+    relative, attention = isinstance(config.position, Disentangled), [0.0]
+    for pattern in (config.pattern(layer) for layer in range(config.depth)):
+        dtype = resolve_precision(precision, device) if device.type == "cpu" else torch.bfloat16
+        call = AttentionCall(
+            device, dtype, config.width // config.heads, length, pattern, relative=relative
+        )
+        compiled = device.type == "cpu" and choose(call) == Compiled()
+        if relative or not (compiled or sees_all(pattern, length)):
+            # Relative positions have scores of their own, before and after they are gathered.
+            attention.append((5 if relative else 2) * config.heads * seen(pattern, length))
+    between = (4 if isinstance(config.mlp, Gated) else 2) * config.intermediate_size
+    return 6.0 * config.width + max(between, config.width + max(attention))
+
+
+class LossFloats(NamedTuple):
+    """The numbers that the losses of a step hold, beside what the backward pass keeps of a model.
+
+    Attributes:
+        per_token: such as predictions over the vocabulary with their gradient.
+        read: of each token, what the pass of a frozen model leaves for the losses.
+        fixed: whatever the number of tokens.
+    """
+
+    per_token: float = 0.0
+    read: float = 0.0
+    fixed: float = 0.0

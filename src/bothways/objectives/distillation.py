@@ -31,10 +31,11 @@ from bothways.hub.infer_heads import heads_of
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.hub.weight_files import open_weights
 from bothways.model.config import EncoderConfig, ModelConfig
+from bothways.model.flops import LossFloats
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.objectives.distillation_learner import DistillationLearner
+from bothways.objectives.distillation_learner import LOGIT_ROWS, DistillationLearner
 from bothways.objectives.distillation_values import (
     AttentionScores,
     CosineStates,
@@ -131,6 +132,37 @@ class Distillation(Objective):
             "model": ModelSpec(encoder, heads if predicts else ()),
             "teacher": ModelSpec(read, heads if self.loss(SoftTargets) else ()),
         }
+
+    def loss_floats(self, encoder: ModelConfig) -> LossFloats:
+        """Return what the losses hold of the teacher's pass, and for their gradients."""
+        teacher = self.models(encoder)["teacher"].encoder
+        width, read, own, fixed = teacher.width, 0.0, 0.0, 0.0
+        if self.loss(SoftTargets) or self.loss(CosineStates):
+            read += width
+        for loss in self.losses:
+            match loss:
+                case MaskedTokens():
+                    rate = 0.0 if self.masking is None else self.masking.rate
+                    own += 2 * rate * encoder.vocab
+                case SoftTargets():
+                    own += encoder.width
+                    # Of some tokens at a time the logits, probabilities and gradients of both, and
+                    # three gradients of the table.
+                    fixed = (6 * LOGIT_ROWS + 3 * encoder.embedding_width) * encoder.vocab
+                case CosineStates():
+                    own += 2 * width
+                case HiddenStates():
+                    read += teacher.depth * width
+                    own += 2 * (encoder.depth + 1) * width
+                case AttentionScores():
+                    read += 3 * encoder.depth * width
+                    own += 2 * encoder.depth * encoder.width
+                case Relations():
+                    read += 3 * width
+                    own += 6 * encoder.width
+                case _:
+                    assert_never(loss)
+        return LossFloats(own, read, fixed)
 
     @property
     def frozen_models(self) -> Mapping[str, str]:

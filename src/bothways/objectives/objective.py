@@ -22,12 +22,15 @@ from bothways.data.corpus import Corpus
 from bothways.data.masking import Vocabulary
 from bothways.data.segments import Segments
 from bothways.model.config import ModelConfig
-from bothways.model.flops import BACKWARD, forward_flops
+from bothways.model.flops import BACKWARD, LossFloats, forward_flops
 from bothways.model.heads import Head, token_head
 from bothways.model.model import Model
 from bothways.training.meter import EvaluationScores
 
 S = TypeVar("S", bound=Segments)
+
+_PREDICTING = frozenset({"masked", "causal", "bilm"})
+"""The kinds of heads that predict tokens from the whole vocabulary."""
 
 
 class ModelSpec(NamedTuple):
@@ -104,6 +107,17 @@ class Objective:
     def predicted(self) -> float:
         """The share of tokens that are predicted, for the count of operations."""
         return 1.0
+
+    def loss_floats(self, encoder: ModelConfig) -> LossFloats:
+        """Return the numbers that the losses hold: predictions over the vocabulary and their
+        gradient.
+        """
+        scores = (
+            2 * self.predicted * spec.encoder.vocab
+            for spec in self.models(encoder).values()
+            if any(head.kind in _PREDICTING for head in spec.heads)
+        )
+        return LossFloats(sum(scores))
 
     def forward_flops(self, encoder: ModelConfig, length: int) -> float:
         """Return the operations per token of a forward pass of all models.

@@ -20,7 +20,7 @@ from typing_extensions import assert_never
 
 from bothways.core.errors import ResourceError
 from bothways.model.config import ModelConfig
-from bothways.model.flops import kept_floats
+from bothways.model.flops import LossFloats, kept_floats, passing_floats
 from bothways.model.heads import Head
 from bothways.model.init import without_weights
 from bothways.model.model import Model
@@ -41,9 +41,6 @@ GATHERED = 2
 MOST_RANKS = 4096
 """The largest number of ranks that is tried when no smaller one fits."""
 
-_PREDICTING = frozenset({"masked", "causal", "bilm"})
-"""The kinds of heads that predict tokens from the whole vocabulary."""
-
 Placement = Literal["single", "replicated", "sharded"]
 """Where the weights are: on the only rank, whole on each rank, or a part on each rank."""
 
@@ -55,7 +52,9 @@ class RankMemory:
     Attributes:
         weights, gradients: in fp32.
         optimizer: Adam's moments, and the moving average of the weights.
-        activations: values that the backward pass keeps, and the predictions over the vocabulary.
+        activations: values that the backward pass keeps, and those of the losses: predictions over
+            the vocabulary, and what a frozen model computes.
+        frozen: the weights of models that are only read, such as a teacher, in fp32.
         gathered: weights and gradients that a sharded rank holds whole for a while.
     """
 
@@ -63,13 +62,18 @@ class RankMemory:
     gradients: float
     optimizer: float
     activations: float
+    frozen: float = 0.0
     gathered: float = 0.0
 
     @property
     def total(self) -> float:
         """All bytes."""
-        state = self.weights + self.gradients + self.optimizer
+        state = self.weights + self.gradients + self.optimizer + self.frozen
         return state + self.activations + self.gathered
+
+
+Models = tuple[tuple[ModelConfig, tuple[Head, ...]], ...]
+"""The encoder and the heads of each model."""
 
 
 class BlockSizes(NamedTuple):
@@ -78,37 +82,54 @@ class BlockSizes(NamedTuple):
     largest: int
     outside: int
 
+    @classmethod
+    def of(cls, models: Models, parameters: int) -> BlockSizes:
+        """Return those of models with this number of parameters; a shared block is one."""
+        sizes = []
+        for config, heads in models:
+            with without_weights():
+                model = Model(config, heads)
+            blocks = model.encoder.blocks.children()
+            sizes += [sum(weight.numel() for weight in block.parameters()) for block in blocks]
+        return cls(max(sizes, default=0), parameters - sum(sizes))
+
 
 @dataclass(frozen=True)
 class Load:
     """The demands of a run on a machine.
 
     Attributes:
-        models: the encoder and the heads of each model that is trained.
+        models: that are trained.
         length: maximum length of a sequence in tokens.
         microbatch: maximum number of tokens that go through the model at once.
         training: the settings that decide what is kept in memory and on the disk.
         shared: the number of parameters that two of the models have in common.
-        predicted: the share of tokens that a head predicts from the whole vocabulary.
+        losses: the numbers that the losses hold.
+        frozen: models that are only read, such as a teacher.
     """
 
-    models: tuple[tuple[ModelConfig, tuple[Head, ...]], ...]
+    models: Models
     length: int
     microbatch: int
     training: Training
     shared: int = 0
-    predicted: float = 0.0
+    losses: LossFloats = LossFloats()
+    frozen: Models = ()
 
     @functools.cached_property
     def parameters(self) -> int:
         """The number of parameters of all models."""
-        return sum(parameter_table(*model).total for model in self.models) - self.shared
+        return _parameters(self.models) - self.shared
+
+    @functools.cached_property
+    def frozen_parameters(self) -> int:
+        """The number of parameters of the models that are only read."""
+        return _parameters(self.frozen)
 
     @functools.cached_property
     def block_sizes(self) -> BlockSizes:
         """The sizes that decide what a sharded rank gathers."""
-        sizes = [*self._block_parameters()]
-        return BlockSizes(max(sizes, default=0), self.parameters - sum(sizes))
+        return BlockSizes.of(self.models, self.parameters)
 
     @property
     def checkpoints(self) -> int:
@@ -119,8 +140,11 @@ class Load:
 
     @property
     def fixed(self) -> int:
-        """The bytes of the weights, their gradients, Adam's moments and the average."""
-        return (WEIGHT + GRADIENT + MOMENTS + self._average) * self.parameters
+        """The bytes of the weights, their gradients, Adam's moments and the average, and of the
+        weights that are only read.
+        """
+        state = WEIGHT + GRADIENT + MOMENTS + self._average
+        return state * self.parameters + WEIGHT * self.frozen_parameters
 
     @property
     def saved(self) -> int:
@@ -139,24 +163,13 @@ class Load:
         Args:
             device: of the kind that the run will have; it need not exist here.
         """
-        kept = [
-            kept_floats(
-                encoder, self.length, device, self.training.recompute, self.training.precision
-            )
-            for encoder, _ in self.models
-        ]
-        # The predictions over the vocabulary, and their gradient.
-        scores = [
-            2 * self.predicted * encoder.vocab
-            for encoder, heads in self.models
-            if any(head.kind in _PREDICTING for head in heads)
-        ]
-        activations = 4.0 * (sum(kept) + sum(scores)) * self.microbatch
+        activations = self._activations(device)
         whole = RankMemory(
             float(WEIGHT * self.parameters),
             float(GRADIENT * self.parameters),
             float((MOMENTS + self._average) * self.parameters),
             activations,
+            float(WEIGHT * self.frozen_parameters),
         )
         match placement:
             case "single" | "replicated":  # replicas exchange gradients in place
@@ -164,23 +177,48 @@ class Load:
             case "sharded":
                 largest, outside = self.block_sizes
                 gathered = (WEIGHT + GRADIENT) * (GATHERED * largest + outside)
+                if self.frozen:
+                    largest, outside = BlockSizes.of(self.frozen, self.frozen_parameters)
+                    gathered += WEIGHT * (GATHERED * largest + outside)
                 return RankMemory(
                     whole.weights / ranks,
                     whole.gradients / ranks,
                     whole.optimizer / ranks,
                     activations,
+                    whole.frozen / ranks,
                     float(gathered),
                 )
             case _:
                 assert_never(placement)
 
+    def _activations(self, device: torch.device) -> float:
+        """Return the bytes of what a step computes, at its peak.
+
+        That is at the end of the forward pass, or within that of a frozen model before it.
+        """
+        training, losses = self.training, self.losses
+        kept = sum(
+            kept_floats(encoder, self.length, device, training.recompute, training.precision)
+            for encoder, _ in self.models
+        )
+        passing = max(
+            (
+                passing_floats(encoder, self.length, device, training.precision)
+                for encoder, _ in self.frozen
+            ),
+            default=0.0,
+        )
+        each = losses.read + max(kept + losses.per_token, passing)
+        return 4.0 * (each * self.microbatch + losses.fixed)
+
     def largest_microbatch(
         self, free: float, device: torch.device, placement: Placement = "single", ranks: int = 1
     ) -> int:
         """Return the most tokens that may go through the model at once; 0 if none fit."""
+        none = replace(self, microbatch=0).memory(device, placement, ranks)
         one = replace(self, microbatch=1).memory(device, placement, ranks)
-        room = USABLE * free - (one.total - one.activations)
-        return max(0, math.floor(room / one.activations))
+        room = USABLE * free - none.total
+        return max(0, math.floor(room / (one.activations - none.activations)))
 
     def fits(
         self, free: float, device: torch.device, placement: Placement = "single", ranks: int = 1
@@ -188,13 +226,9 @@ class Load:
         """Return True if a step takes no more than the usable share of the free memory."""
         return self.memory(device, placement, ranks).total <= USABLE * free
 
-    def _block_parameters(self) -> Iterator[int]:
-        """Yield the parameters of each block; a shared block is one."""
-        for config, heads in self.models:
-            with without_weights():
-                model = Model(config, heads)
-            for block in model.encoder.blocks.children():
-                yield sum(parameter.numel() for parameter in block.parameters())
+
+def _parameters(models: Models) -> int:
+    return sum(parameter_table(*model).total for model in models)
 
 
 @dataclass(frozen=True)

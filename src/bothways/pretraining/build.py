@@ -263,13 +263,13 @@ def load_of(settings: PretrainConfig) -> Load:
     """Return the demands of a run in which each rank has a whole model."""
     models, frozen = settings.objective.models(settings.encoder), settings.objective.frozen_models
     return Load(
-        # Frozen ones have neither gradients nor checkpoints.
         tuple(spec for role, spec in models.items() if role not in frozen),
         max(phase.length for phase in settings.phases),
         settings.microbatch_tokens,
         settings.training,
         settings.objective.shared_parameters(settings.encoder),
-        settings.objective.predicted,
+        settings.objective.loss_floats(settings.encoder),
+        tuple(spec for role, spec in models.items() if role in frozen),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from bothways.core.errors import ConfigError
 from bothways.data.corpus import Corpus
 from bothways.families.catalogue import PRESETS, preset
-from bothways.model.config import EncoderConfig, ModelConfig
+from bothways.model.config import EncoderConfig, ModelConfig, with_vocabulary
 from bothways.pretraining.build import fit_to_corpus, start_encoder
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.layers import layer_differences, spread_layers
@@ -15,7 +15,7 @@ from bothways.pretraining.recipes import DISTILLING
 
 
 def distillation(
-    teacher: str, corpus: Corpus, student: str | None = None, recipe: str | None = None
+    teacher: str, corpus: Corpus | None, student: str | None = None, recipe: str | None = None
 ) -> PretrainConfig:
     """Return the settings of a run in which a student learns from a teacher.
 
@@ -25,6 +25,7 @@ def distillation(
 
     Args:
         teacher: a model folder, the folder of a run, or a Hub id.
+        corpus: None for a forecast without one: the vocabulary is then as large as the teacher's.
         student: a preset, or a model folder; None for half of the teacher's layers.
         recipe: "distilbert", "tinybert" or "minilm"; None for the first.
 
@@ -41,7 +42,11 @@ def distillation(
     if student is None:
         encoder: ModelConfig = replace(source, depth=max(1, source.depth // 2))
     elif student in PRESETS:
-        encoder = fit_to_corpus(preset(student), corpus.tokenizer)
+        encoder = preset(student)
+        if corpus is None:
+            encoder = with_vocabulary(encoder, source.vocab, source.pad)
+        else:
+            encoder = fit_to_corpus(encoder, corpus.tokenizer)
     else:
         encoder = start_encoder(student)
     settings = DISTILLING[recipe](encoder, teacher)

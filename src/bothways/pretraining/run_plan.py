@@ -426,6 +426,7 @@ def memory_rows(plan: RunPlan) -> list[tuple[str, str]]:
         "gradients": memory.gradients,
         "optimizer": memory.optimizer,
         f"activations of {plan.microbatch:,} tokens": memory.activations,
+        "teacher": memory.frozen,
         "gathered": memory.gathered,
     }
     rows = [(name, size_text(count)) for name, count in parts.items() if count]
