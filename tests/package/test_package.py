@@ -16,7 +16,7 @@ SOURCE = Path(bothways.__file__).parent
 
 LAYERS = [
     {"core"},
-    {"runtime"},
+    {"runtime", "jobs"},
     {"kernels"},
     {"attention"},
     {"model"},

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from bothways.data.corpus import Corpus
     from bothways.data.documents import Document
     from bothways.data.words import Words
+    from bothways.jobs.workers import Workers
     from bothways.text.tokenizer import Tokenizer
 
 
@@ -72,7 +73,7 @@ def build_corpus(
     *,
     language: str = "auto",
     words: Words | None = None,
-    workers: int | None = None,
+    workers: Workers | int | None = None,
     progress: Progress | bool = True,
 ) -> Corpus:
     """Build a corpus for pre-training, continue an interrupted build, or open the existing corpus.
@@ -84,7 +85,8 @@ def build_corpus(
         language: language for splitting sentences; "auto" detects it per document.
         words: for the masking of whole words in Chinese, how a sentence is divided into words:
             "jieba", "spaces", or a function that returns its words.
-        workers: number of processes; `None` for one per core.
+        workers: number of processes, `None` for one per core; or `RayWorkers(address)` from
+            `bothways.jobs.workers` for a Ray cluster.
         progress: True shows progress on standard error, False nothing; an object with `stage`,
             `advance` and `message` receives it.
 

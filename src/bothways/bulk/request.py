@@ -1,4 +1,4 @@
-"""What is asked of bulk prediction, and who computes it."""
+"""What is asked of bulk prediction."""
 
 from __future__ import annotations
 
@@ -139,45 +139,6 @@ class BulkRequest:
         values |= {"files": [*self.files], "settings": [*self.settings], "keep": [*self.keep]}
         del values["device"]
         return values | {"sha256 of the model": digest_of_model(self.model)}
-
-
-@dataclass(frozen=True)
-class LocalWorkers:
-    """Processes of this machine.
-
-    Attributes:
-        processes: 1 computes in this process.
-        threads: of each; None: all cores, divided by the processes.
-    """
-
-    processes: int = 1
-    threads: int | None = None
-    kind: Literal["local"] = "local"
-
-    def __post_init__(self) -> None:
-        require_at_least(1, processes=self.processes, threads=self.threads)
-
-
-@dataclass(frozen=True)
-class RayWorkers:
-    """Actors of a Ray cluster.
-
-    Attributes:
-        address: of the cluster: "auto", "ray://HOST:10001", or "local" for a new one here.
-        processes: number of actors; None: as many as the cluster has room for now.
-        threads: processor cores of each.
-    """
-
-    address: str
-    processes: int | None = None
-    threads: int = 1
-    kind: Literal["ray"] = "ray"
-
-    def __post_init__(self) -> None:
-        require_at_least(1, processes=self.processes, threads=self.threads)
-
-
-Workers = LocalWorkers | RayWorkers
 
 
 def check_not_inside(out: Path, files: tuple[str, ...]) -> None:

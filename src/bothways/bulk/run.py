@@ -17,20 +17,14 @@ from typing_extensions import assert_never
 from bothways.bulk.folder import BulkFolder, PartMarker
 from bothways.bulk.output import column_types, file_types
 from bothways.bulk.parts import FileReader, PartFailure, PartJob, PartResult
-from bothways.bulk.request import (
-    BulkRequest,
-    LocalWorkers,
-    RayWorkers,
-    Workers,
-    check_not_inside,
-)
+from bothways.bulk.request import BulkRequest, check_not_inside
 from bothways.bulk.worker import PartWorker
 from bothways.core.errors import BothwaysError
 from bothways.core.folder_lock import lock_folder
 from bothways.core.progress import SILENT, Progress
-from bothways.data.process_pool import map_in_order
 from bothways.data.tables import HUB
 from bothways.data.text_io import file_at
+from bothways.jobs.workers import LocalWorkers, RayWorkers, Workers, map_jobs
 from bothways.prediction.engine import PredictionCounts
 from bothways.runtime.limits import usable_cores
 from bothways.tasks.base import Task
@@ -145,12 +139,9 @@ def _computed(worker: PartWorker, job: _BulkRun, workers: Workers) -> Computed:
         case LocalWorkers(1):
             for part in job.jobs():
                 yield worker(part, functools.partial(job.advance, part))
-        case LocalWorkers(processes):
-            yield from map_in_order(worker, job.jobs(), processes, ATTEMPTS)
-        case RayWorkers():
-            from bothways.bulk.ray_actors import map_on_ray
-
-            yield from map_on_ray(worker, job.jobs(), workers)
+        case LocalWorkers() | RayWorkers():
+            gpu = job.request.device != "cpu"
+            yield from map_jobs(worker, job.jobs(), workers, attempts=ATTEMPTS, gpu=gpu)
         case _:
             assert_never(workers)
 

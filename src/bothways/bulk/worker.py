@@ -12,7 +12,7 @@ from bothways.bulk.output import fits_type, part_content
 from bothways.bulk.parts import BulkRow, PartFailure, PartJob, PartResult, RejectedRow
 from bothways.bulk.request import BulkRequest, PartFormat
 from bothways.core.errors import BothwaysError, DataError
-from bothways.data.process_pool import NUMBER
+from bothways.jobs.process_pool import NUMBER
 from bothways.prediction.engine import (
     DEFAULT_PREDICT,
     PredictionCounts,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
 
 from bothways.commands.options import INPUTS
 from bothways.commands.progress import keeping, terminal_progress
@@ -14,9 +17,34 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from bothways.data.corpus import Corpus
+    from bothways.jobs.workers import Workers
 
 _POINTS = (0, 10, 25, 50, 75, 90, 99, 100)
 _SHOWN_SENTENCES, _SHOWN_CHARACTERS = 8, 240
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class BuildWorkers:
+    """Options that name who encodes a corpus. The corpus does not depend on them."""
+
+    workers: Annotated[
+        int | None, Parameter(help="Number of processes; default: one per core, on Ray all it has.")
+    ] = None
+    ray: Annotated[
+        str | None,
+        Parameter(
+            help="Encode on a Ray cluster: auto, ray://HOST:10001, or local. Only this machine "
+            "reads the inputs and writes the folder."
+        ),
+    ] = None
+
+    @property
+    def given(self) -> Workers | int | None:
+        """The workers, as `build_corpus` takes them."""
+        from bothways.jobs.workers import RayWorkers
+
+        return self.workers if self.ray is None else RayWorkers(self.ray, self.workers)
 
 
 def build(
@@ -28,7 +56,7 @@ def build(
     language: str = "auto",
     min_tokens: int = 1,
     words: Literal["jieba", "spaces"] | None = None,
-    workers: int | None = None,
+    by: BuildWorkers = BuildWorkers(),
 ) -> None:
     """Build a corpus: documents, sentences, token ids.
 
@@ -55,8 +83,6 @@ def build(
     words
         For the masking of whole words in Chinese: store where words begin, as jieba divides the
         text (needs bothways[zh]), or at the spaces that another program has put between words.
-    workers
-        Number of processes; default: one per core. The corpus does not depend on it.
     """
     from rich.console import Console
     from rich.text import Text
@@ -75,8 +101,8 @@ def build(
     with keeping(out, console), terminal_progress(console) as progress:
         result = job.build_corpus(
             documents, Tokenizer.load(tokenizer), out,
-            language=language, min_tokens=min_tokens, words=words, workers=workers,
-            progress=progress,
+            language=language, min_tokens=min_tokens, words=words,
+            workers=by.given, progress=progress,
         )  # fmt: skip
     if known:
         say(console, f"{out} already has the corpus of these inputs; nothing to do.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from bothways.bulk.request import Workers
+    from bothways.jobs.workers import Workers
 
 TrainedTask = Annotated[
     str,
@@ -210,7 +210,7 @@ def predict_parts(out: Path, options: PartOptions, **asked: Any) -> None:
 
 
 def _workers(options: PartOptions) -> Workers:
-    from bothways.bulk.request import LocalWorkers, RayWorkers
+    from bothways.jobs.workers import LocalWorkers, RayWorkers
 
     if options.ray is None:
         return LocalWorkers(options.processes or 1, options.threads)

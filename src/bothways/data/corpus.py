@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError, DataError, os_errors
 from bothways.core.folder_lock import LOCK, OWNER, lock_folder
 from bothways.core.keyed_rng import rng
@@ -64,9 +65,9 @@ from bothways.data.manifest import (
     write_manifest,
 )
 from bothways.data.merge_shards import merge_shards
-from bothways.data.process_pool import map_in_order
 from bothways.data.sentences import AUTO, check_language
 from bothways.data.words import Words, words_name
+from bothways.jobs.workers import LocalWorkers, Workers, map_jobs
 from bothways.runtime.limits import usable_cores
 from bothways.text.tokenizer import Tokenizer
 
@@ -232,7 +233,7 @@ def build_corpus(
     language: str = AUTO,
     min_tokens: int = 1,
     words: Words | None = None,
-    workers: int | None = None,
+    workers: Workers | int | None = None,
     progress: Progress = SILENT,
 ) -> Corpus:
     """Build a corpus, continue an interrupted build, or open the corpus that already exists.
@@ -250,7 +251,8 @@ def build_corpus(
         words: how sentences are divided into words that the tokens do not show, as in Chinese:
             "jieba", "spaces", or a function that returns the words of a sentence. They are stored
             for the masking of whole words; the ids do not depend on "jieba" or a function.
-        workers: processes; None for one per core. The corpus does not depend on it.
+        workers: processes of this machine, None for one per core, or a Ray cluster; its machines
+            need neither the documents nor the folder. The corpus does not depend on it.
         progress: receives the stages "encoding" (in bytes of the files) and "merging" (in shards).
 
     Raises:
@@ -259,16 +261,16 @@ def build_corpus(
         ResourceError: another process builds there, no space, no permission, a killed worker.
     """
     check_language(language)
-    for name, value in (("min_tokens", min_tokens), ("workers", workers)):
-        if value is not None and value < 1:
-            fix = "Leave it out for the default."
-            raise ConfigError(f"must be at least 1, not {value}", where=name, fix=fix)
+    require_at_least(1, min_tokens=min_tokens)
+    if workers is None or isinstance(workers, int):
+        require_at_least(1, workers=workers)
+        workers = LocalWorkers(workers or usable_cores())
     place = Path(folder)
     finder = None if words is None else words_name(words)
     settings = CorpusSettings(
         tokenizer.fingerprint, language, min_tokens, splitter_version(), finder
     )
-    recipe = Recipe(str(place), settings.tokenizer, language, words)
+    recipe = Recipe(tokenizer, language, words)
     _check_free(place)
     with lock_folder(place):
         if (place / MANIFEST).exists():
@@ -278,7 +280,7 @@ def build_corpus(
                 (place / WORK).mkdir(exist_ok=True)
             # Without segments: whether a model has them is up to the model.
             Tokenizer(tokenizer.backend, tokenizer.specials).save(place)
-            names = _encode_all(place, recipe, documents, workers or usable_cores(), progress)
+            names = _encode_all(place, recipe, documents, workers, progress)
             _finish(place, settings, documents, names, tokenizer.size, progress)
     return Corpus.open(place)
 
@@ -363,7 +365,7 @@ def _encode_all(
     place: Path,
     recipe: Recipe,
     documents: Iterable[Document],
-    workers: int,
+    workers: Workers,
     progress: Progress,
 ) -> list[str]:
     """Run the first stage: make the shards that are missing, and return the names of all."""
@@ -378,7 +380,8 @@ def _encode_all(
             if not (place / WORK / job.name).exists():
                 yield job
 
-    jobs = map_in_order(functools.partial(encode_shard, recipe), missing(), workers)
+    stored = dataclasses.replace(recipe, tokenizer=Tokenizer.load(place))
+    jobs = map_jobs(functools.partial(encode_shard, stored), missing(), workers)
     with contextlib.closing(jobs) as results:
         for name, shard in results:
             store_shard(place / WORK / name, shard)

@@ -7,7 +7,6 @@ marks the work as done, so an interrupted build continues with the missing shard
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib.metadata
 import itertools
@@ -40,14 +39,12 @@ class Recipe:
     """The settings that decide the ids of a document.
 
     Attributes:
-        tokenizer: its folder.
-        fingerprint: the tokenizer's fingerprint.
+        tokenizer: it goes to the workers with the recipe, so they need no folder.
         language: the language of the sentence splitter.
         words: how sentences are divided into words; None if no words are stored.
     """
 
-    tokenizer: str
-    fingerprint: str
+    tokenizer: Tokenizer
     language: str
     words: Words | None = None
 
@@ -55,7 +52,8 @@ class Recipe:
     def key(self) -> bytes:
         """Bytes that are equal for recipes that give equal ids."""
         words = [] if self.words is None else [words_name(self.words)]
-        return "\0".join([self.fingerprint, self.language, splitter_version(), *words]).encode()
+        parts = [self.tokenizer.fingerprint, self.language, splitter_version(), *words]
+        return "\0".join(parts).encode()
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ def encode_shard(recipe: Recipe, job: Job) -> tuple[str, Shard]:
     Example: the texts ["A b. C.", "D."] → sentences A b. | C. | D.; lengths [3, 2, 2]; counts
     [2, 1]; sizes [5, 2].
     """
-    tokenizer = _tokenizer(recipe.tokenizer, recipe.fingerprint)
+    tokenizer = recipe.tokenizer
     documents = [split_sentences(without_surrogates(text), recipe.language) for text in job.texts]
     flat = [sentence for sentences in documents for sentence in sentences]
     begins = None
@@ -147,12 +145,6 @@ def encode_shard(recipe: Recipe, job: Job) -> tuple[str, Shard]:
         np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES),
         begins,
     )
-
-
-@functools.lru_cache(maxsize=1)
-def _tokenizer(folder: str, fingerprint: str) -> Tokenizer:
-    """Load a tokenizer; the fingerprint is part of the cache key, since the folder may change."""
-    return Tokenizer.load(folder)
 
 
 def _digest(sentences: list[str]) -> bytes:

@@ -24,7 +24,7 @@ from enum import Enum
 from pathlib import Path
 
 from bothways.data.documents import Document
-from bothways.data.process_pool import map_in_order
+from bothways.jobs.process_pool import map_in_order
 from bothways.quickstart.prose import prose
 from bothways.runtime.limits import usable_cores
 

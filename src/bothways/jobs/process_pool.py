@@ -29,7 +29,7 @@ ResultT = TypeVar("ResultT")
 # Python's.
 _SERVE = (
     "import sys; sys.path[:] = filter(None, sys.path); "
-    "from bothways.data.process_pool import serve; serve()"
+    "from bothways.jobs.process_pool import serve; serve()"
 )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bothways.core.errors import ResourceError
-from bothways.data.process_pool import NUMBER, map_in_order
+from bothways.jobs.process_pool import NUMBER, map_in_order
 from bothways.runtime.limits import usable_cores
 
 
@@ -124,7 +124,7 @@ def test_an_error_of_the_jobs_stops_the_workers() -> None:
 
 # A script without a main guard.
 SCRIPT = """
-from bothways.data.process_pool import NUMBER, map_in_order
+from bothways.jobs.process_pool import NUMBER, map_in_order
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
 from test_process_pool import process_id

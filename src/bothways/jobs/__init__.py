@@ -1,0 +1,1 @@
+"""One function over many jobs: in processes of this machine, or on a Ray cluster."""
