@@ -195,7 +195,7 @@ def passing_floats(
 
 
 class LossFloats(NamedTuple):
-    """The numbers that the losses of a step hold, beside what the backward pass keeps of a model.
+    """The numbers that the losses of a step hold, in addition to the activations of the model.
 
     Attributes:
         per_token: such as predictions over the vocabulary with their gradient.
