@@ -15,8 +15,8 @@ import torch
 
 fsspec = pytest.importorskip("fsspec", reason="needs the extra 'remote'")
 
+from bothways.core import urls  # noqa: E402
 from bothways.core.errors import ConfigError, ResourceError  # noqa: E402
-from bothways.training import remote as remotes  # noqa: E402
 from bothways.training.background import Background  # noqa: E402
 from bothways.training.checkpoint import NewCheckpoint, checkpoints  # noqa: E402
 from bothways.training.remote import Remote  # noqa: E402
@@ -31,7 +31,7 @@ def kept_at(url: str, **more: Any) -> Training:
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(remotes, "WAITS", (0.0,))
+    monkeypatch.setattr(urls, "WAITS", (0.0,))
     return f"file://{tmp_path}/far/run"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from bothways.training import remote as remotes
+from bothways.core import urls
 from bothways.training.checkpoint import checkpoints
 from bothways.training.remote import Remote
 from toy_training import TRAINING, session
@@ -43,7 +43,7 @@ def test_a_run_goes_on_from_s3_on_a_connection_that_fails_one_time_in_five(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = itertools.count(1)
-    monkeypatch.setattr(remotes, "WAITS", (0.0,) * 5)
+    monkeypatch.setattr(urls, "WAITS", (0.0,) * 5)
 
     def unsteady(real: Callable[..., Any]) -> Callable[..., Any]:
         def request(*arguments: Any) -> Any:

@@ -29,8 +29,8 @@ def train_tokenizer(
     """Train a vocabulary.
 
     Args:
-        texts: a file, folder or pattern with text, or an iterable of texts; several languages as a
-            mapping from names to these.
+        texts: a file, folder or pattern with text, a URL of these such as "s3://bucket/wiki/", or
+            an iterable of texts; several languages as a mapping from names to these.
         size: number of tokens, special tokens included.
         kind: "wordpiece" (BERT), "bpe" (RoBERTa) or "unigram" (ALBERT).
         alpha: of several languages: shares of the training text are proportional to size^alpha.
@@ -79,7 +79,7 @@ def build_corpus(
     """Build a corpus for pre-training, continue an interrupted build, or open the existing corpus.
 
     Args:
-        texts: a file, folder or pattern, several of them, or documents.
+        texts: a file, folder or pattern, a URL of these, several of them, or documents.
         tokenizer: a tokenizer, or its folder.
         out: folder of the corpus.
         language: language for splitting sentences; "auto" detects it per document.

@@ -65,8 +65,9 @@ def build(
     Parameters
     ----------
     inputs
-        Files (.txt, .jsonl, .parquet, wiki-extractor's; also .gz, .xz, .zst and .bz2), folders,
-        quoted globs, or Hub data sets as hub:owner/name:configuration:split.
+        Files (.txt, .jsonl, .parquet, wiki-extractor's; also .gz, .xz, .zst and .bz2), folders and
+        quoted globs, here or at URLs such as s3://bucket/wiki/, or Hub data sets as
+        hub:owner/name:configuration:split.
     tokenizer
         A folder made by `bothways tokenizer train`, a tokenizer.json or a vocab.txt.
     out

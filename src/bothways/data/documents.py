@@ -1,4 +1,4 @@
-"""Files, folders, globs and Hub data sets → one stream of documents.
+"""Files, folders, globs, URLs and Hub data sets → one stream of documents.
 
 The suffix gives the kind: plain text (.txt, .text, .docs), the tables of `data.tables` with one
 document per row, and wiki_00, as wiki-extractor names its files, which hold text or JSON lines. The
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bothways.core.errors import DataError
+from bothways.core.urls import Place, RemoteFile, Url, find_files, is_url, place_of, status_of
 from bothways.data.tables import (
     HUB,
     TableRow,
@@ -34,6 +35,7 @@ from bothways.data.text_io import (
     COMPRESSED,
     STDIN,
     BytesRead,
+    is_pipe,
     max_line_bytes,
     read_errors,
     read_lines,
@@ -87,11 +89,17 @@ class Boundary(Enum):
 
 @dataclass(frozen=True)
 class Origin:
-    """A source of documents: a file with its size in bytes and time of change in ns, or the Hub."""
+    """A source of documents: a file or a data set of the Hub.
+
+    Attributes:
+        size: in bytes; 0 if it is unknown.
+        modified: the time of its change in ns; of a file at a URL, what its store calls its
+            version, such as an ETag.
+    """
 
     name: str
     size: int = 0
-    modified: int = 0
+    modified: int | str = 0
 
 
 class DocumentReader(Iterator[Document]):
@@ -99,7 +107,7 @@ class DocumentReader(Iterator[Document]):
 
     Attributes:
         origins: every file and data set, in reading order.
-        total: bytes of all files on disk.
+        total: bytes of all files.
         settings: the other settings that decide which documents come out.
     """
 
@@ -126,13 +134,14 @@ class DocumentReader(Iterator[Document]):
 def read_documents(
     inputs: Sequence[str], *, column: str = "text", boundary: Boundary = Boundary.AUTO
 ) -> DocumentReader:
-    """Read the documents of files, globs, folders (recursively) and Hub data sets.
+    """Read the documents of files, globs, folders (recursively), URLs and Hub data sets.
 
     All names are checked before the first document is read.
 
     Args:
-        inputs: names, in reading order; a file that occurs twice is read once. A Hub data set is
-            "hub:owner/name:configuration:split".
+        inputs: names, in reading order; a file that occurs twice is read once. Files, globs and
+            folders may be URLs that fsspec opens, such as "s3://bucket/wiki/*.txt.zst". A Hub data
+            set is "hub:owner/name:configuration:split".
         column: the column with the text, in tables.
         boundary: what ends a document in plain text files.
 
@@ -140,7 +149,8 @@ def read_documents(
         DataError: no such file, a glob or folder without a readable file, an unsupported kind, an
             empty file; while reading: a damaged, binary or wrongly encoded file, bad JSON, a wrong
             column, with file and line.
-        ResourceError: a file or folder that cannot be read.
+        ResourceError: a file or folder that cannot be read; a URL that still cannot be read after
+            several attempts.
     """
     names = dict[str, None]()
     for name in inputs:
@@ -165,6 +175,8 @@ def _resolve(name: str) -> list[str]:
     if name.startswith(HUB):
         parse_hub_name(name.removeprefix(HUB))
         return [name]
+    if is_url(name):
+        return _resolve_url(Url(name))
     path = Path(name).expanduser()
     if path.is_dir():
         return _resolve_folder(path)
@@ -181,6 +193,18 @@ def _resolve(name: str) -> list[str]:
     return files
 
 
+def _resolve_url(url: Url) -> list[str]:
+    found = find_files(url)
+    if found is None:
+        raise DataError("no such file or folder", where=url, fix="Check the URL.")
+    if len(found) != 1 or found[0].url != url:  # a glob or a folder, which may hold other files
+        found = [file for file in found if _is_readable(file.url)]
+    if not found:
+        fix = f"Check the URL. Supported are {_KINDS}."
+        raise DataError("names no file that can be read", where=url, fix=fix)
+    return [_file(file.url, file.size) for file in found]
+
+
 def _resolve_folder(folder: Path) -> list[str]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and _is_readable(path))
     files = [
@@ -194,32 +218,38 @@ def _resolve_folder(folder: Path) -> list[str]:
     return files
 
 
-def _file(path: Path) -> str:
+def _file(path: Place, size: int | None = None) -> str:
     if not _is_readable(path):
         what, fix = f"unsupported file type {path.suffix!r}", f"Supported are {_KINDS}."
         raise DataError(what, where=path, fix=fix)
-    if path.is_file() and path.stat().st_size == 0:
+    if isinstance(path, Path) and path.is_file():
+        size = path.stat().st_size
+    if size == 0:
         raise DataError("is an empty file", where=path, fix="Leave it out, or download it again.")
     return str(path)
 
 
-def _is_readable(path: Path) -> bool:
+def _is_readable(path: Place) -> bool:
     return (
         suffix_of(path) in _TEXT + _TABLES
         or path.suffix == ".parquet"
         or _is_wiki(path)
-        or not path.is_file()  # a pipe, such as /dev/fd/63, which is read as text
+        or is_pipe(path)  # which is read as text
     )
 
 
-def _is_wiki(path: Path) -> bool:
+def _is_wiki(path: Place) -> bool:
     return bool(_WIKI_NAME.match(path.stem if path.suffix in COMPRESSED else path.name))
 
 
 def _origin(name: str) -> Origin:
     if name.startswith(HUB):
         return Origin(name)
-    status = Path(name).stat()
+    place = place_of(name)
+    if isinstance(place, Url):
+        file = status_of(place) or RemoteFile(place, 0, "")
+        return Origin(name, file.size or 0, file.version)
+    status = place.stat()
     return Origin(name, status.st_size, status.st_mtime_ns)
 
 
@@ -227,7 +257,7 @@ def _origin(name: str) -> Origin:
 
 
 def _read(name: str, column: str, boundary: Boundary, bytes_read: BytesRead) -> Iterator[Document]:
-    path = Path(name)
+    path = place_of(name)
     if name.startswith(HUB) or path.suffix == ".parquet" or suffix_of(path) in _TABLES:
         asked = [column]
         table = open_table(name, asked, only=asked, allow_empty=True, bytes_read=bytes_read)
@@ -258,7 +288,7 @@ def _column_documents(rows: Iterator[TableRow], column: str) -> Iterator[Documen
         yield Document(value or "", row.where)
 
 
-def _text_documents(path: Path, boundary: Boundary, bytes_read: BytesRead) -> Iterator[Document]:
+def _text_documents(path: Place, boundary: Boundary, bytes_read: BytesRead) -> Iterator[Document]:
     """Read a plain text file; one that begins with `<doc ` is wiki-extractor's."""
     lines = read_lines(path, bytes_read, split=True)
     head = _head(lines)
@@ -289,7 +319,7 @@ def _head(lines: Lines) -> list[tuple[int, str]]:
     return head
 
 
-def _block_documents(path: Path, lines: Lines) -> Iterator[Document]:
+def _block_documents(path: Place, lines: Lines) -> Iterator[Document]:
     for filled, group in itertools.groupby(lines, key=lambda numbered: bool(numbered[1].strip())):
         if filled:
             yield from (Document(text, f"{path}:{number}") for number, text in _bounded(group))
@@ -310,7 +340,7 @@ def _bounded(lines: Lines) -> Iterator[tuple[int, str]]:
         yield begin, "\n".join(held)
 
 
-def _wiki_documents(path: Path, lines: Lines) -> Iterator[Document]:
+def _wiki_documents(path: Place, lines: Lines) -> Iterator[Document]:
     """Read `<doc …>` to `</doc>`, without the title line, which the first sentence repeats."""
     start, title, body = 0, "", list[str]()
     number = 0
@@ -332,6 +362,6 @@ def _wiki_documents(path: Path, lines: Lines) -> Iterator[Document]:
         raise _doc_error(f"ends inside the <doc …> of line {start}", path, number)
 
 
-def _doc_error(what: str, path: Path, line: int) -> DataError:
+def _doc_error(what: str, path: Place, line: int) -> DataError:
     fix = "Each document is a line <doc …>, its text and a line </doc>."
     return DataError(what, where=f"{path}:{line}", fix=fix)

@@ -9,8 +9,8 @@
     hub:owner/name[:configuration][:split]
     -                 standard input
 
-All but .parquet may be compressed. Everything streams, and each row knows its place. The columns of
-a .csv or .tsv file without a header are "0", "1", "2" …
+All but .parquet may be compressed, and files may be at URLs. Everything streams, and each row knows
+its place. The columns of a .csv or .tsv file without a header are "0", "1", "2" …
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from bothways.core.errors import DataError, optional
 from bothways.core.json_reader import parse_json, parse_object
 from bothways.core.terminal import listed
+from bothways.core.urls import Place, again
 from bothways.data.text_io import (
     COMPRESSED,
     MAX_LINE,
     STANDARD_INPUT,
     STDIN,
     BytesRead,
-    file_at,
-    file_share,
+    is_pipe,
     max_line_bytes,
     open_bytes,
+    place_at,
     read_chunks,
     read_lines,
+    size_of,
     standard_input,
     suffix_of,
 )
@@ -141,7 +142,7 @@ def open_table(
     return replace(table, names=names, rows=itertools.chain([first], table.rows))
 
 
-def require_column(column: str, names: Iterable[str], where: str | Path) -> None:
+def require_column(column: str, names: Iterable[str], where: str | Place) -> None:
     """Raise DataError, naming the existing columns, if `column` is not one of them."""
     names = list(names)
     if column not in names:
@@ -153,7 +154,7 @@ def require_column(column: str, names: Iterable[str], where: str | Path) -> None
 def _open_file(
     source: str, asked: Many[str], only: Many[str] | None, bytes_read: BytesRead
 ) -> Table:
-    path = file_at(source, f"Check the name. Supported are {KINDS}.")
+    path = place_at(source, f"Check the name. Supported are {KINDS}.")
     if path.suffix == ".parquet":
         return _parquet(path, only, bytes_read)
     if suffix_of(path) == ".json":
@@ -165,7 +166,8 @@ def _open_file(
         lines.close()  # now, not when the error's traceback is collected
         raise
     rows = _ClosedRows(table.rows, lines)
-    share = lambda: file_share(path, bytes_read)  # noqa: E731
+    size = size_of(path)
+    share = lambda: bytes_read.position / size if size else 0.0  # noqa: E731
     return replace(table, rows=rows, share=share, skip_broken=rows.skip_broken)
 
 
@@ -195,7 +197,7 @@ class _ClosedRows:
         self._lines.close()
 
 
-def _line_table(path: Path, asked: Many[str], lines: Lines) -> Table:
+def _line_table(path: Place, asked: Many[str], lines: Lines) -> Table:
     where = str(path)
     match suffix_of(path):
         case ".csv":
@@ -207,7 +209,7 @@ def _line_table(path: Path, asked: Many[str], lines: Lines) -> Table:
             return Table(where, (), json_rows(where, lines))
         case ".txt":
             return _plain_lines(where, lines)
-        case "" if not path.is_file():  # a pipe, such as /dev/fd/63
+        case "" if is_pipe(path):  # such as /dev/fd/63
             return _pipe(where, lines, asked)
         case suffix:
             fix = f"Supported are {KINDS}.{_OTHER_TASKS.get(suffix, '')}"
@@ -355,7 +357,7 @@ def json_rows(where: str, lines: Lines) -> Iterator[TableRow]:
     return map(parse, filter(lambda numbered: numbered[1].strip(), lines))
 
 
-def _array_rows(path: Path, bytes_read: BytesRead) -> Iterator[TableRow]:
+def _array_rows(path: Place, bytes_read: BytesRead) -> Iterator[TableRow]:
     """Yield the objects of a JSON array one by one, with no more than one of them in memory.
 
     Example: [{"a": 1}, {"a": 2}] → rows {"a": 1} and {"a": 2}.
@@ -431,7 +433,7 @@ class _Buffer:
 # Parquet and the Hub
 
 
-def _parquet(path: Path, only: Many[str] | None, bytes_read: BytesRead) -> Table:
+def _parquet(path: Place, only: Many[str] | None, bytes_read: BytesRead) -> Table:
     with optional("data", "reading Parquet files"):
         from pyarrow import parquet
 
@@ -452,7 +454,7 @@ def _parquet(path: Path, only: Many[str] | None, bytes_read: BytesRead) -> Table
     return Table(str(path), names, rows(), lambda: done / max(1, total))
 
 
-def _parquet_rows(path: Path, only: Many[str] | None, bytes_read: BytesRead) -> Iterator[TableRow]:
+def _parquet_rows(path: Place, only: Many[str] | None, bytes_read: BytesRead) -> Iterator[TableRow]:
     from pyarrow import parquet
 
     number = 0
@@ -465,7 +467,7 @@ def _parquet_rows(path: Path, only: Many[str] | None, bytes_read: BytesRead) -> 
 
 
 @contextlib.contextmanager
-def _damage(path: Path) -> Iterator[None]:
+def _damage(path: Place) -> Iterator[None]:
     import pyarrow
 
     try:
@@ -497,12 +499,39 @@ def _hub_rows(source: str) -> Iterator[TableRow]:
         from datasets import load_dataset
 
     repository, config, split = parse_hub_name(source.removeprefix(HUB))
-    try:
-        data = load_dataset(repository, config, split=split, streaming=True)
+
+    def opened() -> Any:
+        """Open the data set at its first row."""
+        return load_dataset(repository, config, split=split, streaming=True)
+
+    with _hub_errors(source):
+        data = opened()
         classes = _class_names(getattr(data, "features", None) or {})
-        for number, values in enumerate(data, 1):
-            named = {name: _named(values[name], names) for name, names in classes.items()}
-            yield TableRow({**values, **named}, f"{source}:row {number}")
+    rows: Iterator[Any] | None = iter(data)
+    for number in itertools.count(1):
+
+        def following(done: int = number - 1) -> Any:
+            """Return the next row; None at the end. After an error, open the data set there."""
+            nonlocal rows
+            try:
+                rows = iter(opened().skip(done)) if rows is None else rows
+                return next(rows, None)
+            except Exception:  # after which an iterator would only end
+                rows = None
+                raise
+
+        with _hub_errors(source):
+            values = again(following, f"reading row {number:,}", source)
+        if values is None:
+            return
+        named = {name: _named(values[name], names) for name, names in classes.items()}
+        yield TableRow({**values, **named}, f"{source}:row {number}")
+
+
+@contextlib.contextmanager
+def _hub_errors(source: str) -> Iterator[None]:
+    try:
+        yield
     # RuntimeError: a data set that is a program, which is not run.
     except (OSError, ValueError, RuntimeError) as error:
         fix = (

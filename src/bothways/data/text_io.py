@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from typing_extensions import Buffer
 
 from bothways.core.errors import ConfigError, DataError, ResourceError, optional
+from bothways.core.urls import Place, Url, is_url, open_url, status_of
 
 if TYPE_CHECKING:
     from zstandard import ZstdDecompressionObj
@@ -73,9 +74,9 @@ class _ByteLines(Protocol):
         """Return at most `size` bytes of the next line."""
 
 
-def suffix_of(path: Path) -> str:
+def suffix_of(path: Place) -> str:
     """Return the suffix of a file without that of its compression: "a.csv.gz" → ".csv"."""
-    return path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
+    return Path(path.stem).suffix if path.suffix in COMPRESSED else path.suffix
 
 
 def max_line_bytes() -> int:
@@ -147,7 +148,7 @@ def _decompressed(raw: io.BufferedReader, suffix: str) -> io.BufferedReader:
 
 
 @contextmanager
-def read_errors(place: Path | str) -> Iterator[None]:
+def read_errors(place: Place | str) -> Iterator[None]:
     """Turn errors of the operating system inside the context into a ResourceError at `place`.
 
     An OSError without a number comes from a decompressor and passes unchanged.
@@ -183,21 +184,46 @@ def file_at(name: Path | str, fix: str = "Check the name.") -> Path:
     return path
 
 
-def file_share(path: Path, bytes_read: BytesRead) -> float:
-    """Return the fraction of a file that has been read; 0 for a pipe, whose size is unknown."""
-    size = path.stat().st_size
-    return bytes_read.position / size if size else 0.0
+def place_at(name: str, fix: str = "Check the name.") -> Place:
+    """Return the place of an existing file, as `file_at`, or of one at a URL.
+
+    Raises:
+        ResourceError: the store of the URL cannot be reached.
+    """
+    if not is_url(name):
+        return file_at(name, fix)
+    if status_of(Url(name)) is None:
+        raise DataError("no such file", where=name, fix=fix)
+    return Url(name)
+
+
+def is_pipe(path: Place) -> bool:
+    """Return whether something exists there that is no file, such as /dev/fd/63."""
+    return isinstance(path, Path) and not path.is_file()
+
+
+def size_of(path: Place) -> int:
+    """Return the size of a file in bytes; 0 if it is unknown, as of a pipe."""
+    if isinstance(path, Path):
+        return path.stat().st_size
+    file = status_of(path)
+    return (file.size or 0) if file else 0
+
+
+def _open(path: Place) -> io.BufferedReader:
+    return open_url(path) if isinstance(path, Url) else path.open("rb")
 
 
 @contextmanager
-def open_bytes(path: Path, bytes_read: BytesRead | None = None) -> Iterator[io.BufferedReader]:
+def open_bytes(path: Place, bytes_read: BytesRead | None = None) -> Iterator[io.BufferedReader]:
     """Open a file, decompressing it by its suffix; `bytes_read` is kept up to date.
 
     Raises:
+        DataError: a file at a URL is gone, or has changed while it was read.
         ResourceError: the file cannot be opened or read.
     """
     bytes_read = bytes_read or BytesRead()
-    with read_errors(path), path.open("rb") as raw:
+    with read_errors(path), _open(path) as raw:
         bytes_read.current = raw if raw.seekable() else None  # a pipe has no position
         try:
             yield _decompressed(raw, path.suffix)
@@ -208,7 +234,7 @@ def open_bytes(path: Path, bytes_read: BytesRead | None = None) -> Iterator[io.B
             bytes_read.current = None
 
 
-def _check_head(place: Path | str, head: bytes) -> None:
+def _check_head(place: Place | str, head: bytes) -> None:
     for mark, name in _OTHER_MARKS.items():
         if head.startswith(mark):
             fix = f"Convert it: iconv -f {name} -t UTF-8."
@@ -224,7 +250,9 @@ def _check_head(place: Path | str, head: bytes) -> None:
         raise DataError("is a binary file, not text", where=place, fix=fix)
 
 
-def _raw_lines(stream: _ByteLines, name: Path | str, *, split: bool) -> Iterator[tuple[int, bytes]]:
+def _raw_lines(
+    stream: _ByteLines, name: Place | str, *, split: bool
+) -> Iterator[tuple[int, bytes]]:
     """Yield lines with their numbers; a line that is too long is an error, or comes in pieces."""
     limit, number, rest = max_line_bytes(), 1, b""
     while line := rest + stream.readline(limit + 1 - len(rest)):
@@ -251,7 +279,7 @@ def _cut(line: bytes, limit: int) -> int:
 
 
 def decode_lines(
-    stream: _ByteLines, name: Path | str, *, split: bool = False
+    stream: _ByteLines, name: Place | str, *, split: bool = False
 ) -> Iterator[tuple[int, str]]:
     """Yield lines with numbers from 1, without line ends, byte-order mark and NUL characters.
 
@@ -304,7 +332,7 @@ def standard_input() -> Iterator[tuple[int, str]]:
 
 
 def read_lines(
-    path: Path, bytes_read: BytesRead | None = None, *, split: bool = False
+    path: Place, bytes_read: BytesRead | None = None, *, split: bool = False
 ) -> Generator[tuple[int, str], None, None]:
     """Yield the lines of a file as `decode_lines` does; `bytes_read` is kept up to date.
 
@@ -321,7 +349,7 @@ def read_lines(
             raise _damage_error(error, path, f"line {number}") from error
 
 
-def read_chunks(path: Path, bytes_read: BytesRead | None = None) -> Generator[str, None, None]:
+def read_chunks(path: Place, bytes_read: BytesRead | None = None) -> Generator[str, None, None]:
     """Yield the text of a file in pieces of 128 KiB; errors as `read_lines`."""
     decoder, done = codecs.getincrementaldecoder("utf-8-sig")(), 0
     with open_bytes(path, bytes_read) as stream:
@@ -343,7 +371,7 @@ def read_chunks(path: Path, bytes_read: BytesRead | None = None) -> Generator[st
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, OSError)
 
 
-def _damage_error(error: Exception, path: Path, after: str) -> Exception:
+def _damage_error(error: Exception, path: Place, after: str) -> Exception:
     """Return the error for a decompressor's failure; one of the disk, with a number, is itself."""
     if isinstance(error, OSError) and error.errno is not None:
         return error

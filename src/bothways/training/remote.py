@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
 from bothways.core.atomic_files import file_digest, replace_folder
-from bothways.core.errors import ConfigError, ResourceError, optional
+from bothways.core.errors import ResourceError
+from bothways.core.urls import again, open_store
 
 MANIFEST = "manifest.json"
 RECORDS = ("metrics.jsonl", "config.toml")
 """The files of a run that are copied besides its checkpoints."""
-WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""Seconds before each further attempt at a transfer."""
 
 T = TypeVar("T")
 
@@ -37,17 +35,8 @@ class Remote:
     """
 
     def __init__(self, url: str) -> None:
-        with optional("remote", f"reading and writing {url}"):
-            from fsspec.core import url_to_fs
         self.url = url
-        try:
-            self._files, root = url_to_fs(url)
-        except (ValueError, OSError) as error:
-            fix = 'Write a URL such as "s3://bucket/run".'
-            raise ConfigError(str(error), where="training.keep.remote", fix=fix) from error
-        except ImportError as error:
-            fix = 'Install it, or for s3://: pip install "bothways[remote]"'
-            raise ResourceError(f"{url}: {error}", fix=fix) from error
+        self._files, root = open_store(url, "training.keep.remote")
         self._root = root.rstrip("/")
 
     def send(self, folder: Path, files: Iterable[Path]) -> None:
@@ -143,16 +132,8 @@ class Remote:
         return [name.removeprefix(root) for name in self._files.find(place)]
 
     def _again(self, transfer: Callable[[], T], what: str) -> T:
-        """Do a transfer; after an error, wait and do it again."""
-        for wait in (*WAITS, None):
-            try:
-                return transfer()
-            except Exception as error:  # each kind of storage has errors of its own
-                if wait is None:
-                    fix = "Look at the connection and the rights; the run can be resumed."
-                    raise ResourceError(f"{what}: {error}", where=self.url, fix=fix) from error
-                time.sleep(wait)
-        raise AssertionError
+        fix = "Look at the connection and the rights; the run can be resumed."
+        return again(transfer, what, self.url, fix)
 
 
 def open_remote(url: str | None) -> Remote | None:
