@@ -169,6 +169,47 @@ def test_a_broken_folder_leaves_the_old_model(
         assert 'bothways_reloads_total{model="films",result="replaced"} 1.0' in counts
 
 
+def test_keys_are_read_again(base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "bothways.serving.events")
+    file = tmp_path / "keys"
+    file.write_text("first\nshared\n")
+    deployment = Deployment({"films": str(write(tmp_path / "films", base, 1))}, keys=file)
+    application = deployment.app()
+    reloader = Reloader(application, deployment)
+
+    def statuses() -> list[int]:
+        """What each key is answered with, and a request without one."""
+        keys: list[dict[str, str]] = [{"x-api-key": k} for k in ("first", "shared", "next")]
+        return [httpx.get(f"{url}/info", headers=key).status_code for key in [*keys, {}]]
+
+    def reload(result: str) -> Any:
+        before = len(caplog.records)
+        loop = application.batcher._loop
+        assert loop is not None
+        loop.call_soon_threadsafe(reloader.request)
+        until(lambda: len(caplog.records) == before + 2)  # of the keys, and of the folder
+        line: Any = caplog.records[before].msg
+        assert (line["event"], line["result"]) == ("keys", result)
+        return line
+
+    with running(application) as url:
+        assert statuses() == [200, 200, 401, 401]
+        assert reload("unchanged")["count"] == 2
+        file.write_text("shared next")
+        assert reload("replaced")["count"] == 2
+        assert statuses() == [401, 200, 200, 401]
+        file.write_text("\n")  # no key is not a server that is open to all
+        assert "the old keys stay: " in reload("failed")["message"]
+        assert statuses() == [401, 200, 200, 401]
+        file.unlink()
+        reload("failed")
+        assert statuses() == [401, 200, 200, 401]
+        file.write_text("first")
+        reload("replaced")
+        assert statuses() == [200, 401, 401, 401]
+    assert not any(k in str(record.msg) for record in caplog.records for k in ("first", "shared"))
+
+
 def test_the_digest_is_of_what_predictions_depend_on(base: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(base, folder)
@@ -275,8 +316,11 @@ def children(process: subprocess.Popen[str]) -> list[int]:
 
 @two_cores
 def test_two_processes_answer_on_one_socket(base: Path, tmp_path: Path) -> None:
-    folder = write(tmp_path / "films", base, 1)
-    with command(folder, "--workers", 2, "--threads", 1) as (url, process, lines):
+    folder, keys = write(tmp_path / "films", base, 1), tmp_path / "keys"
+    keys.write_text("first")
+    words = (folder, "--workers", 2, "--threads", 1, "--api-key-file", keys)
+    with command(*words) as (url, process, lines):
+        key = {"x-api-key": "first"}
 
         def reached() -> bool:
             with contextlib.suppress(httpx.HTTPError):
@@ -284,11 +328,12 @@ def test_two_processes_answer_on_one_socket(base: Path, tmp_path: Path) -> None:
             return False
 
         def metric(name: str) -> float:
-            rows = httpx.get(f"{url}/metrics").text.splitlines()
+            rows = httpx.get(f"{url}/metrics", headers=key).text.splitlines()
             return sum(float(row.split()[-1]) for row in rows if row.startswith(name))
 
         def ask() -> Any:
-            return httpx.post(f"{url}/classify", json={"inputs": TEXTS[0]}, timeout=30).json()
+            body = {"inputs": TEXTS[0]}
+            return httpx.post(f"{url}/classify", json=body, headers=key, timeout=30).json()
 
         until(lambda: reached() and metric("bothways_ready") == 2)
         cores = [os.sched_getaffinity(child) for child in children(process)]
@@ -305,8 +350,11 @@ def test_two_processes_answer_on_one_socket(base: Path, tmp_path: Path) -> None:
         assert metric('bothways_requests_total{model="films",route="/classify"') == 60
 
         write(folder, base, 2)
+        keys.write_text("second")
         process.send_signal(signal.SIGHUP)
-        until(lambda: sum('"replaced"' in line for line in lines) == 2)
+        until(lambda: sum('"replaced"' in line for line in lines) == 4)  # key and folder, twice
+        assert ask()["error"]["code"] == "unauthorized"
+        key["x-api-key"] = "second"
         second = answer(folder)
         assert [ask() for _ in range(10)] == [second] * 10
         below = children(process)

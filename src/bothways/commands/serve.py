@@ -37,7 +37,8 @@ def serve(  # noqa: PLR0913 – one option per question
     One process answers for every task. Requests are computed in batches, and in fp32 every answer
     is that of `bothways predict`, whatever else is asked at the time. GET /info lists models and
     limits, /metrics counts, /openapi.json describes the routes. Ctrl-C finishes what is under way
-    and ends; twice ends at once. SIGHUP opens folders again that have changed.
+    and ends; twice ends at once. SIGHUP reads the file of keys again, and opens folders that have
+    changed.
 
     Parameters
     ----------
@@ -58,8 +59,8 @@ def serve(  # noqa: PLR0913 – one option per question
         NAME=VALUE, repeatable: body_bytes, texts, text_characters, request_tokens, queue_tokens,
         batch_tokens, connections, head_seconds, body_seconds, deadline_seconds, drain_seconds.
     api_key_file
-        A file with keys, one a line, of which clients give one: Authorization: Bearer KEY.
-        Default: the variable BOTHWAYS_API_KEY, if it is set.
+        A file with keys, one a line, of which clients give one: Authorization: Bearer KEY. It is
+        read again on SIGHUP. Default: the variable BOTHWAYS_API_KEY, if it is set.
     no_auth
         Listen on an address of the network without keys.
     allow_host
@@ -95,9 +96,9 @@ def serve(  # noqa: PLR0913 – one option per question
 
     require_at_least(1, workers=workers, threads=threads or 1)
     require("serve", "bothways serve", "uvicorn", "httptools", "orjson", "prometheus_client")
-    from bothways.serving.deployment import Deployment
+    from bothways.serving.deployment import Deployment, read_keys
     from bothways.serving.limits import DEFAULT_LIMITS, Limits
-    from bothways.serving.run import LOOPBACK, bind, log_as_json, read_keys, url_of
+    from bothways.serving.run import LOOPBACK, bind, log_as_json, url_of
     from bothways.serving.run import serve as run
     from bothways.serving.tracing import require_tracing
     from bothways.serving.workers import pinned_cores, serve_by
@@ -107,8 +108,10 @@ def serve(  # noqa: PLR0913 – one option per question
     named = named_models(models)
     folders = {name: folder for name, (folder, _) in named.items()}
     limits = configs.load(Limits, base=DEFAULT_LIMITS, overrides=limit)
-    variable = os.environ.get("BOTHWAYS_API_KEY", "").split()
-    keys = variable if api_key_file is None else read_keys(api_key_file)
+    keys: tuple[str, ...] | Path = tuple(os.environ.get("BOTHWAYS_API_KEY", "").split())
+    if api_key_file is not None:
+        first = read_keys(api_key_file)  # a mistake is told before the models are opened
+        keys = api_key_file if api_key_file.is_file() else tuple(first)  # a pipe is read once
     local = host in ("127.0.0.1", "localhost", "::1")
     check_address(host, port, open_to_all=not (local or keys or no_auth))
     hosts = [name.lower() for name in allow_host] or (list(LOOPBACK) if local else None)
@@ -119,7 +122,7 @@ def serve(  # noqa: PLR0913 – one option per question
         device,
         precision,
         limits,
-        tuple(keys),
+        keys,
         None if hosts is None else tuple(hosts),
         traces,
         requests=log == "requests",

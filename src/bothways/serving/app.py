@@ -98,7 +98,7 @@ class App:
         self._posts = {**POSTS, "/explain": explain.explain} if playground else POSTS
         self.models = Models(models)
         self.draining, self._warm = False, False
-        self._keys = [key.encode() for key in keys]
+        self._keys = _encoded(keys)
         self._tracing = tracing
         self.metrics = Metrics(limits.queue_tokens)
         for model in self.models:
@@ -145,6 +145,11 @@ class App:
         encoded, answer = model.encode(examples), asyncio.get_running_loop().create_future()
         self.batcher.submit(Ticket(model, examples, encoded, math.inf, answer))
         await answer
+
+    def replace_keys(self, keys: Many[str]) -> bool:
+        """Ask for one of these keys from the next request on; return whether they are others."""
+        before, self._keys = self._keys, _encoded(keys)
+        return self._keys != before
 
     def drain(self) -> None:
         """Let `/ready` fail; requests are still answered."""
@@ -425,6 +430,10 @@ class App:
             left.cancel()
             if not ticket.computed:
                 self.batcher.cancel(ticket)
+
+
+def _encoded(keys: Many[str]) -> list[bytes]:
+    return [key.encode() for key in keys]
 
 
 def app(

@@ -1,4 +1,4 @@
-"""What a server answers by: folders under names, opened, and opened again while it runs."""
+"""What a server answers by: folders under names, and keys; both are read again while it runs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from bothways.core.errors import ConfigError
+from bothways.core.errors import BothwaysError, ConfigError
 from bothways.hub.provenance import digest_of_folder
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.prediction.prepared_model import PredictPrecision
@@ -22,6 +24,21 @@ from bothways.serving.tracing import Tracing, tracing
 events_log = logging.getLogger("bothways.serving.events")
 
 
+def read_keys(file: Path) -> list[str]:
+    """Return the keys in a file, one a line.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no key.
+    """
+    try:
+        keys = file.read_text(encoding="utf8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read: {error}", where=file) from error
+    if not keys:
+        raise ConfigError("has no key", where=file, fix="Write one a line.")
+    return keys
+
+
 @dataclass(frozen=True)
 class Deployment:
     """The settings of a server process.
@@ -30,7 +47,8 @@ class Deployment:
         folders: model folders, folders of runs or Hub ids, by the names that requests use.
         task, length, device, precision: as `open_task`.
         tasks: of single models, by name; `task` is for the others.
-        limits, keys, hosts: as `serving.app`.
+        limits, hosts: as `serving.app`.
+        keys: as `serving.app`, or a file with one a line.
         traces: the address of an OpenTelemetry collector; None for no traces.
         requests: whether each request is a line of the log.
         delay: seconds between a signal to stop and the end of accepting connections.
@@ -43,7 +61,7 @@ class Deployment:
     device: str = "auto"
     precision: PredictPrecision = "fp32"
     limits: Limits = DEFAULT_LIMITS
-    keys: tuple[str, ...] = ()
+    keys: tuple[str, ...] | Path = ()
     hosts: tuple[str, ...] | None = None
     traces: str | None = None
     requests: bool = True
@@ -71,19 +89,25 @@ class Deployment:
         """Return the app with all models opened; errors as `open_task`."""
         spans: Tracing | None = None if self.traces is None else tracing(self.traces)
         models = {name: self.served(name) for name in self.folders}
-        return App(models, self.limits, self.keys, self.hosts, spans, self.playground)
+        return App(models, self.limits, self.key_list(), self.hosts, spans, self.playground)
+
+    def key_list(self) -> Many[str]:
+        """Return the keys as they are now; errors as `read_keys`."""
+        return read_keys(self.keys) if isinstance(self.keys, Path) else self.keys
 
 
 class Reloader:
-    """Opens the folders that have changed again, while the old models answer.
+    """Reads the keys again, and opens folders that have changed, while the old models answer.
+
+    A file of keys that cannot be read or has none leaves the old keys in place.
 
     A folder that cannot be opened, whose model fails, or which has another task leaves the old
     model in place, with a line in the log. Requests under way are answered by the model they began
     with.
 
     Args:
-        application: whose models are replaced.
-        deployment: how they are opened.
+        application: whose keys and models are replaced.
+        deployment: how they are read and opened.
     """
 
     def __init__(self, application: App, deployment: Deployment) -> None:
@@ -92,7 +116,7 @@ class Reloader:
         self._again = False
 
     def request(self) -> None:
-        """Look at all folders; once more after a pass that is under way."""
+        """Look at keys and folders; once more after a pass that is under way."""
         self._again = True
         if self._running is None or self._running.done():
             self._running = asyncio.ensure_future(self._run())
@@ -100,8 +124,20 @@ class Reloader:
     async def _run(self) -> None:
         while self._again:
             self._again = False
+            if isinstance(self.deployment.keys, Path):
+                self._reload_keys()
             for name in self.deployment.folders:
                 await self._reload(name)
+
+    def _reload_keys(self) -> None:
+        line: dict[str, Any] = {"event": "keys"}
+        try:
+            keys = self.deployment.key_list()
+            changed = self.application.replace_keys(keys)
+            line |= {"result": "replaced" if changed else "unchanged", "count": len(keys)}
+        except BothwaysError as error:
+            line |= {"result": "failed", "message": f"the old keys stay: {error}"}
+        events_log.info(line)
 
     async def _reload(self, name: str) -> None:
         loop, old = asyncio.get_running_loop(), self.application.models.named(name)

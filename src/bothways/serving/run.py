@@ -10,13 +10,12 @@ import sys
 import time
 from asyncio import TimerHandle
 from multiprocessing.connection import Connection as Pipe
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import orjson
 
-from bothways.core.errors import ConfigError, ResourceError, optional
+from bothways.core.errors import ResourceError, optional
 from bothways.serving.app import App, requests_log
 from bothways.serving.deployment import Deployment, Reloader, events_log
 from bothways.serving.errors import RequestError
@@ -198,21 +197,6 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def read_keys(file: Path) -> list[str]:
-    """Return the keys in a file, one a line.
-
-    Raises:
-        ConfigError: the file cannot be read, or has no key.
-    """
-    try:
-        keys = file.read_text(encoding="utf8").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot be read: {error}", where=file) from error
-    if not keys:
-        raise ConfigError("has no key", where=file, fix="Write one a line.")
-    return keys
-
-
 class _JsonLines(logging.Formatter):
     """One JSON object a line: the time, and what is said of a request, or a message."""
 
@@ -243,7 +227,7 @@ def log_as_json(*, requests: bool) -> None:
 def serve(
     app: App, bound: socket.socket, deployment: Deployment, *, parent: Pipe | None = None
 ) -> None:
-    """Serve until a signal ends it; see `Server`. SIGHUP opens folders again that have changed.
+    """Serve until a signal ends it; see `Server`. SIGHUP lets `Reloader` look for changes.
 
     Args:
         app: of the deployment.
@@ -255,7 +239,7 @@ def serve(
     terminal = sys.stderr.isatty()
 
     def hang_up() -> None:
-        """End if the terminal was closed; else open changed folders again."""
+        """End if the terminal was closed; else look for changes."""
         if terminal and not sys.stderr.isatty():  # the terminal was closed
             server.handle_exit(signal.SIGHUP, None)
         else:
