@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import shutil
+import signal
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +27,9 @@ from bothways.model.model import Model
 from bothways.pretraining.adapt_page import NEW_HEAD, head_note
 from bothways.pretraining.vocabulary_fit import vocabulary_fit
 from bothways.text.tokenizer import Tokenizer
+from bothways.training.signals import Interruption
 from toy_animals import document
+from toy_training import enter_ranks, on_ranks
 
 FAST = {
     "held_out": 0.2, "evaluation_tokens": 800, "batch": {"n": 512},
@@ -184,14 +190,71 @@ def test_words_are_worth_adding_only_where_they_save_tokens(tokenizer: Tokenizer
     assert (other.saved_general, other.worth) == (0, True)
 
 
-def test_several_processes_are_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str]
+class StopAt:
+    """Progress that sends SIGINT to its process in the training of the whole model."""
+
+    def __init__(self) -> None:
+        self.name = ""
+
+    def stage(self, name: str, total: float | None = None) -> None:
+        self.name = name
+
+    def advance(self, done: float, note: str | None = None) -> None:
+        if self.name == "training" and 0.3 < done < 1:
+            self.name = "stopping"  # a second signal would end it at once
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def message(self, text: str) -> None:
+        pass
+
+
+def adapt_on_a_rank(rank: int, world: int, port: int, place: Path, given: dict[str, Any]) -> None:
+    enter_ranks(rank, world, port)
+    stopped = bothways.adapt(out=place / "two", progress=StopAt(), **given)
+    assert stopped.folder is None
+    done = bothways.adapt(out=place / "two", progress=False, resume=True, **given)
+    torch.save((stopped.run.progress.steps, done.before, done.after), place / f"{rank}.found")
+
+
+@pytest.mark.slow
+def test_two_ranks_adapt_as_one_does_and_save_when_interrupted(
+    tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str]
 ) -> None:
-    model = folder_of(tmp_path / "model", tokenizer, MaskedHead())
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="not under torchrun"):
-        bothways.adapt(model, texts["domain"], tmp_path / "run")
+    """With a new head: two trainings, and measures before, between and after them."""
+    model = folder_of(tmp_path / "model", tokenizer, PoolerHead())
+    given = {"model": model, "texts": texts["domain"], "until": "6 steps", "length": 32, **FAST}
+    alone = bothways.adapt(out=tmp_path / "alone", progress=False, **given)
+    on_ranks(2, adapt_on_a_rank, tmp_path, given)
+    found = [torch.load(tmp_path / f"{rank}.found", weights_only=False) for rank in range(2)]
+    assert found[0] == found[1]
+    steps, before, after = found[0]
+    assert 1 <= steps < 6
+    assert before["domain"] == pytest.approx(alone.before["domain"], rel=1e-4)
+    assert after["domain"] == pytest.approx(alone.after["domain"], rel=1e-4)
+    first, second = (load_file(tmp_path / n / "model/model.safetensors") for n in ("alone", "two"))
+    for name, tensor in first.items():
+        torch.testing.assert_close(second[name], tensor, rtol=1e-4, atol=1e-5)
+    assert (tmp_path / "two/report.html").is_file()
+
+
+def test_ctrl_c_names_the_command_that_resumes(
+    tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """In the training of a new head, too, whose checkpoints are in a folder of its own."""
+    monkeypatch.setattr(Interruption, "asked", True)
+    for head, saved in ((PoolerHead(), "run-pooler/head"), (MaskedHead(), "run-masked")):
+        model = folder_of(tmp_path / head.kind, tokenizer, head)
+        words = ["adapt", str(model), texts["domain"], "--out", str(tmp_path / f"run-{head.kind}")]
+        words += ["--until", "9 steps", "--length", "32", "--setting", "batch.n=512"]
+        words += ["--setting", "evaluation_tokens=400", "--setting", "held_out=0.2"]
+        monkeypatch.setattr(sys, "argv", ["bothways", *words])
+        with pytest.raises(KeyboardInterrupt):
+            app(words, result_action="return_value")
+        shown = " ".join(capsys.readouterr().err.split())
+        assert "To resume: bothways adapt" in shown
+        assert "--resume" in shown
+        assert (tmp_path / saved / "step-1").is_dir()
 
 
 def test_long_inputs_are_learned_at_4096_tokens(

@@ -61,12 +61,17 @@ def adapt(  # noqa: PLR0913 – one option per question
         check_begun(out)
     console = error_console()
     say_kernels(device)
-    with terminal_progress(console) as progress:
-        done = job(
-            model, texts, out, replay=replay or (), replay_share=replay_share, length=length,
-            overrides=(*(setting or ()), *end.settings), resume=resume, device=device,
-            progress=progress,
-        )  # fmt: skip
+    try:
+        with terminal_progress(console) as progress:
+            done = job(
+                model, texts, out, replay=replay or (), replay_share=replay_share, length=length,
+                overrides=(*(setting or ()), *end.settings), resume=resume, device=device,
+                progress=progress,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        if is_main(plan_here()):
+            stop_saved(console, "What is finished is kept.")
+        raise
     if not is_main(plan_here()):
         return
     if done.folder is None:

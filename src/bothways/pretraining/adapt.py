@@ -12,10 +12,11 @@ import dataclasses
 import functools
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -63,10 +64,12 @@ from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import latest
 from bothways.training.durations import Tokens, duration, part_of
 from bothways.training.optimizers import AdamW
-from bothways.training.parallel import Single, plan_here
+from bothways.training.parallel import Plan, Single, connected, is_main, plan_here, shared
 from bothways.training.run import Training
 from bothways.training.run_folder import run_folder
 from bothways.training.schedules import Linear
+
+T = TypeVar("T")
 
 DOMAIN, GENERAL = "domain", "general"
 """The names of the two corpora."""
@@ -74,6 +77,8 @@ HEAD_SHARE = 0.2
 """The length of the training of a new head with the encoder frozen, as a share of the run's."""
 LEAST_STEPS = 1000
 """Updates of a run of unspecified length, if the text is read in fewer."""
+LONGEST_WAIT = timedelta(days=7)
+"""For which ranks wait while the main one builds corpora and measures."""
 WORDS, BEFORE = "new_words.txt", "before.json"
 """Files of the run: the words worth adding, and the metrics before it."""
 
@@ -140,6 +145,9 @@ def adapt(  # noqa: PLR0913 – one option per question
 ) -> Adaptation:
     """Continue the pre-training of a model on text of a domain, and save it in `out/model`.
 
+    Under `torchrun` each process is a rank of the training; the main one builds the corpora and
+    measures, while the others wait.
+
     Args:
         model: a model folder, the folder of a run, or a Hub id.
         texts: files, folders or patterns with text of the domain, or the folder of a corpus.
@@ -152,66 +160,61 @@ def adapt(  # noqa: PLR0913 – one option per question
         resume: continue from the newest checkpoint.
 
     Raises:
-        ConfigError: a setting is not suitable, the model cannot be adapted (an ELECTRA without its
-            generator), or there are several processes.
+        ConfigError: a setting is not suitable, or the model cannot be adapted (an ELECTRA without
+            its generator).
         BothwaysError: as `pretrain` and `build_corpus`.
     """
     _check(replay_share)
+    plan = plan_here()
+    progress = progress if is_main(plan) else SILENT
     source = str(resolve(resolve_run(str(model))))
     loaded = load_model(source)
     objective, fresh = _objective_of(loaded, source)
-    tokenizer, given, general = loaded.tokenizer(), list(texts), list(replay)
-    share = replay_share if general else 0.0
+    given = {DOMAIN: list(texts), GENERAL: list(replay)}
+    given = {name: paths for name, paths in given.items() if paths or name == DOMAIN}
+    share = replay_share if GENERAL in given else 0.0
     settings_for = functools.partial(_settings, source, objective, share, length, until, overrides)
     settings_for(1)  # refuses wrong settings before corpora are built
-    with _nothing_left(out):
-        with run_folder(out, resume=resume):
-            pass
-        corpora = {DOMAIN: _corpus(given, tokenizer, out, DOMAIN, progress)}
-        if general:
-            corpora[GENERAL] = _corpus(general, tokenizer, out, GENERAL, progress)
+    with _nothing_left(out, plan):
+        folders = _by_main(plan, lambda: _build(given, loaded.tokenizer(), out, resume, progress))
+        corpora = {name: Corpus.open(folder) for name, folder in folders.items()}
         start = settings_for(corpora[DOMAIN].manifest.counts.tokens)
         if fresh:
             part = Part(progress, "new head")
             head = _train_head(start, corpora[DOMAIN], out / "head", resume, device, part)
             start = dataclasses.replace(start, start=str(head))
-        before = _measured(out / BEFORE, start, corpora, device, Part(progress, "before"))
-        progress.stage("comparing vocabularies")
-        fit = vocabulary_fit(
-            tokenizer, _texts(given, corpora[DOMAIN]), _texts(general, corpora.get(GENERAL))
-        )
-        if fit.words:
-            lines = "".join(f"{word.word}\n" for word in fit.words)
-            replace_file(out / WORDS, lambda file: file.write_text(lines, encoding="utf8"))
+        before, fit = _by_main(plan, lambda: _look(given, start, corpora, out, device, progress))
         trained: Any = corpora if share else corpora[DOMAIN]
         done = pretrain(start, trained, out, resume=resume, device=device, progress=progress)
     if done.folder is None:
         return Adaptation(done, before, {}, fit, fresh)
-    after = scores_of(
-        dataclasses.replace(start, start=str(done.folder)), corpora, device, Part(progress, "after")
-    )
-    result = Adaptation(done, before, after, fit, fresh)
-    if installed("matplotlib", "jinja2"):
+    best = dataclasses.replace(start, start=str(done.folder))
+    after = _by_main(plan, lambda: scores_of(best, corpora, device, Part(progress, "after")))
+    if is_main(plan) and installed("matplotlib", "jinja2"):
         where = choose_device(device)
         write_adapt_page(out / "report.html", start, done, (before, after), fit, fresh, where)
-    return result
+    return Adaptation(done, before, after, fit, fresh)
 
 
 def _check(replay_share: float) -> None:
-    """Refuse a share that is none, and several processes."""
+    """Refuse a share that is none."""
     if not 0 <= replay_share < 1:
         what = f"must be at least 0 and below 1, not {replay_share:g}"
         raise ConfigError(what, where="replay_share", fix="0.1 reads general text in a tenth.")
-    if plan_here().world > 1:
-        fix = (
-            "Build the corpus with the model's tokenizer, and run bothways pretrain --start MODEL."
-        )
-        raise ConfigError("adapt runs in one process, not under torchrun", where="adapt", fix=fix)
+
+
+def _by_main(plan: Plan, make: Callable[[], T]) -> T:
+    """Return on all ranks what the main one makes; the others wait for as long as it takes."""
+    with connected(plan, torch.device("cpu"), LONGEST_WAIT):
+        return shared(plan, make)
 
 
 @contextlib.contextmanager
-def _nothing_left(out: Path) -> Iterator[None]:
+def _nothing_left(out: Path, plan: Plan) -> Iterator[None]:
     """Remove what a refused run has written, if there was nothing before and no update was made."""
+    if not is_main(plan):
+        yield
+        return
     new, empty = not out.exists(), not out.exists() or not any(out.iterdir())
     try:
         yield
@@ -299,6 +302,40 @@ def _settings(
     return configs.load(PretrainConfig, base=base, overrides=overrides)
 
 
+def _build(
+    given: Mapping[str, list[str]],
+    tokenizer: Tokenizer,
+    out: Path,
+    resume: bool,
+    progress: Progress,
+) -> dict[str, Path]:
+    """Take the folder of the run, and return those of the corpora, built once."""
+    with run_folder(out, resume=resume):
+        pass
+    return {
+        name: _corpus(paths, tokenizer, out, name, progress).folder for name, paths in given.items()
+    }
+
+
+def _look(
+    given: Mapping[str, list[str]],
+    settings: PretrainConfig,
+    corpora: Mapping[str, Corpus],
+    out: Path,
+    device: str,
+    progress: Progress,
+) -> tuple[dict[str, dict[str, float]], VocabularyFit]:
+    """Return the metrics before the run and the fit of the vocabulary; write the words to add."""
+    before = _measured(out / BEFORE, settings, corpora, device, Part(progress, "before"))
+    progress.stage("comparing vocabularies")
+    read = {name: _texts(given[name], corpus) for name, corpus in corpora.items()}
+    fit = vocabulary_fit(corpora[DOMAIN].tokenizer, read[DOMAIN], read.get(GENERAL, ()))
+    if fit.words:
+        lines = "".join(f"{word.word}\n" for word in fit.words)
+        replace_file(out / WORDS, lambda file: file.write_text(lines, encoding="utf8"))
+    return before, fit
+
+
 def _corpus(
     given: list[str], tokenizer: Tokenizer, out: Path, name: str, progress: Progress
 ) -> Corpus:
@@ -314,10 +351,8 @@ def _corpus(
     return build_corpus(read_documents(given), tokenizer, folder, progress=Part(progress, name))
 
 
-def _texts(given: list[str], corpus: Corpus | None) -> Iterator[str]:
+def _texts(given: list[str], corpus: Corpus) -> Iterator[str]:
     """Yield the texts; those of a corpus are decoded."""
-    if corpus is None:
-        return
     if len(given) == 1 and (Path(given[0]) / MANIFEST).is_file():
         for document in range(len(corpus)):
             ids = np.concatenate(corpus.sentences_of(document))
@@ -355,8 +390,8 @@ def _train_head(
         mixture=None,
         fresh=("masked",),
     )
-    pretrain(first, corpus, folder, resume=resume, device=device, progress=progress)
-    if not (model / "config.json").is_file():
+    done = pretrain(first, corpus, folder, resume=resume, device=device, progress=progress)
+    if done.folder is None:
         raise KeyboardInterrupt
     return model
 

@@ -8,12 +8,14 @@ host: they travel over gloo and never wait for a GPU. Gradients travel over NCCL
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import torch
@@ -149,19 +151,38 @@ def rank_device(plan: Plan, device: torch.device) -> torch.device:
             return device
 
 
+@functools.cache
+def _store(rank: int, world: int) -> Any:
+    """Return the store where ranks find each other, torchrun's or one that rank 0 serves.
+
+    It is opened once in a process: rank 0 could not serve another one at the same port while a
+    rank still reads the first.
+    """
+    store, _, _ = next(rendezvous("env://", rank, world))
+    return store
+
+
 @contextlib.contextmanager
-def connected(plan: Plan, device: torch.device) -> Iterator[None]:
-    """Connect the ranks, so that they can exchange values."""
+def connected(
+    plan: Plan, device: torch.device, patience: timedelta | None = None
+) -> Iterator[None]:
+    """Connect the ranks, so that they can exchange values.
+
+    Args:
+        patience: for which a rank waits for another one; None for torch's own.
+    """
     match plan:
         case Single():
             yield
         case Replicated() | Sharded():
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-            store, rank, world = next(rendezvous("env://", plan.rank, plan.world))
-            # torchrun's store outlives a group: without a prefix, ranks would find stale addresses.
-            prefix = f"run {next(_RUNS)}"
-            own = torch.distributed.PrefixStore(prefix, store)  # type: ignore[attr-defined]
-            torch.distributed.init_process_group(backend, store=own, rank=rank, world_size=world)
+            # The store outlives a group: without a prefix, ranks would find stale addresses.
+            own = torch.distributed.PrefixStore(  # type: ignore[attr-defined]
+                f"run {next(_RUNS)}", _store(plan.rank, plan.world)
+            )
+            torch.distributed.init_process_group(
+                backend, timeout=patience, store=own, rank=plan.rank, world_size=plan.world
+            )
             try:
                 yield
             finally:
