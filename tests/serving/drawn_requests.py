@@ -49,7 +49,9 @@ def answers_are_strict(whole: dict[str, Any]) -> dict[str, Any]:
 def test_requests_drawn_from_the_document(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "bert")
     limits = Limits(request_tokens=2000, queue_tokens=4000)
-    application = app({name: predictor(folder, name) for name in TASKS}, limits=limits)
+    application = app(
+        {name: predictor(folder, name) for name in TASKS}, limits=limits, playground=True
+    )
     schemathesis.checks.load_all_checks()
     names = (
         "not_a_server_error",
@@ -60,7 +62,7 @@ def test_requests_drawn_from_the_document(tmp_path: Path) -> None:
         "negative_data_rejection",
     )
     checks = schemathesis.checks.CHECKS.get_by_names(names)
-    whole = document(application.models, application.limits, guarded=False)
+    whole = document(application.models, application.limits, guarded=False, playground=True)
     schema = schemathesis.openapi.from_dict(answers_are_strict(whole))
     answered: set[str] = set()
     drawn = settings(

@@ -22,14 +22,14 @@ from toy_predictors import TASKS, predictor
 REFUSED = {"function_to_apply", "targets"}
 """Fields that are read to be refused."""
 SOURCE = Path(serving.__file__).parent
-SHAPES = ("shapes", "hugging_face", "kserve", "openai", "rerank", "tei")
+SHAPES = ("shapes", "explain", "hugging_face", "kserve", "openai", "rerank", "tei")
 
 
 @pytest.fixture(scope="module")
 def application(tmp_path_factory: pytest.TempPathFactory) -> App:
     folder = make_folder(tmp_path_factory.mktemp("place") / "bert")
     limits = Limits(request_tokens=2000, queue_tokens=4000)
-    return app({name: predictor(folder, name) for name in TASKS}, limits=limits)
+    return app({name: predictor(folder, name) for name in TASKS}, limits=limits, playground=True)
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +39,10 @@ def url(application: App) -> Iterator[str]:
 
 
 def test_every_route_is_in_the_document(application: App, url: str) -> None:
-    assert OPERATIONS.keys() == POSTS.keys() | {"/tokenize", "/infer"}
+    assert OPERATIONS.keys() == POSTS.keys() | {"/tokenize", "/infer", "/explain"}
     shown = httpx.get(f"{url}/openapi.json").json()["paths"]
     gets = {path for path, entry in shown.items() if "get" in entry and "{" not in path}
-    assert gets == application._gets(None).keys()
+    assert gets == {p for p in application._gets(None) if not p.startswith("/play")}
     named = {path for path in shown if "{" in path}
     assert named == {
         "/v1/models/{model}",
@@ -59,6 +59,7 @@ def test_routes_without_a_model_are_left_out(application: App) -> None:
     shown = document(alone.models, alone.limits, guarded=True)
     assert "/v1/embeddings" in shown["paths"]
     assert "/classify" not in shown["paths"]
+    assert "/explain" not in shown["paths"]  # it comes with the playground
     assert shown["security"] == [{"bearer": []}, {"key": []}]
     assert shown["paths"]["/ready"]["get"]["security"] == []
 
@@ -100,6 +101,25 @@ def test_the_fields_that_are_read_are_those_of_the_document() -> None:
     assert len(read) > 15
     assert read - REFUSED <= described
     assert described - read == {"text"}  # of a document, which is matched
+
+
+def unnamed(value: Any, schema: dict[str, Any]) -> set[str]:
+    """The names of fields in a value that its schema, which has no references, does not name."""
+    if isinstance(value, list) and "items" in schema:
+        return set().union(*(unnamed(item, schema["items"]) for item in value))
+    if not isinstance(value, dict) or "properties" not in schema:
+        return set()
+    known = schema["properties"]
+    below = (unnamed(item, known[name]) for name, item in value.items() if name in known)
+    return (value.keys() - known.keys()).union(*below)
+
+
+def test_every_field_of_what_needs_no_model_is_named(url: str) -> None:
+    for path, entry in httpx.get(f"{url}/openapi.json").json()["paths"].items():
+        described = entry.get("get", {"responses": {}})["responses"].get("200", {"content": {}})
+        for kind, content in described["content"].items():
+            answer = httpx.get(url + path.replace("{model}", "embed"))
+            assert kind != "application/json" or not unnamed(answer.json(), content["schema"]), path
 
 
 def test_every_example_is_answered(url: str) -> None:

@@ -30,8 +30,9 @@ from bothways.model.model import Model
 from bothways.prediction import engine
 from bothways.prediction.predictor import open_task
 from bothways.serving import batcher
-from bothways.serving.app import app
-from bothways.serving.deployment import Deployment, Reloader
+from bothways.serving.app import app, requests_log
+from bothways.serving.deployment import Deployment, Reloader, events_log
+from bothways.serving.run import bind, serve, url_of
 from bothways.serving.tracing import tracing
 from bothways.serving.workers import _usable, pinned_cores
 from running_server import running
@@ -208,6 +209,36 @@ def test_keys_are_read_again(base: Path, tmp_path: Path, caplog: pytest.LogCaptu
         reload("replaced")
         assert statuses() == [200, 401, 401, 401]
     assert not any(k in str(record.msg) for record in caplog.records for k in ("first", "shared"))
+
+
+def test_a_server_that_has_ended_leaves_the_loggers_as_they_were(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("bothways.serving", "uvicorn.error", requests_log.name, events_log.name)
+    loggers = [logging.getLogger(name) for name in names]
+
+    def states() -> list[object]:
+        return [(logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
+
+    before = states()
+    deployment = Deployment({"films": str(write(tmp_path / "films", base, 1))})
+    application = deployment.app()
+
+    def stop() -> None:
+        """Ask once, then send the signal."""
+        until(application.is_ready)
+        httpx.get(f"{url_of(bound)}/live")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with bind("127.0.0.1", 0) as bound:
+        asking = threading.Thread(target=stop)
+        asking.start()
+        serve(application, bound, deployment)
+        asking.join()
+    assert '"route":"/live"' in capsys.readouterr().err
+    assert states() == before
+    events_log.info({"event": "later"})
+    assert capsys.readouterr().err == ""
 
 
 def test_the_digest_is_of_what_predictions_depend_on(base: Path, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def serve(  # noqa: PLR0913 – one option per question
     require("serve", "bothways serve", "uvicorn", "httptools", "orjson", "prometheus_client")
     from bothways.serving.deployment import Deployment, read_keys
     from bothways.serving.limits import DEFAULT_LIMITS, Limits
-    from bothways.serving.run import LOOPBACK, bind, log_as_json, url_of
+    from bothways.serving.run import LOOPBACK, bind, url_of
     from bothways.serving.run import serve as run
     from bothways.serving.tracing import require_tracing
     from bothways.serving.workers import pinned_cores, serve_by
@@ -143,7 +143,6 @@ def serve(  # noqa: PLR0913 – one option per question
 
             torch.set_num_threads(threads)
         application = deployment.app()
-        log_as_json(requests=deployment.requests)
         names = listed(f"{model.name} ({model.kind})" for model in application.models)
         seconds = time.perf_counter() - start
         print(f"serving {names} on {url_of(bound)}, loaded in {seconds:.1f} s", file=sys.stderr)
@@ -185,7 +184,7 @@ def play(
 
     require("serve", "bothways play", "uvicorn", "httptools", "orjson", "prometheus_client")
     from bothways.serving.deployment import Deployment
-    from bothways.serving.run import LOOPBACK, bind, log_as_json, url_of
+    from bothways.serving.run import LOOPBACK, bind, url_of
     from bothways.serving.run import serve as run
 
     check_address("127.0.0.1", port, open_to_all=False)
@@ -203,7 +202,6 @@ def play(
     )
     with bind("127.0.0.1", port) as bound:
         application = deployment.app()
-        log_as_json(requests=deployment.requests)
         url = f"{url_of(bound)}/play"
         print(f"open {url} (Ctrl-C ends)", flush=True)
         if not no_browser:

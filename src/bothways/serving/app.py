@@ -315,7 +315,10 @@ class App:
             "/info": lambda: tei.info(self.models, self.limits),
             "/metrics": self.metrics.text,
             "/openapi.json": lambda: openapi.document(
-                self.models, self.limits, guarded=bool(self._keys)
+                self.models,
+                self.limits,
+                guarded=bool(self._keys),
+                playground=bool(self._files),
             ),
             **{path: partial(self._files.__getitem__, path) for path in self._files},
             "/v1/models": lambda: {

@@ -33,12 +33,15 @@ from bothways.serving.errors import RequestError, over_limit
 from bothways.serving.models import Models, ServedModel, as_request_error
 from bothways.serving.shapes import Answer, Query, as_input, field, whole
 from bothways.tasks.base import EncodedExample
+from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.predictions import brief
 
 STEPS, MOST_STEPS = 32, 256
 """Points of the path of integrated gradients, and the most that a request may ask for."""
 MOST_ATTENTION_TOKENS = 128
 """The longest sequence whose attentions are answered: n² numbers for each head."""
+KINDS = tuple(kind for kind in ALL_TASKS if kind != "choice")
+"""The tasks for which there is a method."""
 MOST_CHARACTERS, MOST_WORDS = 20_000, 512
 """The longest text that is explained, and the most words that are left out of one."""
 BACKWARD = 2
@@ -57,8 +60,9 @@ def explain(models: Models, body: Mapping[str, Any]) -> Query:
     Raises:
         RequestError: a field is missing or has another type; the method is not for this task.
     """
-    model = models.choose(body.get("model"))
-    method = field(body, "method", str)
+    model = models.choose(body.get("model"), KINDS)
+    method, target, steps = field(body, "method", str), _target(body), _steps(body)
+    layer = _layer(model, body)
     if "inputs" not in body:
         raise RequestError("invalid", "inputs is missing", param="inputs")
     given = as_input(body["inputs"])
@@ -67,11 +71,11 @@ def explain(models: Models, body: Mapping[str, Any]) -> Query:
         raise over_limit("text_too_long", *limit)
     match method:
         case "leave_one_out":
-            return _leave_one_out(model, given, _target(body))
+            return _leave_one_out(model, given, target)
         case "integrated_gradients":
-            return _integrated_gradients(model, given, _target(body), _steps(body))
+            return _integrated_gradients(model, given, target, steps)
         case "attention":
-            return _attention(model, given, _layer(model, body))
+            return _attention(model, given, layer)
         case _:
             message = "method must be leave_one_out, integrated_gradients or attention"
             raise RequestError("invalid", message, param="method")

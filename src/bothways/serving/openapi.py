@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bothways import __version__
@@ -36,21 +36,25 @@ _ANSWERED = {
 _PROBES = ("/live", "/ready", "/health", "/ping", "/v2/health/live", "/v2/health/ready")
 
 
-def document(models: Models, limits: Limits, *, guarded: bool) -> dict[str, Any]:
+def document(
+    models: Models, limits: Limits, *, guarded: bool, playground: bool = False
+) -> dict[str, Any]:
     """Return the document.
 
     Args:
         models: of the server; routes for which there is none are left out.
         limits: of the server.
         guarded: whether clients need a key.
+        playground: whether there is the route `/explain`.
     """
+    operations = {path: o for path, o in OPERATIONS.items() if playground or path != "/explain"}
     info = {
         "title": "bothways",
         "version": __version__,
         "description": "Every POST route also exists for one model, as /models/NAME/ROUTE.",
     }
     components: dict[str, Any] = {"schemas": _schemas(), "responses": _responses()}
-    result = {"openapi": "3.1.0", "info": info, "paths": _paths(models, limits)}
+    result = {"openapi": "3.1.0", "info": info, "paths": _paths(models, limits, operations)}
     if not guarded:
         return {**result, "components": components}
     bearer = {"type": "http", "scheme": "bearer"}
@@ -87,10 +91,10 @@ def _errors(statuses: Iterable[int]) -> dict[str, Any]:
     return {str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses}
 
 
-def _paths(models: Models, limits: Limits) -> dict[str, Any]:
+def _paths(models: Models, limits: Limits, operations: Mapping[str, Operation]) -> dict[str, Any]:
     names = _in_path([model.name for model in models])
     paths = {path: {"get": _get(path, answer, names)} for path, answer in _gets().items()}
-    for path, operation in OPERATIONS.items():
+    for path, operation in operations.items():
         fitting = [m for m in models if not operation.kinds or m.kind in operation.kinds]
         if not fitting:
             continue
@@ -173,7 +177,7 @@ def _info() -> Schema:
             "auto_truncate": FLAG,
             "version": TEXT,
             "limits": {"type": "object", "additionalProperties": NUMBER},
-            "models": listed(obj(model)),
+            "models": listed(obj(model, {"prompts": listed(TEXT)})),
         }
     )
 

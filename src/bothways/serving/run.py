@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
 import sys
 import time
 from asyncio import TimerHandle
+from collections.abc import Iterator
 from multiprocessing.connection import Connection as Pipe
 from types import FrameType
 from typing import Any
@@ -212,22 +214,36 @@ class _JsonLines(logging.Formatter):
         return orjson.dumps({"time": f"{stamp}.{int(record.msecs):03d}Z", **fields}).decode()
 
 
-def log_as_json(*, requests: bool) -> None:
-    """Write what the server logs to standard error; one line a request, if asked for."""
+@contextlib.contextmanager
+def logged_as_json(*, requests: bool) -> Iterator[None]:
+    """Write what the server logs to standard error; one line a request, if asked for.
+
+    At the end loggers are as before.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
-    for name in ("bothways.serving", "uvicorn.error"):
-        logger = logging.getLogger(name)
+    roots = [logging.getLogger(name) for name in ("bothways.serving", "uvicorn.error")]
+    loggers = [*roots, requests_log, events_log]
+    before = [(logger, logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    for logger in roots:
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.WARNING)
     requests_log.setLevel(logging.INFO if requests else logging.WARNING)
     events_log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        for logger, handlers, propagate, level in before:
+            logger.handlers, logger.propagate = handlers, propagate
+            logger.setLevel(level)
 
 
 def serve(
     app: App, bound: socket.socket, deployment: Deployment, *, parent: Pipe | None = None
 ) -> None:
     """Serve until a signal ends it; see `Server`. SIGHUP lets `Reloader` look for changes.
+
+    Meanwhile the log is written as JSON to standard error.
 
     Args:
         app: of the deployment.
@@ -254,7 +270,8 @@ def serve(
         await server.serve([bound])
 
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    asyncio.run(run())
+    with logged_as_json(requests=deployment.requests):
+        asyncio.run(run())
 
 
 def _orphaned(server: Server, parent: Pipe) -> None:

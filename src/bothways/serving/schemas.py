@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bothways.serving import explain
 from bothways.serving.hugging_face import TASKS
 from bothways.serving.tei import CLASSIFIERS
 
@@ -349,6 +350,40 @@ def _infer() -> Operation:
     )
 
 
+def _explain() -> Operation:
+    word = {"text": TEXT, "start": COUNT, "stop": COUNT, "part": COUNT, "effect": maybe(NUMBER)}
+    explained = {"label": maybe(TEXT), "value": NUMBER, "words": listed(obj(word))}
+    gradients = {"baseline": NUMBER, "error": NUMBER, "steps": COUNT}
+    attention = {
+        "tokens": listed(obj({"id": COUNT, "text": TEXT, "special": FLAG})),
+        "layer": COUNT,
+        "layers": COUNT,
+        "heads": listed(listed(VECTOR)),
+        "rollout": listed(VECTOR),
+    }
+    methods = {
+        "leave_one_out": explained,
+        "integrated_gradients": {**explained, **gradients},
+        "attention": attention,
+    }
+    steps = {"type": "integer", "minimum": 1, "maximum": explain.MOST_STEPS}
+    return Operation(
+        "Why the model answers so: words left out, integrated gradients, attention",
+        explain.KINDS,
+        {
+            "method": {"enum": list(methods)},
+            "inputs": either(TEXT, PAIR, {"type": "object"}),
+            "label": maybe(TEXT, about="the class or the tag; for fill the token"),
+            "word": maybe(COUNT, default=0, about="whose tag, or which mask, from 0"),
+            "steps": maybe(steps, default=explain.STEPS),
+            "layer": maybe({"type": "integer", "minimum": 1}, about="by default the last"),
+        },
+        ("method", "inputs"),
+        either(*(obj({"method": {"const": name}, **methods[name]}) for name in methods)),
+        {"method": "attention", "inputs": None},
+    )
+
+
 def _pipeline() -> Operation:
     return Operation(
         "Hugging Face: the task of the model",
@@ -372,5 +407,6 @@ OPERATIONS: dict[str, Operation] = {
     **dict.fromkeys(("/", "/invocations"), _pipeline()),
     **{f"/pipeline/{task}": _hugging_face(task) for task in TASKS},
     "/infer": _infer(),
+    "/explain": _explain(),
 }
 """The POST routes."""

@@ -25,7 +25,7 @@ from types import FrameType
 from bothways.core.errors import BothwaysError, ConfigError, ResourceError
 from bothways.serving.deployment import Deployment, events_log
 from bothways.serving.metrics import SHARED
-from bothways.serving.run import log_as_json, serve
+from bothways.serving.run import logged_as_json, serve
 
 LONG_RUN = 60.0
 """Seconds after which the end of a process is no longer counted as a failed start."""
@@ -80,7 +80,6 @@ def _work(deployment: Deployment, bound: socket.socket, pipe: Connection, cores:
     import torch
 
     torch.set_num_threads(len(cores))
-    log_as_json(requests=deployment.requests)
     try:
         application = deployment.app()
     except BothwaysError as error:
@@ -253,10 +252,10 @@ def serve_by(
     deployment: Deployment, bound: socket.socket, cores: list[list[int]], banner: str
 ) -> None:
     """Serve by several processes, and print a line when they answer; errors as `Workers.run`."""
-    log_as_json(requests=deployment.requests)
 
     def opened() -> None:
         """Print the line."""
         print(banner, file=sys.stderr, flush=True)
 
-    Workers(deployment, bound, cores, opened).run()
+    with logged_as_json(requests=deployment.requests):
+        Workers(deployment, bound, cores, opened).run()
