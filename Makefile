@@ -6,17 +6,20 @@ CC ?= cc
 # 1 where the kernels can be compiled: their tests then fail, and are not skipped, if they are missing.
 KERNELS := $(shell [ "$$(uname -sm)" = "Linux x86_64" ] && command -v $(CC) > /dev/null && echo 1)
 
-.PHONY: quickstart test test-slow test-elastic check docs kernels kernels-strict kernels-asan wheels fuzz browser ray api node format clean
+.PHONY: quickstart test lint test-slow test-elastic check docs kernels kernels-strict kernels-asan wheels fuzz browser ray api node format clean
 
 quickstart: .venv/.quickstart
 	$(BIN)/bothways quickstart
 
-test: .venv/.test kernels-strict
+test: .venv/.test
+	$(MAKE) -j 2 lint kernels-strict
+	OMP_NUM_THREADS=1 BOTHWAYS_EXPECT_KERNELS=$(KERNELS) $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	$(MAKE) kernels-asan
+
+lint: .venv/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 BOTHWAYS_EXPECT_KERNELS=$(KERNELS) $(BIN)/python -m pytest --numprocesses auto --dist worksteal
-	$(MAKE) kernels-asan
 
 check: test
 

@@ -18,9 +18,11 @@ from bothways.text.tokenizer import Tokenizer
 from toy_animals import WORDS, document
 
 # A slow or busy machine is no failure, and the same commit passes or fails alike everywhere.
-settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=40)
 # New examples at every run, to find what no one has met yet: pytest -m hypothesis --hypothesis-profile=fresh
-settings.register_profile("fresh", deadline=None, derandomize=False, print_blob=True)
+settings.register_profile(
+    "fresh", deadline=None, derandomize=False, max_examples=100, print_blob=True
+)
 settings.load_profile("repeatable")
 
 WITHOUT_AMX = ALL_FEATURES & ~Feature.AMX

@@ -124,13 +124,13 @@ def test_weights_whose_sum_overflows_are_finite(tmp_path: Path) -> None:
 
 def test_many_empty_tensors_take_little_time() -> None:
     """As in a file with many tensors that no model has, and with old names next to new ones."""
-    names = [f"bert.encoder.layer.{at}.extra.weight" for at in range(100_000)]
-    names += [f"{at}.{kind}" for at in range(50_000) for kind in ("gamma", "weight")]
+    names = [f"bert.encoder.layer.{at}.extra.weight" for at in range(20_000)]
+    names += [f"{at}.{kind}" for at in range(10_000) for kind in ("gamma", "weight")]
     start = time.process_time()
     report = plan_loading(BERT.keys, {}, dict.fromkeys(names, (0,)), ()).report
     assert len(report.unused) == len(names)
     assert str(report)
-    assert time.process_time() - start < 30
+    assert time.process_time() - start < 6
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{at}" for at in range(20))]

@@ -135,7 +135,7 @@ def write_as_own(folder: Path, model: Model) -> None:
         save_model(folder, model)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(st.integers(0, 10**9))
 def test_any_configuration_comes_back_as_it_was(seed: int) -> None:
     model = draw_model(seed)

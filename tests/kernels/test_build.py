@@ -58,9 +58,10 @@ exec {GCC} "$@"
     ("unknown", "missing"),
     [
         ("-mavx512bf16|-mamx-*", ["WITH_BF16", "WITH_AMX"]),  # gcc 9
-        pytest.param("-mamx-*", ["WITH_AMX"], marks=pytest.mark.slow),  # gcc 10
+        ("-mamx-*", ["WITH_AMX"]),  # gcc 10
     ],
 )
+@pytest.mark.slow
 def test_an_older_compiler_builds_all_kernels_but_those_it_does_not_know(
     unknown: str, missing: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -257,6 +257,7 @@ def test_ctrl_c_names_the_command_that_resumes(
         assert (tmp_path / saved / "step-1").is_dir()
 
 
+@pytest.mark.slow
 def test_long_inputs_are_learned_at_4096_tokens(
     tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str]
 ) -> None:

@@ -257,7 +257,7 @@ def test_settings_of_the_encoder_are_refused_where_a_model_gives_it(
 @pytest.mark.parametrize(
     ("model", "settings"),
     [
-        ("bert-tiny", []),
+        pytest.param("bert-tiny", [], marks=pytest.mark.slow),
         ("bert-tiny", ["training.optimizer=muon", "training.ema=0.9", "objective.z_loss=1e-3"]),
         (
             "electra-small-discriminator",

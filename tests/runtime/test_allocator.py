@@ -30,11 +30,11 @@ def elsewhere(function, *arguments):
 
 
 def faults_of_large_arrays(connection):
-    """Page faults of 20 arrays of 48 MiB, one after the other: before, and with what they free kept."""
+    """Page faults of 5 arrays of 48 MiB, one after the other: before, and with what they free kept."""
 
     def faults():
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(20):
+        for _ in range(5):
             torch.ones(12 * 2**20)
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
@@ -45,7 +45,7 @@ def faults_of_large_arrays(connection):
 def test_memory_that_is_kept_costs_no_page_faults():
     given_back, kept, _, again = elsewhere(faults_of_large_arrays)
     assert kept
-    assert given_back > 10_000
+    assert given_back > 2_500
     assert again < given_back / 20
 
 

@@ -328,7 +328,7 @@ def unigram(letters: list[str]) -> Tokenizer:
     return Tokenizer(backend, Specials(0, 1, 2, 3, 4))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(texts(), st.integers(0, 3), st.integers(6, 40), st.integers(1, 12), st.integers(1, 12))
 def test_every_answer_is_found_again(
     scripts: list[Tokenizer],
