@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from bothways.core.errors import DataError, ResourceError
 from bothways.data.documents import SNIFFED, Boundary, Document, Origin, read_documents, unwrap
+from fake_hub import fake_hub
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -176,8 +177,6 @@ def test_parquet_with_a_damaged_page(tmp_path: Path, compression: str) -> None:
 
 
 def test_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
     asked: list[tuple[Any, ...]] = []
 
     def fake(name: str, config: str | None, *, split: str, streaming: bool) -> Any:
@@ -188,7 +187,7 @@ def test_hub(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("scripts are no longer supported")
         return iter([{"text": "One.", "n": 1}, {"text": "Two.", "n": 2}])
 
-    monkeypatch.setattr(datasets, "load_dataset", fake)
+    fake_hub(monkeypatch, fake)
     assert read("hub:a/b:en:dev")[1] == Document("Two.", "hub:a/b:en:dev:row 2")
     assert texts("hub:a/b:en") == texts("hub:a/b") == texts("hub:a/b::dev") == ["One.", "Two."]
     assert asked == [
@@ -197,6 +196,7 @@ def test_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         ("a/b", None, "train", True),
         ("a/b", None, "dev", True),
     ]
+    assert read_documents(["hub:a/b"]).origins == (Origin("hub:a/b", modified="0a1b2c"),)
     assert "hub:no/such: cannot be read: no such data set\n" in failure("hub:no/such")
     assert "scripts are no longer supported" in failure("hub:old/script")
     assert "hub:a/b:row 1: has no column 'body'; it has text, n" in failure(
@@ -238,7 +238,6 @@ def test_a_reader_knows_its_files_and_how_far_it_is(tmp_path: Path) -> None:
     positions = [reader.position for _ in reader]
     assert positions == sorted(positions)
     assert reader.position == reader.total
-    assert read_documents(["hub:a/b"]).origins == (Origin("hub:a/b"),)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,10 @@ pytest.importorskip("fsspec", reason="needs the extra 'remote'")
 from bothways.core import urls
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.core.urls import Url, find_files, is_url, open_url
-from bothways.data.corpus import build_corpus
+from bothways.data import hub_rows
+from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import read_documents
+from bothways.data.hub_rows import HubData, parse_hub_name
 from bothways.data.tables import open_table
 from bothways.text.tokenizer import Tokenizer
 from flaky_store import FlakyStore
@@ -77,6 +80,13 @@ def test_documents_of_a_flaky_store_are_those_of_a_folder(
     assert 0.9 * reader.total < reader.position <= reader.total
     some = [document.text for document in read_documents(["flaky://bucket/*.txt*"])]
     assert some == texts + texts[::-1]
+
+
+def test_the_name_of_a_hub_data_set_may_have_a_revision() -> None:
+    assert parse_hub_name("hub:a/b@v1.0:en:dev") == ("a/b", "v1.0", "en", "dev")
+    assert parse_hub_name("hub:a/b") == ("a/b", None, None, "train")
+    with pytest.raises(DataError, match="hub:a/b@: is not the name of a Hub data set"):
+        parse_hub_name("hub:a/b@")
 
 
 def test_a_file_goes_on_at_the_byte_where_a_request_failed(store: type[FlakyStore]) -> None:
@@ -179,37 +189,86 @@ def test_a_corpus_of_a_url_is_that_of_the_file_and_notices_other_text(
         )
 
 
+@pytest.fixture
+def data_set(tmp_path: Path) -> Path:
+    """A data set of three files, in the form of those of the Hub."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(3):
+        rows = [f'{{"text": "Text {row}."}}' for row in range(10 * number, 10 * number + 10)]
+        (folder / f"train-{number}.jsonl").write_text("\n".join(rows), "utf8")
+    return folder
+
+
 def test_a_hub_data_set_goes_on_at_the_row_where_the_connection_failed(
-    store: type[FlakyStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: type[FlakyStore], data_set: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    datasets = pytest.importorskip("datasets", reason="needs the extra 'data'")
-    rows = [f"Text {number}." for number in range(30)]
-    failure: Exception = ConnectionError("reset by peer")
+    pytest.importorskip("datasets", reason="needs the extra 'data'")
+    real, opened = HubData.stream, itertools.count()
 
-    class Data:
-        """A streaming data set that fails after seven rows."""
+    class Unsteady:
+        """A stream that fails after seven rows."""
 
-        def __init__(self, start: int = 0) -> None:
-            self.start = start
-
-        def skip(self, count: int) -> Data:
-            return Data(count)
+        def __init__(self, data: HubData) -> None:
+            self._rows = real(data)
+            self.state_dict, self.load_state_dict = (
+                self._rows.state_dict,
+                self._rows.load_state_dict,
+            )
 
         def __iter__(self) -> Iterator[dict[str, str]]:
-            for number, text in enumerate(rows[self.start :]):
+            fails = [ConnectionError("reset by peer"), EOFError("a client for HTTP")]
+            for number, row in enumerate(self._rows):
                 if number == 7:
-                    raise failure
-                yield {"text": text}
+                    raise fails[next(opened) % 2]
+                yield row
 
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: Data())
-    for failure in (failure, EOFError("of a client for HTTP")):  # noqa: B020, B007
-        assert [document.text for document in read_documents(["hub:a/b"])] == rows
+    monkeypatch.setattr(HubData, "stream", lambda data: Unsteady(data))  # noqa: PLW0108
+    monkeypatch.setattr(hub_rows, "NOTED", 3)
+    rows = [document.text for document in read_documents([f"hub:{data_set}"])]
+    assert rows == [f"Text {number}." for number in range(30)]
+    assert next(opened) == 4  # each time from the row that was noted last
 
-    def gone(self: Data, count: int) -> Data:
+    def gone(self: Unsteady) -> Iterator[Any]:
         raise ConnectionError("no route to host")
+        yield {}
 
-    monkeypatch.setattr(Data, "skip", gone)
-    with pytest.raises(
-        ResourceError, match=r"hub:a/b: reading row 8: no route to host \(6 attempts"
-    ):
-        [*read_documents(["hub:a/b"])]
+    monkeypatch.setattr(Unsteady, "__iter__", gone)
+    with pytest.raises(ResourceError, match=r"texts: reading row 1: no route to host \(6 attempts"):
+        [*read_documents([f"hub:{data_set}"])]
+    (data_set / "train-0.jsonl").write_text('{"text": "One."}\n{"text": ', "utf8")
+    monkeypatch.undo()
+    with pytest.raises(DataError, match="texts: cannot be read: "):
+        [*read_documents([f"hub:{data_set}"])]
+
+
+def test_an_interrupted_build_does_not_continue_with_a_source_that_has_changed(
+    store: type[FlakyStore], tokenizer: Tokenizer, tmp_path: Path, data_set: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    pytest.importorskip("datasets", reason="needs the extra 'data'")
+    inputs, out = ["flaky://bucket/a.txt", f"hub:{data_set}"], tmp_path / "corpus"
+    store.files["bucket/a.txt"] = b"A dog barks."
+
+    def build() -> Corpus:
+        return build_corpus(read_documents(inputs), tokenizer, out, workers=1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bothways.data.corpus.merge_shards", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            build()
+    store.files["bucket/a.txt"] = b"A cat meows."
+    with pytest.raises(DataError, match=r"^flaky://bucket/a.txt: has changed since this build"):
+        build()
+    store.files["bucket/a.txt"] = b"A dog barks."
+    status = (data_set / "train-0.jsonl").stat()
+    os.utime(data_set / "train-0.jsonl", (1, 1))
+    with pytest.raises(DataError, match=r"or name the earlier revision: hub:owner/name@revision"):
+        build()
+    os.utime(data_set / "train-0.jsonl", ns=(status.st_atime_ns, status.st_mtime_ns))
+    origins = build().manifest.origins
+    assert [origin.name for origin in origins] == inputs
+    assert all(origin.modified for origin in origins)
+    (data_set / "train-0.jsonl").write_text('{"text": "Another."}', "utf8")
+    with pytest.raises(DataError, match="holds a corpus of other documents"):
+        build()

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from bothways.core.errors import ConfigError, DataError
 from bothways.data.tables import Table, is_header, open_table
 from bothways.data.text_io import BytesRead, read_lines
+from fake_hub import fake_hub
 
 ROWS = [
     {"text": 'He said "no", twice', "label": "1"},
@@ -200,7 +201,7 @@ def test_a_local_data_set_is_read_like_one_of_the_hub(
         asked.append((arguments, options))
         return datasets.Dataset.from_dict(rows, features=features).to_iterable_dataset()
 
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    fake_hub(monkeypatch, load)
     table = open_table("hub:owner/name:cola:validation")
     assert [(row.values["label"], row.values["tags"], row.where) for row in table.rows] == [
         ("yes", ["no", "yes"], "hub:owner/name:cola:validation:row 1"),
@@ -212,12 +213,10 @@ def test_a_local_data_set_is_read_like_one_of_the_hub(
 
 
 def test_a_data_set_that_cannot_be_fetched_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
     def load(*arguments: object, **options: object) -> object:
         raise ConnectionError("no network\nat all")
 
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    fake_hub(monkeypatch, load)
     with pytest.raises(
         DataError, match=r"^hub:owner/name: cannot be read: no network\n  Check the name"
     ):

@@ -29,6 +29,7 @@ from bothways.tasks.predictions import ScorePrediction
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import BertAdam
 from bothways.training.schedules import GoogleLinear
+from fake_hub import fake_hub
 from heard_progress import Heard
 from toy_folder import make_folder
 
@@ -227,7 +228,7 @@ def test_the_hub_calls_labels_by_names_and_runs_see_those_of_the_files(
             columns, features=datasets.Features(features)
         ).to_iterable_dataset()
 
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    fake_hub(monkeypatch, load)
     request = Request("bert", "hub:nyu-mll/glue", tmp_path)
     texts = {
         split: glue.write_split(GLUE["MRPC"], split, request)[0].read_text()
@@ -285,7 +286,7 @@ def test_every_task_of_the_hub_is_that_of_the_files(
             {**texts, "label": given}, features=datasets.Features(features)
         ).to_iterable_dataset()
 
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    fake_hub(monkeypatch, load)
     file, left = glue.write_split(
         GLUE[name], "train", Request("bert", "hub:nyu-mll/glue", tmp_path)
     )
@@ -307,7 +308,7 @@ def test_the_diagnostic_set_of_the_hub_has_columns_of_its_own(
             {"premise": ["a"], "hypothesis": ["b"], "label": [-1]}
         ).to_iterable_dataset()
 
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    fake_hub(monkeypatch, load)
     file, _ = glue.write_split(
         GLUE["MNLI"], "diagnostic", Request("bert", "hub:nyu-mll/glue", tmp_path)
     )

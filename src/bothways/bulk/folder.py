@@ -26,7 +26,7 @@ from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, ResourceError
 from bothways.core.folder_lock import LOCK, OWNER
 from bothways.core.json_reader import read_object
-from bothways.data.tables import HUB
+from bothways.data.hub_rows import HUB
 from bothways.data.text_io import file_at
 
 JOB, SUCCESS = "_job.json", "_SUCCESS"

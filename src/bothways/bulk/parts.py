@@ -10,7 +10,8 @@ from typing import Any
 
 from bothways.bulk.request import BulkRequest
 from bothways.core.errors import BothwaysError, ConfigError, DataError, optional
-from bothways.data.tables import HUB, RowError
+from bothways.data.hub_rows import HUB
+from bothways.data.tables import RowError
 from bothways.data.text_io import file_at
 from bothways.tasks.base import Reading, Task
 from bothways.tasks.columns import require_columns

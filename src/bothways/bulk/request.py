@@ -10,7 +10,7 @@ from typing import Any, Literal
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError, DataError
-from bothways.data.tables import HUB
+from bothways.data.hub_rows import HUB
 from bothways.data.text_io import STDIN, file_at
 from bothways.hub.provenance import digest_of_model
 from bothways.prediction.predictor import Predictor, open_learner, open_task

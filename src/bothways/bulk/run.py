@@ -22,7 +22,7 @@ from bothways.bulk.worker import PartWorker
 from bothways.core.errors import BothwaysError
 from bothways.core.folder_lock import lock_folder
 from bothways.core.progress import SILENT, Progress
-from bothways.data.tables import HUB
+from bothways.data.hub_rows import HUB
 from bothways.data.text_io import file_at
 from bothways.jobs.workers import LocalWorkers, RayWorkers, Workers, map_jobs
 from bothways.prediction.engine import PredictionCounts

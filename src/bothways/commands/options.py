@@ -143,7 +143,7 @@ class PartOptions:
 
 def split_inputs(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the files and the settings among words: "pooling=max" is a setting, if no file."""
-    from bothways.data.tables import HUB
+    from bothways.data.hub_rows import HUB
 
     settings = tuple(
         word

@@ -39,7 +39,7 @@ from bothways.core.folder_lock import LOCK, OWNER, lock_folder
 from bothways.core.keyed_rng import rng
 from bothways.core.progress import SILENT, Progress
 from bothways.core.sequence import Ids
-from bothways.data.documents import Document, DocumentReader, Origin
+from bothways.data.documents import Document, DocumentReader, Origin, check_versions
 from bothways.data.encode_shards import (
     Job,
     Recipe,
@@ -278,6 +278,7 @@ def build_corpus(
         else:
             with os_errors(place, _RESUME):
                 (place / WORK).mkdir(exist_ok=True)
+                check_versions(place / WORK, _sources(documents)[0])
             # Without segments: whether a model has them is up to the model.
             Tokenizer(tokenizer.backend, tokenizer.specials).save(place)
             names = _encode_all(place, recipe, documents, workers, progress)

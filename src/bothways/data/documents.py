@@ -14,21 +14,23 @@ from __future__ import annotations
 import contextlib
 import glob
 import itertools
+import json
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from bothways.core.atomic_files import replace_file
 from bothways.core.errors import DataError
+from bothways.core.json_reader import read_object
 from bothways.core.urls import Place, RemoteFile, Url, find_files, is_url, place_of, status_of
+from bothways.data.hub_rows import HUB, HubData, parse_hub_name
 from bothways.data.tables import (
-    HUB,
     TableRow,
     json_rows,
     open_table,
-    parse_hub_name,
     require_column,
 )
 from bothways.data.text_io import (
@@ -45,6 +47,7 @@ from bothways.data.text_io import (
 SNIFFED = 2**21
 """Characters that are examined to decide what ends a document."""
 
+_VERSIONS = "versions.json"
 _TEXT = (".txt", ".text", ".docs")
 _TABLES = (".jsonl", ".json", ".csv", ".tsv")
 _KINDS = (
@@ -94,7 +97,7 @@ class Origin:
     Attributes:
         size: in bytes; 0 if it is unknown.
         modified: the time of its change in ns; of a file at a URL, what its store calls its
-            version, such as an ETag.
+            version, such as an ETag; of a data set of the Hub, its commit.
     """
 
     name: str
@@ -141,7 +144,7 @@ def read_documents(
     Args:
         inputs: names, in reading order; a file that occurs twice is read once. Files, globs and
             folders may be URLs that fsspec opens, such as "s3://bucket/wiki/*.txt.zst". A Hub data
-            set is "hub:owner/name:configuration:split".
+            set is "hub:owner/name@revision:configuration:split".
         column: the column with the text, in tables.
         boundary: what ends a document in plain text files.
 
@@ -173,7 +176,7 @@ def _resolve(name: str) -> list[str]:
         fix = "Save it to a file first, or use a pipe: <(command)."
         raise DataError("reading documents from standard input is not supported", fix=fix)
     if name.startswith(HUB):
-        parse_hub_name(name.removeprefix(HUB))
+        parse_hub_name(name)
         return [name]
     if is_url(name):
         return _resolve_url(Url(name))
@@ -244,13 +247,38 @@ def _is_wiki(path: Place) -> bool:
 
 def _origin(name: str) -> Origin:
     if name.startswith(HUB):
-        return Origin(name)
+        return Origin(name, modified=HubData(name).version)
     place = place_of(name)
     if isinstance(place, Url):
         file = status_of(place) or RemoteFile(place, 0, "")
         return Origin(name, file.size or 0, file.version)
     status = place.stat()
     return Origin(name, status.st_size, status.st_mtime_ns)
+
+
+def check_versions(folder: Path, origins: Iterable[Origin]) -> None:
+    """Compare the versions of sources with those when a build began; note them if it begins now.
+
+    Sources that only have a time of change, as files do, may have been copied.
+
+    Args:
+        folder: where the build keeps what it has done.
+
+    Raises:
+        DataError: a file at a URL or a data set of the Hub has changed.
+    """
+    record = folder / _VERSIONS
+    now = {each.name: each.modified for each in origins if isinstance(each.modified, str)}
+    before = read_object(record) if record.exists() else {}
+    for name, version in now.items():
+        if before.get(name, version) != version:
+            what = f"has changed since this build began: it was {before[name]} and is {version}"
+            fix = f"Delete {folder} to build from the source as it is"
+            if name.startswith(HUB):
+                fix += ", or name the earlier revision: hub:owner/name@revision"
+            raise DataError(what, where=name, fix=f"{fix}.")
+    text = json.dumps(before | now)
+    replace_file(record, lambda hidden: hidden.write_text(text, encoding="utf-8"))
 
 
 # Contents

@@ -6,7 +6,7 @@
     .json             one array of objects
     .parquet          row group by row group
     .txt              one text per line, in the column "text"
-    hub:owner/name[:configuration][:split]
+    hub:owner/name[@revision][:configuration][:split]
     -                 standard input
 
 All but .parquet may be compressed, and files may be at URLs. Everything streams, and each row knows
@@ -27,7 +27,8 @@ from typing import Any
 from bothways.core.errors import DataError, optional
 from bothways.core.json_reader import parse_json, parse_object
 from bothways.core.terminal import listed
-from bothways.core.urls import Place, again
+from bothways.core.urls import Place
+from bothways.data.hub_rows import HUB, HubData
 from bothways.data.text_io import (
     COMPRESSED,
     MAX_LINE,
@@ -45,7 +46,6 @@ from bothways.data.text_io import (
     suffix_of,
 )
 
-HUB = "hub:"
 KINDS = (
     f".csv, .tsv, .jsonl, .json, .txt (each also with {', '.join(COMPRESSED)}), .parquet, "
     f"or {HUB}owner/name:configuration:split"
@@ -127,7 +127,9 @@ def open_table(
     """
     asked, bytes_read = tuple(asked), bytes_read or BytesRead()
     if source.startswith(HUB):
-        table = Table(source, (), _hub_rows(source))
+        numbered = enumerate(HubData(source).rows(), 1)
+        rows = (TableRow(values, f"{source}:row {number}") for number, values in numbered)
+        table = Table(source, (), rows)
     elif source == STDIN:
         table = _pipe(STANDARD_INPUT, standard_input(), asked)
     else:
@@ -430,7 +432,7 @@ class _Buffer:
         return bool(parts)
 
 
-# Parquet and the Hub
+# Parquet
 
 
 def _parquet(path: Place, only: Many[str] | None, bytes_read: BytesRead) -> Table:
@@ -478,79 +480,3 @@ def _damage(path: Place) -> Iterator[None]:
             raise
         what = f"is not a complete Parquet file ({str(error).splitlines()[0]})"
         raise DataError(what, where=path, fix="Download or write it again.") from error
-
-
-def parse_hub_name(name: str) -> tuple[str, str | None, str]:
-    """Split `"owner/name[:configuration][:split]"` into (repository, configuration, split).
-
-    `"nyu-mll/glue:cola"` gives `("nyu-mll/glue", "cola", "train")`.
-    """
-    repository, *rest = name.split(":")
-    if not repository or len(rest) > 2:
-        fix = f"Write {HUB}owner/name, {HUB}owner/name:configuration or with :split at the end."
-        raise DataError("is not the name of a Hub data set", where=f"{HUB}{name}", fix=fix)
-    config, split = [*rest, "", ""][:2]
-    return repository, config or None, split or "train"
-
-
-def _hub_rows(source: str) -> Iterator[TableRow]:
-    """Stream a Hub data set; classes become their names, and negative classes (unknown) None."""
-    with optional("data", "reading Hub data sets"):
-        from datasets import load_dataset
-
-    repository, config, split = parse_hub_name(source.removeprefix(HUB))
-
-    def opened() -> Any:
-        """Open the data set at its first row."""
-        return load_dataset(repository, config, split=split, streaming=True)
-
-    with _hub_errors(source):
-        data = opened()
-        classes = _class_names(getattr(data, "features", None) or {})
-    rows: Iterator[Any] | None = iter(data)
-    for number in itertools.count(1):
-
-        def following(done: int = number - 1) -> Any:
-            """Return the next row; None at the end. After an error, open the data set there."""
-            nonlocal rows
-            try:
-                rows = iter(opened().skip(done)) if rows is None else rows
-                return next(rows, None)
-            except Exception:  # after which an iterator would only end
-                rows = None
-                raise
-
-        with _hub_errors(source):
-            values = again(following, f"reading row {number:,}", source)
-        if values is None:
-            return
-        named = {name: _named(values[name], names) for name, names in classes.items()}
-        yield TableRow({**values, **named}, f"{source}:row {number}")
-
-
-@contextlib.contextmanager
-def _hub_errors(source: str) -> Iterator[None]:
-    try:
-        yield
-    # RuntimeError: a data set that is a program, which is not run.
-    except (OSError, ValueError, RuntimeError) as error:
-        fix = (
-            f"Check the name, {HUB}owner/name[:configuration][:split], and the connection. "
-            "Instead of a data set with a loading script, use its Parquet copy."
-        )
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DataError(f"cannot be read: {reason}", where=source, fix=fix) from error
-
-
-def _class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the names of the classes of each column that holds classes, or lists of them."""
-    from datasets import ClassLabel
-
-    kinds = {name: getattr(kind, "feature", kind) for name, kind in features.items()}
-    return {name: kind.names for name, kind in kinds.items() if isinstance(kind, ClassLabel)}
-
-
-def _named(value: Any, names: list[str]) -> Any:
-    if isinstance(value, list):
-        return [_named(item, names) for item in value]
-    return None if value is None or value < 0 else names[value]

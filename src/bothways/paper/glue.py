@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bothways.core.errors import DataError
-from bothways.data.tables import HUB, open_table
+from bothways.data.hub_rows import HUB
+from bothways.data.tables import open_table
 from bothways.data.text_io import COMPRESSED, read_lines
 from bothways.paper import published
 from bothways.paper.experiment import (

@@ -20,7 +20,8 @@ from typing import Any
 
 from bothways.core.errors import DataError
 from bothways.core.json_reader import parse_json
-from bothways.data.tables import HUB, Table, TableRow, open_table
+from bothways.data.hub_rows import HUB
+from bothways.data.tables import Table, TableRow, open_table
 from bothways.data.text_io import file_at, read_lines, suffix_of
 from bothways.tasks.base import Row
 from bothways.tasks.columns import check_characters, describe_columns, require_columns

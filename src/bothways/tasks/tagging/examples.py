@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from bothways.core.errors import DataError
-from bothways.data.tables import HUB, Table, open_table
+from bothways.data.hub_rows import HUB
+from bothways.data.tables import Table, open_table
 from bothways.data.text_io import (
     COMPRESSED,
     STANDARD_INPUT,

@@ -1,0 +1,164 @@
+"""Data sets of the Hugging Face Hub, or folders of the same form, read as a stream of rows.
+
+Rows come from the files of the revision that was opened, also after a request has failed: the data
+set is then opened at the place that was noted last, and read up to the row that failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from bothways.core.errors import DataError, optional
+from bothways.core.urls import again
+
+HUB = "hub:"
+"""The beginning of the name of a data set."""
+NOTED = 1000
+"""Rows after which the place in the files is noted."""
+
+
+class HubName(NamedTuple):
+    """A split of a data set; `revision` is a commit, a branch or a tag."""
+
+    repository: str
+    revision: str | None
+    config: str | None
+    split: str
+
+
+def parse_hub_name(name: str) -> HubName:
+    """Parse `"hub:owner/name[@revision][:configuration][:split]"`.
+
+    `"hub:nyu-mll/glue:cola"` gives `("nyu-mll/glue", None, "cola", "train")`.
+
+    Raises:
+        DataError: it has another form.
+    """
+    whole, *rest = name.removeprefix(HUB).split(":")
+    repository, mark, revision = whole.partition("@")
+    if not repository or (mark and not revision) or len(rest) > 2:
+        fix = f"Write {HUB}owner/name, {HUB}owner/name:configuration or with :split at the end."
+        raise DataError("is not the name of a Hub data set", where=name, fix=fix)
+    config, split = [*rest, "", ""][:2]
+    return HubName(repository, revision or None, config or None, split or "train")
+
+
+class HubData:
+    """A split of a data set, in the revision that it has when it is opened.
+
+    Attributes:
+        source: its name, with "hub:".
+    """
+
+    def __init__(self, source: str) -> None:
+        """Open a data set.
+
+        Raises:
+            DataError: there is no such data set, or it cannot be read.
+            ResourceError: the package datasets is not installed.
+        """
+        with optional("data", "reading Hub data sets"):
+            from datasets import load_dataset_builder
+
+        self.source = source
+        repository, revision, config, self._split = parse_hub_name(source)
+        with _errors(source):
+            self._builder = load_dataset_builder(repository, config, revision=revision)
+
+    @property
+    def version(self) -> str:
+        """The commit, or a digest of what is known of the files; another one if they change."""
+        files = self._builder.config.data_files or {}
+        known = sorted({entry for split in files.values() for entry in split.origin_metadata})
+        if len(known) == 1 and len(known[0]) == 2:  # repository and commit
+            return str(known[0][1])
+        return hashlib.sha256(repr(known).encode()).hexdigest()[:16]
+
+    def stream(self) -> Any:
+        """Return the rows from the first on, as an IterableDataset."""
+        return self._builder.as_streaming_dataset(split=self._split)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows; classes become their names, and negative classes (unknown) None.
+
+        Raises:
+            DataError: there is no such split, or a row cannot be read.
+            ResourceError: a row could not be read in several attempts.
+        """
+        with _errors(self.source):
+            rows = _Rows(self)
+        for number in itertools.count(1):
+            values = again(rows.read, f"reading row {number:,}", self.source)
+            if values is None:
+                return
+            named = {name: _named(values[name], names) for name, names in rows.classes.items()}
+            yield {**values, **named}
+
+
+class _Rows:
+    """The rows of a data set, read to the end in spite of errors."""
+
+    def __init__(self, data: HubData) -> None:
+        self._data, self._stream = data, data.stream()
+        self.classes = _class_names(getattr(self._stream, "features", None) or {})
+        self._rows: Iterator[dict[str, Any]] | None = iter(self._stream)
+        self._done, self._noted, self._state = 0, 0, None
+
+    def read(self) -> dict[str, Any] | None:
+        """Return the next row; None at the end. Raises DataError if it is damaged."""
+        try:
+            if self._rows is None:
+                self._rows = self._opened_again()
+            row = next(self._rows, None)
+        except ValueError as error:  # a damaged file
+            raise _unreadable(self._data.source, error) from error
+        except Exception:  # after which the iterator would only end
+            self._rows = None
+            raise
+        if row is not None:
+            self._done += 1
+            if self._done % NOTED == 0:
+                self._noted, self._state = self._done, self._stream.state_dict()
+        return row
+
+    def _opened_again(self) -> Iterator[dict[str, Any]]:
+        self._stream = self._data.stream()
+        if self._state is not None:
+            self._stream.load_state_dict(self._state)
+        return itertools.islice(iter(self._stream), self._done - self._noted, None)
+
+
+@contextlib.contextmanager
+def _errors(source: str) -> Iterator[None]:
+    try:
+        yield
+    # RuntimeError: a data set that is a program, which is not run.
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _unreadable(source, error) from error
+
+
+def _unreadable(source: str, error: Exception) -> DataError:
+    fix = (
+        f"Check the name, {HUB}owner/name[@revision][:configuration][:split], and the "
+        "connection. Instead of a data set with a loading script, use its Parquet copy."
+    )
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return DataError(f"cannot be read: {reason}", where=source, fix=fix)
+
+
+def _class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the names of the classes of each column that holds classes, or lists of them."""
+    from datasets import ClassLabel
+
+    kinds = {name: getattr(kind, "feature", kind) for name, kind in features.items()}
+    return {name: kind.names for name, kind in kinds.items() if isinstance(kind, ClassLabel)}
+
+
+def _named(value: Any, names: list[str]) -> Any:
+    if isinstance(value, list):
+        return [_named(item, names) for item in value]
+    return None if value is None or value < 0 else names[value]
