@@ -281,8 +281,8 @@ def distil(  # noqa: PLR0913 – one option per question
         dev: labelled data by which the best weights are chosen.
         until: end of the run, such as "2 hours", "3 epochs" or "10000 steps".
         out: folder of the run with checkpoints and metrics; `None` trains in memory.
-        recipe: "distilbert", "tinybert" or "minilm" with a corpus, "modern" or "paper" with
-            labelled data; `None` for the first.
+        recipe: "distilbert", "tinybert" or "minilm" with a corpus, "modern", "paper" or "tinybert"
+            with labelled data; `None` for the first.
         resume: continue from the newest checkpoint in `out`.
         progress: True shows progress on standard error, False nothing; an object with `stage`,
             `advance` and `message` receives it.

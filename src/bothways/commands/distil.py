@@ -54,7 +54,8 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
     recipe
         With a corpus: distilbert (the default: predictions, masked LM, cosine), tinybert (hidden
         states and attention scores) or minilm (relations of one layer, for any width). With
-        labelled data: modern (the default) or paper, as in `bothways finetune`.
+        labelled data: modern (the default) or paper, as in `bothways finetune`, or tinybert (the
+        teacher's layers, then its answers).
     out
         The run's folder: checkpoints, metrics, and at the end model/, a Hugging Face folder.
     config

@@ -139,6 +139,19 @@ def paper_finetuning(task: Trainable) -> FinetuneSettings:
     return FinetuneSettings(training, task.length, ExampleBudget(batch), task=task)
 
 
+def tinybert_finetuning(task: Trainable) -> FinetuneSettings:
+    """Return the settings in which TinyBERT learns the answers of a fine-tuned teacher.
+
+    Three epochs of 32 examples at 3e-5, after the stage that learns its layers
+    (`layer_stage.LayerStage`).
+
+    Source: Jiao et al. 2019; huawei-noah/Pretrained-Language-Model, TinyBERT, README.
+    """
+    paper = paper_finetuning(task)
+    training = dataclasses.replace(paper.training, until=Epochs(3.0), optimizer=BertAdam(lr=3e-5))
+    return dataclasses.replace(paper, training=training, length=None, batch=ExampleBudget(32))
+
+
 PAPER: dict[str, tuple[float, float, int]] = {"choice": (3.0, 2e-5, 16)}
 """Epochs, learning rate and batch size of tasks where the paper's differ from 3, 5e-5 and 32."""
 

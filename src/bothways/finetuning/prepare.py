@@ -23,10 +23,12 @@ from bothways.finetuning.config import (
     FinetuneSettings,
     check_paths,
     expand_shorthands,
+    tinybert_finetuning,
 )
 from bothways.finetuning.data import LabelledData, check_metric, examine
 from bothways.finetuning.fit import training_of
 from bothways.finetuning.forecast import forecast
+from bothways.finetuning.layer_stage import LayerStage, objective_of
 from bothways.finetuning.stability import fresh_pooler, steady
 from bothways.finetuning.teacher import Teacher, taught
 from bothways.hub.model_folder import LoadedModel, load_model
@@ -86,9 +88,17 @@ class FinetuneConfig(FinetuneSettings):
                 where="training.early_stopping",
                 fix="Give --dev, or leave early_stopping out.",
             )
+        if self.stage and (self.stability.mixout or self.stability.pull):
+            what = "pulls weights back to those before teacher.stage"
+            raise ConfigError(what, where="stability", fix="Leave out one of the two.")
         if self.metrics and self.dev is None:
             fix = "Give dev, or leave metrics out."
             raise ConfigError("are of dev data, and there is none", where="metrics", fix=fix)
+
+    @property
+    def stage(self) -> LayerStage | None:
+        """The stage in which the teacher's layers are learned; None without one."""
+        return None if self.teacher is None else self.teacher.stage
 
     @property
     def ordered_by(self) -> int:
@@ -288,12 +298,22 @@ def _source(name: str, examples: list[Any], progress: Progress) -> ModelSource:
 
 
 def _load(settings: FinetuneConfig, model: Model, data: LabelledData) -> Load:
+    """Return the demands of the run, or of its first stage, which holds a teacher, too."""
     longest = max(len(sequence) for sequence in data.sequences)
-    return Load(
+    load = Load(
         ((model.config, model.specification),),
         longest,
         settings.microbatch_tokens,
         settings.training,
+    )
+    if settings.teacher is None or settings.stage is None:
+        return load
+    objective = objective_of(settings.stage, settings.teacher.folder, model.config)
+    teacher = objective.models(model.config)["teacher"]
+    return dataclasses.replace(
+        load,
+        losses=objective.loss_floats(model.config),
+        frozen=((teacher.encoder, teacher.heads),),
     )
 
 
@@ -325,7 +345,8 @@ def taught_finetuning(
         teacher: a fine-tuned model: a folder, the folder of a run, or a Hub id.
         train, dev: as in `FinetuneConfig`.
         student: a model folder, the folder of a pre-training run, or a Hub id.
-        recipe: "modern" or "paper"; None for the first.
+        recipe: "modern", "paper" or "tinybert"; None for the first. The last has two stages: the
+            teacher's layers, then its answers without the labels.
 
     Raises:
         ConfigError: no student, an unknown recipe, or the teacher was not fine-tuned for a task.
@@ -335,15 +356,16 @@ def taught_finetuning(
         what = "is missing: labelled data needs a pre-trained student"
         fix = "Name one with the teacher's vocabulary, or give a corpus folder to pre-train one."
         raise ConfigError(what, where="student", fix=fix)
-    if recipe is not None and recipe not in RECIPES:
+    recipes = {**RECIPES, "tinybert": tinybert_finetuning}
+    if recipe is not None and recipe not in recipes:
         what = f"{recipe!r} is for a corpus, and the data is labelled"
-        raise ConfigError(what, where="recipe", fix=f"Choose one of {', '.join(RECIPES)}.")
+        raise ConfigError(what, where="recipe", fix=f"Choose one of {', '.join(recipes)}.")
     definition = open_learner(teacher).task
     if not isinstance(definition, get_args(Trainable)):
         what = f"{teacher} is for the task {definition.name!r}, which needs no labels"
         fix = "Choose a fine-tuned teacher, or give a corpus folder instead of labelled data."
         raise ConfigError(what, where="teacher", fix=fix)
-    settings = RECIPES[recipe or "modern"](type(definition)())
-    return FinetuneConfig(
-        model=student, train=train, dev=dev, teacher=Teacher(teacher), **vars(settings)
-    )
+    settings, taught_by = recipes[recipe or "modern"](type(definition)()), Teacher(teacher)
+    if recipe == "tinybert":
+        taught_by = Teacher(teacher, weight=1.0, temperature=1.0, stage=LayerStage())
+    return FinetuneConfig(model=student, train=train, dev=dev, teacher=taught_by, **vars(settings))

@@ -20,6 +20,7 @@ from bothways.core.finding import places
 from bothways.core.progress import SILENT, Progress
 from bothways.finetuning.data import dev_windows
 from bothways.finetuning.fit import FinetuneResult, fit
+from bothways.finetuning.layer_stage import learn_layers
 from bothways.finetuning.prepare import (
     FinetuneConfig,
     PreparedRun,
@@ -35,10 +36,13 @@ from bothways.prediction.engine import PredictionCounts
 from bothways.preflight.machine import peak_of
 from bothways.runtime.devices import choose_device
 from bothways.tasks.base import Task
-from bothways.training.parallel import connected, is_main, plan_here, rank_device
+from bothways.training.parallel import Plan, connected, is_main, plan_here, rank_device
 from bothways.training.run import OnEvent
 from bothways.training.run_folder import run_folder
 from bothways.training.store import FolderStore, MemoryStore
+
+STAGE = "layers"
+"""The folder of the first stage, in that of the run."""
 
 __all__ = ["FinetuneConfig", "FinetuneResult", "finetune"]
 
@@ -79,17 +83,23 @@ def finetune(
     with contextlib.ExitStack() as stack:
         if folder is not None and is_main(plan):
             stack.enter_context(run_folder(folder, resume=resume))
+            if settings.stage is not None:
+                stack.enter_context(run_folder(folder / STAGE, resume=resume))
         stack.enter_context(connected(plan, where))
         ready = make_ready(settings, folder, where, progress, train=train, dev=dev)
         for remark in remarks(ready):
             progress.message(remark)
         progress.stage("measuring the speed of the machine")
         peak = peak_of(_forward(ready), settings.training, where, plan)
+        if (interrupted := _first_stage(ready, folder, plan, progress)) is not None:
+            return interrupted
         done = fit(
             ready.task,
             ready.data,
             ready.settings,
-            MemoryStore() if folder is None else _store(ready, folder),
+            MemoryStore()
+            if folder is None
+            else _store(ready, folder, configs.to_toml(ready.settings)),
             seed=settings.ordered_by,
             fresh=ready.fresh,
             teacher=settings.teacher,
@@ -103,6 +113,30 @@ def finetune(
             return done
         done = dataclasses.replace(done, card=_card(done, ready), origin=_origin(ready))
         return done if folder is None else _saved(done, ready, folder, progress)
+
+
+def _first_stage(
+    ready: PreparedRun, folder: Path | None, plan: Plan, progress: Progress
+) -> FinetuneResult | None:
+    """Let the student learn the teacher's layers, if it should; return what was interrupted."""
+    settings = ready.settings
+    if settings.teacher is None or settings.stage is None:
+        return None
+    store = MemoryStore() if folder is None else _store(ready, folder / STAGE, None)
+    state = learn_layers(
+        ready.task.model,
+        ready.data,
+        settings,
+        settings.stage,
+        settings.teacher.folder,
+        store,
+        plan=plan,
+        seed=settings.ordered_by,
+        progress=progress,
+    )
+    if state.finished(settings.stage.training.end):
+        return None
+    return FinetuneResult(ready.task, {}, state, settings, findings=ready.findings)
 
 
 def _saved(
@@ -128,13 +162,13 @@ def _saved(
     return done
 
 
-def _store(ready: PreparedRun, folder: Path) -> FolderStore:
+def _store(ready: PreparedRun, folder: Path, text: str | None) -> FolderStore:
     """Return the store of a run, whose checkpoints belong to its settings, data and model."""
     data = {name: source.sha256 for name, source in ready.sources.items()} | {"model": ready.base}
     if ready.settings.teacher is not None:
         data["teacher"] = digest_of_model(ready.settings.teacher.folder)
     made_of = without_places(configs.to_dict(ready.settings)) | {"data": data}
-    return FolderStore(folder, made_of, configs.to_toml(ready.settings))
+    return FolderStore(folder, made_of, text)
 
 
 def _forward(ready: PreparedRun) -> float:

@@ -38,6 +38,7 @@ from bothways.core.sequence import Sequence
 from bothways.core.targets import ChoiceTargets, Targets, TokenTargets
 from bothways.data.loader import in_batches
 from bothways.finetuning.data import LabelledData
+from bothways.finetuning.layer_stage import LayerStage
 from bothways.hub.provenance import digest_of_model
 from bothways.objectives.distillation_losses import soft_divergence
 from bothways.prediction.engine import prepare_task
@@ -68,6 +69,7 @@ class Teacher:
         weight: the share of the soft loss, from 0 to 1.
         temperature: T.
         unlabelled: further data of the task, without labels: for the soft loss alone.
+        stage: what the student learns of the teacher's layers before; None for nothing.
 
     Examples:
         >>> from bothways.finetuning.teacher import Teacher
@@ -79,6 +81,7 @@ class Teacher:
     weight: float = 0.5
     temperature: float = 2.0
     unlabelled: str | None = None
+    stage: LayerStage | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight <= 1:
