@@ -104,15 +104,20 @@ class Sharing:
     Attributes:
         groups: of layers; all layers of a group have the same weights.
         layers_per_group: blocks that make up one layer.
+        parts: what the layers of a group share: all, or attention or the feed-forward layer, each
+            with its LayerNorm, while each layer has the other by itself (section 4.5).
     """
 
     groups: int = 1
     layers_per_group: int = 1
+    parts: Literal["all", "attention", "mlp"] = "all"
 
     def __post_init__(self) -> None:
-        require_at_least(
-            1, "encoder.sharing", groups=self.groups, layers_per_group=self.layers_per_group
-        )
+        where = "encoder.sharing"
+        require_at_least(1, where, groups=self.groups, layers_per_group=self.layers_per_group)
+        if self.parts != "all" and self.layers_per_group > 1:
+            what = f"must be 1 where layers share {self.parts} alone, not {self.layers_per_group}"
+            raise ConfigError(what, where=f"{where}.layers_per_group")
 
 
 DropoutPlace = Literal["sum", "embedding", "attention", "mlp"]
@@ -212,7 +217,9 @@ class EncoderConfig:
     def blocks(self) -> int:
         """The number of blocks with weights of their own."""
         sharing = self.sharing
-        return self.depth if sharing is None else sharing.groups * sharing.layers_per_group
+        if sharing is None or sharing.parts != "all":
+            return self.depth
+        return sharing.groups * sharing.layers_per_group
 
     @property
     def steps(self) -> int:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -91,12 +91,10 @@ class Encoder(nn.Module):
 
     def layer(self, number: int) -> list[nn.Module]:
         """Return the blocks of a layer in order: one of its own, or those of its group."""
-        depth, sharing = self.config.depth, self.config.sharing
-        if sharing is None:
+        sharing = self.config.sharing
+        if sharing is None or sharing.parts != "all":
             return [self.blocks[number]]
-        # In floating point, like ALBERT's code: for some depths integers would round differently.
-        group = self.blocks[int(number / (depth / sharing.groups))]
-        return list(group.children())
+        return list(self.blocks[_group_of(number, self.config.depth, sharing)].children())
 
     def forward(
         self, batch: Batch, keep_layers: bool = False, only: Int[Tensor, " asked"] | None = None
@@ -276,6 +274,30 @@ def _blocks(config: EncoderConfig, sharing: Sharing | None) -> Iterator[nn.Modul
     if sharing is None:
         for layer in range(config.depth):
             yield Block(config, normed=layer > 0 or config.first_norm)
-    else:
+    elif sharing.parts == "all":
         for _ in range(sharing.groups):
             yield nn.ModuleList(Block(config) for _ in range(sharing.layers_per_group))
+    else:
+        owners: dict[int, Block] = {}
+        for layer in range(config.depth):
+            block = Block(config)
+            owner = owners.setdefault(_group_of(layer, config.depth, sharing), block)
+            if owner is not block:
+                _borrow(block, owner, sharing.parts)
+            yield block
+
+
+def _group_of(layer: int, depth: int, sharing: Sharing) -> int:
+    """Return the group of a layer, in floating point as in ALBERT's code: for some depths integers
+    would round differently.
+    """
+    return int(layer / (depth / sharing.groups))
+
+
+def _borrow(block: Block, owner: Block, part: Literal["attention", "mlp"]) -> None:
+    """Let a block compute with a part of another, which stays the only one that has it as a
+    submodule: so each weight has one name.
+    """
+    for name in (part, f"{part}_norm"):
+        delattr(block, name)
+        block.__dict__[name] = getattr(owner, name)

@@ -232,6 +232,11 @@ def _unshared(encoder: EncoderConfig) -> EncoderConfig:
     return dataclasses.replace(encoder, sharing=Sharing(groups=encoder.depth))
 
 
+def _sharing(parts: Literal["attention", "mlp"]) -> Callable[[EncoderConfig], EncoderConfig]:
+    """Return the change after which layers share this part alone."""
+    return lambda encoder: dataclasses.replace(encoder, sharing=Sharing(parts=parts))
+
+
 _SIZES = ((3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16), (24, 1024, 16))
 _SIZE_NAMES = tuple(f"L={depth} H={width} A={heads}" for depth, width, heads in _SIZES)
 _MIXES = ((80, 10, 10), (100, 0, 0), (80, 0, 20), (80, 20, 0), (0, 20, 80), (0, 0, 100))
@@ -284,6 +289,12 @@ _ALBERT_CELLS = (
     PretrainCell("none", MaskedLM()),
     PretrainCell("nsp", _PAIRS),
     PretrainCell("sop", MaskedLMSentenceOrder()),
+)
+_SHARING_CELLS = (
+    PretrainCell("all-shared"),
+    PretrainCell("attention-shared", encoder=_sharing("attention")),
+    PretrainCell("ffn-shared", encoder=_sharing("mlp")),
+    PretrainCell("not-shared", encoder=_unshared),
 )
 _ELECTRA_CELLS = (
     PretrainCell("bert"),
@@ -397,11 +408,11 @@ TABLES = {
         ),
     ),
     "albert-sharing": PretrainTable(
-        "Shared layers (Lan et al. 2019)",
+        "Shared layers (Lan et al. 2019, table 4)",
         albert.base,
         MaskedLMSentenceOrder(),
-        (PretrainCell("all-shared"), PretrainCell("not-shared", encoder=_unshared)),
-        (ResultRow("all shared", "all-shared"), ResultRow("not shared", "not-shared")),
+        _SHARING_CELLS,
+        _one_each(_SHARING_CELLS, ("all shared", "attention shared", "FFN shared", "not shared")),
         ("MNLI-m", "SST-2"),
         published.ALBERT_SHARING,
     ),
