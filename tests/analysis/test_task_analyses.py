@@ -21,6 +21,7 @@ from bothways.analysis.base import SHOWN, clip_text, guesses, reliability
 from bothways.analysis.calibration import Calibration
 from bothways.analysis.choices import ChoiceAnalysis
 from bothways.analysis.label_sets import LabelSetAnalysis
+from bothways.analysis.rankings import RankingAnalysis
 from bothways.analysis.registry import analysis_of
 from bothways.analysis.report import analyse, write_report
 from bothways.analysis.scores import DRAWN, ScoreAnalysis
@@ -32,6 +33,7 @@ from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.report import sections as s
 from bothways.tasks.base import Task, TaskLearner
+from bothways.tasks.catalogue import TASKS
 from bothways.tasks.choice.examples import ChoiceExample
 from bothways.tasks.choice.task import ChoiceTask
 from bothways.tasks.multilabel.examples import MultilabelExample
@@ -41,12 +43,15 @@ from bothways.tasks.predictions import (
     AnswerSpan,
     ChoicePrediction,
     MultilabelPrediction,
+    RankPrediction,
     ScorePrediction,
     TagPrediction,
 )
 from bothways.tasks.question_answering.examples import Question
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.regression.task import RegressionTask
+from bothways.tasks.reranking.examples import RankExample
+from bothways.tasks.reranking.task import RerankingTask
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.metrics import EntityCounts
@@ -385,6 +390,66 @@ def test_choices_are_counted_and_shown() -> None:
     assert (shown.truth, shown.guesses[1]) == ("2. snows", s.ReportGuess("2. snows", 0.1, True))
 
 
+def ranked(query: str, labels: list[float], logits: list[float]) -> tuple[Any, Any]:
+    """A query with documents named d0, d1, …, and their scores."""
+    documents = tuple(f"d{at}" for at in range(len(labels)))
+    example = RankExample(query, documents, tuple(map(float, labels)), f"made:{query}")
+    return example, RankPrediction(query, documents, tuple(logits), tuple(logits))
+
+
+def test_rankings_are_counted_and_shown() -> None:
+    first, split, rest, tied, none = (
+        ranked("a", [0, 2, 1], [-1.0, 3.0, 0.5]),  # relevant documents on places 1 and 2
+        ranked("b", [0, 0], [4.0, 2.0]),
+        ranked("b", [1], [1.0]),  # the same query: its only relevant document is the third
+        ranked("c", [1, 0], [1.0, 1.0]),  # equal scores: the relevant one stands last
+        ranked("d", [0], [0.0]),
+    )
+    rankings = RankingAnalysis()
+    for pair in (first, split, rest, tied, none):
+        rankings.add(*pair)
+    curves, table, _, details = rankings.sections()
+    assert isinstance(table, s.TableSection)
+    assert table.rows == [
+        ["1", 1, "25.0 %"],
+        ["2", 1, "25.0 %"],
+        ["3", 1, "25.0 %"],
+        ["no relevant document", 1, "25.0 %"],
+    ]
+    assert isinstance(curves, s.Curves)
+    hits, recall, chance = (line.y for line in curves.lines)
+    assert hits == pytest.approx([1 / 3, 2 / 3, 1])
+    assert recall == pytest.approx([0.5 / 3, 2 / 3, 1])
+    assert chance == pytest.approx([(1 / 3 + 1 / 3 + 1 / 2) / 3, (2 / 3 + 2 / 3 + 1) / 3, 1])
+    assert isinstance(details, s.Details)
+    assert sum(part.examples for part in rankings.calibration.bins) == 9
+    learner = RerankingTask()
+    even = [ranked(e.query, list(e.labels), [0.0] * len(e.labels)) for e, _ in (first, tied, none)]
+    known = learner.score([*even, ranked("b", [0, 0, 1], [0.0] * 3)], ())
+    assert rankings.baseline() == pytest.approx(known)
+    assert rankings.cost(*first) == 0
+    assert rankings.cost(*none) == 0  # no order is better
+    late = ranked("e", [0, 0, 0, 1], [4.0, 3.0, 2.0, 1.0])
+    assert rankings.cost(*late) == pytest.approx(1 - 1 / np.log2(5))
+    assert rankings.doubt(*late) == pytest.approx(1 / (1 + np.exp(-4)) - 1 / (1 + np.exp(-1)))
+    assert rankings.doubt(*first) is None  # the first one is relevant
+    assert rankings.doubt(*ranked("f", [0, 1], [1.0, 0.0])) is None  # not sure
+    shown = rankings.show(*late)
+    assert shown.truth == "d3 (place 4 of 4)"
+    assert [(guess.answer, guess.right) for guess in shown.guesses] == [
+        ("d0", False), ("d1", False), ("d2", False), ("d3", True),
+    ]  # fmt: skip
+    assert rankings.show(*none).truth == "no relevant document"
+
+
+def test_without_a_relevant_document_there_are_no_curves() -> None:
+    rankings = RankingAnalysis()
+    rankings.add(*ranked("a", [0, 0], [1.0, 2.0]))
+    table, *_ = rankings.sections()
+    assert isinstance(table, s.TableSection)
+    assert table.rows == [["no relevant document", 1, "100.0 %"]]
+
+
 def toy_task(
     folder: Path, definition: Task[Any, Any], labels: tuple[str, ...]
 ) -> TaskLearner[Any, Any]:
@@ -431,6 +496,12 @@ CASES: list[tuple[Task[Any, Any], tuple[str, ...], list[Any], str]] = [
         [Question(e.where, "the film", e.text, ((e.text.split()[0], 0),), False) for e in TEXTS],
         "another place",
     ),
+    (
+        RerankingTask(),
+        ("relevance",),
+        [RankExample("the film", (e.text, "the rain"), (1.0, 0.0), e.where) for e in TEXTS],
+        "The first relevant document",
+    ),
 ]
 
 
@@ -460,6 +531,11 @@ def test_every_trainable_task_has_a_page(
         f"task {definition.name}",
     ):
         assert part in page
+
+
+def test_no_trainable_task_is_left_out() -> None:
+    """A fine-tuning run writes a page at its end; that of classify is tested in test_report.py."""
+    assert {definition.name for definition, *_ in CASES} | {"classify"} == TASKS.keys()
 
 
 def test_a_task_without_right_and_wrong_has_no_report(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 
 import bothways
 from bothways.cli import app
-from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.core.errors import BothwaysError, DataError
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.model import Model
 from bothways.model.positions import Learned
@@ -408,8 +408,10 @@ def test_the_command_line(
     assert {*metrics} == {*METRICS}
     run("evaluate", str(trained), str(pairs), *columns, "--label", "rel", "--json")
     assert json.loads(capsys.readouterr().out) == pytest.approx(metrics)
-    with pytest.raises(ConfigError, match="there is no report on the task rerank"):
-        run("evaluate", str(trained), str(data), "--report", str(tmp_path / "report.html"))
+    report = tmp_path / "report.html"
+    run("evaluate", str(trained), str(data), "--json", "--report", str(report))
+    assert json.loads(capsys.readouterr().out) == pytest.approx(metrics)
+    assert "The first relevant document of a query" in report.read_text("utf8")
 
 
 def test_fewer_or_more_outputs_than_one(tmp_path: Path) -> None:

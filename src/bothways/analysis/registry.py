@@ -11,6 +11,7 @@ from bothways.analysis.base import TaskAnalysis
 from bothways.analysis.choices import ChoiceAnalysis
 from bothways.analysis.classes import ClassAnalysis
 from bothways.analysis.label_sets import LabelSetAnalysis
+from bothways.analysis.rankings import RankingAnalysis
 from bothways.analysis.scores import ScoreAnalysis
 from bothways.analysis.tags import TagAnalysis
 from bothways.core.errors import ConfigError
@@ -49,13 +50,9 @@ def analysis_of(learner: TaskLearner[Any, Any]) -> TaskAnalysis[Any, Any]:
             return TagAnalysis(task, labels)
         case QuestionAnsweringTask():
             return AnswerAnalysis()
-        case (
-            MaskFillingTask()
-            | LikelihoodTask()
-            | MinimalPairTask()
-            | SentenceEmbeddingTask()
-            | RerankingTask()
-        ):
+        case RerankingTask():
+            return RankingAnalysis()
+        case MaskFillingTask() | LikelihoodTask() | MinimalPairTask() | SentenceEmbeddingTask():
             what = f"there is no report on the task {task.name}"
             fix = "Leave it out; evaluate prints the metrics."
             raise ConfigError(what, where="report", fix=fix)

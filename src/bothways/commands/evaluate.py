@@ -75,8 +75,8 @@ def evaluate(  # noqa: PLR0913 – one option per question
     json
         Write one JSON object instead of a table.
     report
-        Write an HTML page with confusions, calibration, slices of the data and the hardest
-        examples.
+        Write an HTML page with confusions or places, calibration, slices of the data and the
+        hardest examples.
     limit
         Maximum loss of int8 in points (0.01) of the metric, by default 0.5; more is an error.
     """
