@@ -97,7 +97,7 @@ class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
 
 
 def _curves(found: Many[tuple[Places, int]]) -> list[s.Section]:
-    """Return what stands in the first places, over queries that have a relevant document."""
+    """Return what is found down to each place, over queries that have a relevant document."""
     known = [pair for pair in found if len(pair[0])]
     if not known:
         return []
@@ -117,7 +117,7 @@ def _curves(found: Many[tuple[Places, int]]) -> list[s.Section]:
         s.Line(name, down_to.tolist(), (sums / len(known)).tolist()) for name, sums in named.items()
     ]
     note = f"Means over the {len(known):,} queries that have a relevant document."
-    title = "What stands in the first places"
+    title = "What the first places hold"
     return [s.Curves(title, "down to this place", "share", lines, percent=True, note=note)]
 
 
