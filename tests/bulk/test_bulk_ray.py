@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from bothways.bulk.request import BulkRequest
 from bothways.bulk.run import predict_files
 from bothways.jobs.workers import RayWorkers
 from ray_cluster import MARKS, Killing, actor_processes, two_machines
+from running_server import running
 from toy_bulk import make_classifier, make_rows, write_rows
 
 pytestmark = MARKS
@@ -57,21 +57,31 @@ def test_a_cluster_writes_the_bytes_of_one_process_and_survives_a_killed_worker(
 
 
 def test_ray_serve_answers_as_the_server_does(cluster: Any, model: str) -> None:
-    serve = pytest.importorskip("ray.serve")
+    from ray import serve
+
+    from bothways.serving.deployment import Deployment
     from bothways.serving.ray_serve import deployment
 
-    serve.start(http_options={"port": 8123})
-    serve.run(deployment({"films": model}), route_prefix="/")
-    body = json.dumps({"inputs": "the film was fine"}).encode()
-    asked = urllib.request.Request(
-        "http://127.0.0.1:8123/predict", body, {"Content-Type": "application/json"}
-    )
-    for _ in range(50):
-        try:
-            with urllib.request.urlopen(asked, timeout=30) as answer:
-                found = json.loads(answer.read())
-            break
-        except OSError:
-            time.sleep(0.5)
-    assert found[0]["label"] in ("neg", "pos")
-    serve.shutdown()
+    text, both = "the film was fine", ["the film was fine", "the film was dull and long"]
+    asked = [("/v1/embeddings", {"model": "vectors", "input": both})] + [
+        (path, {"inputs": text}) for path in ("/predict", "/models/films/predict") for _ in range(9)
+    ]
+    folders, tasks = {"films": model, "vectors": model}, {"vectors": "embed"}
+    with running(Deployment(folders, tasks=tasks).app()) as url:
+        expected = [_answer(f"{url}{path}", body) for path, body in asked]
+    # Both machines are this one, and a proxy on each would take the same port.
+    serve.start(proxy_location="HeadOnly", http_options={"port": 8123})
+    serve.run(deployment(f"films={model}", f"vectors={model}:embed", replicas=2), route_prefix="/")
+    try:
+        found = [_answer(f"http://127.0.0.1:8123{path}", body) for path, body in asked]
+    finally:
+        serve.shutdown()
+    assert found == expected
+    assert found[1][0]["label"] in ("neg", "pos")
+
+
+def _answer(url: str, body: Any) -> Any:
+    head = {"Content-Type": "application/json"}
+    asked = urllib.request.Request(url, json.dumps(body).encode(), head)
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        return json.loads(answer.read())

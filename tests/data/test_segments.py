@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from bothways.core.errors import ConfigError, DataError
+from bothways.core.keyed_rng import rng
 from bothways.core.source import Cursor
 from bothways.data import epoch_order as selection
 from bothways.data.corpus_source import ContinuedSource, CorpusSource
-from bothways.data.epoch_order import Selection
+from bothways.data.epoch_order import AllBut, Selection
 from bothways.data.full_sentences import FullSentences
 from bothways.data.next_sentence import NextSentence
 from bothways.data.segments import PairPlan
@@ -345,10 +346,10 @@ def test_static_views_repeat_and_dynamic_ones_do_not(segments):
 
 
 @pytest.mark.parametrize("segments", SEGMENTS)
-@given(start=st.integers(0, 700))
+@given(start=st.integers(0, 700), window=st.sampled_from([2**22, 8]))
 @settings(max_examples=30, deadline=None)
-def test_any_place_can_be_returned_to(segments, start):
-    with mock.patch.object(selection, "BLOCK", 40):
+def test_any_place_can_be_returned_to(segments, start, window):
+    with mock.patch.multiple(selection, BLOCK=40, WINDOW=window, RUN=2):
         sizes = some_sizes(10, 30)
         source = source_of(sizes, segments)
         stream = taken(source, Cursor(), start + 300)
@@ -373,8 +374,9 @@ def test_each_epoch_has_its_own_order_and_each_block_its_own_draws():
     assert len(splits) == 6
 
 
-def test_epochs_before_a_cursor_grow_steadily():
-    with mock.patch.object(selection, "BLOCK", 40):
+@pytest.mark.parametrize("window", [2**22, 8])
+def test_epochs_before_a_cursor_grow_steadily(window):
+    with mock.patch.multiple(selection, BLOCK=40, WINDOW=window, RUN=2):
         source = source_of(some_sizes(10, 30), FullSentences(24))
         stream = taken(source, Cursor(), 1000)
         before = [source.epochs(cursor) for _, cursor in stream]
@@ -413,6 +415,56 @@ def test_empty_documents_are_passed_over():
     assert sorted((plan.a, plan.b, plan.label) for plan in pairs) == [(0, 3, 1), (3, 0, 1)]
 
 
+def opened(chosen, seed, epoch):
+    """The places of the documents that an epoch opens, block by block."""
+    blocks, block = [], 0
+    while block is not None:
+        blocks.append(chosen.open(seed, epoch, block).owners)
+        block = chosen.following(seed, epoch, block)
+    return blocks
+
+
+def test_windows_hold_runs_from_everywhere():
+    corpus = corpus_of([[1, 1]] * 1000)
+    chosen = AllBut(1000, np.arange(3, 1000, 100))
+    with mock.patch.multiple(selection, BLOCK=50, WINDOW=256, RUN=8):
+        picked = Selection(corpus, chosen)
+        assert picked.windows == 4
+        epochs = [opened(picked, 1, epoch) for epoch in range(2)]
+        places = selection._places(990, 4, 1, 0, 2)
+    assert sorted(np.concatenate(epochs[0])) == list(range(990))
+    assert max(len(block) for block in epochs[0]) == 25
+    assert np.concatenate(epochs[0]).tolist() != np.concatenate(epochs[1]).tolist()
+    runs = np.unique(places // 8)
+    assert 30 <= len(runs) <= 32
+    assert np.diff(runs).max() > 3, "not neighbours"
+    assert len(places) in (8 * len(runs), 8 * len(runs) - 2)
+
+
+def test_one_window_has_the_order_of_a_plain_permutation():
+    sizes = some_sizes(12, 300)
+    order = np.arange(300, dtype=np.uint32)
+    rng(7, "documents", epoch=3).shuffle(order)
+    with mock.patch.object(selection, "BLOCK", 40):
+        blocks = opened(Selection(corpus_of(sizes), np.arange(300)), 7, 3)
+    assert np.concatenate(blocks).tolist() == order.tolist()
+
+
+@given(data=st.data(), total=st.integers(1, 60))
+@settings(max_examples=60, deadline=None)
+def test_all_but_some_documents_are_an_array(data, total):
+    without = data.draw(st.sets(st.integers(0, total - 1), max_size=total - 1))
+    ids = AllBut(total, np.array(sorted(without), dtype=np.int64))
+    plain = np.setdiff1d(np.arange(total), [*without])
+    assert (len(ids), list(ids), ids[:].tolist()) == (len(plain), plain.tolist(), plain.tolist())
+    places = data.draw(st.lists(st.integers(0, len(plain) - 1)))
+    assert ids[np.array(places, dtype=np.int64)].tolist() == plain[places].tolist()
+    assert np.concatenate([ids, [total]]).tolist() == [*plain, total]
+    for place in (-1, len(plain)):
+        with pytest.raises(IndexError):
+            ids[place]
+
+
 def test_a_million_documents_take_little_memory_and_time():
     documents = np.arange(0, 10_000_001, 10).astype(np.uint64)
     sentences = np.arange(0, 90_000_001, 9).astype(np.uint64)
@@ -432,7 +484,7 @@ def test_a_million_documents_take_little_memory_and_time():
     tracemalloc.stop()
     assert len({plan.a for plan in first}) > 900
     assert first != again
-    assert peak < 48 * 1_000_000 + 40e6
+    assert peak < 68 * 1_000_000 + 40e6
     assert took < 10
 
 

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from bothways.cli import app as cli
-from bothways.commands.serve import named_models
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.serving.app import POSTS, App, app
+from bothways.serving.deployment import named_models
 from bothways.serving.errors import STATUS, RequestError
 from bothways.serving.exchange import read_body
 from bothways.serving.limits import Limits

@@ -96,7 +96,7 @@ def serve(  # noqa: PLR0913 – one option per question
 
     require_at_least(1, workers=workers, threads=threads or 1)
     require("serve", "bothways serve", "uvicorn", "httptools", "orjson", "prometheus_client")
-    from bothways.serving.deployment import Deployment, read_keys
+    from bothways.serving.deployment import Deployment, named_models, read_keys
     from bothways.serving.limits import DEFAULT_LIMITS, Limits
     from bothways.serving.run import LOOPBACK, bind, url_of
     from bothways.serving.run import serve as run
@@ -183,7 +183,7 @@ def play(
     from bothways.core.errors import require
 
     require("serve", "bothways play", "uvicorn", "httptools", "orjson", "prometheus_client")
-    from bothways.serving.deployment import Deployment
+    from bothways.serving.deployment import Deployment, named_models
     from bothways.serving.run import LOOPBACK, bind, url_of
     from bothways.serving.run import serve as run
 
@@ -221,50 +221,3 @@ def check_address(host: str, port: int, *, open_to_all: bool) -> None:
         what = f"{host} can be reached from the network, and there is no key"
         fix = "Give keys (--api-key-file FILE), or say --no-auth."
         raise ConfigError(what, where="host", fix=fix)
-
-
-def named_models(models: tuple[str, ...]) -> dict[str, tuple[str, str | None]]:
-    """Return the folders by name, each with the task that is named for it, if any.
-
-    Raises:
-        ConfigError: there is none; a name occurs twice, or has other characters than letters,
-            digits, ".", "_" and "-"; a task is unknown.
-    """
-    import re
-
-    from bothways.core.errors import ConfigError
-
-    if not models:
-        fix = "Name one: bothways serve FOLDER, or NAME=FOLDER."
-        raise ConfigError("there is no model to serve", where="models", fix=fix)
-    found: dict[str, tuple[str, str | None]] = {}
-    for word in models:
-        name, equals, named = word.partition("=")
-        if not equals or Path(word).exists():
-            name, named = "", word
-        folder, task = _folder_and_task(named)
-        if not name:
-            place = Path(folder)
-            name = place.resolve().name if place.exists() else place.name
-        if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
-            what = f'{name!r} is no name: letters, digits, ".", "_" and "-" are allowed'
-            raise ConfigError(what, where="models", fix="Give one: NAME=FOLDER.")
-        if name in found:
-            what = f"two models are called {name!r}"
-            raise ConfigError(what, where="models", fix="Give each a name: NAME=FOLDER.")
-        found[name] = folder, task
-    return found
-
-
-def _folder_and_task(word: str) -> tuple[str, str | None]:
-    """Return the parts of FOLDER:TASK; a folder with a colon in its name, or a Hub id, is whole.
-
-    Raises:
-        ConfigError: the folder exists, and there is no such task.
-    """
-    from bothways.tasks.catalogue import is_task, task_kind
-
-    folder, colon, task = word.rpartition(":")
-    if not colon or Path(word).exists() or not (is_task(task) or Path(folder).exists()):
-        return word, None
-    return folder, task_kind(task)

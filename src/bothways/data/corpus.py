@@ -49,6 +49,7 @@ from bothways.data.encode_shards import (
     store_shard,
     token_type,
 )
+from bothways.data.epoch_order import AllBut
 from bothways.data.manifest import (
     DOCUMENTS,
     MANIFEST,
@@ -77,6 +78,9 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
 CHUNK, COUNTED_CHUNKS = 2**20, 64
 """The size and the highest number of the parts in which unknown tokens are counted."""
+
+HELD_OUT = 2**20
+"""Documents that are held out at most: more than evaluations read."""
 
 _RESUME = "Fix that and run the same command again: what is done is kept."
 
@@ -194,11 +198,11 @@ class Corpus:
         hits = sum(int((part == unknown).sum()) for part in parts)
         return hits / max(1, sum(map(len, parts)))
 
-    def split(self, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def split(self, share: float, seed: int) -> tuple[AllBut, NDArray[np.int64]]:
         """Return the ids of the documents to train on and of those to hold out, ascending.
 
         Each side has at least one document; of four or more documents, two are held out, because
-        next sentence prediction draws from another document.
+        next sentence prediction draws from another document; more than `HELD_OUT` never are.
 
         Args:
             share: the fraction of the documents to hold out.
@@ -219,10 +223,10 @@ class Corpus:
             )
             raise DataError(what, where=self.folder, fix=fix)
         least = 2 if len(self) >= 4 else 1
-        count = min(max(round(share * len(self)), least), len(self) - least)
-        held = np.zeros(len(self), dtype=np.bool_)
-        held[rng(seed, "held-out").choice(len(self), count, replace=False, shuffle=False)] = True
-        return np.flatnonzero(~held), np.flatnonzero(held)
+        count = min(max(round(share * len(self)), least), len(self) - least, HELD_OUT)
+        drawn = rng(seed, "held-out").choice(len(self), count, replace=False, shuffle=False)
+        held = np.sort(drawn)
+        return AllBut(len(self), held), held
 
 
 def build_corpus(

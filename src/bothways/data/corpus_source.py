@@ -2,7 +2,7 @@
 
 The documents of an epoch have a keyed order, and so have the sequences of a block; every draw is
 keyed by (seed, epoch, block). The data at a cursor depends on nothing read before it, and a
-resumed run plans one block again. `bothways.data.epoch_order` states the memory.
+resumed run plans one window and one block again. `bothways.data.epoch_order` states the memory.
 
 Static data, such as Google's duplicated instances, is the same stream with a period of
 `data_copies` epochs.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from typing_extensions import assert_never
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Ids, Sequence
-from bothways.data.epoch_order import Arrays, Selection
+from bothways.data.epoch_order import BLOCKS, Arrays, DocumentIds, Selection
 from bothways.data.segments import PairPlan, Segments, SpanPlan
 from bothways.data.words import unpack_words
 
@@ -39,7 +39,7 @@ class CorpusSource:
         corpus: Arrays,
         template: Template,
         segments: Segments,
-        chosen: NDArray[np.integer[Any]],
+        chosen: DocumentIds,
         seed: int,
         data_copies: int | None = None,
     ) -> None:
@@ -77,15 +77,17 @@ class CorpusSource:
         epoch, block, item, _ = cursor
         self._check(cursor)
         while True:
-            blocks, empty = self._blocks(epoch), block == 0
-            while block < blocks:
-                plans = self._plans(self._view(epoch), block)
-                after = Cursor(epoch, block + 1) if block + 1 < blocks else Cursor(epoch + 1)
+            view, empty = self._view(epoch), block == 0
+            following: int | None = block
+            while following is not None:
+                block, plans = following, self._plans(view, following)
+                following = self._selection.following(self.seed, view, block)
+                after = Cursor(epoch + 1) if following is None else Cursor(epoch, following)
                 for place in range(item, len(plans)):
                     empty = False
                     last = place + 1 == len(plans)
                     yield plans[place], after if last else Cursor(epoch, block, place + 1)
-                block, item = block + 1, 0
+                item = 0
             if empty:
                 what = f"no {self.segments.kind} sequence can be made of the chosen documents"
                 raise DataError(what, where="segments", fix="Use other segments or more text.")
@@ -131,11 +133,13 @@ class CorpusSource:
         return self._view(cursor.epoch), cursor.number
 
     def epochs(self, cursor: Cursor) -> float:
-        """Return the epochs before this cursor; all blocks of an epoch count equally."""
-        if cursor.item == 0:
-            return cursor.epoch + cursor.block / self._blocks(cursor.epoch)
-        done = cursor.item / len(self._plans(self._view(cursor.epoch), cursor.block))
-        return cursor.epoch + (cursor.block + done) / self._blocks(cursor.epoch)
+        """Return the epochs before this cursor; all windows of an epoch count equally, and all
+        blocks of a window.
+        """
+        epoch, block, item, _ = cursor
+        view = self._view(epoch)
+        done = item / len(self._plans(view, block)) if item else 0.0
+        return epoch + self._selection.share_before(self.seed, view, block, done)
 
     def unread(self, cursor: Cursor) -> NDArray[np.int64]:
         """Return the ids of the documents unread before the cursor, in its epoch."""
@@ -151,9 +155,10 @@ class CorpusSource:
             firsts = [at for plan in plans for at in _first_tokens(plan)]
             parts = np.searchsorted(starts, firsts, side="right") - 1
             read[block.owners[order[parts]]] = True
-        return selection.chosen[~read]
+        unread = selection.chosen[np.flatnonzero(~read)]
+        return unread.astype(np.int64, copy=False)
 
-    def restricted(self, chosen: NDArray[np.integer[Any]]) -> CorpusSource:
+    def restricted(self, chosen: DocumentIds) -> CorpusSource:
         """Return the same stream over other documents."""
         return CorpusSource(
             self._corpus, self.template, self.segments, chosen, self.seed, self.data_copies
@@ -162,17 +167,13 @@ class CorpusSource:
     def _view(self, epoch: int) -> int:
         return epoch if self.data_copies is None else epoch % self.data_copies
 
-    def _blocks(self, epoch: int) -> int:
-        return self._selection.blocks(self.seed, self._view(epoch))
-
     def _check(self, cursor: Cursor) -> None:
-        blocks = self._blocks(cursor.epoch)
-        if cursor.block >= blocks or (
-            cursor.item and cursor.item >= len(self._plans(self._view(cursor.epoch), cursor.block))
+        view, (window, place) = self._view(cursor.epoch), divmod(cursor.block, BLOCKS)
+        if place >= self._selection.blocks(self.seed, view, window) or (
+            cursor.item and cursor.item >= len(self._plans(view, cursor.block))
         ):
             raise DataError(
-                f"no data at block {cursor.block}, item {cursor.item} of epoch {cursor.epoch} "
-                f"({blocks} blocks)",
+                f"no data at block {cursor.block}, item {cursor.item} of epoch {cursor.epoch}",
                 fix="Continue with the same corpus, split, seed and segments as the run.",
             )
 

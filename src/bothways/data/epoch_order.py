@@ -1,18 +1,21 @@
 """The order in which an epoch reads some documents of a corpus, as offsets.
 
-An epoch permutes the documents and cuts the permuted list into blocks of about `BLOCK` sentences.
-Only the open block is in memory, besides 32 bytes per chosen document: 8 for its id, 16 for its
-first sentence, its size and its owner, 4 for the order of the epoch and 4 for the previous order.
-10⁷ documents of 10 sentences need 320 MB (measured: 340, and 460 while the arrays are built). The
-sentence offsets, 8 bytes each, remain in their memory-mapped file. A block needs about 10 MB for
-any corpus: a document of more than `BLOCK` sentences is read in several parts.
+An epoch deals the documents, in runs of `RUN` neighbours, to windows of about `WINDOW` documents,
+permutes the documents of a window, and cuts the permuted list into blocks of about `BLOCK`
+sentences. Up to `WINDOW` documents there is one window, and all orders of the documents are equally
+likely. For more, memory and the time until a sequence can be read grow no further: only the open
+window, 20 bytes per document, and the open block, about 10 MB, are in memory, and while a window is
+planned about 50 bytes more per document, and 4 per run of the corpus. The offsets remain in their
+memory-mapped files, of which a window reads its runs. A document of more than `BLOCK` sentences is
+read in several parts.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +25,12 @@ from bothways.core.keyed_rng import rng
 
 BLOCK = 2**16
 """Sentences per block; the last document of a block may exceed it."""
+
+WINDOW, RUN = 2**22, 256
+"""Documents of a window, and of each run in it: neighbours in the corpus."""
+
+BLOCKS = 2**20
+"""Numbers of blocks that a window has, used or not: block b is in window b // BLOCKS."""
 
 CHUNK = 2**18
 """Documents that are split into parts at a time."""
@@ -70,11 +79,68 @@ class EpochBlock:
     owners: Whole
 
 
-class Selection:
-    """The chosen documents of a corpus that are not empty."""
+@dataclass(frozen=True)
+class AllBut:
+    """The ids of all documents of a corpus but some, ascending: an array that takes no memory.
 
-    def __init__(self, corpus: Arrays, chosen: NDArray[np.integer[Any]]) -> None:
-        """Select documents by their ids.
+    Attributes:
+        total: the documents of the corpus.
+        without: `(N)`, ascending ids that are left out; none unless given.
+    """
+
+    total: int
+    without: Whole = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return self.total - len(self.without)
+
+    def __getitem__(self, places: Any) -> Any:
+        if isinstance(places, slice):
+            places = np.arange(*places.indices(len(self)))
+        if np.size(places) and not 0 <= np.min(places) <= np.max(places) < len(self):
+            raise IndexError(f"places must be from 0 to {len(self) - 1}")
+        return places + np.searchsorted(self._before, places, side="right")
+
+    def __iter__(self) -> Iterator[np.int64]:
+        return iter(self[:])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype)
+
+    @functools.cached_property
+    def _before(self) -> Whole:
+        """For each document left out, the number of others before it."""
+        return self.without - np.arange(len(self.without))
+
+
+DocumentIds = NDArray[np.integer[Any]] | AllBut
+
+
+class _Window(NamedTuple):
+    """The parts of documents in a window, in the order of the epoch.
+
+    Attributes:
+        owners, firsts, sizes: `(P)`, the document of each part, as a place among the chosen ones,
+            its first sentence and the number of its sentences.
+        edges: `(B+1)`, block b is the parts `[edges[b], edges[b+1])`.
+    """
+
+    owners: Whole
+    firsts: Whole
+    sizes: NDArray[np.uint32]
+    edges: Whole
+
+
+class Selection:
+    """The chosen documents of a corpus that are not empty.
+
+    Attributes:
+        chosen: their ids.
+        windows: the number of windows of an epoch.
+    """
+
+    def __init__(self, corpus: Arrays, chosen: DocumentIds) -> None:
+        """Select documents by their ids; of `AllBut`, none may be empty.
 
         Raises:
             DataError: the offsets contradict each other, or all documents are empty.
@@ -83,35 +149,53 @@ class Selection:
         self.sentences: Whole = np.asarray(corpus.sentences).view(np.int64)
         self.documents: Whole = np.asarray(corpus.documents).view(np.int64)
         _check(corpus, self.sentences, self.documents, chosen)
-        filled = self.documents[chosen + 1] > self.documents[chosen]
-        self.chosen: Whole = chosen[filled].astype(np.int64, copy=False)
-        if len(self.chosen) == 0:
-            what = f"none of the {len(chosen)} chosen documents has a sentence"
-            raise DataError(what, fix="Give a corpus with text, or choose other documents.")
-        parts = [
-            _parts(at, *self.bounds(self.chosen[at : at + CHUNK]))
-            for at in range(0, len(self.chosen), CHUNK)
-        ]
-        self._owners, self._firsts, self._sizes = (
-            np.concatenate(column) for column in zip(*parts, strict=True)
+        if not isinstance(chosen, AllBut):
+            filled = self.documents[chosen + 1] > self.documents[chosen]
+            chosen = chosen[filled].astype(np.int64, copy=False)
+            if len(chosen) == 0:
+                what = f"none of the {len(filled)} chosen documents has a sentence"
+                raise DataError(what, fix="Give a corpus with text, or choose other documents.")
+        self.chosen: DocumentIds = chosen
+        self.windows = -(-len(chosen) // WINDOW)
+        self._window = functools.lru_cache(maxsize=1)(
+            functools.partial(_plan_window, self.documents, chosen, self.windows)
         )
-        self._stream = functools.lru_cache(maxsize=2)(functools.partial(_permute, self._sizes))
 
     def __len__(self) -> int:
         return len(self.chosen)
 
-    def bounds(self, documents: Whole) -> tuple[Whole, Whole]:
+    def bounds(self, documents: NDArray[np.integer[Any]]) -> tuple[Whole, Whole]:
         """Return the sentences `[first, stop)` of these documents."""
         return self.documents[documents], self.documents[documents + 1]
 
-    def blocks(self, seed: int, epoch: int) -> int:
-        """Return the number of blocks of an epoch, at least one."""
-        return len(self._stream(seed, epoch)[1]) - 1
+    def blocks(self, seed: int, epoch: int, window: int = 0) -> int:
+        """Return the number of blocks of a window, at least one; none has no block."""
+        if window >= self.windows:
+            return 0
+        return len(self._window(seed, epoch, window).edges) - 1
 
-    def opened_before(self, seed: int, epoch: int, block: int) -> NDArray[np.uint32]:
+    def following(self, seed: int, epoch: int, block: int) -> int | None:
+        """Return the number of the block after this one; None after the last of the epoch."""
+        window, place = divmod(block, BLOCKS)
+        if place + 1 < self.blocks(seed, epoch, window):
+            return block + 1
+        return (window + 1) * BLOCKS if window + 1 < self.windows else None
+
+    def share_before(self, seed: int, epoch: int, block: int, part: float) -> float:
+        """Return the share of an epoch before a place: that after the share `part` of a block."""
+        window, place = divmod(block, BLOCKS)
+        # Where a window begins, it need not be planned.
+        inside = (place + part) / self.blocks(seed, epoch, window) if place or part else 0.0
+        return (window + inside) / self.windows
+
+    def opened_before(self, seed: int, epoch: int, block: int) -> Whole:
         """Return the places, among the chosen documents, of those in earlier blocks of an epoch."""
-        order, edges = self._stream(seed, epoch)
-        return self._owners[order[: edges[block]]]
+        window, place = divmod(block, BLOCKS)
+        opened = self._window(seed, epoch, window)
+        earlier = [
+            _places(len(self), self.windows, seed, epoch, before) for before in range(window)
+        ]
+        return np.concatenate([*earlier, opened.owners[: opened.edges[place]]])
 
     def open(self, seed: int, epoch: int, block: int) -> EpochBlock:
         """Open a block of an epoch.
@@ -119,9 +203,10 @@ class Selection:
         Raises:
             DataError: a sentence in it is empty.
         """
-        order, edges = self._stream(seed, epoch)
-        parts = order[edges[block] : edges[block + 1]]
-        firsts, sizes = self._firsts[parts], self._sizes[parts].astype(np.int64)
+        window, place = divmod(block, BLOCKS)
+        opened = self._window(seed, epoch, window)
+        parts = slice(*opened.edges[place : place + 2])
+        firsts, sizes = opened.firsts[parts], opened.sizes[parts].astype(np.int64)
         ends = np.concatenate([[0], np.cumsum(sizes)])
         sentences = np.arange(ends[-1]) + np.repeat(firsts - ends[:-1], sizes)
         starts, stops = self.sentences[sentences], self.sentences[sentences + 1]
@@ -129,12 +214,10 @@ class Selection:
             broken = sentences[np.argmax(stops <= starts)]
             what = f"sentence {broken} of the corpus has no tokens"
             raise DataError(what, fix="Build the corpus again.")
-        return EpochBlock(starts, stops, ends, self._owners[parts].astype(np.int64))
+        return EpochBlock(starts, stops, ends, opened.owners[parts])
 
 
-def _check(
-    corpus: Arrays, sentences: Whole, documents: Whole, chosen: NDArray[np.integer[Any]]
-) -> None:
+def _check(corpus: Arrays, sentences: Whole, documents: Whole, chosen: DocumentIds) -> None:
     if (
         len(documents) == 0
         or documents[-1] != len(sentences) - 1
@@ -145,6 +228,8 @@ def _check(
             f"{len(documents) - 1} documents do not fit their offsets",
             fix="Build the corpus again.",
         )
+    if isinstance(chosen, AllBut):
+        chosen = np.array([0, chosen.total - 1])
     if len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(documents) - 1:
         raise DataError(
             f"documents {chosen.min()} to {chosen.max()} were chosen; "
@@ -153,28 +238,46 @@ def _check(
         )
 
 
-def _parts(
-    at: int, first: Whole, stop: Whole
-) -> tuple[NDArray[np.uint32], Whole, NDArray[np.uint32]]:
-    """Split documents `at`, `at` + 1 … into parts of at most `BLOCK` sentences.
+def _plan_window(
+    documents: Whole, chosen: DocumentIds, windows: int, seed: int, epoch: int, window: int
+) -> _Window:
+    """Split the documents of a window into parts, permute these, and find where blocks begin."""
+    places = _places(len(chosen), windows, seed, epoch, window)
+    parts = []
+    for at in range(0, len(places), CHUNK):
+        ids = chosen[places[at : at + CHUNK]]
+        parts.append(_parts(places[at : at + CHUNK], documents[ids], documents[ids + 1]))
+    owners, firsts, sizes = (np.concatenate(column) for column in zip(*parts, strict=True))
+    del parts, places
+    order = np.arange(len(sizes), dtype=np.uint32)
+    rng(seed, "documents", epoch=epoch, index=window).shuffle(order)
+    sizes = sizes[order]
+    before = np.cumsum(sizes, dtype=np.int64)
+    before -= sizes
+    edges = np.searchsorted(before, np.arange(0, before[-1] + 1, BLOCK))
+    del before
+    return _Window(owners[order], firsts[order], sizes, np.append(edges, len(order)))
+
+
+def _places(count: int, windows: int, seed: int, epoch: int, window: int) -> Whole:
+    """Return the places of a window's documents among `count` chosen ones, ascending."""
+    runs = np.arange(-(-count // RUN), dtype=np.uint32)
+    rng(seed, "windows", epoch=epoch).shuffle(runs)
+    first, stop = (len(runs) * edge // windows for edge in (window, window + 1))
+    firsts = np.sort(runs[first:stop]).astype(np.int64) * RUN
+    places = (firsts[:, None] + np.arange(RUN)).reshape(-1)
+    return places[places < count]
+
+
+def _parts(places: Whole, first: Whole, stop: Whole) -> tuple[Whole, Whole, NDArray[np.uint32]]:
+    """Split the documents at these places into parts of at most `BLOCK` sentences.
 
     Returns:
-        The document, first sentence and size of each part.
+        The place, first sentence and size of each part.
     """
     counts = -(-(stop - first) // BLOCK)
     document = np.repeat(np.arange(len(first)), counts)
     nth = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
     firsts = first[document] + nth * BLOCK
     sizes = np.minimum(stop[document] - firsts, BLOCK)
-    return (at + document).astype(np.uint32), firsts, sizes.astype(np.uint32)
-
-
-def _permute(sizes: NDArray[np.uint32], seed: int, epoch: int) -> tuple[NDArray[np.uint32], Whole]:
-    """Return the order of the parts and the starts of the blocks, with the end of the last."""
-    order = np.arange(len(sizes), dtype=np.uint32)
-    rng(seed, "documents", epoch=epoch).shuffle(order)
-    sizes = sizes[order]
-    before = np.cumsum(sizes, dtype=np.int64)
-    before -= sizes
-    edges = np.searchsorted(before, np.arange(0, before[-1] + 1, BLOCK))
-    return order, np.append(edges, len(order))
+    return places[document], firsts, sizes.astype(np.uint32)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from numpy.typing import NDArray
 
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, report_findings
@@ -16,6 +15,7 @@ from bothways.core.source import Cursor, Source
 from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import ContinuedSource, CorpusSource
+from bothways.data.epoch_order import DocumentIds
 from bothways.data.loader import Loader, Share
 from bothways.data.masking import Vocabulary
 from bothways.data.mixture import Corpora, MixedSource
@@ -163,7 +163,7 @@ def vocabulary_of(corpus: Corpus | Corpora, objective: Objective) -> Vocabulary:
 def loader_of(
     settings: PretrainConfig,
     corpus: Corpus,
-    chosen: NDArray[Any],
+    chosen: DocumentIds,
     plan: Plan,
     phase: int = 0,
     ends: tuple[Cursor, ...] = (),
@@ -181,7 +181,7 @@ def loader_of(
 def mixed_loader_of(
     settings: PretrainConfig,
     corpora: Corpora,
-    chosen: Mapping[str, NDArray[Any]],
+    chosen: Mapping[str, DocumentIds],
     plan: Plan,
     phase: int = 0,
     ends: tuple[Cursor, ...] = (),
@@ -202,7 +202,7 @@ def mixed_loader_of(
 def _source_of(
     settings: PretrainConfig,
     corpus: Corpus,
-    chosen: NDArray[Any],
+    chosen: DocumentIds,
     phase: int,
     ends: tuple[Cursor, ...],
 ) -> CorpusSource | ContinuedSource:

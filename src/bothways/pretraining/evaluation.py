@@ -16,6 +16,7 @@ from bothways.core.source import TrainingStep
 from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
 from bothways.data.batching import TokenBudget
 from bothways.data.corpus import Corpus
+from bothways.data.epoch_order import AllBut, DocumentIds
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve
 from bothways.model.config import ModelConfig
@@ -57,7 +58,7 @@ class HeldOut:
         self,
         settings: PretrainConfig,
         corpus: Corpus,
-        chosen: NDArray[Any],
+        chosen: DocumentIds,
         plan: Plan,
         learner: Learner,
     ) -> None:
@@ -210,7 +211,7 @@ def evaluate_on_corpus(
     tokens: int = COUNTED // 10,
     device: str = "auto",
     objective: Objective | None = None,
-    documents: NDArray[np.int64] | None = None,
+    documents: DocumentIds | None = None,
 ) -> dict[str, float]:
     """Return the metrics of a pre-trained model on a corpus, masked by a fixed seed.
 
@@ -239,7 +240,7 @@ def evaluate_on_corpus(
     where = choose_device(device)
     models = build_models(settings, corpus)
     learner = usual.learner(models, vocabulary_of(corpus, usual)).to(where)
-    chosen = np.arange(len(corpus)) if documents is None else documents
+    chosen = AllBut(len(corpus)) if documents is None else documents
     scored = HeldOut(settings, corpus, chosen, Single(), learner)()
     return {name.removeprefix("held-out/"): value for name, value in scored.items()}
 

@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,6 +20,7 @@ from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress
 from bothways.core.source import Cursor
 from bothways.data.corpus import Corpus
+from bothways.data.epoch_order import DocumentIds
 from bothways.data.mixture import Corpora, Smoothed
 from bothways.preflight.machine import compute_as
 from bothways.pretraining.build import build_models, mixed_loader_of, vocabulary_of
@@ -133,7 +133,7 @@ def _before(folder: Path, step: int) -> Checkpoint | None:
     return read_checkpoint(older[-1]) if older else None
 
 
-def _chosen(settings: PretrainConfig, corpora: Corpora) -> dict[str, Any]:
+def _chosen(settings: PretrainConfig, corpora: Corpora) -> dict[str, DocumentIds]:
     return {
         name: part.split(settings.held_out, settings.seed)[0]
         for name, part in corpora.parts.items()

@@ -12,11 +12,9 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
@@ -25,6 +23,7 @@ from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress
 from bothways.core.source import TrainingStep
 from bothways.data.corpus import Corpus
+from bothways.data.epoch_order import AllBut, DocumentIds
 from bothways.data.loader import ahead
 from bothways.data.mixture import Corpora, Smoothed
 from bothways.hub.model_card import Card, data_of_corpus, limits_of_pretrained
@@ -181,12 +180,15 @@ def _split(
     plan: Plan,
     learner: Learner,
     held_out: MakeHeldOut | None,
-) -> tuple[dict[str, NDArray[Any]], HeldOut | MixedHeldOut]:
+) -> tuple[dict[str, DocumentIds], HeldOut | MixedHeldOut]:
     """Return the documents to train on, by corpus, and what scores the learner on the others."""
     if held_out is not None:
-        every = {name: np.arange(len(part)) for name, part in corpora.parts.items()}
+        every: dict[str, DocumentIds] = {
+            name: AllBut(len(part)) for name, part in corpora.parts.items()
+        }
         return every, held_out(learner, plan)
-    train_ids, parts = {}, {}
+    train_ids: dict[str, DocumentIds] = {}
+    parts = dict[str, HeldOut]()
     fewer = dataclasses.replace(
         settings, evaluation_tokens=max(1, settings.evaluation_tokens // len(corpora.parts))
     )
@@ -199,7 +201,7 @@ def _split(
 def phases_of(
     settings: PretrainConfig,
     corpora: Corpora,
-    chosen: Mapping[str, NDArray[Any]],
+    chosen: Mapping[str, DocumentIds],
     plan: Plan,
     device: torch.device,
 ) -> list[run.TrainingPhase]:

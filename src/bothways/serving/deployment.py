@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
@@ -20,6 +21,7 @@ from bothways.serving.errors import RequestError
 from bothways.serving.limits import DEFAULT_LIMITS, Limits
 from bothways.serving.models import ServedModel
 from bothways.serving.tracing import Tracing, tracing
+from bothways.tasks.catalogue import is_task, task_kind
 
 events_log = logging.getLogger("bothways.serving.events")
 
@@ -169,3 +171,44 @@ class Reloader:
         except RequestError as error:
             if error.code in ("internal", "not_finite"):
                 raise
+
+
+def named_models(models: Many[str]) -> dict[str, tuple[str, str | None]]:
+    """Return the folders by name, each with the task that is named for it, if any.
+
+    Raises:
+        ConfigError: there is none; a name occurs twice, or has other characters than letters,
+            digits, ".", "_" and "-"; a task is unknown.
+    """
+    if not models:
+        fix = "Name one: bothways serve FOLDER, or NAME=FOLDER."
+        raise ConfigError("there is no model to serve", where="models", fix=fix)
+    found: dict[str, tuple[str, str | None]] = {}
+    for word in models:
+        name, equals, named = word.partition("=")
+        if not equals or Path(word).exists():
+            name, named = "", word
+        folder, task = _folder_and_task(named)
+        if not name:
+            place = Path(folder)
+            name = place.resolve().name if place.exists() else place.name
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
+            what = f'{name!r} is no name: letters, digits, ".", "_" and "-" are allowed'
+            raise ConfigError(what, where="models", fix="Give one: NAME=FOLDER.")
+        if name in found:
+            what = f"two models are called {name!r}"
+            raise ConfigError(what, where="models", fix="Give each a name: NAME=FOLDER.")
+        found[name] = folder, task
+    return found
+
+
+def _folder_and_task(word: str) -> tuple[str, str | None]:
+    """Return the parts of FOLDER:TASK; a folder with a colon in its name, or a Hub id, is whole.
+
+    Raises:
+        ConfigError: the folder exists, and there is no such task.
+    """
+    folder, colon, task = word.rpartition(":")
+    if not colon or Path(word).exists() or not (is_task(task) or Path(folder).exists()):
+        return word, None
+    return folder, task_kind(task)

@@ -3,7 +3,7 @@
     from ray import serve
     from bothways.serving.ray_serve import deployment
 
-    serve.run(deployment({"films": "runs/sst"}, replicas=4, cores=2), route_prefix="/")
+    serve.run(deployment("films=runs/sst", replicas=4, cores=2), route_prefix="/")
 
 Each replica is a whole server, with the routes, limits and batches of `bothways serve`; Ray's proxy
 shares requests among them. Ray limits the requests that a replica holds; its own queue is limited
@@ -12,13 +12,12 @@ in tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from bothways.core.errors import optional
-from bothways.prediction.predictor import open_task
 from bothways.prediction.prepared_model import PredictPrecision
-from bothways.serving.app import App, app
+from bothways.serving.app import App
+from bothways.serving.deployment import Deployment, named_models
 from bothways.serving.limits import DEFAULT_LIMITS, Limits
 
 REQUESTS = 1000
@@ -26,8 +25,7 @@ REQUESTS = 1000
 
 
 def deployment(
-    models: Mapping[str, str],
-    *,
+    *models: str,
     replicas: int = 1,
     cores: int = 1,
     gpus: float = 0,
@@ -39,33 +37,39 @@ def deployment(
     Keys and host names are not checked: access to the cluster's proxy decides who may ask.
 
     Args:
-        models: folders, of runs or models, or Hub ids, by the name to serve; every machine of the
-            cluster must be able to read them.
+        models: FOLDER, NAME=FOLDER or NAME=FOLDER:TASK, as for `bothways serve`; every machine of
+            the cluster must be able to read the folders.
         replicas: number of servers.
         cores, gpus: of each.
 
     Raises:
+        ConfigError: there is no model, or two have one name.
         ResourceError: Ray Serve is not installed.
     """
     with optional("ray", "a deployment of Ray Serve"):
         from ray import serve
 
-    def build() -> App:
-        """Open the models on a replica."""
-        import torch
-
-        torch.set_num_threads(cores)
-        opened = {
-            name: open_task(folder, precision=precision, batch_invariant=True)
-            for name, folder in models.items()
-        }
-        return app(opened, limits=limits)
-
+    named = named_models(models)
+    settings = Deployment(
+        {name: folder for name, (folder, _) in named.items()},
+        precision=precision,
+        limits=limits,
+        tasks={name: task for name, (_, task) in named.items() if task is not None},
+    )
     server = serve.deployment(
-        serve.ingress(build)(),
+        # Ray wants a function, and sends it to the replicas by its code.
+        serve.ingress(lambda: opened(settings, cores))(),
         name="bothways",
         num_replicas=replicas,
         max_ongoing_requests=REQUESTS,
         ray_actor_options={"num_cpus": cores, "num_gpus": gpus},
     )
     return server.bind()
+
+
+def opened(settings: Deployment, cores: int) -> App:
+    """Return the app of a replica, with its models opened."""
+    import torch
+
+    torch.set_num_threads(cores)
+    return settings.app()
