@@ -21,6 +21,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
+from bothways.tasks.catalogue import trainable_task
 from bothways.tasks.classification.task import ClassificationTask, Classifier
 from bothways.tasks.text_examples import TextExample
 from bothways.training.checkpoint import Best, Keep
@@ -306,7 +307,15 @@ def test_the_recipes_are_those_of_the_paper() -> None:
     assert RECIPES["paper"](ClassificationTask()).training.schedule == GoogleLinear(0.1)
     assert RECIPES["modern"](ClassificationTask()).training.optimizer == AdamW(lr="auto")
     until = {name: recipe(ClassificationTask()).training.until for name, recipe in RECIPES.items()}
-    assert until == {"modern": "auto", "paper": Epochs(3.0)}
+    assert until == {"modern": "auto", "paper": Epochs(3.0), "electra": Epochs(3.0)}
+    electra = {
+        task: RECIPES["electra"](trainable_task(task)) for task in ("classify", "regress", "qa")
+    }
+    assert [made.training.until.count for made in electra.values()] == [3.0, 10.0, 2.0]
+    for made in electra.values():  # google-research/electra, configure_finetuning.py
+        assert made.training.optimizer == BertAdam(lr=1e-4, eps=1e-6, decay=0.01)
+        assert (made.stability.layer_decay, made.batch.n) == (0.8, 32)
+        assert made.training.schedule == GoogleLinear(0.1)
     assert start_from(small(), (PoolerHead(), LabelHead(2, 0.25)), seed=0).specification == (
         PoolerHead(),
         LabelHead(2, 0.25),

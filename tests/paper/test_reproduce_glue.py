@@ -367,6 +367,20 @@ def test_without_the_grid_the_rate_is_that_of_googles_examples(place: Path, tmp_
     assert [s.training.optimizer for s in cola.grid] == [BertAdam(lr=2e-5)]
 
 
+def test_electras_settings_are_those_of_its_code(place: Path, tmp_path: Path) -> None:
+    for name, epochs in (("CoLA", 3.0), ("RTE", 10.0), ("STS-B", 10.0)):
+        request = Request("electra", str(place / "glue"), tmp_path, (name,), grid="electra")
+        [point] = glue._points(GLUE[name], request)
+        assert (point.rate, point.batch, point.epochs, point.layer_decay) == (1e-4, 32, epochs, 0.8)
+    request = Request("electra", str(place / "glue"), tmp_path, ("CoLA",), grid="electra")
+    (cola,) = glue.glue_plan(request).experiments
+    assert isinstance(cola, Experiment)
+    assert [s.stability.layer_decay for s in cola.grid] == [0.8]
+    assert "the settings of ELECTRA" in request.departures(None)[0]
+    with pytest.raises(ConfigError, match="'electra' is for GLUE alone"):
+        reproduce("squad", request, dry_run=True)
+
+
 def test_the_report_has_each_figure_under_its_name(place: Path, tmp_path: Path) -> None:
     """Tasks go down the page, since there are more of them than systems."""
     request = request_of(place, tmp_path, tasks=("CoLA",))

@@ -192,7 +192,7 @@ def finetune(  # noqa: PLR0913 – one option per question
         out: folder of the run with checkpoints and metrics; `None` trains in memory.
         resume: continue from the newest checkpoint in `out`.
         seed: seed of new heads and of the order of the data.
-        recipe: "modern" or "paper".
+        recipe: "modern", "paper" or "electra".
         metrics: functions by name that take the predictions and the examples of the dev data, and
             return a number or a dict of numbers; `metric="name"` chooses the best weights by one.
             Higher is better, unless it is given as `bothways.Metric(function, better="lowest")`.

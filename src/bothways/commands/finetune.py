@@ -115,7 +115,7 @@ def settings_from(
     columns: dict[str, str | None],
     overrides: tuple[str, ...],
     task: str,
-    recipe: Literal["modern", "paper"],
+    recipe: Literal["modern", "paper", "electra"],
     file: Path | None,
 ) -> FinetuneConfig:
     """Return the settings of a recipe, changed by a file, overrides and given options."""

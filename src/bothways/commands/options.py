@@ -50,9 +50,10 @@ RuntimeChoice = Annotated[
     ),
 ]
 FineRecipe = Annotated[
-    Literal["modern", "paper"],
+    Literal["modern", "paper", "electra"],
     Parameter(
-        help="modern is AdamW; paper is Adam without bias correction, as BERT's own code has it."
+        help="modern is AdamW; paper is Adam without bias correction, as BERT's own code has it; "
+        "electra has ELECTRA's lower rates for lower layers."
     ),
 ]
 

@@ -34,7 +34,8 @@ class BenchmarkOptions:
     seeds
         Runs per setting; default: as in the paper.
     grid
-        paper: every setting of the paper's grid; none: one setting.
+        paper: every setting of the paper's grid; none: one setting; electra: for GLUE, those of
+        ELECTRA small and base.
     limit
         Maximum number of training examples; the report states it.
     dry_run
@@ -46,7 +47,7 @@ class BenchmarkOptions:
     out: Path = Path("reproduced")
     tasks: str | None = None
     seeds: int | None = None
-    grid: Literal["paper", "none"] = "paper"
+    grid: Literal["paper", "none", "electra"] = "paper"
     limit: int | None = None
     dry_run: bool = False
     device: Device = "auto"

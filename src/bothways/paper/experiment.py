@@ -36,7 +36,7 @@ class Request:
         out: folder for runs and results.
         tasks: names of the tasks to run; empty for all.
         seeds: runs per setting; None for the paper's number.
-        grid: the paper's grid, or one setting of it.
+        grid: the paper's grid, one setting of it, or for GLUE the settings of ELECTRA.
         limit: maximum number of training examples, the first ones; None for all.
         overrides: settings by dotted path that override the paper's.
     """
@@ -46,7 +46,7 @@ class Request:
     out: Path
     tasks: tuple[str, ...] = ()
     seeds: int | None = None
-    grid: Literal["paper", "none"] = "paper"
+    grid: Literal["paper", "none", "electra"] = "paper"
     limit: int | None = None
     overrides: tuple[str, ...] = ()
 
@@ -76,6 +76,8 @@ class Request:
             result.append(f"{self.seeds} runs per setting instead of {seeds}")
         if self.limit is not None:
             result.append(f"only the first {self.limit:,} training examples")
+        if self.grid == "electra":
+            result.append("the settings of ELECTRA small and base (Clark et al. 2020)")
         if self.grid == "none":
             result.append("one setting instead of the grid")
         return tuple(result)
@@ -186,12 +188,15 @@ class BenchmarkPlan:
 
 @dataclass(frozen=True)
 class GridPoint:
-    """A setting of the paper's grid; `length` is in tokens, None for the task's default."""
+    """A setting of the paper's grid; `length` is in tokens, None for the task's default, and
+    `layer_decay` as in `Stability`.
+    """
 
     rate: float
     batch: int
     epochs: float
     length: int | None = None
+    layer_decay: float = 1.0
 
 
 def grid_settings(
@@ -220,6 +225,7 @@ def grid_settings(
             batch=ExampleBudget(point.batch),
             metric=metric,
             length=point.length or method.length,
+            stability=dataclasses.replace(method.stability, layer_decay=point.layer_decay),
         )
         base = FinetuneConfig(model=request.model, train=str(train), dev=str(dev), **vars(method))
         return configs.load(FinetuneConfig, base=base, overrides=request.overrides)

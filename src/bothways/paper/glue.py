@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from typing_extensions import assert_never
+
 from bothways.core.errors import DataError
 from bothways.data.hub_rows import HUB
 from bothways.data.tables import open_table
 from bothways.data.text_io import COMPRESSED, read_lines
+from bothways.finetuning.config import ELECTRA_DECAY, ELECTRA_RATE
 from bothways.paper import published
 from bothways.paper.experiment import (
     MEASURED,
@@ -196,6 +199,9 @@ RATES = (5e-5, 4e-5, 3e-5, 2e-5)
 DEFAULT_RATE = 2e-5
 """The rate without a grid: that of google-research/bert's examples for GLUE."""
 
+LONG_ELECTRA = ("RTE", "STS-B")
+"""The tasks on which ELECTRA is trained for ten epochs, not three."""
+
 COLUMNS = {
     "MNLI-m": ("MNLI", "accuracy"),
     "MNLI-mm": ("MNLI", "dev_mismatched/accuracy"),
@@ -238,11 +244,10 @@ def _experiment(task: GlueTask, request: Request) -> Experiment | NotRun:
             return NotRun(task.name, f"no {split}.tsv (or {split}.tsv.gz) in {place}")
     written = {split: write_split(task, split, request) for split in splits}
     dev, *others = task.dev
-    rates = RATES if request.grid == "paper" else (DEFAULT_RATE,)
     grid = grid_settings(
         request,
         TASKS[task.kind]().with_columns(columns_of(task)),
-        [GridPoint(rate, 32, 3.0) for rate in rates],
+        _points(task, request),
         written["train"][0],
         written[dev][0],
         task.metric,
@@ -254,6 +259,20 @@ def _experiment(task: GlueTask, request: Request) -> Experiment | NotRun:
     )
     scored = {split: str(written[split][0]) for split in others}
     return Experiment(task.name, grid, request.seeds or 1, "best", scored, notes)
+
+
+def _points(task: GlueTask, request: Request) -> list[GridPoint]:
+    """Return the settings that are tried."""
+    match request.grid:
+        case "paper":
+            return [GridPoint(rate, 32, 3.0) for rate in RATES]
+        case "none":
+            return [GridPoint(DEFAULT_RATE, 32, 3.0)]
+        case "electra":
+            epochs = 10.0 if task.name in LONG_ELECTRA else 3.0
+            return [GridPoint(ELECTRA_RATE, 32, epochs, layer_decay=ELECTRA_DECAY)]
+        case _:
+            assert_never(request.grid)
 
 
 def columns_of(task: GlueTask) -> TextColumns:

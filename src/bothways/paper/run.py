@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bothways.core.errors import DataError, os_errors
+from bothways.core.errors import ConfigError, DataError, os_errors
 from bothways.core.progress import SILENT, Progress
 from bothways.paper import glue, ner, squad, swag
 from bothways.paper.cells import CellOutcome, run
@@ -61,12 +61,16 @@ def reproduce(
         on_cost: receives the estimated cost before the first run.
 
     Raises:
-        ConfigError: an unknown task or an invalid setting; a run in `request.out` was finished
+        ConfigError: an unknown task or an invalid setting, or ELECTRA's settings for another
+            benchmark than GLUE; a run in `request.out` was finished
             with other settings, on other data or from another model.
         DataError: data that cannot be read, or no data for any of the tasks.
         KeyboardInterrupt: interrupted; the same call resumes.
         ResourceError: `request.out` cannot be written, or a best run has lost its weights.
     """
+    if request.grid == "electra" and benchmark != "glue":
+        what, fix = "'electra' is for GLUE alone", "Choose paper or none."
+        raise ConfigError(what, where="grid", fix=fix)
     if dry_run:
         with tempfile.TemporaryDirectory() as scratch:
             plan = PLANS[benchmark](dataclasses.replace(request, out=Path(scratch)))

@@ -239,7 +239,8 @@ def deberta(encoder: ModelConfig) -> PretrainConfig:
     n-grams of up to three words masked.
 
     The rate of 2e-4 belongs to 2,048 sequences of 512 tokens; the rates, the batch and the updates
-    are not verified against the paper. The masks have the lengths of DeBERTa's code, which cuts
+    are not verified against the paper. The commands of the public code have 1e-4 for 256 sequences
+    and fewer. The masks have the lengths of DeBERTa's code, which cuts
     them from left to right, so that the end of a sequence is hardly ever predicted; here all parts
     are predicted alike.
     """
