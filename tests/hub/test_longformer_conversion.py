@@ -15,8 +15,9 @@ from bothways.core.errors import ConfigError, FolderError
 from bothways.families.catalogue import preset
 from bothways.hub.convert.longformer import lengthened
 from bothways.hub.model_folder import load_model
-from bothways.model.heads import MaskedHead, PoolerHead
+from bothways.model.heads import Head, LabelHead, MaskedHead, PoolerHead, TagHead
 from bothways.model.model import Model
+from bothways.prediction.predictor import open_task
 from bothways.text.trainers import ByteBPE, train_tokenizer
 
 SIZES = {
@@ -74,6 +75,63 @@ def test_without_global_tokens_a_short_text_gives_the_same(
         read("few words", add_special_tokens=False)["input_ids"]
         == tokenizer.encode(["few words"])[0].tolist()
     )
+
+
+LABELS = {0: "rain", 1: "sun", 2: "snow"}
+TUNED = {
+    "ForSequenceClassification": "classify",
+    "ForTokenClassification": "tag",
+    "ForQuestionAnswering": "answer",
+    "ForMultipleChoice": "choice",
+}
+
+
+@pytest.mark.parametrize("build", [bert, roberta])
+@pytest.mark.parametrize("kind", TUNED)
+def test_a_fine_tuned_model_keeps_its_head_labels_and_task(
+    build: Any, kind: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(5)
+    stem = {bert: "Bert", roberta: "Roberta"}[build]
+    named = (
+        {"id2label": LABELS}
+        if kind in ("ForSequenceClassification", "ForTokenClassification")
+        else {}
+    )
+    original = build(stem + kind, **named)
+    original.save_pretrained(tmp_path / "short")
+    train_tokenizer(["a few words to learn from"], ByteBPE(280)).save(tmp_path / "short")
+    record = {"task": {"kind": TUNED[kind]}, "length": 12, "metrics": {"accuracy": 0.9}}
+    (tmp_path / "short" / "bothways.json").write_text(json.dumps(record))
+    found = converted(tmp_path / "short", tmp_path / "long", "--positions", "47", "--window", "40")
+    assert type(found).__name__ == "Longformer" + kind
+    if named:
+        assert found.config.id2label == LABELS
+        assert load_model(tmp_path / "long").labels == tuple(LABELS.values())
+    ids = torch.randint(5, 280, (2, 2, 19) if kind == "ForMultipleChoice" else (2, 19))
+    nowhere = torch.zeros_like(ids)
+    with torch.no_grad():
+        given, wanted = found(ids, global_attention_mask=nowhere), original(ids)
+    for name in ("start_logits", "end_logits") if kind == "ForQuestionAnswering" else ("logits",):
+        torch.testing.assert_close(given[name], wanted[name], rtol=0, atol=2e-5)
+    opened = open_task(str(tmp_path / "long"))
+    assert (opened.task.task.name, opened.task.length) == (TUNED[kind], 47)
+    new = json.loads((tmp_path / "long" / "bothways.json").read_text())
+    assert "metrics" not in new  # they are of the other model
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        ((), "a Longformer is made of a model with a masked LM head, a pooler or a tuned"),
+        ((LabelHead(2), TagHead(3)), "the model has a label head and tag head, and a Longformer"),
+    ],
+)
+def test_none_or_several_heads(heads: tuple[Head, ...], message: str) -> None:
+    with torch.device("meta"):
+        model = Model(preset("bert-mini"), heads)
+    with pytest.raises(ConfigError, match=f"^heads: {message}"):
+        lengthened(model)
 
 
 def test_positions_repeat_and_global_projections_begin_as_the_others(tmp_path: Path) -> None:
@@ -134,11 +192,6 @@ def test_a_model_folder_does_not_become_one_unasked(tmp_path: Path) -> None:
         (bert, {"window": 7}, "window: must be an even number above 0, not 7"),
         (bert, {"window": 0}, "window: must be an even number"),
         (bert, {"positions": 19}, "positions: must be at least the model's 20, not 19"),
-        (
-            lambda: roberta("RobertaForTokenClassification"),
-            {},
-            "heads: a Longformer is made of a model with",
-        ),
         (
             lambda: bert(hidden_act="gelu_new"),
             {},

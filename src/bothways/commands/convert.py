@@ -137,11 +137,16 @@ def _lengthen(source: Path, out: Path, given: Mapping[str, int]) -> None:
         f"A Longformer of {positions} positions, made of {name} with `bothways convert`. "
         "Nothing was trained: train it on long texts before using it there."
     )
-    card, files = (
-        Card(f"{name}, for long texts", summary),
-        kept_files(loaded.folder, model, positions),
+    save_model(
+        out,
+        model,
+        tokenizer,
+        labels=loaded.labels,
+        problem=loaded.problem,
+        card=Card(f"{name}, for long texts", summary),
+        extra={name: value for name, value in loaded.extra.items() if name == "task"},
+        extra_files=kept_files(loaded.folder, model, positions),
     )
-    save_model(out, model, tokenizer, card=card, extra_files=files)
     if tokenizer is None:
         print("warning: the folder has no tokenizer, and neither has the new one", file=sys.stderr)
     print(

@@ -18,20 +18,31 @@ from bothways.core.errors import ConfigError
 from bothways.families import roberta
 from bothways.families.longformer import LONGFORMER
 from bothways.model.config import EncoderConfig
-from bothways.model.heads import MaskedHead, PoolerHead
+from bothways.model.heads import (
+    ChoiceHead,
+    Head,
+    LabelHead,
+    MaskedHead,
+    PoolerHead,
+    SpanHead,
+    TagHead,
+)
 from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.model.positions import Learned
+from bothways.model.readout import FromPooler, Own
 
 _POSITIONS = "encoder.embedding.position.weight"
-
+_INNER = "heads.labels.inner."
+"""The dense layer of Longformer's label head; in BERT it is the pooler's."""
 
 POSITIONS, WINDOW = 4096, 512
 """The authors' values of the longest input and of the tokens that each one attends to."""
 
 
 def lengthened(model: Model, positions: int = POSITIONS, window: int = WINDOW) -> Model:
-    """Return the encoder as a Longformer, with the masked LM head, or else the pooler.
+    """Return the model as a Longformer: with the head that it was fine-tuned with, if any, or else
+    with the masked LM head, or the pooler.
 
     Args:
         positions: the longest input, in tokens.
@@ -39,7 +50,8 @@ def lengthened(model: Model, positions: int = POSITIONS, window: int = WINDOW) -
 
     Raises:
         ConfigError: the window is odd or below 2, there are fewer positions than before, the model
-            has neither head, or its encoder is not that of a BERT or RoBERTa.
+            has none of these heads or several that were fine-tuned, or its encoder or the head is
+            not as in a BERT or RoBERTa.
     """
     if window < 2 or window % 2:
         raise ConfigError(f"must be an even number above 0, not {window}", where="window")
@@ -53,14 +65,9 @@ def lengthened(model: Model, positions: int = POSITIONS, window: int = WINDOW) -
     if positions < old.position.max_positions:
         what = f"must be at least the model's {old.position.max_positions}, not {positions}"
         raise ConfigError(what, where="positions")
-    head = next((head for head in (MaskedHead(), PoolerHead()) if head.kind in model.heads), None)
-    if head is None:
-        what = "a Longformer is made of a model with a masked LM head or a pooler"
-        raise ConfigError(what, where="heads", fix=_FIX)
+    head = _head_of(model)
     config = _long(old, old.pad, positions, window)
-    if LONGFORMER.config_rules.write(config) is None or (
-        head == MaskedHead() and (old.readout.masked or old.activation) != "gelu"
-    ):
+    if LONGFORMER.config_rules.write(config) is None or not _reads_alike(head, old):
         raise ConfigError(_OTHER, where="encoder", fix=_FIX)
     with without_weights():
         result = Model(config, (head,))
@@ -72,7 +79,43 @@ def lengthened(model: Model, positions: int = POSITIONS, window: int = WINDOW) -
 
 
 _OTHER = "this encoder differs from Longformer's by more than the attention"
-_FIX = "Give a BERT or RoBERTa as it was pre-trained, with exact GELU."
+_FIX = "Give a BERT or RoBERTa with exact GELU, as it was pre-trained or fine-tuned."
+
+
+def _head_of(model: Model) -> Head:
+    """Return the head that is kept."""
+    tuned = [
+        head
+        for head in model.specification
+        if isinstance(head, LabelHead | TagHead | SpanHead | ChoiceHead)
+    ]
+    if len(tuned) > 1:
+        named = " and ".join(head.title for head in tuned)
+        what = f"the model has a {named}, and a Longformer has one of them"
+        raise ConfigError(what, where="heads", fix=_FIX)
+    others = [head for head in (MaskedHead(), PoolerHead()) if head.kind in model.heads]
+    if not (found := [*tuned, *others]):
+        what = "a Longformer is made of a model with a masked LM head, a pooler or a tuned head"
+        raise ConfigError(what, where="heads", fix=_FIX)
+    return found[0]
+
+
+def _reads_alike(head: Head, old: EncoderConfig) -> bool:
+    """Return whether Longformer's head of this kind computes the same from its weights."""
+    readout = old.readout
+    match head:
+        case MaskedHead():
+            return (readout.masked or old.activation) == "gelu"
+        case LabelHead():
+            own = readout.labels
+            plain = isinstance(own, FromPooler) or replace(own, dropout_first=False) == Own("tanh")
+            return plain and not head.lstm
+        case ChoiceHead():
+            return isinstance(readout.choice, FromPooler)
+        case TagHead() | SpanHead():
+            return readout.tokens is None and readout.span is None
+        case _:
+            return True
 
 
 def _long(old: EncoderConfig, pad: int, positions: int, window: int) -> EncoderConfig:
@@ -92,7 +135,11 @@ def _weights(
     first[: len(unused)] = unused[: len(first)]
     times = -(-config.position.max_positions // place.max_positions)
     tiled = torch.cat([first, rows.repeat(times, 1)[: config.position.max_positions]])
-    return {
-        name: tiled if name == _POSITIONS else state[name.replace(".global_qkv.", ".qkv.")].clone()
-        for name in names
-    }
+
+    def origin(name: str) -> str:
+        """Return the name of the old weights that these begin as."""
+        if name.startswith(_INNER) and name not in state:  # what BERT calls its pooler
+            return name.replace(_INNER, "heads.pooler.dense.")
+        return name.replace(".global_qkv.", ".qkv.")
+
+    return {name: tiled if name == _POSITIONS else state[origin(name)].clone() for name in names}
