@@ -86,7 +86,8 @@ def test_a_run_says_what_it_reached_and_where_it_is(
     run(monkeypatch, place, *words, "training.until=1 steps")
     output = capsys.readouterr()
     assert "accuracy" in output.out
-    assert "The model is in brief/model. Try it: bothways predict brief FILE" in output.err
+    assert "The model is in brief/model. Try it: bothways predict brief FILE, or in" in output.err
+    assert "bothways play brief" in output.err
     settings = configs.load(FinetuneConfig, file=place / "brief" / "config.toml")
     assert (settings.training.optimizer, settings.training.schedule) == (
         BertAdam(lr=5e-5),

@@ -154,7 +154,8 @@ def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> No
 
 
 def _try(out: Path) -> str:
-    return f"Try it: bothways predict {shlex.quote(str(out))} FILE"
+    folder = shlex.quote(str(out))
+    return f"Try it: bothways predict {folder} FILE, or in a browser: bothways play {folder}"
 
 
 def print_series(series: Series, out: Path, console: Console) -> None:
