@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bothways.cleaning.config import Cleaning
 from bothways.cli import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError
 from bothways.core.keyed_rng import rng
@@ -119,10 +120,13 @@ def test_a_corpus_with_words_has_the_same_tokens_and_one_bit_for_each(
     monkeypatch.setattr(encode_shards, "SHARD_CHARACTERS", 40)
     order = np.random.default_rng(1).integers(0, 4, 30)
     texts = [PLAIN[kind] + PLAIN[n % 4][:n] for n, kind in enumerate(order)] + ["他。", PLAIN[0]]
-    without = build(tmp_path / "without", chinese, None, texts, min_tokens=4)
-    corpus = build(tmp_path / "with", chinese, "jieba", texts, min_tokens=4)
+    without = build(tmp_path / "without", chinese, None, texts, cleaning=Cleaning(min_tokens=4))
+    corpus = build(tmp_path / "with", chinese, "jieba", texts, cleaning=Cleaning(min_tokens=4))
     assert corpus.manifest.counts == without.manifest.counts
-    assert (corpus.manifest.counts.short, corpus.manifest.counts.duplicates > 0) == (1, True)
+    assert (corpus.manifest.left_out("min_tokens"), corpus.manifest.left_out("duplicates") > 0) == (
+        1,
+        True,
+    )
     for name in ("tokens.bin", "sentences.bin", "documents.bin"):
         assert (tmp_path / "with" / name).read_bytes() == (tmp_path / "without" / name).read_bytes()
     assert not (tmp_path / "without" / "words.bin").exists()

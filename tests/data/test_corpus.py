@@ -20,16 +20,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from bothways.cleaning.config import Cleaning, make_cleaning
 from bothways.commands import corpus as commands
 from bothways.core.atomic_files import file_digest
+from bothways.core.config.reader import read
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.core.folder_lock import lock_folder
 from bothways.data import corpus as corpus_module
 from bothways.data import encode_shards as shards
 from bothways.data.corpus import WORK, Corpus, build_corpus, length_percentiles
 from bothways.data.documents import Document, read_documents
+from bothways.data.left_out import first_occurrences
 from bothways.data.manifest import MANIFEST
-from bothways.data.merge_shards import first_occurrences
 from bothways.data.sentences import split_sentences
 from bothways.jobs.workers import RayWorkers
 from bothways.text.tokenizer import Tokenizer
@@ -96,6 +98,16 @@ def some_documents(count: int, seed: int = 0) -> list[Document]:
     return [Document(text(), f"document {i}") for i in range(count)]
 
 
+CLEANING = make_cleaning("c4", near_duplicates=0.6)
+
+
+def with_copies(documents: list[Document]) -> list[Document]:
+    """Add copies, some of them changed a little, and documents of the kinds that C4 leaves out."""
+    more = [f"{one.text}{more}" for one in documents[:60:3] for more in ("", " One more is there.")]
+    kinds = ("Home", "We use cookies on all of these.", "Then comes lorem ipsum, and more.")
+    return [*documents, *(Document(text, "more") for text in (*more, *kinds))]
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
 
@@ -137,7 +149,8 @@ def test_it_holds_the_ids_of_the_plain_pipeline(
         documents[5],
         Document(documents[7].text.replace("\n", "\r\n  "), "the same but for white space"),
     ]
-    corpus = build_corpus(documents, tokenizer, tmp_path / "c", min_tokens=min_tokens, workers=1)
+    cleaning = Cleaning(min_tokens=min_tokens)
+    corpus = build_corpus(documents, tokenizer, tmp_path / "c", cleaning=cleaning, workers=1)
     expected = plain(documents, tokenizer, min_tokens)
     assert as_lists(corpus) == expected
     counts = corpus.manifest.counts
@@ -150,9 +163,10 @@ def test_it_holds_the_ids_of_the_plain_pipeline(
     short = sum(
         sum(map(len, document)) < min_tokens for document in plain_with_all(documents, tokenizer)
     )
-    assert counts.short == short > 0
-    assert counts.documents + counts.duplicates + counts.short == len(documents)
-    assert counts.duplicates >= 1
+    left_out = corpus.manifest.left_out
+    assert left_out("min_tokens") == short > 0
+    assert counts.documents + left_out("duplicates") + short == len(documents)
+    assert left_out("duplicates") >= 1
     assert corpus.tokens.dtype == np.uint16
     assert corpus.sentences.dtype == corpus.documents.dtype == np.uint64
 
@@ -200,9 +214,10 @@ def test_next_to_nothing(
     tmp_path: Path, tokenizer: Tokenizer, texts: list[str], expected: tuple[int, int, int]
 ) -> None:
     documents = [Document(text, "d") for text in texts]
-    counts = build_corpus(documents, tokenizer, tmp_path, workers=2).manifest.counts
+    manifest = build_corpus(documents, tokenizer, tmp_path, workers=2).manifest
+    counts = manifest.counts
     assert (counts.documents, counts.sentences, counts.tokens) == expected
-    assert counts.documents + counts.short == len(texts)
+    assert counts.documents + manifest.left_out("min_tokens") == len(texts)
     assert len(Corpus.open(tmp_path)) == counts.documents
 
 
@@ -251,26 +266,31 @@ class Each:
 def test_any_workers_write_the_same_bytes(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ray, documents = stand_in(monkeypatch), some_documents(200)
-    build_corpus(documents, tokenizer, tmp_path / "1", workers=1)
+    ray, documents = stand_in(monkeypatch), with_copies(some_documents(200))
+    one = build_corpus(documents, tokenizer, tmp_path / "1", cleaning=CLEANING, workers=1)
     for number, workers in enumerate((2, 3, RayWorkers("auto")), 2):
-        build_corpus(documents, tokenizer, tmp_path / str(number), workers=workers)
+        folder = tmp_path / str(number)
+        build_corpus(documents, tokenizer, folder, cleaning=CLEANING, workers=workers)
         assert contents(tmp_path / str(number)) == contents(tmp_path / "1")
     assert ray.actors == 2
+    none = [step.name for step in one.manifest.steps if not step.documents + step.lines]
+    assert none == ["min_tokens"]
     assert set(contents(tmp_path / "1")) == {
-        *("manifest.json", "tokens.bin", "sentences.bin", "documents.bin"),
+        *("manifest.json", "tokens.bin", "sentences.bin", "documents.bin", "left_out.jsonl"),
         *("tokenizer.json", "tokenizer_config.json", "vocab.txt"),
     }
 
 
 SCRIPT = """
 import sys, time
+from bothways.cleaning.config import make_cleaning
 from bothways.data import encode_shards as shards
 from bothways.data.corpus import build_corpus
 from bothways.data.documents import read_documents
 from bothways.text.tokenizer import Tokenizer
 shards.SHARD_CHARACTERS = 2000
 text, tokenizer, out, workers = sys.argv[1:]
+cleaning = make_cleaning("c4", near_duplicates=0.6)
 class Report:
     def stage(self, name, total=None):
         self.name = name
@@ -279,7 +299,7 @@ class Report:
         time.sleep(0.05)  # to be killed in
     def message(self, text):
         pass
-build_corpus(read_documents([text]), Tokenizer.load(tokenizer), out, workers=int(workers), progress=Report())
+build_corpus(read_documents([text]), Tokenizer.load(tokenizer), out, cleaning=cleaning, workers=int(workers), progress=Report())
 """
 
 
@@ -293,12 +313,16 @@ def write_jsonl(path: Path, documents: list[Document]) -> Path:
 
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize(
-    ("workers", "last_words"), [(1, "encoding"), (2, "encoding"), (1, "merging")]
+    ("workers", "last_words"),
+    [(1, "encoding"), (2, "encoding"), (1, "finding near-duplicates"), (1, "merging")],
 )
 def test_a_killed_build_goes_on(
     tmp_path: Path, tokenizer: Tokenizer, workers: int, last_words: str
 ) -> None:
-    text, out = write_jsonl(tmp_path / "a.jsonl", some_documents(200)), tmp_path / "out"
+    text, out = (
+        write_jsonl(tmp_path / "a.jsonl", with_copies(some_documents(200))),
+        tmp_path / "out",
+    )
     tokenizer.save(tmp_path / "tokenizer")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [
@@ -331,9 +355,10 @@ def test_a_killed_build_goes_on(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus_module, "store_shard", watch)
-        build_corpus(read_documents([str(text)]), tokenizer, out, workers=1)
+        build_corpus(read_documents([str(text)]), tokenizer, out, cleaning=CLEANING, workers=1)
     assert not {path.name for path in kept} & set(made), "what was done is not done again"
-    build_corpus(read_documents([str(text)]), tokenizer, tmp_path / "fresh", workers=1)
+    fresh = tmp_path / "fresh"
+    build_corpus(read_documents([str(text)]), tokenizer, fresh, cleaning=CLEANING, workers=1)
     assert contents(out) == contents(tmp_path / "fresh")
 
 
@@ -410,7 +435,11 @@ def test_a_corpus_is_not_overwritten_by_another(tmp_path: Path, tokenizer: Token
     for others, settings, message in (
         (documents[1:], {}, "holds a corpus of other documents"),
         (documents, {"language": "en"}, "language 'auto', not 'en'"),
-        (documents, {"min_tokens": 9}, "min_tokens 1, not 9"),
+        (
+            documents,
+            {"cleaning": Cleaning(min_tokens=9)},
+            r"another cleaning \(now min_tokens = 9\)",
+        ),
     ):
         with pytest.raises(DataError, match=message):
             build_corpus(others, tokenizer, tmp_path / "c", workers=1, **settings)
@@ -421,7 +450,7 @@ def test_a_corpus_is_not_overwritten_by_another(tmp_path: Path, tokenizer: Token
 
 
 def test_settings_that_cannot_be(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    for settings in ({"language": "english"}, {"min_tokens": 0}, {"workers": 0}):
+    for settings in ({"language": "english"}, {"workers": 0}):
         with pytest.raises(ConfigError):
             build_corpus([], tokenizer, tmp_path / "c", **settings)
     assert not (tmp_path / "c").exists()
@@ -560,7 +589,7 @@ def _digest_again(folder: Path, name: str) -> None:
         (spoiled(MANIFEST, b"{"), "manifest.json: is not JSON"),
         (spoiled(MANIFEST, b"[]"), "manifest.json: holds a JSON list, not an object"),
         (edited(format="model"), "manifest.json: is not the manifest of a corpus"),
-        (edited(version=7), "is a corpus of version 7; this program reads version 1"),
+        (edited(version=7), "is a corpus of version 7; this program reads version 2"),
         (edited(counts={"documents": 1}), "manifest.json: is damaged at counts.sentences"),
         (edited(text=None), "manifest.json: is damaged at text"),
         (edited(files=[]), "manifest.json: is damaged at files"),
@@ -769,7 +798,80 @@ def test_a_corpus_of_nothing_is_none_and_the_build_goes_on_with_what_is_mended(
     with pytest.raises(
         DataError, match="the inputs have no document with 99 tokens or more; 2 have fewer"
     ):
-        build_corpus(documents, tokenizer, tmp_path / "c", min_tokens=99, workers=1)
+        build_corpus(
+            documents, tokenizer, tmp_path / "c", cleaning=Cleaning(min_tokens=99), workers=1
+        )
     with pytest.raises(DataError):
         Corpus.open(tmp_path / "c")
     assert len(build_corpus(documents, tokenizer, tmp_path / "c", workers=1)) == 2
+
+
+def test_the_cleaning_is_an_option_with_settings_and_is_shown(
+    tmp_path: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer.save(tmp_path / "tokenizer")
+    lines = [f"The cat sat on mat {n}. The dog ran on it. Was it a house?" for n in range(4)]
+    lines[2:2] = [
+        "Lorem ipsum is the text of no house. The cat sat. The dog ran.",
+        lines[0] + " No!",
+    ]
+    lines.append("The cat sat on one of [b] the mats here. The dog ran.")
+    text = tmp_path / "a.txt"
+    text.write_text("\n\n".join(f"Home\n{line}" for line in lines), encoding="utf-8")
+    folders = {"tokenizer": tmp_path / "tokenizer", "out": tmp_path / "c"}
+    options = commands.CleaningOptions("c4", near_duplicates=0.7)
+    # The settings lower a rule, leave one out, and add one of the other set.
+    settings = ["sentence_count.least=2", "near_duplicates.shingle=2", "ellipsis_lines.most=0.5"]
+    commands.build(str(text), *settings, **folders, cleaning=options, language="zh")
+    shown = capsys.readouterr()
+    assert "unwanted_lines looks for English phrases" in shown.err
+    commands.inspect(tmp_path / "c", documents=0, left_out=2)
+    rows = {
+        row.split("│")[1].strip(): row.split("│")[2].split("(")[0].strip()
+        for row in capsys.readouterr().out.splitlines()
+        if row.count("│") == 3
+    }
+    assert rows["documents of the inputs"] == "7"
+    assert rows["removed lines: terminal punctuation"] == "7"
+    assert rows["left out: unwanted text"] == "1"
+    assert rows["left out: ellipsis lines"] == rows["left out: sentence count"] == "0"
+    commands.inspect(tmp_path / "c", documents=0, left_out=2)
+    out = capsys.readouterr().out
+    assert out.count("left out by terminal_punctuation") == 1, "equal lines are one example"
+    assert "Lorem ipsum is the text" in out
+    (near, *_) = [e for e in Corpus.open(tmp_path / "c").examples() if e.step == "near_duplicates"]
+    assert near.like == 0
+    assert near.similarity is not None
+    assert f"similarity {near.similarity:.2f} to document 0" in out
+    with pytest.raises(ConfigError, match=r"near_duplicates\.shingles"):
+        commands.build(str(text), "near_duplicates.shingles=2", **folders)
+
+
+def test_notes_name_steps_that_do_not_fit_and_what_left_out_all(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    notes: list[str] = []
+
+    class Notes(Each):
+        def message(self, text: str) -> None:
+            notes.append(text)
+
+    progress = Notes(lambda _: None)
+    documents = [Document(f"Das ist ein Satz, der {n} ist.", "made") for n in range(5)]
+    words = read(Cleaning, {"stop_words": {}})
+    english = [Document("The cat sat on the mat of the dog.", "made")]
+    for language, expected in (
+        ("de", ["stop_words is a list for en: it leaves out no document in de."]),
+        ("auto", ["stop_words left out 83% of the documents. If they are not English"]),
+    ):
+        notes.clear()
+        folder = tmp_path / language
+        build_corpus(
+            [*documents, *english], tokenizer, folder, language=language, cleaning=words,
+            workers=1, progress=progress,
+        )  # fmt: skip
+        assert [note[: len(text)] for note, text in zip(notes, expected, strict=True)] == expected
+    with pytest.raises(DataError, match="left out all 6 documents: word_count 6"):
+        build_corpus(
+            [*documents, *english], tokenizer, tmp_path / "c", cleaning=make_cleaning("gopher")
+        )

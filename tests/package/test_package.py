@@ -20,7 +20,7 @@ LAYERS = [
     {"kernels"},
     {"attention"},
     {"model"},
-    {"families", "text"},
+    {"families", "text", "cleaning"},
     {"hub", "data", "training"},
     {"tasks", "objectives", "preflight"},
     {"prediction", "report"},

@@ -10,6 +10,7 @@ from bothways.api.arguments import build_settings, choice, documents_of, shown_p
 from bothways.core.progress import Progress
 
 if TYPE_CHECKING:
+    from bothways.cleaning.config import Cleaning
     from bothways.data.corpus import Corpus
     from bothways.data.documents import Document
     from bothways.data.words import Words
@@ -73,6 +74,7 @@ def build_corpus(
     *,
     language: str = "auto",
     words: Words | None = None,
+    cleaning: Cleaning | None = None,
     workers: Workers | int | None = None,
     progress: Progress | bool = True,
 ) -> Corpus:
@@ -85,6 +87,8 @@ def build_corpus(
         language: language for splitting sentences; "auto" detects it per document.
         words: for the masking of whole words in Chinese, how a sentence is divided into words:
             "jieba", "spaces", or a function that returns its words.
+        cleaning: what is left out besides duplicates, such as `make_cleaning("gopher", 0.8)` from
+            `bothways.cleaning.config`: the filters of Gopher, and near-duplicates.
         workers: number of processes, `None` for one per core; or `RayWorkers(address)` from
             `bothways.jobs.workers` for a Ray cluster.
         progress: True shows progress on standard error, False nothing; an object with `stage`,
@@ -110,6 +114,7 @@ def build_corpus(
             out,
             language=language,
             words=words,
+            cleaning=cleaning,
             workers=workers,
             progress=shown,
         )

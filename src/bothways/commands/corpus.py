@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from bothways.commands.options import INPUTS
+from bothways.commands.options import INPUTS, split_inputs
 from bothways.commands.progress import keeping, terminal_progress
 from bothways.core.terminal import say, show_lines
 
@@ -16,7 +18,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from bothways.cleaning.apply import Example
+    from bothways.cleaning.config import Cleaning
     from bothways.data.corpus import Corpus
+    from bothways.data.manifest import Manifest
     from bothways.jobs.workers import Workers
 
 _POINTS = (0, 10, 25, 50, 75, 90, 99, 100)
@@ -47,6 +52,40 @@ class BuildWorkers:
         return self.workers if self.ray is None else RayWorkers(self.ray, self.workers)
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class CleaningOptions:
+    """Options for what a corpus leaves out."""
+
+    filters: Annotated[
+        Literal["none", "gopher", "c4"],
+        Parameter(
+            help="Leave out documents and lines of low quality, by the rules of Gopher or C4. "
+            "Settings of rules: see INPUTS."
+        ),
+    ] = "none"
+    near_duplicates: Annotated[
+        float | None,
+        Parameter(
+            help="Leave out documents that are similar to an earlier one, by the share of common "
+            "runs of 5 words (characters in Chinese), such as 0.8."
+        ),
+    ] = None
+    min_tokens: Annotated[int, Parameter(help="Leave out documents with fewer tokens.")] = 1
+
+    def cleaning(self, settings: Iterable[str]) -> Cleaning:
+        """Return the cleaning, changed by settings such as "word_count.least=20".
+
+        Raises:
+            ConfigError: an unknown setting, or a wrong value.
+        """
+        from bothways.cleaning.config import Cleaning, make_cleaning
+        from bothways.core.config.reader import load
+
+        base = make_cleaning(self.filters, self.near_duplicates, self.min_tokens)
+        return load(Cleaning, base=base, overrides=settings)
+
+
 def build(
     *inputs: Annotated[str, INPUTS],
     tokenizer: Path,
@@ -54,8 +93,8 @@ def build(
     column: str = "text",
     boundary: Literal["auto", "blank", "line", "file"] = "auto",
     language: str = "auto",
-    min_tokens: int = 1,
     words: Literal["jieba", "spaces"] | None = None,
+    cleaning: CleaningOptions = CleaningOptions(),
     by: BuildWorkers = BuildWorkers(),
 ) -> None:
     """Build a corpus: documents, sentences, token ids.
@@ -67,7 +106,8 @@ def build(
     inputs
         Files (.txt, .jsonl, .parquet, wiki-extractor's; also .gz, .xz, .zst and .bz2), folders and
         quoted globs, here or at URLs such as s3://bucket/wiki/, or Hub data sets as
-        hub:owner/name:configuration:split.
+        hub:owner/name:configuration:split. Then settings of the cleaning, such as
+        word_count.least=20, near_duplicates.shingle=8 or stop_words=none.
     tokenizer
         A folder made by `bothways tokenizer train`, a tokenizer.json or a vocab.txt.
     out
@@ -79,8 +119,6 @@ def build(
         any, else each line is a document.
     language
         Language of the sentences, such as en, zh, de; auto: English or Chinese, by document.
-    min_tokens
-        Leave out documents with fewer tokens.
     words
         For the masking of whole words in Chinese: store where words begin, as jieba divides the
         text (needs bothways[zh]), or at the spaces that another program has put between words.
@@ -94,15 +132,16 @@ def build(
     from bothways.data.manifest import MANIFEST
     from bothways.text.tokenizer import Tokenizer
 
-    if not inputs:
+    files, settings = split_inputs(inputs)
+    if not files:
         raise DataError("no input was given", fix="Name files, folders, globs or Hub data sets.")
     console = Console(stderr=True)
-    documents = read_documents(inputs, column=column, boundary=Boundary(boundary))
+    documents = read_documents(files, column=column, boundary=Boundary(boundary))
     known = (out / MANIFEST).exists()
     with keeping(out, console), terminal_progress(console) as progress:
         result = job.build_corpus(
             documents, Tokenizer.load(tokenizer), out,
-            language=language, min_tokens=min_tokens, words=words,
+            language=language, words=words, cleaning=cleaning.cleaning(settings),
             workers=by.given, progress=progress,
         )  # fmt: skip
     if known:
@@ -110,8 +149,16 @@ def build(
     show_lines(Console(), Text(str(out), "bold"), _counts(result))
 
 
-def inspect(folder: Path, /, *, documents: int = 3, seed: int = 0, verify: bool = False) -> None:
-    """Show a corpus: counts, lengths, and some documents as the model reads them.
+def inspect(
+    folder: Path,
+    /,
+    *,
+    documents: int = 3,
+    left_out: int = 1,
+    seed: int = 0,
+    verify: bool = False,
+) -> None:
+    """Show a corpus: counts, lengths, some documents, and examples of what was left out.
 
     Parameters
     ----------
@@ -119,6 +166,8 @@ def inspect(folder: Path, /, *, documents: int = 3, seed: int = 0, verify: bool 
         A folder made by `bothways corpus build`.
     documents
         Number of documents to show.
+    left_out
+        Examples to show of what each step of the cleaning left out, at most 5.
     seed
         Seed of their choice.
     verify
@@ -141,6 +190,9 @@ def inspect(folder: Path, /, *, documents: int = 3, seed: int = 0, verify: bool 
     count = min(max(documents, 0), len(corpus))
     for document in sorted(rng(seed, "inspect").choice(len(corpus), count, replace=False)):
         _show(corpus, int(document), console)
+    for step, examples in itertools.groupby(corpus.examples(), key=lambda e: e.step):
+        for example in itertools.islice(examples, max(left_out, 0)):
+            _show_left_out(step, example, console)
 
 
 def _counts(corpus: Corpus) -> Table:
@@ -152,16 +204,11 @@ def _counts(corpus: Corpus) -> Table:
     table.add_column()
     table.add_column(justify="right")
     for name, value in (
+        ("documents of the inputs", f"{corpus.manifest.read.documents:,}"),
+        *_steps(corpus.manifest),
         ("documents", f"{counts.documents:,}"),
         ("sentences", f"{counts.sentences:,}"),
         ("tokens", f"{counts.tokens:,}"),
-        ("left out: duplicates", f"{counts.duplicates:,}"),
-        (
-            "left out: empty"
-            if settings.min_tokens == 1
-            else f"left out: fewer than {settings.min_tokens} tokens",
-            f"{counts.short:,}",
-        ),
         ("size", f"{size / 2**20:,.1f} MiB"),
         ("vocabulary", f"{corpus.tokenizer.size:,}"),
         ("unknown tokens", f"{corpus.unknown_share:.2%}"),
@@ -170,6 +217,34 @@ def _counts(corpus: Corpus) -> Table:
     ):
         table.add_row(name, value)
     return table
+
+
+def _steps(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield what each step left out, with its share of the documents, or of the bytes."""
+    read, cleaning = manifest.read, manifest.settings.cleaning
+    least = cleaning.min_tokens
+    names = {"min_tokens": "empty" if least == 1 else f"fewer than {least} tokens"}
+    for step in manifest.steps:
+        name = names.get(step.name, step.name.replace("_", " "))
+        if step.name in cleaning.line_rules:
+            share = f" ({step.bytes / read.bytes:.2%} of the text)" if step.lines else ""
+            yield f"removed lines: {name}", f"{step.lines:,}{share}"
+        else:
+            share = f" ({step.documents / read.documents:.2%})" if step.documents else ""
+            yield f"left out: {name}", f"{step.documents:,}{share}"
+
+
+def _show_left_out(step: str, example: Example, console: Console) -> None:
+    """Show an example, and of a near-duplicate the document that stays."""
+    texts = [f"left out by {step}, document {example.document} of the inputs", example.text]
+    if example.like_text is not None:
+        texts += [
+            f"similarity {example.similarity:.2f} to document {example.like}",
+            example.like_text,
+        ]
+    console.rule(texts[0])
+    for text in texts[1:]:
+        say(console, " ".join(text.split()))
 
 
 def _lengths(corpus: Corpus) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -142,15 +143,12 @@ class PartOptions:
     ] = None
 
 
+_SETTING = re.compile(r"\w+(?:\.\w+)*=")
+
+
 def split_inputs(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the files and the settings among words: "pooling=max" is a setting, if no file."""
-    from bothways.data.hub_rows import HUB
-
-    settings = tuple(
-        word
-        for word in words
-        if "=" in word and not word.startswith(HUB) and not Path(word).exists()
-    )
+    settings = tuple(word for word in words if _SETTING.match(word) and not Path(word).exists())
     return tuple(word for word in words if word not in settings), settings
 
 

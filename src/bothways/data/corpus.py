@@ -5,6 +5,7 @@ reads.
     tokens.bin       ids, one document after the other; uint16, or uint32 for more than 65,536 ids
     sentences.bin    where each sentence begins among the tokens, and the end; uint64
     documents.bin    where each document begins among the sentences, and the end; uint64
+    left_out.jsonl   examples of what the cleaning left out; only if there are any
     words.bin        one bit per token: whether a word begins there; only if words were asked for
     tokenizer.json   the tokenizer that made the ids, with its other files
 
@@ -33,12 +34,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bothways.cleaning.apply import Example, load_examples, store_examples
+from bothways.cleaning.config import Cleaning
 from bothways.core.config.checks import require_at_least
+from bothways.core.config.reader import config_difference
 from bothways.core.errors import ConfigError, DataError, os_errors
 from bothways.core.folder_lock import LOCK, OWNER, lock_folder
 from bothways.core.keyed_rng import rng
 from bothways.core.progress import SILENT, Progress
 from bothways.core.sequence import Ids
+from bothways.data.cleaning_notes import large_steps, nothing_left, unsuited_steps
 from bothways.data.documents import Document, DocumentReader, Origin, check_versions
 from bothways.data.encode_shards import (
     Job,
@@ -50,8 +55,10 @@ from bothways.data.encode_shards import (
     token_type,
 )
 from bothways.data.epoch_order import AllBut
+from bothways.data.left_out import SHINGLES, SIGNATURES
 from bothways.data.manifest import (
     DOCUMENTS,
+    LEFT_OUT,
     MANIFEST,
     REBUILD,
     SENTENCES,
@@ -172,6 +179,10 @@ class Corpus:
         edges = self.sentences[first : stop + 1].astype(np.int64)
         return [self.tokens[start:end].astype(np.int32) for start, end in itertools.pairwise(edges)]
 
+    def examples(self) -> list[Example]:
+        """Return examples of what the cleaning left out, step by step."""
+        return load_examples(self.folder / LEFT_OUT) if LEFT_OUT in self.manifest.files else []
+
     @functools.cached_property
     def token_counts(self) -> NDArray[np.int64]:
         """The number of occurrences of each token of the vocabulary, `(V)`."""
@@ -183,7 +194,8 @@ class Corpus:
     @property
     def fingerprint(self) -> str:
         """The SHA-256 of the corpus: equal for equal arrays and tokenizers."""
-        stored = sorted((name, file.sha256) for name, file in self.manifest.files.items())
+        files = self.manifest.files.items()
+        stored = sorted((name, file.sha256) for name, file in files if name != LEFT_OUT)
         return hashlib.sha256(repr(stored).encode()).hexdigest()
 
     @functools.cached_property
@@ -235,15 +247,16 @@ def build_corpus(
     folder: str | Path,
     *,
     language: str = AUTO,
-    min_tokens: int = 1,
     words: Words | None = None,
+    cleaning: Cleaning | None = None,
     workers: Workers | int | None = None,
     progress: Progress = SILENT,
 ) -> Corpus:
     """Build a corpus, continue an interrupted build, or open the corpus that already exists.
 
     Memory holds a few shards of four million characters for each worker, and 20 bytes a document
-    at the end. On disk the tokens exist twice until the corpus is complete.
+    at the end; the search for near-duplicates needs more (`cleaning.near_duplicates`). On disk the
+    tokens exist twice until the corpus is complete.
 
     Args:
         documents: in their order; `read_documents(…)` yields them with fingerprints of the files.
@@ -251,13 +264,14 @@ def build_corpus(
         folder: new, empty, or with an earlier build.
         language: of the sentences, as in `split_sentences`; "auto" chooses English or Chinese for
             each document.
-        min_tokens: documents with fewer are left out.
         words: how sentences are divided into words that the tokens do not show, as in Chinese:
             "jieba", "spaces", or a function that returns the words of a sentence. They are stored
             for the masking of whole words; the ids do not depend on "jieba" or a function.
+        cleaning: what is left out; None for duplicates and documents without a token alone.
         workers: processes of this machine, None for one per core, or a Ray cluster; its machines
             need neither the documents nor the folder. The corpus does not depend on it.
-        progress: receives the stages "encoding" (in bytes of the files) and "merging" (in shards).
+        progress: receives the stages "encoding" (in bytes of the files) and "merging" (in shards),
+            and notes about steps of the cleaning that do not fit the documents.
 
     Raises:
         ConfigError: an invalid setting.
@@ -265,28 +279,29 @@ def build_corpus(
         ResourceError: another process builds there, no space, no permission, a killed worker.
     """
     check_language(language)
-    require_at_least(1, min_tokens=min_tokens)
     if workers is None or isinstance(workers, int):
         require_at_least(1, workers=workers)
         workers = LocalWorkers(workers or usable_cores())
     place = Path(folder)
     finder = None if words is None else words_name(words)
     settings = CorpusSettings(
-        tokenizer.fingerprint, language, min_tokens, splitter_version(), finder
+        tokenizer.fingerprint, language, splitter_version(), finder, cleaning or Cleaning()
     )
-    recipe = Recipe(tokenizer, language, words)
+    recipe = Recipe(tokenizer, language, words, settings.cleaning)
     _check_free(place)
     with lock_folder(place):
         if (place / MANIFEST).exists():
             _check_same(place, settings, documents, recipe)
         else:
+            for note in unsuited_steps(settings.cleaning, language):
+                progress.message(note)
             with os_errors(place, _RESUME):
                 (place / WORK).mkdir(exist_ok=True)
                 check_versions(place / WORK, _sources(documents)[0])
             # Without segments: whether a model has them is up to the model.
             Tokenizer(tokenizer.backend, tokenizer.specials).save(place)
             names = _encode_all(place, recipe, documents, workers, progress)
-            _finish(place, settings, documents, names, tokenizer.size, progress)
+            _finish(place, settings, documents, names, tokenizer, progress)
     return Corpus.open(place)
 
 
@@ -337,10 +352,12 @@ def _check_same(
 ) -> None:
     """Raise DataError unless the existing corpus is the one that these inputs give."""
     built = read_manifest(place)
-    given, had = dataclasses.asdict(settings), dataclasses.asdict(built.settings)
+    given, had = (dict(vars(one)) for one in (settings, built.settings))
+    cleaning = config_difference(given.pop("cleaning"), had.pop("cleaning"))
     differing = [
         f"{name} {had[name]!r}, not {given[name]!r}" for name in given if given[name] != had[name]
     ]
+    differing += [f"another cleaning (now {'; '.join(cleaning)})"] if cleaning else []
     fix = "Choose another folder, or delete this one."
     if differing:
         what = f"holds a corpus that was built with {'; '.join(differing)}"
@@ -399,30 +416,35 @@ def _finish(
     settings: CorpusSettings,
     documents: Iterable[Document],
     names: list[str],
-    size: int,
+    tokenizer: Tokenizer,
     progress: Progress,
 ) -> None:
     """Run the second stage, write the manifest, and delete the shards."""
-    work, words = place / WORK, settings.words is not None
+    work, words, cleaning = place / WORK, settings.words is not None, settings.cleaning
     arrays = (TOKENS, SENTENCES, DOCUMENTS, *((WORDS,) if words else ()))
     with os_errors(place, _RESUME):
         try:
             shards = [work / name for name in names]
-            counts, files = merge_shards(shards, work, settings.min_tokens, progress, words)
+            merged = merge_shards(shards, work, settings, tokenizer.decode, progress)
         except OSError:
-            for name in arrays:
+            for name in (*arrays, SIGNATURES, SHINGLES):
                 (work / name).unlink(missing_ok=True)
             raise
-        if not counts.documents:
-            less = f" with {settings.min_tokens:,} tokens or more; {counts.short:,} have fewer"
-            what = f"the inputs have no document{less if counts.short else ''}"
-            fix = "Set min_tokens (--min-tokens) lower, or give other inputs."
-            raise DataError(what, where=place, fix=fix)
+        if not merged.counts.documents:
+            raise nothing_left(place, cleaning, merged.read.documents, merged.steps)
         for name in arrays:
             (work / name).replace(place / name)
-        present = [name for name in TOKENIZER if (place / name).exists()]
-        files |= {name: describe_file(place / name) for name in present}
+        if merged.examples:
+            store_examples(place / LEFT_OUT, merged.examples)
+        present = [name for name in (*TOKENIZER, LEFT_OUT) if (place / name).exists()]
+        files = merged.files | {name: describe_file(place / name) for name in present}
         origins, reading = _sources(documents)
-        text, ids = _text_digest(names), token_type(size)
-        write_manifest(place, Manifest(counts, ids, settings, origins, reading, text, files))
+        text, ids = _text_digest(names), token_type(tokenizer.size)
+        read, steps = merged.read, merged.steps
+        for note in large_steps(cleaning, settings.language, read.documents, steps):
+            progress.message(note)
+        write_manifest(
+            place,
+            Manifest(merged.counts, ids, settings, origins, reading, text, read, steps, files),
+        )
         shutil.rmtree(work)

@@ -7,23 +7,30 @@ marks the work as done, so an interrupted build continues with the missing shard
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.metadata
 import itertools
+import json
 import zipfile
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bothways.cleaning.apply import CleanedTexts, Example, clean_texts
+from bothways.cleaning.config import Cleaning
+from bothways.cleaning.near_duplicates import SignedTexts
+from bothways.cleaning.shingles import ShingleTable
 from bothways.core.atomic_files import replace_file
+from bothways.core.config.reader import fingerprint
 from bothways.core.errors import DataError
 from bothways.core.terminal import without_surrogates
 from bothways.data.documents import Document
-from bothways.data.sentences import split_sentences
+from bothways.data.sentences import AUTO, detect_language, split_sentences
 from bothways.data.words import Words, encode_words, words_name
 from bothways.text.tokenizer import Tokenizer
 
@@ -31,7 +38,8 @@ SHARD_CHARACTERS = 2**22
 """A shard ends with the document that reaches this many characters."""
 
 DIGEST_BYTES = 16
-_ARRAYS = ("ids", "lengths", "counts", "sizes", "digests")
+_LAYOUT = "2"  # of the files: those of another layout are made again
+_ARRAYS = ("ids", "lengths", "counts", "sizes", "digests", "bytes", "fates", "removed")
 
 
 @dataclass(frozen=True)
@@ -42,18 +50,22 @@ class Recipe:
         tokenizer: it goes to the workers with the recipe, so they need no folder.
         language: the language of the sentence splitter.
         words: how sentences are divided into words; None if no words are stored.
+        cleaning: the steps before sentences are split.
     """
 
     tokenizer: Tokenizer
     language: str
     words: Words | None = None
+    cleaning: Cleaning = Cleaning()
 
     @property
     def key(self) -> bytes:
         """Bytes that are equal for recipes that give equal ids."""
         words = [] if self.words is None else [words_name(self.words)]
-        parts = [self.tokenizer.fingerprint, self.language, splitter_version(), *words]
-        return "\0".join(parts).encode()
+        # Fewer tokens than a number are counted when the shards are joined.
+        steps = fingerprint(dataclasses.replace(self.cleaning, min_tokens=1))
+        parts = [_LAYOUT, self.tokenizer.fingerprint, self.language, splitter_version(), *words]
+        return "\0".join([*parts, steps]).encode()
 
 
 @dataclass(frozen=True)
@@ -74,7 +86,12 @@ class Shard:
         counts: `(D)` sentences of each document.
         sizes: `(D)` tokens of each document.
         digests: `(D, 16)` digests of the sentences of each document.
+        bytes: `(D)` bytes of each document in UTF-8, without lines that were removed.
+        fates: `(D)` 0, or 1 + the place of the rule that rejects the document.
+        removed: `(L, 2)` lines and bytes that each rule for lines removed.
+        signed: what near-duplicates are found by; None if they are not searched for.
         begins: `(T)`, True where a word begins; None if no words are stored.
+        examples: of documents and lines that were left out, with numbers in the shard.
     """
 
     ids: NDArray[Any]
@@ -82,7 +99,21 @@ class Shard:
     counts: NDArray[np.uint32]
     sizes: NDArray[np.uint32]
     digests: NDArray[np.uint8]
+    bytes: NDArray[np.uint64]
+    fates: NDArray[np.uint8]
+    removed: NDArray[np.int64]
+    signed: SignedTexts | None = None
     begins: NDArray[np.bool_] | None = None
+    examples: list[Example] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """What decides the fates of the documents of a shard; see `Shard`."""
+
+    sizes: NDArray[np.uint32]
+    digests: NDArray[np.uint8]
+    fates: NDArray[np.uint8]
 
 
 def splitter_version() -> str:
@@ -125,7 +156,7 @@ def encode_shard(recipe: Recipe, job: Job) -> tuple[str, Shard]:
     [2, 1]; sizes [5, 2].
     """
     tokenizer = recipe.tokenizer
-    documents = [split_sentences(without_surrogates(text), recipe.language) for text in job.texts]
+    cleaned, documents = _clean(recipe, [without_surrogates(text) for text in job.texts])
     flat = [sentence for sentences in documents for sentence in sentences]
     begins = None
     if recipe.words is None:
@@ -143,8 +174,32 @@ def encode_shard(recipe: Recipe, job: Job) -> tuple[str, Shard]:
         np.bincount(owners[filled], minlength=len(documents)).astype(np.uint32),
         np.bincount(owners, weights=lengths, minlength=len(documents)).astype(np.uint32),
         np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES),
+        np.array([len(text.encode()) for text in cleaned.texts], dtype=np.uint64),
+        cleaned.fates,
+        cleaned.removed,
+        cleaned.signed,
         begins,
+        cleaned.examples,
     )
+
+
+def _clean(recipe: Recipe, texts: list[str]) -> tuple[CleanedTexts, list[list[str]]]:
+    """Apply the rules, and split the documents that stay; others have no sentences."""
+    languages = [recipe.language] * len(texts)
+    if recipe.language == AUTO:
+        languages = [detect_language(text) for text in texts]
+    known = dict[tuple[str, str], list[str]]()  # a rule may have counted the sentences
+
+    def split(text: str, language: str) -> list[str]:
+        if (text, language) not in known:
+            known[text, language] = split_sentences(text, language)
+        return known[text, language]
+
+    cleaned = clean_texts(texts, languages, recipe.cleaning, split)
+    return cleaned, [
+        [] if fate else split(text, language)
+        for text, language, fate in zip(cleaned.texts, languages, cleaned.fates, strict=True)
+    ]
 
 
 def _digest(sentences: list[str]) -> bytes:
@@ -154,25 +209,42 @@ def _digest(sentences: list[str]) -> bytes:
 def store_shard(path: Path, shard: Shard) -> None:
     """Write a shard. Raises ResourceError if the disk is full or the folder cannot be written."""
     arrays = {name: getattr(shard, name) for name in _ARRAYS}
+    if shard.signed:
+        arrays["signatures"] = shard.signed.signatures
+        arrays["shingles"] = shard.signed.shingles.values
+        arrays["shingle_counts"] = shard.signed.shingles.counts
     if shard.begins is not None:
         arrays["begins"] = shard.begins
+    if shard.examples:
+        rows = json.dumps([dataclasses.asdict(example) for example in shard.examples])
+        arrays["examples"] = np.frombuffer(rows.encode(), dtype=np.uint8)
     replace_file(path, lambda place: np.savez(place, **arrays))
 
 
 def load_shard(path: Path) -> Shard:
-    """Read a shard. Raises DataError if it is damaged, and deletes it, to be made again."""
-    return Shard(**_read(path, (*_ARRAYS, "begins"), {"begins"}))
+    """Read a shard without what near-duplicates are found by.
+
+    Raises:
+        DataError: it is damaged; it is deleted, to be made again.
+    """
+    arrays = _read(path, (*_ARRAYS, "begins", "examples"), {"begins", "examples"})
+    rows = json.loads(arrays.pop("examples", np.frombuffer(b"[]", np.uint8)).tobytes())
+    return Shard(**arrays, examples=[Example(**row) for row in rows])
 
 
-def load_index(path: Path) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
-    """Read only the sizes and digests of a shard; errors as `load_shard`."""
-    arrays = _read(path, ("sizes", "digests"))
-    return arrays["sizes"], arrays["digests"]
+def load_index(path: Path) -> ShardIndex:
+    """Read only the index of a shard; errors as `load_shard`."""
+    return ShardIndex(**_read(path, ("sizes", "digests", "fates")))
 
 
-def _read(
-    path: Path, names: tuple[str, ...], absent: Collection[str] = ()
-) -> dict[str, NDArray[Any]]:
+def load_signed(path: Path) -> SignedTexts:
+    """Read only what near-duplicates are found by; errors as `load_shard`."""
+    arrays = _read(path, ("signatures", "shingles", "shingle_counts"))
+    edges = np.concatenate([[0], np.cumsum(arrays["shingle_counts"])])
+    return SignedTexts(ShingleTable(arrays["shingles"], edges), arrays["signatures"])
+
+
+def _read(path: Path, names: tuple[str, ...], absent: Collection[str] = ()) -> dict[str, Any]:
     """Read arrays by name; those of `absent` may be missing."""
     try:
         # The zip format's checksums are verified while reading.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from bothways.cleaning.config import Cleaning
 from bothways.core.atomic_files import file_digest, replace_file
 from bothways.core.errors import DataError
 from bothways.core.json_reader import read_object
@@ -16,7 +17,8 @@ from bothways.data.documents import Origin
 MANIFEST = "manifest.json"
 TOKENS, SENTENCES, DOCUMENTS = "tokens.bin", "sentences.bin", "documents.bin"
 WORDS = "words.bin"
-FORMAT, VERSION = "bothways corpus", 1
+LEFT_OUT = "left_out.jsonl"
+FORMAT, VERSION = "bothways corpus", 2
 
 SMALL = 2**24
 """Size in bytes up to which the contents of a file are checked when a corpus is opened."""
@@ -25,13 +27,36 @@ REBUILD = "Build the corpus again, in a new folder."
 
 @dataclass(frozen=True)
 class Counts:
-    """Sizes of a corpus, and the documents left out of it: duplicates, and those too short."""
+    """Sizes of a corpus."""
 
     documents: int
     sentences: int
     tokens: int
-    duplicates: int
-    short: int
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """What a step left out: documents, or lines of any documents, and their bytes.
+
+    Attributes:
+        name: a field of `Cleaning`, or "duplicates".
+        documents: whole documents.
+        bytes: of their text in UTF-8, without lines that an earlier step removed.
+        lines: of a rule for lines.
+    """
+
+    name: str
+    documents: int
+    bytes: int
+    lines: int = 0
+
+
+@dataclass(frozen=True)
+class TextRead:
+    """The documents of the inputs, and the bytes of their text in UTF-8."""
+
+    documents: int
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -49,16 +74,16 @@ class CorpusSettings:
     Attributes:
         tokenizer: the tokenizer's fingerprint.
         language: the language of the sentence splitter, or "auto".
-        min_tokens: the tokens that a document must have.
         splitter: the sentence splitter and its version.
         words: what divided sentences into words, and its version; None if no words are stored.
+        cleaning: what was left out.
     """
 
     tokenizer: str
     language: str
-    min_tokens: int
     splitter: str
     words: str | None = None
+    cleaning: Cleaning = Cleaning()
 
 
 @dataclass(frozen=True)
@@ -66,12 +91,14 @@ class Manifest:
     """The contents of `manifest.json`.
 
     Attributes:
-        counts: documents, sentences, tokens, and the documents left out.
+        counts: documents, sentences, tokens.
         token_type: the NumPy type of the ids.
         settings: the settings of the build.
         origins: the files and data sets that the documents came from, if known.
         reading: the settings with which those were read.
         text: a digest of all documents as they were read.
+        read: the documents of the inputs.
+        steps: what was left out of them, step by step.
         files: the other files of the folder.
     """
 
@@ -81,14 +108,22 @@ class Manifest:
     origins: tuple[Origin, ...]
     reading: dict[str, str]
     text: str
+    read: TextRead
+    steps: tuple[StepCounts, ...]
     files: dict[str, Stored]
+
+    def left_out(self, step: str) -> int:
+        """Return the number of documents that a step left out, 0 if it was not taken."""
+        return sum(counts.documents for counts in self.steps if counts.name == step)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, which makes the folder a corpus. Raises ResourceError."""
     tree = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(manifest)}
+    settings = tree["settings"]
     if manifest.settings.words is None:
-        del tree["settings"]["words"]
+        del settings["words"]
+    settings["cleaning"] = {name: step for name, step in settings["cleaning"].items() if step}
     text = json.dumps(tree, indent=2, ensure_ascii=False)
     replace_file(folder / MANIFEST, lambda place: place.write_text(text, encoding="utf-8"))
 

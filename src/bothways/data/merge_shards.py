@@ -1,26 +1,48 @@
-"""The second stage of a corpus: shards are joined into flat arrays, without duplicate documents.
-
-Exact de-duplication by a 128-bit digest of a document's sentences; the first occurrence stays. A
-digest takes 16 bytes, and sixteen passes over a sixteenth of the digests each need little more:
-about 20 bytes a document in all, 40 for a moment.
-"""
+"""The second stage of a corpus: shards are joined into flat arrays, without the documents that are
+left out, which are counted by the step that leaves them out."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bothways.cleaning.apply import EXCERPT, Example, choose_examples
 from bothways.core.progress import SILENT, Progress
-from bothways.data.encode_shards import Shard, load_index, load_shard
-from bothways.data.manifest import DOCUMENTS, SENTENCES, TOKENS, WORDS, Counts, Stored
+from bothways.core.sequence import Ids
+from bothways.data.encode_shards import Shard, load_shard
+from bothways.data.left_out import LeftOut, choose_documents
+from bothways.data.manifest import (
+    DOCUMENTS,
+    SENTENCES,
+    TOKENS,
+    WORDS,
+    CorpusSettings,
+    Counts,
+    StepCounts,
+    Stored,
+    TextRead,
+)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What the shards gave: counts, what was read, what each step left out, files, examples."""
+
+    counts: Counts
+    read: TextRead
+    steps: tuple[StepCounts, ...]
+    files: dict[str, Stored]
+    examples: list[Example]
 
 
 class _Column:
@@ -65,79 +87,119 @@ class _BitColumn(_Column):
         return super().finish()
 
 
-def first_occurrences(digests: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return `(D)`, True where no earlier row of the `(D, 16)` digests is equal.
-
-    Example: the rows a, b, a, c, b → True, True, False, True, False.
-    """
-    first = np.ones(len(digests), dtype=np.bool_)
-    words = digests.view(np.uint64)
-    part_of = digests[:, 0] >> 4
-    for part in range(16):
-        rows = np.flatnonzero(part_of == part)
-        # Stable: of equal digests the earliest comes first.
-        order = rows[np.lexsort((words[rows, 1], words[rows, 0]))]
-        repeated = (words[order[1:]] == words[order[:-1]]).all(axis=1)
-        first[order[1:][repeated]] = False
-    return first
-
-
 def merge_shards(
     shards: Sequence[Path],
     folder: Path,
-    min_tokens: int,
+    settings: CorpusSettings,
+    decode: Callable[[Ids], str],
     progress: Progress = SILENT,
-    words: bool = False,
-) -> tuple[Counts, dict[str, Stored]]:
+) -> Merged:
     """Join shards into `tokens.bin`, `sentences.bin` and `documents.bin` in `folder`, and
     `words.bin` if they hold words.
 
     Args:
-        min_tokens: documents with fewer tokens are left out.
-        words: whether the shards hold words.
+        decode: returns the text of ids, for the examples.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.
         DataError: a shard is damaged.
     """
+    left_out = choose_documents(shards, folder, settings.cleaning, progress)
+    tally = _Tally(list(settings.cleaning.line_rules), left_out, decode)
     progress.stage("merging", len(shards))
-    enough, kept = _choose(shards, min_tokens)
-    tokens = sentences = documents = seen = 0
+    tokens = sentences = documents = 0
     with contextlib.ExitStack() as open_files:
         columns = {
             name: _Column(open_files.enter_context((folder / name).open("wb")))
             for name in (TOKENS, SENTENCES, DOCUMENTS)
         }
-        if words:
+        if settings.words is not None:
             columns[WORDS] = _BitColumn(open_files.enter_context((folder / WORDS).open("wb")))
         columns[SENTENCES].append(np.zeros(1, dtype=np.uint64))
         columns[DOCUMENTS].append(np.zeros(1, dtype=np.uint64))
         for number, path in enumerate(shards, 1):
             shard = load_shard(path)
-            ids, lengths, counts, begins = _keep(shard, kept[seen : seen + len(shard.counts)])
+            ids, lengths, counts, begins = _keep(shard, tally.add(shard) == 0)
             columns[TOKENS].append(ids)
             if begins is not None:
                 columns[WORDS].append(begins)
             columns[SENTENCES].append(tokens + np.cumsum(lengths, dtype=np.uint64))
             columns[DOCUMENTS].append(sentences + np.cumsum(counts, dtype=np.uint64))
-            seen += len(shard.counts)
             tokens, sentences = tokens + len(ids), sentences + len(lengths)
             documents += len(counts)
             progress.advance(number)
         files = {name: column.finish() for name, column in columns.items()}
-    short = seen - int(enough.sum())
-    return Counts(documents, sentences, tokens, seen - documents - short, short), files
+    counts_of_all = Counts(documents, sentences, tokens)
+    return Merged(counts_of_all, tally.read, tally.steps, files, tally.examples)
 
 
-def _choose(shards: Sequence[Path], min_tokens: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return, for each document of all shards, whether it is long enough, and whether it stays."""
-    digests, long_enough = [np.zeros((0, 16), dtype=np.uint8)], [np.zeros(0, dtype=np.bool_)]
-    for path in shards:
-        sizes, own = load_index(path)
-        digests.append(own)
-        long_enough.append(sizes >= min_tokens)
-    enough = np.concatenate(long_enough)
-    return enough, enough & first_occurrences(np.concatenate(digests))
+class _Tally:
+    """What the steps left out, counted shard by shard.
+
+    Args:
+        line_rules: the names of the rules for lines.
+        left_out: the fates of all documents.
+        decode: returns the text of ids.
+    """
+
+    def __init__(
+        self, line_rules: Sequence[str], left_out: LeftOut, decode: Callable[[Ids], str]
+    ) -> None:
+        self._line_rules, self._left_out, self._decode = line_rules, left_out, decode
+        self._removed = np.zeros((len(line_rules), 2), dtype=np.int64)
+        self._counts = np.zeros((len(left_out.steps) + 1, 2), dtype=np.int64)
+        self._examples, self._texts = list[Example](), dict[int, str]()
+        self._shown = {n for e in left_out.near for n in (e.document, e.like) if n is not None}
+        self._seen = 0
+
+    def add(self, shard: Shard) -> NDArray[np.uint8]:
+        """Count the next shard, keep the examples in it, and return the fates of its documents."""
+        fates = self._left_out.fates[self._seen : self._seen + len(shard.counts)]
+        self._removed += shard.removed
+        self._counts[:, 0] += np.bincount(fates, minlength=len(self._counts))
+        np.add.at(self._counts[:, 1], fates, shard.bytes)
+        moved = [_moved(example, self._seen) for example in shard.examples]
+        self._examples = choose_examples([*self._examples, *moved])
+        edges = np.concatenate([[0], np.cumsum(shard.sizes, dtype=np.int64)])
+        for number in self._shown.intersection(range(self._seen, self._seen + len(fates))):
+            at = number - self._seen
+            ids = shard.ids[edges[at] : edges[at + 1]][:EXCERPT].astype(np.int32)
+            self._texts[number] = self._decode(ids)[:EXCERPT]
+        self._seen += len(fates)
+        return fates
+
+    @property
+    def read(self) -> TextRead:
+        """The documents of the inputs, and their bytes."""
+        return TextRead(self._seen, int(self._counts[:, 1].sum() + self._removed[:, 1].sum()))
+
+    @property
+    def steps(self) -> tuple[StepCounts, ...]:
+        """The counts of each step, in their order."""
+        lines = [
+            StepCounts(name, 0, int(size), int(count))
+            for name, (count, size) in zip(self._line_rules, self._removed, strict=True)
+        ]
+        documents = [
+            StepCounts(name, int(count), int(size))
+            for name, (count, size) in zip(self._left_out.steps, self._counts[1:], strict=True)
+        ]
+        return (*lines, *documents)
+
+    @property
+    def examples(self) -> list[Example]:
+        """Lines and documents that were left out, step by step."""
+        near = [
+            dataclasses.replace(e, text=self._texts[e.document], like_text=self._texts[e.like])
+            for e in self._left_out.near
+            if e.like is not None
+        ]
+        order = [*self._line_rules, *self._left_out.steps]
+        return sorted([*self._examples, *near], key=lambda e: (order.index(e.step), e.document))
+
+
+def _moved(example: Example, by: int) -> Example:
+    return dataclasses.replace(example, document=example.document + by)
 
 
 def _keep(

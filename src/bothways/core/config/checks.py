@@ -6,7 +6,7 @@ from bothways.core.config.tree import join_path
 from bothways.core.errors import ConfigError
 
 
-def require_at_least(least: int, where: str = "", **numbers: float | int | None) -> None:
+def require_at_least(least: int, /, where: str = "", **numbers: float | int | None) -> None:
     """Check that settings are at least `least`; None passes.
 
     Args:

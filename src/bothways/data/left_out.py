@@ -1,0 +1,138 @@
+"""Which documents of all shards a corpus leaves out, and by which step.
+
+Exact de-duplication by a 128-bit digest of a document's sentences; the first occurrence stays. A
+digest takes 16 bytes, and sixteen passes over a sixteenth of the digests each need little more:
+about 20 bytes a document in all, 40 for a moment. Near-duplicates are searched for among the rest
+(`cleaning.near_duplicates`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bothways.cleaning.apply import EXAMPLES, Example
+from bothways.cleaning.config import Cleaning
+from bothways.cleaning.near_duplicates import NearDuplicate, SignedTexts, find_near_duplicates
+from bothways.cleaning.shingles import ShingleTable
+from bothways.core.progress import SILENT, Progress
+from bothways.data.encode_shards import load_index, load_signed
+
+SIGNATURES, SHINGLES = "signatures.bin", "shingles.bin"
+"""Files next to the shards, as long as near-duplicates are searched for."""
+
+SHORT, DUPLICATE, NEAR = "min_tokens", "duplicates", "near_duplicates"
+"""The names of the steps that follow the rules."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """The fates of the D documents of all shards.
+
+    Attributes:
+        steps: the names of the steps that leave out documents, in their order.
+        fates: `(D)` 0 for a document that stays, or 1 + the place of the step that leaves it out.
+        near: examples of near-duplicates, without their texts.
+    """
+
+    steps: tuple[str, ...]
+    fates: NDArray[np.uint8]
+    near: list[Example]
+
+
+def choose_documents(
+    shards: Sequence[Path], folder: Path, cleaning: Cleaning, progress: Progress = SILENT
+) -> LeftOut:
+    """Decide which documents of all shards stay.
+
+    Args:
+        folder: for files that are deleted afterwards.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written.
+        DataError: a shard is damaged.
+    """
+    near = [NEAR] if cleaning.near_duplicates else []
+    steps = (*cleaning.document_rules, SHORT, DUPLICATE, *near)
+    fate = {name: np.uint8(place) for place, name in enumerate(steps, 1)}
+    digests, parts = [np.zeros((0, 16), dtype=np.uint8)], [np.zeros(0, dtype=np.uint8)]
+    for path in shards:
+        index = load_index(path)
+        short = (index.sizes < cleaning.min_tokens) & (index.fates == 0)
+        parts.append(np.where(short, fate[SHORT], index.fates))
+        digests.append(index.digests)
+    fates, rows = np.concatenate(parts), np.concatenate(digests)
+    fates[(fates == 0) & ~first_occurrences(rows)] = fate[DUPLICATE]
+    if cleaning.near_duplicates is None:
+        return LeftOut(steps, fates, [])
+    kept = np.flatnonzero(fates == 0)
+    texts = _gather(shards, folder, fates == 0, cleaning.near_duplicates.permutations)
+    found = find_near_duplicates(texts, cleaning.near_duplicates, progress)
+    for name in (SIGNATURES, SHINGLES):
+        (folder / name).unlink()
+    fates[kept[[pair.document for pair in found]]] = fate[NEAR]
+    return LeftOut(steps, fates, _examples(found, kept, rows))
+
+
+def first_occurrences(digests: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return `(D)`, True where no earlier row of the `(D, 16)` digests is equal.
+
+    Example: the rows a, b, a, c, b → True, True, False, True, False.
+    """
+    first = np.ones(len(digests), dtype=np.bool_)
+    words = digests.view(np.uint64)
+    part_of = digests[:, 0] >> 4
+    for part in range(16):
+        rows = np.flatnonzero(part_of == part)
+        # Stable: of equal digests the earliest comes first.
+        order = rows[np.lexsort((words[rows, 1], words[rows, 0]))]
+        repeated = (words[order[1:]] == words[order[:-1]]).all(axis=1)
+        first[order[1:][repeated]] = False
+    return first
+
+
+def _gather(
+    shards: Sequence[Path], folder: Path, kept: NDArray[np.bool_], permutations: int
+) -> SignedTexts:
+    """Write what is compared of the documents that are kept so far to files, and map these."""
+    seen, counts = 0, [np.zeros(1, dtype=np.int64)]
+    with contextlib.ExitStack() as files:
+        signatures, shingles = (
+            files.enter_context((folder / name).open("wb")) for name in (SIGNATURES, SHINGLES)
+        )
+        for path in shards:
+            signed = load_signed(path)
+            own = kept[seen : seen + len(signed.signatures)]
+            signatures.write(signed.signatures[own].data)
+            shingles.write(signed.shingles.values[np.repeat(own, signed.shingles.counts)].data)
+            counts.append(signed.shingles.counts[own])
+            seen += len(own)
+    return SignedTexts(
+        ShingleTable(_map(folder / SHINGLES, "uint32"), np.cumsum(np.concatenate(counts))),
+        _map(folder / SIGNATURES, "uint16").reshape(-1, permutations),
+    )
+
+
+def _map(file: Path, dtype: str) -> NDArray[Any]:
+    """Map an array that may be empty."""
+    return np.memmap(file, dtype, mode="r") if file.stat().st_size else np.zeros(0, dtype)
+
+
+def _examples(
+    found: Sequence[NearDuplicate], kept: NDArray[np.int64], digests: NDArray[np.uint8]
+) -> list[Example]:
+    """Return examples of near-duplicates, ascending; they depend only on the documents."""
+    keyed = sorted(
+        (digests[kept[pair.document], :8].tobytes().hex(), pair.document, pair) for pair in found
+    )
+    shown = sorted(keyed[:EXAMPLES], key=lambda one: one[1])
+    return [
+        Example(key, NEAR, int(kept[number]), "", int(kept[pair.original]), pair.similarity)
+        for key, number, pair in shown
+    ]
