@@ -314,7 +314,7 @@ def write_jsonl(path: Path, documents: list[Document]) -> Path:
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize(
     ("workers", "last_words"),
-    [(1, "encoding"), (2, "encoding"), (1, "finding near-duplicates"), (1, "merging")],
+    [(2, "encoding"), (1, "finding near-duplicates"), (1, "merging")],
 )
 def test_a_killed_build_goes_on(
     tmp_path: Path, tokenizer: Tokenizer, workers: int, last_words: str

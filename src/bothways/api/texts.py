@@ -87,10 +87,11 @@ def build_corpus(
         language: language for splitting sentences; "auto" detects it per document.
         words: for the masking of whole words in Chinese, how a sentence is divided into words:
             "jieba", "spaces", or a function that returns its words.
-        cleaning: what is left out besides duplicates, such as `make_cleaning("gopher", 0.8)` from
-            `bothways.cleaning.config`: the filters of Gopher, and near-duplicates.
-        workers: number of processes, `None` for one per core; or `RayWorkers(address)` from
-            `bothways.jobs.workers` for a Ray cluster.
+        cleaning: what is left out besides duplicates, such as
+            `bothways.cleaning.config.make_cleaning("gopher", 0.8)`: by the filters of Gopher, and
+            near-duplicates.
+        workers: number of processes, `None` for one per core; or, for a Ray cluster,
+            `bothways.jobs.workers.RayWorkers(address)`.
         progress: True shows progress on standard error, False nothing; an object with `stage`,
             `advance` and `message` receives it.
 
