@@ -79,10 +79,11 @@ def make_corpus(folder: Path, sentences: int) -> None:
         else files.Stored(path.stat().st_size, "0" * 64)
         for path in folder.iterdir()
     }
-    settings = files.CorpusSettings(tokenizer.fingerprint, "en", 1, "none")
-    counts = files.Counts(documents, sentences, tokens, 0, 0)
+    settings = files.CorpusSettings(tokenizer.fingerprint, "en", "none")
+    counts = files.Counts(documents, sentences, tokens)
+    read, digest = files.TextRead(documents, 0), "0" * 64
     files.write_manifest(
-        folder, files.Manifest(counts, "uint16", settings, (), {}, "0" * 64, stored)
+        folder, files.Manifest(counts, "uint16", settings, (), {}, digest, read, (), stored)
     )
 
 

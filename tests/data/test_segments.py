@@ -431,7 +431,7 @@ def test_windows_hold_runs_from_everywhere():
         picked = Selection(corpus, chosen)
         assert picked.windows == 4
         epochs = [opened(picked, 1, epoch) for epoch in range(2)]
-        places = selection._places(990, 4, 1, 0, 2)
+        places = selection._places(990, selection._runs(990, 4, 1, 0, 2, 3))
     assert sorted(np.concatenate(epochs[0])) == list(range(990))
     assert max(len(block) for block in epochs[0]) == 25
     assert np.concatenate(epochs[0]).tolist() != np.concatenate(epochs[1]).tolist()
@@ -439,6 +439,23 @@ def test_windows_hold_runs_from_everywhere():
     assert 30 <= len(runs) <= 32
     assert np.diff(runs).max() > 3, "not neighbours"
     assert len(places) in (8 * len(runs), 8 * len(runs) - 2)
+
+
+def test_the_rest_of_an_epoch_takes_no_memory_for_later_windows():
+    with mock.patch.multiple(selection, BLOCK=50, WINDOW=256, RUN=8):
+        picked = Selection(corpus_of([[1, 1]] * 1000), AllBut(1000, np.arange(3, 1000, 100)))
+        blocks, block = opened(picked, 1, 0), selection.BLOCKS + 3
+        begun = picked.open(1, 0, block).owners[:2]
+        rest = picked.unread(1, 0, block, begun)
+        first = len(np.concatenate(blocks)) - len(rest)
+        assert len(rest.left) < 256
+        assert len(rest.runs) in range(60, 66)
+        nested = Selection(corpus_of([[1, 1]] * 1000), rest)
+        later = np.concatenate(opened(nested, 1, 0))
+    assert len(rest) == len(np.asarray(rest)) == len(set(rest))
+    read = np.concatenate(blocks)[: first - 2].tolist() + begun.tolist()
+    assert sorted([*picked.chosen[np.array(read)], *rest]) == picked.chosen[:].tolist()
+    assert sorted(later) == list(range(len(rest)))
 
 
 def test_one_window_has_the_order_of_a_plain_permutation():
@@ -552,6 +569,15 @@ def test_a_place_of_another_corpus_is_refused():
             next(source.read(cursor))
 
 
+@pytest.fixture
+def windows(request, monkeypatch):
+    """Windows of so many documents, in runs of four."""
+    monkeypatch.setattr(selection, "WINDOW", request.param)
+    monkeypatch.setattr(selection, "RUN", 4)
+
+
+@pytest.mark.usefixtures("windows")
+@pytest.mark.parametrize("windows", [2**22, 32], indirect=True)
 @pytest.mark.parametrize("first", [FullSentences(16), NextSentence(16)])
 @pytest.mark.parametrize("steps", [0, 7, 40, 400])
 def test_a_stream_continues_an_epoch_with_the_documents_that_were_not_read(first, steps):

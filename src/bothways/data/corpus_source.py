@@ -141,11 +141,9 @@ class CorpusSource:
         done = item / len(self._plans(view, block)) if item else 0.0
         return epoch + self._selection.share_before(self.seed, view, block, done)
 
-    def unread(self, cursor: Cursor) -> NDArray[np.int64]:
+    def unread(self, cursor: Cursor) -> DocumentIds:
         """Return the ids of the documents unread before the cursor, in its epoch."""
-        view, selection = self._view(cursor.epoch), self._selection
-        read = np.zeros(len(selection), dtype=np.bool_)
-        read[selection.opened_before(self.seed, view, cursor.block)] = True
+        view, selection, begun = self._view(cursor.epoch), self._selection, np.zeros(0, np.int64)
         if cursor.item:
             block = selection.open(self.seed, view, cursor.block)
             # A part of a document is contiguous: it holds the tokens from its first sentence on.
@@ -154,9 +152,8 @@ class CorpusSource:
             plans = self._plans(view, cursor.block)[: cursor.item]
             firsts = [at for plan in plans for at in _first_tokens(plan)]
             parts = np.searchsorted(starts, firsts, side="right") - 1
-            read[block.owners[order[parts]]] = True
-        unread = selection.chosen[np.flatnonzero(~read)]
-        return unread.astype(np.int64, copy=False)
+            begun = block.owners[order[parts]]
+        return selection.unread(self.seed, view, cursor.block, begun)
 
     def restricted(self, chosen: DocumentIds) -> CorpusSource:
         """Return the same stream over other documents."""
@@ -232,7 +229,7 @@ class ContinuedSource:
         rest = 1.0 if self._rest is None else self._rest.epochs(cursor) - self._first
         return self._first + self._done + (1 - self._done) * rest
 
-    def unread(self, cursor: Cursor) -> NDArray[np.int64]:
+    def unread(self, cursor: Cursor) -> DocumentIds:
         """Return the ids of the documents of which nothing was read, in the cursor's epoch."""
         source = self._source(cursor.epoch)
         return np.zeros(0, np.int64) if source is None else source.unread(cursor)

@@ -79,9 +79,32 @@ class EpochBlock:
     owners: Whole
 
 
+class ComputedIds:
+    """Base class of document ids that are computed where they are read, as by an array."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitem__(self, places: Any) -> Any:
+        if isinstance(places, slice):
+            places = np.arange(*places.indices(len(self)))
+        if np.size(places) and not 0 <= np.min(places) <= np.max(places) < len(self):
+            raise IndexError(f"places must be from 0 to {len(self) - 1}")
+        return self._ids(np.asarray(places))
+
+    def __iter__(self) -> Iterator[np.int64]:
+        return iter(self[:])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype)
+
+    def _ids(self, places: Whole) -> Any:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class AllBut:
-    """The ids of all documents of a corpus but some, ascending: an array that takes no memory.
+class AllBut(ComputedIds):
+    """All documents of a corpus but some, ascending.
 
     Attributes:
         total: the documents of the corpus.
@@ -94,18 +117,8 @@ class AllBut:
     def __len__(self) -> int:
         return self.total - len(self.without)
 
-    def __getitem__(self, places: Any) -> Any:
-        if isinstance(places, slice):
-            places = np.arange(*places.indices(len(self)))
-        if np.size(places) and not 0 <= np.min(places) <= np.max(places) < len(self):
-            raise IndexError(f"places must be from 0 to {len(self) - 1}")
+    def _ids(self, places: Whole) -> Any:
         return places + np.searchsorted(self._before, places, side="right")
-
-    def __iter__(self) -> Iterator[np.int64]:
-        return iter(self[:])
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.asarray(self[:], dtype)
 
     @functools.cached_property
     def _before(self) -> Whole:
@@ -113,7 +126,36 @@ class AllBut:
         return self.without - np.arange(len(self.without))
 
 
-DocumentIds = NDArray[np.integer[Any]] | AllBut
+@dataclass(frozen=True)
+class RestOfEpoch(ComputedIds):
+    """The documents that an epoch has not begun.
+
+    Attributes:
+        chosen: all documents of the epoch.
+        left: `(N)`, places of those of the open window among the chosen ones, ascending.
+        runs: `(R)`, the places where runs of later windows begin, ascending.
+        run: documents of a run.
+    """
+
+    chosen: DocumentIds
+    left: Whole
+    runs: Whole
+    run: int
+
+    def __len__(self) -> int:
+        # Only the last run may be shorter.
+        missing = max(0, int(self.runs[-1]) + self.run - len(self.chosen)) if len(self.runs) else 0
+        return len(self.left) + self.run * len(self.runs) - missing
+
+    def _ids(self, places: Whole) -> Any:
+        near, far = places < len(self.left), places - len(self.left)
+        found = np.empty_like(places)
+        found[near] = self.left[places[near]]
+        found[~near] = self.runs[far[~near] // self.run] + far[~near] % self.run
+        return self.chosen[found]
+
+
+DocumentIds = NDArray[np.integer[Any]] | AllBut | RestOfEpoch
 
 
 class _Window(NamedTuple):
@@ -149,7 +191,7 @@ class Selection:
         self.sentences: Whole = np.asarray(corpus.sentences).view(np.int64)
         self.documents: Whole = np.asarray(corpus.documents).view(np.int64)
         _check(corpus, self.sentences, self.documents, chosen)
-        if not isinstance(chosen, AllBut):
+        if isinstance(chosen, np.ndarray):
             filled = self.documents[chosen + 1] > self.documents[chosen]
             chosen = chosen[filled].astype(np.int64, copy=False)
             if len(chosen) == 0:
@@ -188,14 +230,19 @@ class Selection:
         inside = (place + part) / self.blocks(seed, epoch, window) if place or part else 0.0
         return (window + inside) / self.windows
 
-    def opened_before(self, seed: int, epoch: int, block: int) -> Whole:
-        """Return the places, among the chosen documents, of those in earlier blocks of an epoch."""
+    def unread(self, seed: int, epoch: int, block: int, begun: Whole) -> DocumentIds:
+        """Return the documents of an epoch that are in no earlier block.
+
+        Args:
+            begun: places, among the chosen documents, of those in this block that are left out.
+        """
         window, place = divmod(block, BLOCKS)
         opened = self._window(seed, epoch, window)
-        earlier = [
-            _places(len(self), self.windows, seed, epoch, before) for before in range(window)
-        ]
-        return np.concatenate([*earlier, opened.owners[: opened.edges[place]]])
+        read = np.concatenate([opened.owners[: opened.edges[place]], begun])
+        own = _places(len(self), _runs(len(self), self.windows, seed, epoch, window, window + 1))
+        later = _runs(len(self), self.windows, seed, epoch, window + 1, self.windows)
+        rest = RestOfEpoch(self.chosen, np.setdiff1d(own, read), later, RUN)
+        return rest if len(later) else np.asarray(rest)
 
     def open(self, seed: int, epoch: int, block: int) -> EpochBlock:
         """Open a block of an epoch.
@@ -228,6 +275,8 @@ def _check(corpus: Arrays, sentences: Whole, documents: Whole, chosen: DocumentI
             f"{len(documents) - 1} documents do not fit their offsets",
             fix="Build the corpus again.",
         )
+    while isinstance(chosen, RestOfEpoch):
+        chosen = chosen.chosen
     if isinstance(chosen, AllBut):
         chosen = np.array([0, chosen.total - 1])
     if len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(documents) - 1:
@@ -242,7 +291,7 @@ def _plan_window(
     documents: Whole, chosen: DocumentIds, windows: int, seed: int, epoch: int, window: int
 ) -> _Window:
     """Split the documents of a window into parts, permute these, and find where blocks begin."""
-    places = _places(len(chosen), windows, seed, epoch, window)
+    places = _places(len(chosen), _runs(len(chosen), windows, seed, epoch, window, window + 1))
     parts = []
     for at in range(0, len(places), CHUNK):
         ids = chosen[places[at : at + CHUNK]]
@@ -259,13 +308,17 @@ def _plan_window(
     return _Window(owners[order], firsts[order], sizes, np.append(edges, len(order)))
 
 
-def _places(count: int, windows: int, seed: int, epoch: int, window: int) -> Whole:
-    """Return the places of a window's documents among `count` chosen ones, ascending."""
+def _runs(count: int, windows: int, seed: int, epoch: int, first: int, stop: int) -> Whole:
+    """Return where the runs of the windows `[first, stop)` begin among `count` chosen documents."""
     runs = np.arange(-(-count // RUN), dtype=np.uint32)
     rng(seed, "windows", epoch=epoch).shuffle(runs)
-    first, stop = (len(runs) * edge // windows for edge in (window, window + 1))
-    firsts = np.sort(runs[first:stop]).astype(np.int64) * RUN
-    places = (firsts[:, None] + np.arange(RUN)).reshape(-1)
+    mine = runs[len(runs) * first // windows : len(runs) * stop // windows]
+    return np.sort(mine).astype(np.int64) * RUN
+
+
+def _places(count: int, runs: Whole) -> Whole:
+    """Return the places of the documents of some runs among `count` chosen ones, ascending."""
+    places = (runs[:, None] + np.arange(RUN)).reshape(-1)
     return places[places < count]
 
 
