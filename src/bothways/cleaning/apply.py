@@ -29,7 +29,7 @@ KEPT_LINES = 4096
 
 
 @dataclass(frozen=True)
-class Example:
+class LeftOutExample:
     """A document, or a line of one, that a step left out.
 
     Attributes:
@@ -68,7 +68,7 @@ class CleanedTexts:
     fates: NDArray[np.uint8]
     removed: NDArray[np.int64]
     signed: SignedTexts | None
-    examples: list[Example]
+    examples: list[LeftOutExample]
 
 
 def clean_texts(
@@ -102,18 +102,18 @@ def clean_texts(
     return CleanedTexts(cut, fates, removed, signed, choose_examples(examples))
 
 
-def make_example(step: str, document: int, text: str) -> Example:
+def make_example(step: str, document: int, text: str) -> LeftOutExample:
     """Return an example of a document that a step left out, or of a line of it."""
     key = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    return Example(key, step, document, text[:EXCERPT])
+    return LeftOutExample(key, step, document, text[:EXCERPT])
 
 
-def choose_examples(examples: Iterable[Example]) -> list[Example]:
+def choose_examples(examples: Iterable[LeftOutExample]) -> list[LeftOutExample]:
     """Return the examples to keep of each step, in the order of the documents.
 
     They are those with the smallest keys; of equal ones the first.
     """
-    steps = dict[str, dict[str, Example]]()
+    steps = dict[str, dict[str, LeftOutExample]]()
     for example in sorted(examples, key=lambda e: (e.key, e.document)):
         own = steps.setdefault(example.step, {})
         if len(own) < EXAMPLES:
@@ -127,11 +127,11 @@ def choose_examples(examples: Iterable[Example]) -> list[Example]:
 
 def _cut(
     texts: Sequence[str], cleaning: Cleaning
-) -> tuple[list[str], NDArray[np.int64], list[Example]]:
+) -> tuple[list[str], NDArray[np.int64], list[LeftOutExample]]:
     """Apply the rules for lines; return the texts, what was removed, and examples of it."""
     names, rules = list(cleaning.line_rules), list(cleaning.line_rules.values())
     counts = np.zeros((len(rules), 2), dtype=np.int64)
-    cut, examples = list[str](), list[Example]()
+    cut, examples = list[str](), list[LeftOutExample]()
     for number, text in enumerate(texts):
         kept, removed = remove_lines(text, rules)
         cut.append(kept)
@@ -172,7 +172,7 @@ def _batches(texts: Sequence[str]) -> Iterator[slice]:
             start, size = number, 0
 
 
-def store_examples(path: Path, examples: Sequence[Example]) -> None:
+def store_examples(path: Path, examples: Sequence[LeftOutExample]) -> None:
     """Write examples as JSON lines. Raises ResourceError."""
     rows = [
         {
@@ -186,7 +186,7 @@ def store_examples(path: Path, examples: Sequence[Example]) -> None:
     replace_file(path, lambda place: place.write_text(text, encoding="utf-8"))
 
 
-def load_examples(path: Path) -> list[Example]:
+def load_examples(path: Path) -> list[LeftOutExample]:
     """Read examples that `store_examples` wrote."""
     with path.open(encoding="utf-8", newline="\n") as lines:
-        return [Example(key="", **json.loads(line)) for line in lines]
+        return [LeftOutExample(key="", **json.loads(line)) for line in lines]

@@ -8,7 +8,7 @@ end that differs from its beginning.
 Two documents are candidates if their signatures agree in all rows of one of b bands of r rows. A
 pair of similarity s is one with the probability 1 − (1 − s^r)^b.
 
-Memory holds 16 bytes a document, and 48 for each time that a document agrees with another one in a
+Memory holds 40 bytes a document, and 48 for each time that a document agrees with another one in a
 band, at most once for each band. The signatures and shingles are in files.
 
 Source: Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.

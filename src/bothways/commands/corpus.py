@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from bothways.cleaning.apply import Example
+    from bothways.cleaning.apply import LeftOutExample
     from bothways.cleaning.config import Cleaning
     from bothways.data.corpus import Corpus
     from bothways.data.manifest import Manifest
@@ -190,7 +190,7 @@ def inspect(
     count = min(max(documents, 0), len(corpus))
     for document in sorted(rng(seed, "inspect").choice(len(corpus), count, replace=False)):
         _show(corpus, int(document), console)
-    for step, examples in itertools.groupby(corpus.examples(), key=lambda e: e.step):
+    for step, examples in itertools.groupby(corpus.left_out_examples(), key=lambda e: e.step):
         for example in itertools.islice(examples, max(left_out, 0)):
             _show_left_out(step, example, console)
 
@@ -234,7 +234,7 @@ def _steps(manifest: Manifest) -> Iterator[tuple[str, str]]:
             yield f"left out: {name}", f"{step.documents:,}{share}"
 
 
-def _show_left_out(step: str, example: Example, console: Console) -> None:
+def _show_left_out(step: str, example: LeftOutExample, console: Console) -> None:
     """Show an example, and of a near-duplicate the document that stays."""
     texts = [f"left out by {step}, document {example.document} of the inputs", example.text]
     if example.like_text is not None:

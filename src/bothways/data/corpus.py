@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.cleaning.apply import Example, load_examples, store_examples
+from bothways.cleaning.apply import LeftOutExample, load_examples, store_examples
 from bothways.cleaning.config import Cleaning
 from bothways.core.config.checks import require_at_least
 from bothways.core.config.reader import config_difference
@@ -179,7 +179,7 @@ class Corpus:
         edges = self.sentences[first : stop + 1].astype(np.int64)
         return [self.tokens[start:end].astype(np.int32) for start, end in itertools.pairwise(edges)]
 
-    def examples(self) -> list[Example]:
+    def left_out_examples(self) -> list[LeftOutExample]:
         """Return examples of what the cleaning left out, step by step."""
         return load_examples(self.folder / LEFT_OUT) if LEFT_OUT in self.manifest.files else []
 

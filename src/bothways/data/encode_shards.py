@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.cleaning.apply import CleanedTexts, Example, clean_texts
+from bothways.cleaning.apply import CleanedTexts, LeftOutExample, clean_texts
 from bothways.cleaning.config import Cleaning
 from bothways.cleaning.near_duplicates import SignedTexts
 from bothways.cleaning.shingles import ShingleTable
@@ -104,7 +104,7 @@ class Shard:
     removed: NDArray[np.int64]
     signed: SignedTexts | None = None
     begins: NDArray[np.bool_] | None = None
-    examples: list[Example] = field(default_factory=list)
+    examples: list[LeftOutExample] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def load_shard(path: Path) -> Shard:
     """
     arrays = _read(path, (*_ARRAYS, "begins", "examples"), {"begins", "examples"})
     rows = json.loads(arrays.pop("examples", np.frombuffer(b"[]", np.uint8)).tobytes())
-    return Shard(**arrays, examples=[Example(**row) for row in rows])
+    return Shard(**arrays, examples=[LeftOutExample(**row) for row in rows])
 
 
 def load_index(path: Path) -> ShardIndex:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.cleaning.apply import EXAMPLES, Example
+from bothways.cleaning.apply import EXAMPLES, LeftOutExample
 from bothways.cleaning.config import Cleaning
 from bothways.cleaning.near_duplicates import NearDuplicate, SignedTexts, find_near_duplicates
 from bothways.cleaning.shingles import ShingleTable
@@ -43,7 +43,7 @@ class LeftOut:
 
     steps: tuple[str, ...]
     fates: NDArray[np.uint8]
-    near: list[Example]
+    near: list[LeftOutExample]
 
 
 def choose_documents(
@@ -126,13 +126,13 @@ def _map(file: Path, dtype: str) -> NDArray[Any]:
 
 def _examples(
     found: Sequence[NearDuplicate], kept: NDArray[np.int64], digests: NDArray[np.uint8]
-) -> list[Example]:
+) -> list[LeftOutExample]:
     """Return examples of near-duplicates, ascending; they depend only on the documents."""
     keyed = sorted(
         (digests[kept[pair.document], :8].tobytes().hex(), pair.document, pair) for pair in found
     )
     shown = sorted(keyed[:EXAMPLES], key=lambda one: one[1])
     return [
-        Example(key, NEAR, int(kept[number]), "", int(kept[pair.original]), pair.similarity)
+        LeftOutExample(key, NEAR, int(kept[number]), "", int(kept[pair.original]), pair.similarity)
         for key, number, pair in shown
     ]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.cleaning.apply import EXCERPT, Example, choose_examples
+from bothways.cleaning.apply import EXCERPT, LeftOutExample, choose_examples
 from bothways.core.progress import SILENT, Progress
 from bothways.core.sequence import Ids
 from bothways.data.encode_shards import Shard, load_shard
@@ -42,7 +42,7 @@ class Merged:
     read: TextRead
     steps: tuple[StepCounts, ...]
     files: dict[str, Stored]
-    examples: list[Example]
+    examples: list[LeftOutExample]
 
 
 class _Column:
@@ -148,7 +148,7 @@ class _Tally:
         self._line_rules, self._left_out, self._decode = line_rules, left_out, decode
         self._removed = np.zeros((len(line_rules), 2), dtype=np.int64)
         self._counts = np.zeros((len(left_out.steps) + 1, 2), dtype=np.int64)
-        self._examples, self._texts = list[Example](), dict[int, str]()
+        self._examples, self._texts = list[LeftOutExample](), dict[int, str]()
         self._shown = {n for e in left_out.near for n in (e.document, e.like) if n is not None}
         self._seen = 0
 
@@ -187,7 +187,7 @@ class _Tally:
         return (*lines, *documents)
 
     @property
-    def examples(self) -> list[Example]:
+    def examples(self) -> list[LeftOutExample]:
         """Lines and documents that were left out, step by step."""
         near = [
             dataclasses.replace(e, text=self._texts[e.document], like_text=self._texts[e.like])
@@ -198,7 +198,7 @@ class _Tally:
         return sorted([*self._examples, *near], key=lambda e: (order.index(e.step), e.document))
 
 
-def _moved(example: Example, by: int) -> Example:
+def _moved(example: LeftOutExample, by: int) -> LeftOutExample:
     return dataclasses.replace(example, document=example.document + by)
 
 
