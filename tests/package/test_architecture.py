@@ -36,11 +36,3 @@ def test_files_that_are_named_exist(page: str) -> None:
     text = (ROOT / page).read_text("utf8")
     for name in set(re.findall(r"`([\w/]+/[\w./]*\w+\.py)", text.replace("NAME/", ""))):
         assert (SOURCE / name).exists() or (ROOT / name).exists(), name
-
-
-def test_shapes_are_checked_wherever_they_are_annotated(pytestconfig: pytest.Config) -> None:
-    *checked, _ = pytestconfig.getoption("jaxtyping_packages").split(",")
-    for file in SOURCE.rglob("*.py"):
-        if "from jaxtyping import" in file.read_text("utf8"):
-            name = ".".join(("bothways", *file.relative_to(SOURCE).with_suffix("").parts))
-            assert any(f"{name}.".startswith(f"{each}.") for each in checked), name
