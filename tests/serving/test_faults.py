@@ -344,11 +344,17 @@ def test_connections_have_a_limit(application: App) -> None:
         host, port = url.removeprefix("http://").split(":")
         held = [socket.create_connection((host, int(port))) for _ in range(2)]
         time.sleep(0.1)
-        assert b"overloaded" in exchange(url, b"")
+        refusal = exchange(url, b"")
+        assert b"overloaded" in refusal
+        assert refusal.startswith(b"HTTP/1.1 429 ")
+        assert b"\r\nretry-after: 1\r\n" in refusal
         for connection in held:
             connection.close()
         time.sleep(0.1)
         assert httpx.get(f"{url}/ready").status_code == 200
+        few.drain()
+        draining = httpx.get(f"{url}/ready")
+        assert (draining.status_code, draining.headers["retry-after"]) == (503, "1")
 
 
 def test_limits_say_what_is_wrong() -> None:

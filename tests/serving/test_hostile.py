@@ -234,12 +234,13 @@ def served(application: App, **options: int) -> Iterator[tuple[str, Server, thre
     assert not thread.is_alive()
 
 
+@pytest.mark.parametrize("count", [40, 1000])  # answers of 15 kB, and of 370 kB
 def test_a_client_that_does_not_read_loses_its_connection(
-    predictors: dict[str, Predictor],
+    predictors: dict[str, Predictor], count: int
 ) -> None:
     application = app(predictors, limits=Limits(deadline_seconds=2.0))
     with served(application, SO_SNDBUF=4096) as (url, server, _):
-        body = json.dumps({"inputs": ["a good film"] * 1000}).encode()
+        body = json.dumps({"inputs": ["a good film"] * count}).encode()
         raw = WHOLE.replace(b"classify", b"embed").partition(b"content-length")[0]
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

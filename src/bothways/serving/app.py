@@ -25,7 +25,7 @@ from bothways.core.errors import ConfigError, optional
 from bothways.prediction.predictor import Predictor
 from bothways.serving import explain, hugging_face, openai, openapi, play, rerank, tei
 from bothways.serving.batcher import Batcher, Ticket, internal, late, settle
-from bothways.serving.errors import RequestError, retry_after
+from bothways.serving.errors import RequestError
 from bothways.serving.limits import DEFAULT_LIMITS, Limits
 from bothways.serving.metrics import Metrics
 from bothways.serving.models import Models, ServedModel
@@ -209,6 +209,7 @@ class App:
             status = 499
         except asyncio.CancelledError:  # the server has waited for `drain_seconds`
             gone = RequestError("draining", "the server has stopped")
+            exchange.headers.update(gone.headers)
             body = orjson.dumps(gone.to_json())
             await self._send(send, gone.status, body, kind, exchange, scope["method"] == "HEAD")
             raise
@@ -339,7 +340,7 @@ class App:
         if self.draining:
             raise RequestError("draining", "the server is stopping")
         if not self._warm:
-            raise RequestError("not_ready", "the model is loading", headers=retry_after(1))
+            raise RequestError("not_ready", "the model is loading")
         return {"status": "ready"}
 
     # ---- what is asked of every request ----

@@ -38,6 +38,9 @@ STATUS = {
 }
 """The status of each code. Nobody receives 499: it is in logs and metrics."""
 
+TRY_AGAIN = (429, 503)
+"""Statuses that come with the seconds until a client should try again."""
+
 
 class RequestError(Exception):
     """A request that is not answered.
@@ -46,7 +49,7 @@ class RequestError(Exception):
         code: a key of `STATUS`.
         message: what was given, what is allowed, and what to do.
         param: the field of the request, if one is at fault.
-        headers: of the response.
+        headers: of the response. Those of `TRY_AGAIN` have `retry-after`, by default a second.
     """
 
     def __init__(
@@ -59,7 +62,8 @@ class RequestError(Exception):
     ) -> None:
         super().__init__(message)
         self.code, self.message, self.param = code, message, param
-        self.headers = dict(headers or {})
+        again = retry_after(1) if self.status in TRY_AGAIN else {}
+        self.headers = {**again, **(headers or {})}
 
     @property
     def status(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bothways import __version__
-from bothways.serving.errors import STATUS
+from bothways.serving.errors import STATUS, TRY_AGAIN
 from bothways.serving.limits import Limits
 from bothways.serving.models import Models, ServedModel
 from bothways.serving.schemas import (
@@ -81,8 +81,13 @@ def _responses() -> dict[str, Any]:
         if code not in _INTERNAL:
             by_status.setdefault(status, []).append(code)
     content = {_JSON: {"schema": named("Error")}}
+    seconds = {"description": "seconds", "required": True, "schema": COUNT}
     return {
-        str(status): {"description": ", ".join(codes), "content": content}
+        str(status): {
+            "description": ", ".join(codes),
+            "content": content,
+            **({"headers": {"retry-after": seconds}} if status in TRY_AGAIN else {}),
+        }
         for status, codes in by_status.items()
     }
 

@@ -37,7 +37,8 @@ class Connection(HttpToolsProtocol):
     """A connection with deadlines: uvicorn itself waits without end for a request to arrive.
 
     One timer runs from the first byte of a request, or from the opening of the connection, until
-    its headers are complete; another while the client does not read what is sent.
+    its headers are complete; another from the first byte that the system does not take for the
+    client, which reads too slowly, until there is none left.
     """
 
     _arriving: TimerHandle | None = None
@@ -47,6 +48,8 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Close a connection beyond the limit, else start the first timer."""
         super().connection_made(transport)
+        # Or the last 64 KiB of an answer that nobody reads would keep the connection for ever.
+        transport.set_write_buffer_limits(high=0)
         if len(self.connections) > self._app.limits.connections:
             self._refuse("overloaded", "there are too many connections (connections)")
         else:
@@ -79,13 +82,13 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def pause_writing(self) -> None:
-        """Abort the connection if the client reads nothing for too long."""
+        """Abort the connection if the client does not read all for too long."""
         super().pause_writing()
         seconds = self._app.limits.deadline_seconds
         self._stalled = self.loop.call_later(seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Stop the timer: the client has read something."""
+        """Stop the timer: the client has read all, or the system holds the rest."""
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
@@ -117,11 +120,14 @@ class Connection(HttpToolsProtocol):
             return
         error = RequestError(code, message)
         body = orjson.dumps(error.to_json())
-        head = (
-            f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        )
-        self.transport.write(head.encode() + body)
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+            **error.headers,
+        }
+        lines = [f"HTTP/1.1 {error.status} ", *(f"{k}: {v}" for k, v in headers.items()), "", ""]
+        self.transport.write("\r\n".join(lines).encode() + body)
         self.transport.close()
 
 
