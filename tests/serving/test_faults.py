@@ -129,6 +129,7 @@ def test_fields_of_the_wrong_kind(url: str, path: str, body: Any) -> None:
     ("path", "body", "expected"),
     [
         ("/classify", {"inputs": []}, (422, "empty")),
+        ("/tokenize", {"inputs": [], "model": "embed"}, (422, "empty")),
         ("/v1/embeddings", {"input": "", "model": "embed"}, (422, "empty")),
         ("/classify", {"inputs": ["a"] * 9}, (413, "too_many_texts")),
         ("/classify", {"inputs": "a" * 2001}, (413, "text_too_long")),

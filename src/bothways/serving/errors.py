@@ -83,6 +83,11 @@ def over_limit(code: str, what: str, given: int, name: str, most: int) -> Reques
     return RequestError(code, message, param=name)
 
 
+def nothing_given() -> RequestError:
+    """Return the error for a request without inputs."""
+    return RequestError("empty", "there is no input: give at least one text", param="inputs")
+
+
 def retry_after(seconds: float) -> dict[str, str]:
     """Return the header with the seconds until a client should try again, from 1 to 60."""
     return {"retry-after": str(min(60, max(1, math.ceil(seconds))))}

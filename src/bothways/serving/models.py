@@ -9,7 +9,7 @@ from typing import Any
 
 from bothways.core.errors import BothwaysError
 from bothways.prediction.predictor import Predictor, read_input
-from bothways.serving.errors import RequestError, over_limit
+from bothways.serving.errors import RequestError, nothing_given, over_limit
 from bothways.serving.limits import Limits
 from bothways.tasks.base import EncodedExample, TaskLearner
 
@@ -55,7 +55,7 @@ class ServedModel:
             RequestError: too many inputs, one that is too long, or one that the task cannot read.
         """
         if not inputs:
-            raise RequestError("empty", "there is no input: give at least one text", param="inputs")
+            raise nothing_given()
         if len(inputs) > limits.texts:
             raise over_limit("too_many_texts", "inputs", len(inputs), "texts", limits.texts)
         try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bothways import __version__
-from bothways.serving.errors import RequestError
+from bothways.serving.errors import RequestError, nothing_given
 from bothways.serving.limits import Limits
 from bothways.serving.models import Models, ServedModel
 from bothways.serving.shapes import (
@@ -96,6 +96,8 @@ def tokenized(models: Models, body: Mapping[str, Any], limits: Limits) -> Any:
     """Return the tokens of texts, each with its id, its characters, and whether it is special."""
     model = models.choose(body.get("model"))
     given, _ = texts_in(body.get("inputs"), "inputs")
+    if not given:
+        raise nothing_given()
     texts = [item.prompt + item.text for item in prompted(model, given, body)]
     special = field(body, "add_special_tokens", bool, True)
     if sum(map(len, texts)) > limits.text_characters:
