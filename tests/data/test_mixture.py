@@ -12,6 +12,7 @@ from scipy.stats import chisquare
 
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.source import Cursor
+from bothways.core.urls import Url
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus_source import ContinuedSource, CorpusSource
 from bothways.data.full_sentences import FullSentences
@@ -52,6 +53,8 @@ def test_weights_are_normalised_and_must_name_each_corpus():
 
 def test_folders_get_different_names():
     assert names_of([Path("/a/en"), Path("/a/zh.v1")]) == ["en", "zh-v1"]
+    assert names_of(["s3://bucket/en", "zh"]) == ["en", "zh"]
+    assert names_of([Url("s3://bucket/corpus"), Path("/a/corpus")]) == ["bucket-corpus", "a-corpus"]
     assert names_of([Path("/a/en/corpus"), Path("/a/zh/corpus")]) == ["en-corpus", "zh-corpus"]
     with pytest.raises(ConfigError, match="given twice"):
         names_of([Path("/a/en"), Path("/a/en")])

@@ -106,7 +106,7 @@ def test_a_file_that_is_cut_short_or_changes_meanwhile_is_an_error(
     store.every, store.files["bucket/data"] = 0, bytes(300_000)
     with open_url(Url("flaky://bucket/data")) as file:
         file.read(10)
-        monkeypatch.setattr(store, "cat_file", lambda *_: b"")
+        monkeypatch.setattr(store, "cat_file", lambda *_, **__: b"")
         with pytest.raises(ResourceError, match=r"ended after 131,072 of 300,000 bytes \(6 att"):
             file.read()
     monkeypatch.undo()

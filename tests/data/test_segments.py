@@ -431,7 +431,7 @@ def test_windows_hold_runs_from_everywhere():
         picked = Selection(corpus, chosen)
         assert picked.windows == 4
         epochs = [opened(picked, 1, epoch) for epoch in range(2)]
-        places = selection._places(990, selection._runs(990, 4, 1, 0, 2, 3))
+        places = selection._places(990, selection._runs(990, 4, 8, 1, 0, 2, 3), 8)
     assert sorted(np.concatenate(epochs[0])) == list(range(990))
     assert max(len(block) for block in epochs[0]) == 25
     assert np.concatenate(epochs[0]).tolist() != np.concatenate(epochs[1]).tolist()

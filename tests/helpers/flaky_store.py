@@ -13,7 +13,7 @@ class FlakyFile(AbstractBufferedFile):
     """A file whose ranges are requests."""
 
     def _fetch_range(self, start: int, end: int) -> bytes:
-        return self.fs.cat_file(self.path, start, end)
+        return self.fs.cat_file(self.path, start=start, end=end)
 
 
 class FlakyStore(AbstractFileSystem):
@@ -71,7 +71,7 @@ class FlakyStore(AbstractFileSystem):
         return [*below.values()] if detail else [*below]
 
     def cat_file(
-        self, path: str, start: int | None = None, end: int | None = None, **_: Any
+        self, path: str, *, start: int | None = None, end: int | None = None, **_: Any
     ) -> bytes:
         self._request()
         path = self._strip_protocol(path)

@@ -15,6 +15,7 @@ import torch
 from bothways.core import urls
 from bothways.training.checkpoint import checkpoints
 from bothways.training.remote import Remote
+from s3_server import s3_server
 from toy_training import TRAINING, session
 
 pytestmark = pytest.mark.elastic
@@ -22,20 +23,8 @@ pytestmark = pytest.mark.elastic
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    server = pytest.importorskip("moto.server", reason="needs moto[server]")
-    s3fs = pytest.importorskip("s3fs", reason="needs the extra 'remote'")
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    running.start()
-    host, port = running.get_host_and_port()
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any",
-        "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-    }.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    s3fs.S3FileSystem().mkdir("bucket")
-    yield "s3://bucket/runs/one"
-    running.stop()
+    with s3_server(monkeypatch):
+        yield "s3://bucket/runs/one"
 
 
 @pytest.mark.filterwarnings("default")

@@ -47,7 +47,7 @@ def open_corpora(given: Corpora) -> Corpus | dict[str, Corpus]:
 
     def opened(one: str | Path | Corpus) -> Corpus:
         """Return a corpus, given it or its folder."""
-        return one if isinstance(one, Corpus) else Corpus.open(Path(one))
+        return one if isinstance(one, Corpus) else Corpus.open(one)
 
     if isinstance(given, str | Path | Corpus):
         return opened(given)

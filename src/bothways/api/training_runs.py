@@ -42,9 +42,9 @@ def pretrain(  # noqa: PLR0913 – one option per question
     """Pre-train an encoder on a corpus; with `out`, save it in `out/model`.
 
     Args:
-        corpus: a corpus or its folder, or several: a list of folders, whose names are those of the
-            corpora, or a mapping from names to corpora or folders; the setting `mixture` says how
-            often each is read.
+        corpus: a corpus, its folder or its URL, or several: a list of folders, whose names are
+            those of the corpora, or a mapping from names to corpora or folders; the setting
+            `mixture` says how often each is read.
         model: a preset such as "bert-base", or an encoder configuration; vocabulary and padding are
             those of the corpus.
         objective: a name such as "masked-lm", or an objective; `None` for the usual one of the

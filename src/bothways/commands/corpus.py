@@ -150,7 +150,7 @@ def build(
 
 
 def inspect(
-    folder: Path,
+    folder: str,
     /,
     *,
     documents: int = 3,
@@ -163,7 +163,7 @@ def inspect(
     Parameters
     ----------
     folder
-        A folder made by `bothways corpus build`.
+        A folder made by `bothways corpus build`, or its URL.
     documents
         Number of documents to show.
     left_out

@@ -18,7 +18,7 @@ SHOWN = 48
 
 
 def inspect_step(
-    run: Path, step: int, corpus: Path, *more: Path, json: bool = False, device: Device = "auto"
+    run: Path, step: int, corpus: str, *more: str, json: bool = False, device: Device = "auto"
 ) -> None:
     """Repeat one step of a run, and show each of its sequences with its losses and its gradient.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def pretrain(  # noqa: PLR0913 – one option per question a run answers
-    corpus: Path,
+    corpus: str,
     *more: str,
     out: Path,
     model: str = "bert-mini",
@@ -50,7 +50,9 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
     Parameters
     ----------
     corpus
-        A folder made by `bothways corpus build`.
+        A folder made by `bothways corpus build`, here or at a URL such as s3://bucket/corpus. What
+        is read of it there is kept in a folder of bounded size (BOTHWAYS_CACHE,
+        BOTHWAYS_CACHE_GB); shuffle=windows is for a corpus that is larger.
     more
         Further corpora, built with the same tokenizer, and settings by dotted path, such as
         objective.masking.rate=0.2. Several corpora are mixed by mixture.alpha (0.7; 1 reads them
@@ -78,6 +80,7 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
     """
     from bothways.commands.progress import error_console, say_kernels, terminal_progress
     from bothways.core.config import reader as configs
+    from bothways.core.urls import is_url
     from bothways.data.corpus import Corpus
     from bothways.data.mixture import Smoothed, open_corpora
     from bothways.families.catalogue import preset
@@ -88,8 +91,8 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
 
     if resume:
         check_begun(out)
-    overrides = [*(word for word in more if "=" in word), *end.settings]
-    text = open_corpora([corpus, *(Path(word) for word in more if "=" not in word)])
+    overrides = [*(word for word in more if "=" in word and not is_url(word)), *end.settings]
+    text = open_corpora([corpus, *(word for word in more if "=" not in word or is_url(word))])
     tokenizer = (text if isinstance(text, Corpus) else next(iter(text.values()))).tokenizer
     encoder = fit_to_corpus(preset(model), tokenizer) if start is None else start_encoder(start)
 

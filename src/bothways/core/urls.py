@@ -218,7 +218,7 @@ def open_url(url: Url) -> io.BufferedReader:
 def read_url(url: Url, start: int = 0, stop: int | None = None) -> bytes:
     """Return the bytes of a file, or a range of them. Errors as `again`."""
     store, path = open_store(url)
-    data: bytes = again(lambda: store.cat_file(path, start, stop), "reading", url)
+    data: bytes = again(lambda: store.cat_file(path, start=start, end=stop), "reading", url)
     return data
 
 

@@ -41,8 +41,10 @@ from bothways.core.config.reader import config_difference
 from bothways.core.errors import ConfigError, DataError, os_errors
 from bothways.core.folder_lock import LOCK, OWNER, lock_folder
 from bothways.core.keyed_rng import rng
+from bothways.core.part_cache import Cache
 from bothways.core.progress import SILENT, Progress
 from bothways.core.sequence import Ids
+from bothways.core.urls import Place, Url, place_of
 from bothways.data.cleaning_notes import large_steps, nothing_left, unsuited_steps
 from bothways.data.documents import Document, DocumentReader, Origin, check_versions
 from bothways.data.encode_shards import (
@@ -73,6 +75,13 @@ from bothways.data.manifest import (
     write_manifest,
 )
 from bothways.data.merge_shards import merge_shards
+from bothways.data.remote_arrays import (
+    Column,
+    RemoteArray,
+    check_remote,
+    fetch_small_files,
+    open_file,
+)
 from bothways.data.sentences import AUTO, check_language
 from bothways.data.words import Words, words_name
 from bothways.jobs.workers import LocalWorkers, Workers, map_jobs
@@ -96,8 +105,10 @@ _RESUME = "Fix that and run the same command again: what is done is kept."
 class Corpus:
     """D documents of S sentences of T tokens.
 
+    The arrays of a corpus at a URL are fetched in parts, when they are read.
+
     Attributes:
-        folder: its folder.
+        folder: its folder, or its URL.
         manifest: counts, settings, digests.
         tokenizer: the tokenizer that made the ids.
         tokens: `(T)` ids, memory-mapped.
@@ -111,23 +122,31 @@ class Corpus:
         (60, True)
     """
 
-    folder: Path
+    folder: Place
     manifest: Manifest
     tokenizer: Tokenizer
-    tokens: NDArray[Any]
-    sentences: NDArray[np.uint64]
-    documents: NDArray[np.uint64]
-    words: NDArray[np.uint8] | None = None
+    tokens: Column
+    sentences: Column
+    documents: Column
+    words: Column | None = None
 
     @classmethod
-    def open(cls, folder: str | Path) -> Corpus:
+    def open(cls, folder: str | Place, cache: Cache | None = None) -> Corpus:
         """Open a corpus; the sizes of all files are checked, and the contents of small ones.
 
+        Args:
+            folder: its folder, or a URL that fsspec opens, such as "s3://bucket/corpus".
+            cache: where parts of a corpus at a URL are kept; None for `Cache.here()`.
+
         Raises:
+            ConfigError: the cache is too small.
             DataError: no corpus, one of another version, files that differ from the manifest, or
                 offsets and ids that contradict each other.
+            ResourceError: the store of the URL cannot be reached.
         """
-        place = Path(folder)
+        place = place_of(folder)
+        if isinstance(place, Url):
+            return cls._open_remote(place, cache or Cache.here())
         manifest = read_manifest(place)
         for name, stored in manifest.files.items():
             check_file(place / name, stored)
@@ -139,13 +158,33 @@ class Corpus:
         corpus._check(SMALL)
         return corpus
 
+    @classmethod
+    def _open_remote(cls, url: Url, cache: Cache) -> Corpus:
+        small, manifest = fetch_small_files(url, cache)
+        types = {TOKENS: manifest.token_type, SENTENCES: "uint64", DOCUMENTS: "uint64"}
+        types |= {WORDS: "uint8"} if WORDS in manifest.files else {}
+        arrays = {
+            name: RemoteArray(open_file(url, name, manifest, small.name, cache), dtype)
+            for name, dtype in types.items()
+        }
+        corpus = cls(
+            url, manifest, Tokenizer.load(small),
+            arrays[TOKENS], arrays[SENTENCES], arrays[DOCUMENTS], arrays.get(WORDS),
+        )  # fmt: skip
+        corpus._check(0)
+        return corpus
+
     def verify(self) -> None:
         """Compare every byte with the manifest, and check all offsets and ids. Raises DataError.
 
         `open` skips the contents of large files.
         """
         for name, stored in self.manifest.files.items():
-            check_file(self.folder / name, stored, up_to=math.inf)
+            if isinstance(self.folder, Path):
+                check_file(self.folder / name, stored, up_to=math.inf)
+        for array in (self.tokens, self.sentences, self.documents, self.words):
+            if isinstance(array, RemoteArray):
+                check_remote(array.file, self.manifest.files[array.file.url.name].sha256)
         self._check(math.inf)
 
     def _check(self, up_to: int | float) -> None:
@@ -162,13 +201,17 @@ class Corpus:
                 what = "holds offsets that contradict the other files"
                 raise DataError(what, where=self.folder / name, fix=REBUILD)
         if len(self.tokens) != counts.tokens or (
-            0 < self.tokens.nbytes <= up_to and int(self.tokens.max()) >= self.tokenizer.size
+            0 < self.tokens.nbytes <= up_to and self._highest() >= self.tokenizer.size
         ):
             what = f"holds ids that the tokenizer of {self.tokenizer.size:,} tokens does not have"
             raise DataError(what, where=self.folder / TOKENS, fix=REBUILD)
         if self.words is not None and len(self.words) != -(-counts.tokens // 8):
             what = f"holds {8 * len(self.words):,} bits for {counts.tokens:,} tokens"
             raise DataError(what, where=self.folder / WORDS, fix=REBUILD)
+
+    def _highest(self) -> int:
+        starts = range(0, len(self.tokens), 2**22)
+        return max(int(self.tokens[at : at + 2**22].max()) for at in starts)
 
     def __len__(self) -> int:
         return len(self.documents) - 1
@@ -181,7 +224,11 @@ class Corpus:
 
     def left_out_examples(self) -> list[LeftOutExample]:
         """Return examples of what the cleaning left out, step by step."""
-        return load_examples(self.folder / LEFT_OUT) if LEFT_OUT in self.manifest.files else []
+        if LEFT_OUT not in self.manifest.files:
+            return []
+        remote = self.tokens.file if isinstance(self.tokens, RemoteArray) else None
+        folder = remote.cache.folder / remote.key if remote else Path(self.folder)
+        return load_examples(folder / LEFT_OUT)
 
     @functools.cached_property
     def token_counts(self) -> NDArray[np.int64]:
@@ -306,7 +353,7 @@ def build_corpus(
 
 
 def length_percentiles(
-    offsets: NDArray[np.unsignedinteger[Any]], points: Iterable[int | float], chunk: int = 2**20
+    offsets: Column, points: Iterable[int | float], chunk: int = 2**20
 ) -> list[int]:
     """Return percentiles of the lengths between `(N+1)` offsets, without holding all lengths.
 

@@ -22,7 +22,8 @@ from typing_extensions import assert_never
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Ids, Sequence
-from bothways.data.epoch_order import BLOCKS, Arrays, DocumentIds, Selection
+from bothways.data.epoch_order import BLOCKS, DocumentIds, Selection, Windows
+from bothways.data.remote_arrays import Arrays, RemoteArray
 from bothways.data.segments import PairPlan, Segments, SpanPlan
 from bothways.data.words import unpack_words
 
@@ -42,8 +43,11 @@ class CorpusSource:
         chosen: DocumentIds,
         seed: int,
         data_copies: int | None = None,
+        shuffle: Windows | None = None,
     ) -> None:
         """Plan the documents `chosen` (ids) in each epoch, with the period of `data_copies` epochs.
+
+        `shuffle` is how an epoch deals them to windows.
 
         Raises:
             ConfigError: `data_copies` is below 1, or the template does not fit the segments.
@@ -58,8 +62,10 @@ class CorpusSource:
         self.segments = segments
         self.seed = seed
         self.data_copies = data_copies
-        self._corpus, self._tokens = corpus, np.asarray(corpus.tokens)
-        self._selection = Selection(corpus, chosen)
+        remote = isinstance(corpus.tokens, RemoteArray)
+        self._corpus = corpus
+        self._tokens = corpus.tokens if remote else np.asarray(corpus.tokens)
+        self._selection = Selection(corpus, chosen, shuffle)
         self._plans = functools.lru_cache(maxsize=2)(
             functools.partial(_plan, self._selection, segments, seed)
         )
@@ -158,8 +164,9 @@ class CorpusSource:
     def restricted(self, chosen: DocumentIds) -> CorpusSource:
         """Return the same stream over other documents."""
         return CorpusSource(
-            self._corpus, self.template, self.segments, chosen, self.seed, self.data_copies
-        )
+            self._corpus, self.template, self.segments, chosen, self.seed, self.data_copies,
+            self._selection.shuffle,
+        )  # fmt: skip
 
     def _view(self, epoch: int) -> int:
         return epoch if self.data_copies is None else epoch % self.data_copies

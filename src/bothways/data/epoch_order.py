@@ -8,20 +8,31 @@ window, 20 bytes per document, and the open block, about 10 MB, are in memory, a
 planned about 50 bytes more per document, and 4 per run of the corpus. The offsets remain in their
 memory-mapped files, of which a window reads its runs. A document of more than `BLOCK` sentences is
 read in several parts.
+
+Of a corpus at a URL, what a block reads is fetched when it is opened, and then the next window.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.core.errors import DataError
+from bothways.core.config.checks import require_at_least
+from bothways.core.errors import ConfigError, DataError
 from bothways.core.keyed_rng import rng
+from bothways.data.remote_arrays import (
+    Arrays,
+    Column,
+    RemoteArray,
+    fetch_documents_ahead,
+    fetch_tokens_ahead,
+)
 
 BLOCK = 2**16
 """Sentences per block; the last document of a block may exceed it."""
@@ -35,32 +46,37 @@ BLOCKS = 2**20
 CHUNK = 2**18
 """Documents that are split into parts at a time."""
 
+PLACE = 2**10
+"""Neighbouring documents from which some are chosen together."""
+SPARE = 1.25
+"""How many more documents are chosen from few places than have the tokens asked for, on average."""
+
 Whole = NDArray[np.int64]
 
 
-@runtime_checkable
-class Arrays(Protocol):
-    """Corpus of T tokens in S sentences in D documents. Documents may be empty, sentences not."""
+@dataclass(frozen=True)
+class Windows:
+    """Read an epoch in smaller windows of longer runs.
 
-    @property
-    def tokens(self) -> NDArray[Any]:
-        """`(T)`: ids, one document after the other."""
-        ...
+    A window of a corpus at a URL is fetched once an epoch, in requests that are read in full, and a
+    cache has room for it.
 
-    @property
-    def sentences(self) -> NDArray[Any]:
-        """`(S+1)`, 8-byte integers: sentence s is tokens `[sentences[s], sentences[s+1])`."""
-        ...
+    Attributes:
+        documents: of a window. More mix the corpus better, and need more room in the cache, which
+            holds a window and the next one.
+        run: neighbouring documents that come into a window together.
+    """
 
-    @property
-    def documents(self) -> NDArray[Any]:
-        """`(D+1)`, 8-byte integers: document d is sentences `[documents[d], documents[d+1])`."""
-        ...
+    documents: int = 2**20
+    run: int = 2**12
+    kind: Literal["windows"] = "windows"
 
-    @property
-    def words(self) -> NDArray[np.uint8] | None:
-        """`(⌈T/8⌉)`: a bit per token, True where a word begins; None where the ids say it."""
-        ...
+    def __post_init__(self) -> None:
+        require_at_least(1, run=self.run)
+        if self.documents < self.run:
+            what = f"must be at least the {self.run:,} of a run, not {self.documents:,}"
+            fix = "Set shuffle.run lower, too."
+            raise ConfigError(what, where="shuffle.documents", fix=fix)
 
 
 @dataclass(frozen=True)
@@ -71,12 +87,14 @@ class EpochBlock:
         starts, stops: `(S)`, sentence s is tokens `[starts[s], stops[s])` of the corpus.
         edges: `(N+1)`, document n is sentences `[edges[n], edges[n+1])` of the block.
         owners: `(N)`, the position of each document among the chosen ones.
+        window: the same for each part of a document in the window; None for the whole corpus.
     """
 
     starts: Whole
     stops: Whole
     edges: Whole
     owners: Whole
+    window: Whole | None = None
 
 
 class ComputedIds:
@@ -178,18 +196,22 @@ class Selection:
 
     Attributes:
         chosen: their ids.
+        shuffle: how documents are dealt to windows.
         windows: the number of windows of an epoch.
+        run: neighbours that come into a window together.
     """
 
-    def __init__(self, corpus: Arrays, chosen: DocumentIds) -> None:
+    def __init__(self, corpus: Arrays, chosen: DocumentIds, shuffle: Windows | None = None) -> None:
         """Select documents by their ids; of `AllBut`, none may be empty.
+
+        Args:
+            shuffle: None for windows of `WINDOW` documents, in runs of `RUN`.
 
         Raises:
             DataError: the offsets contradict each other, or all documents are empty.
         """
         # Signed: NumPy turns a mixture of unsigned and signed integers into floats.
-        self.sentences: Whole = np.asarray(corpus.sentences).view(np.int64)
-        self.documents: Whole = np.asarray(corpus.documents).view(np.int64)
+        self.sentences, self.documents = _signed(corpus.sentences), _signed(corpus.documents)
         _check(corpus, self.sentences, self.documents, chosen)
         if isinstance(chosen, np.ndarray):
             filled = self.documents[chosen + 1] > self.documents[chosen]
@@ -198,9 +220,11 @@ class Selection:
                 what = f"none of the {len(filled)} chosen documents has a sentence"
                 raise DataError(what, fix="Give a corpus with text, or choose other documents.")
         self.chosen: DocumentIds = chosen
-        self.windows = -(-len(chosen) // WINDOW)
+        self.shuffle, self._corpus = shuffle, corpus
+        size, self.run = (WINDOW, RUN) if shuffle is None else (shuffle.documents, shuffle.run)
+        self.windows = -(-len(chosen) // size)
         self._window = functools.lru_cache(maxsize=1)(
-            functools.partial(_plan_window, self.documents, chosen, self.windows)
+            functools.partial(_plan_window, self.documents, chosen, self.windows, self.run)
         )
 
     def __len__(self) -> int:
@@ -239,9 +263,10 @@ class Selection:
         window, place = divmod(block, BLOCKS)
         opened = self._window(seed, epoch, window)
         read = np.concatenate([opened.owners[: opened.edges[place]], begun])
-        own = _places(len(self), _runs(len(self), self.windows, seed, epoch, window, window + 1))
-        later = _runs(len(self), self.windows, seed, epoch, window + 1, self.windows)
-        rest = RestOfEpoch(self.chosen, np.setdiff1d(own, read), later, RUN)
+        count, windows, run = len(self), self.windows, self.run
+        own = _places(count, _runs(count, windows, run, seed, epoch, window, window + 1), run)
+        later = _runs(count, windows, run, seed, epoch, window + 1, windows)
+        rest = RestOfEpoch(self.chosen, np.setdiff1d(own, read), later, run)
         return rest if len(later) else np.asarray(rest)
 
     def open(self, seed: int, epoch: int, block: int) -> EpochBlock:
@@ -254,17 +279,80 @@ class Selection:
         opened = self._window(seed, epoch, window)
         parts = slice(*opened.edges[place : place + 2])
         firsts, sizes = opened.firsts[parts], opened.sizes[parts].astype(np.int64)
+        if isinstance(self.sentences, RemoteArray):
+            self.sentences.fetch_ahead(firsts, firsts + sizes + 1)
         ends = np.concatenate([[0], np.cumsum(sizes)])
         sentences = np.arange(ends[-1]) + np.repeat(firsts - ends[:-1], sizes)
         starts, stops = self.sentences[sentences], self.sentences[sentences + 1]
+        fetch_tokens_ahead(self._corpus, starts[ends[:-1]], stops[ends[1:] - 1])
+        self._fetch_next_window(seed, epoch, block)
         if (stops <= starts).any():
             broken = sentences[np.argmax(stops <= starts)]
             what = f"sentence {broken} of the corpus has no tokens"
             raise DataError(what, fix="Build the corpus again.")
-        return EpochBlock(starts, stops, ends, opened.owners[parts])
+        others = None if self.shuffle is None else opened.owners
+        return EpochBlock(starts, stops, ends, opened.owners[parts], others)
+
+    def draw(self, count: int, window: Whole | None, rng: np.random.Generator) -> Whole:
+        """Draw documents with repetition, as places among the chosen ones.
+
+        Args:
+            window: the document of each part to draw from; None for all documents.
+        """
+        if window is None:
+            return rng.integers(len(self), size=count)
+        return window[rng.integers(len(window), size=count)]
+
+    def _fetch_next_window(self, seed: int, epoch: int, block: int) -> None:
+        """Fetch as many runs of the next window as come to a block of this one."""
+        window, place = divmod(block, BLOCKS)
+        if self.shuffle is None or window + 1 == self.windows:
+            return
+        following = window + 1, window + 2
+        firsts = _runs(len(self), self.windows, self.run, seed, epoch, *following)
+        size = self.blocks(seed, epoch, window)
+        for first in firsts[len(firsts) * place // size : len(firsts) * (place + 1) // size]:
+            last = min(int(first) + self.run, len(self)) - 1
+            start, stop = (int(self.chosen[at]) for at in (first, last))
+            fetch_documents_ahead(self._corpus, start, stop + 1)
 
 
-def _check(corpus: Arrays, sentences: Whole, documents: Whole, chosen: DocumentIds) -> None:
+def bytes_at_hand(corpus: Arrays, shuffle: Windows | None) -> int:
+    """Return the bytes of a corpus at a URL that a cache must hold, so that none is fetched twice.
+
+    That is all of it, or two windows. A run has a part at each end that is not all its own.
+    """
+    columns = (corpus.tokens, corpus.sentences, corpus.documents, corpus.words)
+    remote = [each for each in columns if isinstance(each, RemoteArray)]
+    whole = sum(each.nbytes for each in remote)
+    if shuffle is None:
+        return whole
+    share = shuffle.run / max(1, len(corpus.documents) - 1)
+    run = sum(math.ceil(each.nbytes * share) + each.file.part for each in remote)
+    return min(whole, 2 * -(-shuffle.documents // shuffle.run) * run)
+
+
+def from_few_places(
+    corpus: Arrays, chosen: DocumentIds, tokens: int, seed: int
+) -> NDArray[np.int64]:
+    """Return about enough of the chosen documents for some tokens, from few places of the corpus.
+
+    What has to be fetched of a corpus at a URL then grows with the tokens, not with the corpus.
+    """
+    ids = np.asarray(chosen)
+    _, place, sizes = np.unique(ids // PLACE, return_inverse=True, return_counts=True)
+    order = rng(seed, "places").permutation(len(sizes))
+    needed = SPARE * tokens * (len(corpus.documents) - 1) / max(1, len(corpus.tokens))
+    taken = order[: 1 + int(np.searchsorted(np.cumsum(sizes[order]), needed))]
+    few = ids[np.isin(place, taken)]
+    return few if len(few) > 1 else ids
+
+
+def _signed(offsets: Column) -> Column:
+    return (offsets if isinstance(offsets, RemoteArray) else np.asarray(offsets)).view(np.int64)
+
+
+def _check(corpus: Arrays, sentences: Column, documents: Column, chosen: DocumentIds) -> None:
     if (
         len(documents) == 0
         or documents[-1] != len(sentences) - 1
@@ -288,10 +376,13 @@ def _check(corpus: Arrays, sentences: Whole, documents: Whole, chosen: DocumentI
 
 
 def _plan_window(
-    documents: Whole, chosen: DocumentIds, windows: int, seed: int, epoch: int, window: int
-) -> _Window:
+    documents: Column, chosen: DocumentIds, windows: int, run: int,
+    seed: int, epoch: int, window: int,
+) -> _Window:  # fmt: skip
     """Split the documents of a window into parts, permute these, and find where blocks begin."""
-    places = _places(len(chosen), _runs(len(chosen), windows, seed, epoch, window, window + 1))
+    count = len(chosen)
+    runs = _runs(count, windows, run, seed, epoch, window, window + 1)
+    places = _places(count, runs, run)
     parts = []
     for at in range(0, len(places), CHUNK):
         ids = chosen[places[at : at + CHUNK]]
@@ -308,17 +399,19 @@ def _plan_window(
     return _Window(owners[order], firsts[order], sizes, np.append(edges, len(order)))
 
 
-def _runs(count: int, windows: int, seed: int, epoch: int, first: int, stop: int) -> Whole:
+def _runs(
+    count: int, windows: int, run: int, seed: int, epoch: int, first: int, stop: int
+) -> Whole:
     """Return where the runs of the windows `[first, stop)` begin among `count` chosen documents."""
-    runs = np.arange(-(-count // RUN), dtype=np.uint32)
+    runs = np.arange(-(-count // run), dtype=np.uint32)
     rng(seed, "windows", epoch=epoch).shuffle(runs)
     mine = runs[len(runs) * first // windows : len(runs) * stop // windows]
-    return np.sort(mine).astype(np.int64) * RUN
+    return np.sort(mine).astype(np.int64) * run
 
 
-def _places(count: int, runs: Whole) -> Whole:
+def _places(count: int, runs: Whole, run: int) -> Whole:
     """Return the places of the documents of some runs among `count` chosen ones, ascending."""
-    places = (runs[:, None] + np.arange(RUN)).reshape(-1)
+    places = (runs[:, None] + np.arange(run)).reshape(-1)
     return places[places < count]
 
 

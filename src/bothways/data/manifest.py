@@ -22,6 +22,8 @@ FORMAT, VERSION = "bothways corpus", 2
 
 SMALL = 2**24
 """Size in bytes up to which the contents of a file are checked when a corpus is opened."""
+PART = 2**22
+"""Bytes of the parts that a corpus at a URL is fetched in, each of which has a digest."""
 REBUILD = "Build the corpus again, in a new folder."
 
 
@@ -61,10 +63,15 @@ class TextRead:
 
 @dataclass(frozen=True)
 class Stored:
-    """A file of the corpus: its size, and the SHA-256 of its bytes."""
+    """A file of the corpus: its size, and the SHA-256 of its bytes.
+
+    Attributes:
+        parts: the SHA-256 of each part, if there are several.
+    """
 
     bytes: int
     sha256: str
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,7 @@ class Manifest:
         read: the documents of the inputs.
         steps: what was left out of them, step by step.
         files: the other files of the folder.
+        part: bytes of each part of a file but the last.
     """
 
     counts: Counts
@@ -111,6 +119,7 @@ class Manifest:
     read: TextRead
     steps: tuple[StepCounts, ...]
     files: dict[str, Stored]
+    part: int = PART
 
     def left_out(self, step: str) -> int:
         """Return the number of documents that a step left out, 0 if it was not taken."""
@@ -124,6 +133,9 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     if manifest.settings.words is None:
         del settings["words"]
     settings["cleaning"] = {name: step for name, step in settings["cleaning"].items() if step}
+    for stored in tree["files"].values():
+        if not stored["parts"]:
+            del stored["parts"]
     text = json.dumps(tree, indent=2, ensure_ascii=False)
     replace_file(folder / MANIFEST, lambda place: place.write_text(text, encoding="utf-8"))
 
@@ -177,5 +189,5 @@ def check_file(path: Path, stored: Stored, up_to: int | float = SMALL) -> None:
     if path.stat().st_size != stored.bytes:
         what = f"has {path.stat().st_size:,} bytes; the manifest says {stored.bytes:,}"
         raise DataError(what, where=path, fix=REBUILD)
-    if stored.bytes <= up_to and describe_file(path) != stored:
+    if stored.bytes <= up_to and file_digest(path) != stored.sha256:
         raise DataError("has changed since the corpus was built", where=path, fix=REBUILD)

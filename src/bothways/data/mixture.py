@@ -28,6 +28,7 @@ from typing_extensions import assert_never
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Sequence
+from bothways.core.urls import Place, place_of
 from bothways.data.corpus import Corpus
 from bothways.data.segments import PairPlan, SpanPlan
 from bothways.text.sampling import smoothed_shares
@@ -180,7 +181,7 @@ def _require_one_tokenizer(corpora: Mapping[str, Corpus]) -> None:
             raise ConfigError(what, where="corpus", fix=fix)
 
 
-def open_corpora(folders: Many[Path]) -> Corpus | dict[str, Corpus]:
+def open_corpora(folders: Many[str | Place]) -> Corpus | dict[str, Corpus]:
     """Open one corpus, or several by the names that `names_of` gives them.
 
     Raises:
@@ -192,8 +193,8 @@ def open_corpora(folders: Many[Path]) -> Corpus | dict[str, Corpus]:
     return dict(zip(names_of(folders), map(Corpus.open, folders), strict=True))
 
 
-def names_of(folders: Many[Path]) -> list[str]:
-    """Return a name for each folder: its own, preceded by those around it where two are equal.
+def names_of(folders: Many[str | Place]) -> list[str]:
+    """Return a name for each folder or URL: its own, after those around it where two are equal.
 
     Example: en/corpus and zh/corpus → en-corpus and zh-corpus. Dots, which separate the keys of
     settings, become hyphens.
@@ -201,7 +202,11 @@ def names_of(folders: Many[Path]) -> list[str]:
     Raises:
         ConfigError: a folder is given twice.
     """
-    parts = [folder.absolute().parts[1:] for folder in folders]
+    places = [place_of(folder) for folder in folders]
+    parts = [
+        place.absolute().parts[1:] if isinstance(place, Path) else place.path.parts[1:]
+        for place in places
+    ]
     for depth in range(1, max(map(len, parts), default=0) + 1):
         names = ["-".join(part[-depth:]).replace(".", "-") for part in parts]
         if len(set(names)) == len(names):

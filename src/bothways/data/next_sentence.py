@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from bothways.core.errors import DataError
 from bothways.data.epoch_order import EpochBlock, Selection, Whole
+from bothways.data.remote_arrays import Column
 from bothways.data.segments import PairPlan, PairSegments
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def plan_pairs(
     random = np.flatnonzero(label)
     wanted = (targets[document] - (a_stop - a))[random]
     b[random], b_stop[random] = draw_other_segments(
-        block.owners[document[random]], wanted, selection, rng
+        block.owners[document[random]], wanted, selection, block.window, rng
     )
     from_a, from_b = excess(a_stop - a, b_stop - b, room)
     pairs = np.stack(
@@ -138,17 +139,21 @@ def gather_chunks(
 
 
 def draw_other_segments(
-    own: Whole, wanted: Whole, selection: Selection, rng: np.random.Generator
+    own: Whole,
+    wanted: Whole,
+    selection: Selection,
+    window: Whole | None,
+    rng: np.random.Generator,
 ) -> tuple[Whole, Whole]:
-    """Draw a segment of another document for each document.
+    """Draw a segment of another document for each document, from the same window.
 
     Returns:
         Tokens `[start, stop)`, at least `wanted` of them if the other document has that many.
     """
-    other = rng.integers(len(selection), size=len(own))
+    other = selection.draw(len(own), window, rng)
     for _ in range(DRAWS - 1):
         same = np.flatnonzero(other == own)
-        other[same] = rng.integers(len(selection), size=len(same))
+        other[same] = selection.draw(len(same), window, rng)
     low, high = selection.bounds(selection.chosen[other])
     first = rng.integers(low, high)
     start = selection.sentences[first]
@@ -159,7 +164,7 @@ def draw_other_segments(
     ]
 
 
-def _first_at_least(ascending: Whole, goals: Whole, low: Whole, high: Whole) -> Whole:
+def _first_at_least(ascending: Column, goals: Whole, low: Whole, high: Whole) -> Whole:
     """Return for each goal the first index in `[low, high]` whose value reaches it, or `high`."""
     while (low < high).any():
         middle = (low + high) // 2

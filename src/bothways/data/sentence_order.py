@@ -83,7 +83,9 @@ class SentenceOrder(PairSegments):
                     b = b.copy()
                     wanted = (targets[document] - (a_stop - a))[others]
                     owners = block.owners[document[others]]
-                    b[others], b_stop[others] = draw_other_segments(owners, wanted, selection, rng)
+                    b[others], b_stop[others] = draw_other_segments(
+                        owners, wanted, selection, block.window, rng
+                    )
             case _:
                 assert_never(self.single)
         swapped = ~others & (rng.random(len(a)) < 0.5)

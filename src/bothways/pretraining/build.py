@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, report_findings
+from bothways.core.part_cache import GIGABYTES
 from bothways.core.source import Cursor, Source
 from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import ContinuedSource, CorpusSource
-from bothways.data.epoch_order import DocumentIds
+from bothways.data.epoch_order import DocumentIds, Windows, bytes_at_hand
 from bothways.data.loader import Loader, Share
 from bothways.data.masking import Vocabulary
 from bothways.data.mixture import Corpora, MixedSource
+from bothways.data.remote_arrays import RemoteArray
 from bothways.families.catalogue import FAMILIES, family_for
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import load_model
@@ -209,7 +213,9 @@ def _source_of(
     """Return the sequences of a phase over the chosen documents of a corpus."""
     template, seed, copies = corpus.tokenizer.template, settings.seed, settings.data_copies
     sources = [
-        CorpusSource(corpus, template, settings.segments_of(each), chosen, seed, copies)
+        CorpusSource(
+            corpus, template, settings.segments_of(each), chosen, seed, copies, settings.shuffle
+        )
         for each in settings.phases[phase - len(ends) : phase + 1]
     ]
     source: CorpusSource | ContinuedSource = sources[0]
@@ -256,6 +262,7 @@ def preflight(
         named = f"{name}: " if name else ""
         findings += [dataclasses.replace(each, what=f"{named}{each.what}") for each in found]
     findings += _check_mixture(settings, corpora)
+    findings += _check_cache(settings, corpora)
     return report_findings(dict.fromkeys(findings))
 
 
@@ -299,6 +306,28 @@ def _check_mixture(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
         what += ": it may never be read"
         findings.append(Finding("balance", "error", what, "mixture", fix))
     return findings
+
+
+def _check_cache(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
+    """Return an error if what is read at a time of the corpora at URLs exceeds their cache."""
+    tokens = [part.tokens for part in corpora.parts.values()]
+    sizes = [each.file.cache.bytes for each in tokens if isinstance(each, RemoteArray)]
+    needed = sum(bytes_at_hand(part, settings.shuffle) for part in corpora.parts.values())
+    if not sizes or needed <= (size := min(sizes)):
+        return []
+    held = f"the cache of {size / 1e9:,.3g} GB holds less than the {needed / 1e9:,.3g} GB"
+    enough = f"{GIGABYTES}={math.ceil(needed / 1e8) / 10:g}"
+    match settings.shuffle:
+        case None:
+            what = f"{held} of a corpus whose documents are read in random order"
+            fix = f"Set shuffle=windows, which reads it in windows, or {enough}."
+            return [Finding("balance", "error", what, "shuffle", fix)]
+        case Windows(documents):
+            what = f"{held} of two windows of {documents:,} documents"
+            fix = f"Set shuffle.documents lower, or {enough}."
+            return [Finding("balance", "error", what, "shuffle.documents", fix)]
+        case _:
+            assert_never(settings.shuffle)
 
 
 def tokens_read(settings: PretrainConfig, text: float) -> float | None:

@@ -16,7 +16,7 @@ from bothways.core.source import TrainingStep
 from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
 from bothways.data.batching import TokenBudget
 from bothways.data.corpus import Corpus
-from bothways.data.epoch_order import AllBut, DocumentIds
+from bothways.data.epoch_order import AllBut, DocumentIds, from_few_places
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve
 from bothways.model.config import ModelConfig
@@ -69,8 +69,11 @@ class HeldOut:
             objective=with_masking(settings.objective, settings.evaluation_masking),
             phases=tuple(dataclasses.replace(phase, masking=None) for phase in settings.phases),
             data_copies=1,
+            shuffle=None,
             batch=TokenBudget(size),
         )
+        if settings.shuffle is not None:
+            chosen = from_few_places(corpus, chosen, settings.evaluation_tokens, settings.seed)
         loader = loader_of(fixed, corpus, chosen, plan, longest)
         self._steps = list(_up_to(settings.evaluation_tokens, loader.epoch()))
         self._learner, self._plan, self._settings = learner, plan, settings

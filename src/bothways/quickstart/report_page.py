@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -154,7 +155,7 @@ def _figures(result: StoryResult, gain: float, spread: float) -> s.KeyFigures:
 
 
 def _records(result: StoryResult) -> list[dict[str, Any]]:
-    return read_records(result.corpus.folder.parent / "pretraining" / "metrics.jsonl")
+    return read_records(Path(result.corpus.folder).parent / "pretraining" / "metrics.jsonl")
 
 
 def _curves(result: StoryResult) -> list[s.Curves]:
