@@ -17,6 +17,10 @@ class RayError(Exception):
     cause: BaseException | None = None
 
 
+class ActorUnavailableError(RayError):
+    """An actor that cannot be reached for the time being."""
+
+
 class Held:
     """A reference to a result, or to what was put."""
 
@@ -40,6 +44,8 @@ class Called:
         method = getattr(self.owner.value, self.name)
         try:
             return Held(pickle.dumps(method(*pickle.loads(pickle.dumps(given)))))
+        except ActorUnavailableError as error:
+            return Held(error)
         except Exception as error:
             failed = RayError("a task failed")
             failed.cause = error
@@ -65,7 +71,9 @@ class StandInRay(types.ModuleType):
         self.killed = 0
         self.options = dict[str, Any]()
         self.connected = False
-        self.exceptions = types.SimpleNamespace(RayError=RayError)
+        self.exceptions = types.SimpleNamespace(
+            RayError=RayError, ActorUnavailableError=ActorUnavailableError
+        )
 
     def is_initialized(self) -> bool:
         return self.connected

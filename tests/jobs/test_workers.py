@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.jobs import ray_pool
 from bothways.jobs.ray_pool import IN_FLIGHT
 from bothways.jobs.workers import LocalWorkers, RayWorkers, Workers, map_jobs
-from stand_in_ray import stand_in
+from stand_in_ray import ActorUnavailableError, stand_in
 
 
 def square(number: int) -> int:
@@ -83,3 +84,25 @@ def test_what_goes_wrong_on_a_cluster_is_told(monkeypatch: pytest.MonkeyPatch) -
         list(map_jobs(square, [1], RayWorkers("auto", threads=3)))
     with pytest.raises(ConfigError, match="processes: must be at least 1, not 0"):
         RayWorkers("auto", 0)
+
+
+def test_an_actor_that_cannot_be_reached_gets_its_job_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand_in(monkeypatch)
+    monkeypatch.setattr(ray_pool, "PAUSE", 0)
+    run, failures = ray_pool._Actor.run, [2, 5]  # of the calls with these numbers
+
+    calls = iter(range(1000))
+
+    def unreachable(*given: Any) -> Any:
+        if next(calls) in failures:
+            raise ActorUnavailableError("the machine does not answer")
+        return run(*given)
+
+    monkeypatch.setattr(ray_pool._Actor, "run", unreachable)
+    assert sorted(map_jobs(square, range(9), RayWorkers("auto"))) == [n * n for n in range(9)]
+    failures[:] = range(1000)
+    monkeypatch.setattr(ray_pool, "UNREACHABLE", 0.05)
+    with pytest.raises(ResourceError, match="on the cluster: the machine does not answer"):
+        list(map_jobs(square, [1], RayWorkers("auto")))

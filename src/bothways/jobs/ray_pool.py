@@ -1,7 +1,9 @@
 """One function over many jobs on a Ray cluster: actors that hold the function.
 
-Ray restarts an actor that dies, on another machine if need be, and repeats its job. Jobs and
-results go through Ray's object store, so the actors share no folder with this process.
+Ray restarts an actor that dies, on another machine if need be, and repeats its job. A machine that
+vanishes is not known to be dead for half a minute, in which calls of its actors fail: these are
+made again. Jobs and results go through Ray's object store, so the actors share no folder with this
+process.
 
 Source: Ray's documentation of fault tolerance for actors (`max_restarts`, `max_task_retries`).
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bothways.core.errors import BothwaysError, ResourceError, optional
@@ -27,6 +30,10 @@ PATIENCE = 5.0
 """Seconds that a full cluster is given to become free."""
 RETRIES = 3
 """How often a job is repeated whose actor died."""
+UNREACHABLE = 120.0
+"""Seconds for which a job is given again to an actor that cannot be reached."""
+PAUSE = 1.0
+"""Seconds before it is given again."""
 
 
 def map_on_ray(
@@ -70,31 +77,62 @@ def map_on_ray(
             ray.shutdown()
 
 
+@dataclass(frozen=True)
+class _Given:
+    """A job that an actor has.
+
+    Attributes:
+        actor: its number.
+        since: when the actor was first found to be unreachable, on the monotonic clock; None if
+            it was not.
+    """
+
+    job: Any
+    actor: int
+    since: float | None = None
+
+
 def _dispatch(actors: list[Any], function: Any, jobs: Iterable[Any]) -> Generator[Any]:
     """Give each actor jobs as it becomes free, and yield what comes back."""
     import ray
 
-    waiting, jobs = dict[Any, int](), iter(jobs)
+    waiting, jobs = dict[Any, _Given](), iter(jobs)
+
+    def give(given: _Given) -> None:
+        """Give an actor a job."""
+        waiting[actors[given.actor].run.remote([function], given.job)] = given
+
     free = [number for _ in range(IN_FLIGHT) for number in range(len(actors))]
     job = next(jobs, None)
     while job is not None or waiting:
         while job is not None and free:
-            number = free.pop(0)
-            waiting[actors[number].run.remote([function], job)] = number
+            give(_Given(job, free.pop(0)))
             job = next(jobs, None)
         [ready], _ = ray.wait([*waiting], num_returns=1)
-        free.append(waiting.pop(ready))
+        given = waiting.pop(ready)
         try:
             result = ray.get(ready)
         except ray.exceptions.RayError as error:
-            cause = getattr(error, "cause", None)
-            if isinstance(cause, BothwaysError):
-                raise cause from None
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            fix = "See Ray's log. If memory ran out, use fewer or smaller workers."
-            raise ResourceError(f"a job failed on the cluster: {reason}", fix=fix) from error
+            if isinstance(error, ray.exceptions.ActorUnavailableError):
+                since = given.since or time.monotonic()
+                if time.monotonic() - since < UNREACHABLE:
+                    time.sleep(PAUSE)
+                    give(_Given(given.job, given.actor, since))
+                    continue
+            raise _failed(error) from error
+        free.append(given.actor)
         del ready  # the object store keeps a result while a reference to it exists
         yield result
+
+
+def _failed(error: Exception) -> BothwaysError:
+    """Return what the function raised, or the failure of a job on the cluster."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, BothwaysError):
+        return cause
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    fix = "See Ray's log. If memory ran out, use fewer or smaller workers."
+    return ResourceError(f"a job failed on the cluster: {reason}", fix=fix)
 
 
 class _Actor:
