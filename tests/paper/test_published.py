@@ -99,6 +99,8 @@ SOP | 54.0 78.9 86.5 80.1
 Lan et al. 2019, embeddings of 128 features | average_of_five_tasks
 all shared | 80.1
 not shared | 81.6
+attention shared | 81.7
+FFN shared | 80.2
 Clark et al. 2020, section 3.4, base, dev | GLUE_average
 BERT | 82.2
 Replace MLM | 82.4

@@ -271,6 +271,7 @@ def serve(
         """Serve until a signal, or the end of the process above."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, hang_up)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # `Workers` blocks it
         if parent is not None:
             loop.add_reader(parent.fileno(), _orphaned, server, parent)
         await server.serve([bound])

@@ -74,7 +74,6 @@ def _usable() -> set[int]:
 def _work(deployment: Deployment, bound: socket.socket, pipe: Connection, cores: list[int]) -> None:
     """Answer requests: what a process below does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the process above decides
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server handles it
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
     import torch
@@ -153,7 +152,10 @@ class Workers:
             name=f"bothways-{number}",
             daemon=True,
         )
-        process.start()
+        # A SIGHUP waits until the server handles it: what was read before it may be out of date.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        process.start()  # it inherits the mask
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         return _Worker(number, cores, process, pipe, time.monotonic(), failures)
 
@@ -202,8 +204,7 @@ class Workers:
             number = signal.SIGTERM
             self._stopping = self._stopping or time.monotonic()
         for worker in self._workers:
-            reached = worker.opened or number == signal.SIGTERM
-            if reached and worker.process.pid is not None:
+            if worker.process.pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker.process.pid, number)
 
