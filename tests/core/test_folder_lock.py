@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bothways.core.errors import ResourceError, os_errors
+from bothways.core.atomic_files import replace_folder
+from bothways.core.errors import ConfigError, ResourceError, os_errors
 from bothways.core.folder_lock import LOCK, OWNER, lock_folder
 
 HOLD = """
@@ -97,3 +98,12 @@ def test_refusals_of_the_system_alone_are_translated(tmp_path: Path) -> None:
         raise OSError(28, "No space left")
     with pytest.raises(ValueError, match="a bug"), os_errors(tmp_path, "Make room."):
         raise ValueError("a bug")
+
+
+def test_a_url_is_no_folder_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for open_to_write in (lock_folder, replace_folder):
+        url = Path("s3://bucket/run")
+        with pytest.raises(ConfigError, match="s3:/bucket/run: is a URL"), open_to_write(url):
+            pass
+    assert not list(tmp_path.iterdir())

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from bothways.core.errors import ResourceError, os_errors
+from bothways.core.urls import require_local
 
 HIDDEN = ".writing-"
 """The prefix of names of files and folders that are incomplete, or replaced."""
@@ -30,8 +31,10 @@ def replace_folder(place: Path) -> Iterator[Path]:
     leaves.
 
     Raises:
+        ConfigError: `place` is a URL.
         ResourceError: no space or no permission; `place` is as it was.
     """
+    require_local(place)
     hidden = hidden_folder(place)
     with os_errors(place, _FIX):
         recover_folder(place)

@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 
 from bothways.core.errors import BothwaysError, ResourceError, os_errors
 from bothways.core.json_reader import read_object
+from bothways.core.urls import require_local
 
 LOCK, OWNER = ".lock", ".owner.json"
 
@@ -27,8 +28,10 @@ def lock_folder(folder: Path) -> Iterator[Path]:
     If it ends with an error and the folder is empty, the lock and what was created are removed.
 
     Raises:
+        ConfigError: the folder is a URL.
         ResourceError: another process holds the lock, or the folder cannot be written.
     """
+    require_local(folder)
     new = not (folder / LOCK).exists()
     created = [place for place in (folder, *folder.parents) if not place.exists()]
     with os_errors(folder, "Choose another folder."):

@@ -46,6 +46,17 @@ def is_url(name: object) -> bool:
     return "://" in text and _URL.match(text) is not None
 
 
+def require_local(folder: Path) -> None:
+    """Check that a folder to write is not a URL, of which `Path` has made s3:/bucket/run.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", folder.as_posix()):
+        fix = "Choose a folder of this machine, and copy it when it is complete."
+        raise ConfigError("is a URL, at which no folder can be written", where=folder, fix=fix)
+
+
 @dataclass(frozen=True)
 class Url:
     """The URL of a file or folder, with the parts of its name that a `Path` also has."""
