@@ -78,6 +78,7 @@ class Symbols:
         limits = self.most * batch.words.counts
 
         def many(number: int, text: str) -> bool:
+            """Return True for more symbols than the words allow."""
             ellipses = text.count("...") + text.count("…")
             return bool(max(text.count("#"), ellipses) > limits[number])
 
@@ -159,6 +160,7 @@ class StopWords:
         pattern = re.compile(rf"\b(?:{words})\b", re.IGNORECASE)
 
         def few(number: int, text: str) -> bool:
+            """Return True for a text of the language with too few of its words."""
             if batch.languages[number] != self.language:
                 return False
             found = set[str]()
@@ -203,6 +205,7 @@ class RepeatedParagraphs:
         """Return `(D)`, True for documents to leave out."""
 
         def repeat(_: int, text: str) -> bool:
+            """Return True where paragraphs repeat too often."""
             parts = [part.strip() for part in _PARAGRAPH.split(text)]
             return _repeat([part for part in parts if part], self.most, self.most_characters)
 
@@ -276,6 +279,7 @@ class UnwantedText:
         phrases = [phrase.lower() for phrase in self.phrases]
 
         def has_one(_: int, text: str) -> bool:
+            """Return True for a text with one of the phrases."""
             lower = text.lower()
             return any(phrase in lower for phrase in phrases)
 

@@ -191,6 +191,7 @@ def _clean(recipe: Recipe, texts: list[str]) -> tuple[CleanedTexts, list[list[st
     known = dict[tuple[str, str], list[str]]()  # a rule may have counted the sentences
 
     def split(text: str, language: str) -> list[str]:
+        """Return the sentences of a text, split once."""
         if (text, language) not in known:
             known[text, language] = split_sentences(text, language)
         return known[text, language]
