@@ -373,10 +373,10 @@ def test_mistakes(
     for value in ("0", "much", "-1", "inf", "nan"):
         monkeypatch.setenv("BOTHWAYS_CACHE_GB", value)
         with pytest.raises(ConfigError, match=f"BOTHWAYS_CACHE_GB: '{value}' is not a positive"):
-            Cache.here()
+            Cache.from_environment()
     monkeypatch.setenv("BOTHWAYS_CACHE_GB", "0.5")
     monkeypatch.setenv("BOTHWAYS_CACHE", "~/parts")
-    assert Cache.here() == Cache(Path.home() / "parts", 500_000_000)
+    assert Cache.from_environment() == Cache(Path.home() / "parts", 500_000_000)
     with pytest.raises(
         ConfigError, match=r"shuffle.documents: must be at least the 4,096 of a run, not 10"
     ):

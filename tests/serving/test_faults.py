@@ -374,7 +374,7 @@ def test_mistakes_of_the_command(tmp_path: Path) -> None:
     cases = {
         (): "there is no model to serve",
         (f"a={folder}", f"a={folder}"): "two models are called 'a'",
-        (f"a b={folder}",): "'a b' is no name",
+        (f"a b={folder}",): "'a b' is not a name",
         (str(folder), "--host", "0.0.0.0"): "there is no key",
         (str(folder), "--limit", "texts=0"): "above 0",
         (str(folder), "--limit", "colour=3"): "colour",
@@ -400,7 +400,7 @@ def test_models_are_called_by_their_folder_or_their_name(tmp_path: Path) -> None
         "mini": ("owner/mini", None),
         "ner": ("runs/ner/", None),
     }
-    with pytest.raises(ConfigError, match="'a=b' is no name"):
+    with pytest.raises(ConfigError, match="'a=b' is not a name"):
         named_models((str(tmp_path / "a=b"),))
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.cleaning.words import WordDivision, WordTable, find_words, mix
-
-_STEP = np.uint64(0xD6E8FEB86659FD93)
+from bothways.cleaning.words import WordDivision, WordTable, chain, find_words, mix
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,7 @@ class TextBatch:
     ) -> None:
         self.texts, self.languages, self._split = texts, languages, split
         self.undecided = np.ones(len(texts), dtype=np.bool_)
+        self._search, self._ngrams = self._search_ngrams(), list[RepeatedNgrams]()
 
     def judge(self, rejects: Callable[[int, str], bool]) -> NDArray[np.bool_]:
         """Return `(D)`, True where a function of number and text does, for undecided texts."""
@@ -84,8 +84,14 @@ class TextBatch:
         all_characters = words.total(words.lengths)
         return words.total(words.lengths * inside) / np.maximum(all_characters, 1)
 
-    def repeated_ngrams(self, longest: int) -> Iterator[RepeatedNgrams]:
-        """Yield the repeated n-grams for n = 2 … `longest`.
+    def repeated_ngrams(self, longest: int) -> list[RepeatedNgrams]:
+        """Return the repeated n-grams for n = 2 … `longest`, each size searched for once."""
+        while len(self._ngrams) < longest - 1:
+            self._ngrams.append(next(self._search))
+        return self._ngrams[: longest - 1]
+
+    def _search_ngrams(self) -> Iterator[RepeatedNgrams]:
+        """Yield the repeated n-grams for n = 2, 3, …
 
         Only where two (n − 1)-grams in a row are repeated an n-gram can be.
         """
@@ -96,9 +102,9 @@ class TextBatch:
         # Equal n-grams of different texts differ.
         keys = words.hashes ^ mix(owners.astype(np.uint64))
         places = np.arange(count)
-        for size in range(2, longest + 1):
+        for size in itertools.count(2):
             places = places[places + size <= ends[places]]
-            keys[places] = mix(keys[places] * _STEP + words.hashes[places + size - 1])
+            keys[places] = mix(chain(keys[places], words.hashes[places + size - 1]))
             found = _repeated(keys, places, size)
             yield found
             begins = np.zeros(count + 1, dtype=np.bool_)

@@ -124,8 +124,8 @@ def make_cleaning(
         ConfigError: an unknown set, or a value out of range.
     """
     if filters not in FILTERS:
-        what = f"{filters!r} is none of {', '.join(FILTERS)}"
-        raise ConfigError(what, where="filters")
+        fix = f"Choose one of {', '.join(FILTERS)}."
+        raise ConfigError(f"unknown filters {filters!r}", where="filters", fix=fix)
     near = None
     if near_duplicates is not None:
         try:

@@ -246,7 +246,7 @@ class RepeatedWords:
     Attributes:
         shortest: the first n.
         most: the share of the characters for n, n + 1, … (Gopher: 0.15 to 0.1 for n = 5 to 10). The
-            first occurrence of an n-gram is no repetition.
+            first occurrence of an n-gram does not count.
     """
 
     shortest: int = 5
@@ -317,9 +317,10 @@ def _share(found: Iterable[bool]) -> float:
 
 def _repeat(parts: list[str], most: float, most_characters: float) -> bool:
     """Return True if too many of the parts, or of their characters, occurred before."""
-    if len(set(parts)) == len(parts):
+    distinct = set(parts)
+    if len(distinct) == len(parts):
         return False
-    characters, distinct = sum(map(len, parts)), set(parts)
+    characters = sum(map(len, parts))
     repeated = characters - sum(map(len, distinct))
     return len(parts) - len(distinct) > most * len(parts) or repeated > most_characters * characters
 
@@ -328,7 +329,7 @@ def _require_range(least: float | int, most: float | int) -> None:
     if not least >= 0:
         raise ConfigError(f"must be at least 0, not {least}", where="least")
     if not most >= least:
-        raise ConfigError(f"must be at least least ({least}), not {most}", where="most")
+        raise ConfigError(f"must be at least {least}, the value of least, not {most}", where="most")
 
 
 def _require_shares(name: str, shares: Iterable[float]) -> None:

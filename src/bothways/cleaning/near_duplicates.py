@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.cleaning.shingles import ShingleTable, find_shingles, sign
-from bothways.cleaning.words import mix
+from bothways.cleaning.words import chain, mix
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.progress import SILENT, Progress
@@ -44,7 +44,6 @@ ROWS = 2**16
 """Signatures that are read at once."""
 
 _PARTS = 16
-_STEP = np.uint64(0xD6E8FEB86659FD93)
 
 
 @dataclass(frozen=True)
@@ -230,7 +229,7 @@ def _keys(
     for start in range(0, len(rows), ROWS):
         part = slice(start, start + ROWS)
         for column in signatures[rows[part], columns].T:
-            keys[part] = mix(keys[part] * _STEP + column + np.uint64(1))
+            keys[part] = mix(chain(keys[part], column) + np.uint64(1))
     return keys
 
 

@@ -24,13 +24,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.cleaning.words import WordDivision, WordTable, find_words, mix
+from bothways.cleaning.words import WordDivision, WordTable, chain, find_words, mix
 from bothways.core.keyed_rng import rng
 
 CHUNK = 2**15
 """Shingles whose permutations are computed at once."""
-
-_STEP = np.uint64(0xD6E8FEB86659FD93)
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ def _hash_shingles(words: WordTable, size: int) -> tuple[NDArray[np.uint32], NDA
     values = np.zeros(len(words.hashes), dtype=np.uint64)
     for place in range(size):
         inside = np.flatnonzero(left > place)
-        values[inside] = values[inside] * _STEP + words.hashes[inside + place]
+        values[inside] = chain(values[inside], words.hashes[inside + place])
     first = np.zeros(len(values), dtype=np.bool_)
     first[words.offsets[:-1][counts > 0]] = True
     whole = (left >= size) | first

@@ -33,6 +33,7 @@ _UNSPACED = (
     (0xF900, 0xFAFF),
 )
 _PLANES = (0x20000, 0x40000)  # the planes of further ideographs
+_STEP = np.uint64(0xD6E8FEB86659FD93)
 _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
 
 
@@ -167,6 +168,11 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     mixed = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(mixed ^ (mixed >> np.uint64(31)))
+
+
+def chain(hashes: NDArray[np.uint64], following: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
+    """Return hashes of sequences that are longer by one value, before `mix`."""
+    return np.asarray(hashes * _STEP + following.astype(np.uint64, copy=False))
 
 
 def hash_words(

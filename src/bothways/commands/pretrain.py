@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bothways.commands.options import Device, RunLength
+from bothways.commands.options import Device, RunLength, split_inputs
 from bothways.commands.progress import check_begun, stop_saved
 from bothways.core.terminal import say, show_lines
 from bothways.report.terminal import metric_table
@@ -80,7 +80,6 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
     """
     from bothways.commands.progress import error_console, say_kernels, terminal_progress
     from bothways.core.config import reader as configs
-    from bothways.core.urls import is_url
     from bothways.data.corpus import Corpus
     from bothways.data.mixture import Smoothed, open_corpora
     from bothways.families.catalogue import preset
@@ -91,8 +90,9 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
 
     if resume:
         check_begun(out)
-    overrides = [*(word for word in more if "=" in word and not is_url(word)), *end.settings]
-    text = open_corpora([corpus, *(word for word in more if "=" not in word or is_url(word))])
+    others, given = split_inputs(more)
+    overrides = [*given, *end.settings]
+    text = open_corpora([corpus, *others])
     tokenizer = (text if isinstance(text, Corpus) else next(iter(text.values()))).tokenizer
     encoder = fit_to_corpus(preset(model), tokenizer) if start is None else start_encoder(start)
 

@@ -62,7 +62,7 @@ class Cache:
     bytes: int
 
     @classmethod
-    def here(cls) -> Cache:
+    def from_environment(cls) -> Cache:
         """Return the cache that the environment variables name.
 
         Raises:
@@ -80,7 +80,7 @@ class Cache:
         return cls(Path(os.environ.get(FOLDER) or usual).expanduser(), round(size * 1e9))
 
     @contextlib.contextmanager
-    def alone(self, name: str) -> Iterator[None]:
+    def fetching(self, name: str) -> Iterator[None]:
         """Wait until no other thread or process fetches what has this name."""
         stripe = zlib.crc32(name.encode()) % _STRIPES
         with self._locked(f".lock-{stripe:02d}"):
@@ -252,7 +252,7 @@ class CachedFile:
         place = self._place(number)
         with os_errors(self.cache.folder, CACHE_FIX):
             place.parent.mkdir(parents=True, exist_ok=True)
-            with self.cache.alone(f"{self.key}/{place.name}"):
+            with self.cache.fetching(f"{self.key}/{place.name}"):
                 with contextlib.suppress(FileNotFoundError):
                     return self._found(number).read_bytes()  # another process was first
                 start = number * self.part
@@ -290,7 +290,7 @@ class FetchAhead:
         """True if all jobs are done."""
         return self._waiting.unfinished_tasks == 0
 
-    def ask(self, jobs: Iterable[Callable[[], object]]) -> None:
+    def submit(self, jobs: Iterable[Callable[[], object]]) -> None:
         """Do these jobs, after those that were asked for before."""
         for job in jobs:
             self._waiting.put(job)

@@ -136,7 +136,7 @@ class Corpus:
 
         Args:
             folder: its folder, or a URL that fsspec opens, such as "s3://bucket/corpus".
-            cache: where parts of a corpus at a URL are kept; None for `Cache.here()`.
+            cache: where parts of a corpus at a URL are kept; None for `Cache.from_environment()`.
 
         Raises:
             ConfigError: the cache is too small.
@@ -146,7 +146,7 @@ class Corpus:
         """
         place = place_of(folder)
         if isinstance(place, Url):
-            return cls._open_remote(place, cache or Cache.here())
+            return cls._open_remote(place, cache or Cache.from_environment())
         manifest = read_manifest(place)
         for name, stored in manifest.files.items():
             check_file(place / name, stored)

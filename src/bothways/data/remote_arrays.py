@@ -86,7 +86,7 @@ class RemoteArray:
     def fetch_ahead(self, firsts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
         """Fetch the parts where slices begin and end in the background, in this order."""
         numbers = self._numbers(firsts, stops)
-        fetch_ahead().ask(functools.partial(self.file.fetch, number) for number in numbers)
+        fetch_ahead().submit(functools.partial(self.file.fetch, number) for number in numbers)
 
     def _numbers(self, firsts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[int]:
         """Return the parts of slices, in order of their first use; none of a long one's middle."""
@@ -137,7 +137,7 @@ def fetch_tokens_ahead(corpus: Arrays, starts: NDArray[np.int64], stops: NDArray
 def fetch_documents_ahead(corpus: Arrays, first: int, stop: int) -> None:
     """Fetch neighbouring documents in the background, if they are at a URL."""
     if isinstance(corpus.documents, RemoteArray):
-        fetch_ahead().ask([functools.partial(_fetch_documents, corpus, first, stop)])
+        fetch_ahead().submit([functools.partial(_fetch_documents, corpus, first, stop)])
 
 
 def _fetch_documents(corpus: Arrays, first: int, stop: int) -> None:
@@ -171,7 +171,7 @@ def fetch_small_files(url: Url, cache: Cache) -> tuple[Path, Manifest]:
     folder = cache.folder / hashlib.sha256(text).hexdigest()[:16]
     with os_errors(cache.folder, CACHE_FIX), _at(url, folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with cache.alone(folder.name):
+        with cache.fetching(folder.name):
             if not (folder / MANIFEST).exists():
                 _write(folder / MANIFEST, text)
             manifest = read_manifest(folder)

@@ -198,7 +198,7 @@ def place_at(name: str, fix: str = "Check the name.") -> Place:
 
 
 def is_pipe(path: Place) -> bool:
-    """Return whether something exists there that is no file, such as /dev/fd/63."""
+    """Return True for what exists but is not a file, such as /dev/fd/63."""
     return isinstance(path, Path) and not path.is_file()
 
 

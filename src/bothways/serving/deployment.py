@@ -193,7 +193,7 @@ def named_models(models: Many[str]) -> dict[str, tuple[str, str | None]]:
             place = Path(folder)
             name = place.resolve().name if place.exists() else place.name
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
-            what = f'{name!r} is no name: letters, digits, ".", "_" and "-" are allowed'
+            what = f'{name!r} is not a name of letters, digits, ".", "_" and "-"'
             raise ConfigError(what, where="models", fix="Give one: NAME=FOLDER.")
         if name in found:
             what = f"two models are called {name!r}"
