@@ -22,9 +22,8 @@ from bothways.cli import app
 from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, DivergedError, FolderError
 from bothways.export import folder as exporting
-from bothways.export.folder import Int8Gate, write_export
+from bothways.export.folder import Int8Gate, convert_to_openvino, write_export
 from bothways.export.int8_weights import with_int8_weights
-from bothways.export.openvino import convert
 from bothways.families.catalogue import preset
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import LSTMConfig
@@ -193,7 +192,7 @@ def test_shared_weights_are_in_the_files_once(bert: Path, tmp_path: Path) -> Non
     result = write_export(tmp_path / "albert", tmp_path / "out", task="embed", int8=gate)
     weights = sum(parameter.numel() for parameter in model.encoder.parameters())
     file = tmp_path / "out" / ONNX["fp32"]
-    convert(file, tmp_path / OPENVINO["fp32"], "none")
+    convert_to_openvino(file, tmp_path / OPENVINO["fp32"], "none")
     sizes = [
         result.sizes[ONNX["fp32"]],
         (tmp_path / OPENVINO["fp32"]).with_suffix(".bin").stat().st_size,

@@ -16,8 +16,8 @@ import torch
 from bothways.attention.patterns import Blocks, Causal, Full, Window
 from bothways.core.errors import FolderError
 from bothways.export.encoder_graph import Separators
+from bothways.export.folder import convert_to_openvino
 from bothways.export.model_graph import ExportedPart, HeadKind, build_graph, head_kind
-from bothways.export.openvino import convert
 from bothways.export.verification import compare
 from bothways.families.catalogue import FAMILIES
 from bothways.families.family import Architecture, Family
@@ -144,7 +144,7 @@ def test_every_kind_of_graph_in_openvino(
     kind = next(head for head in reversed(list(model.heads)) if head != "pooler")
     part = ExportedPart(head_kind(kind), None, SEPARATORS)
     onnx.save_model(build_graph(model, part), tmp_path / "model.onnx")
-    convert(tmp_path / "model.onnx", tmp_path / "model.xml", part.head)
+    convert_to_openvino(tmp_path / "model.onnx", tmp_path / "model.xml", part.head)
     assert compare(model, part, CompiledModel(tmp_path / "model.xml"), "OpenVINO").largest < NEAR
 
 

@@ -27,11 +27,10 @@ from bothways._version import __version__
 from bothways.core.atomic_files import check_not_input, replace_folder
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import Tree
-from bothways.core.errors import FolderError, require
+from bothways.core.errors import FolderError, optional, require
 from bothways.core.json_reader import read_object
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import listed
-from bothways.export import openvino
 from bothways.export.encoder_graph import Separators
 from bothways.export.int8_weights import with_int8_weights
 from bothways.export.model_graph import ExportedPart, build_graph, head_kind
@@ -43,7 +42,7 @@ from bothways.hub.sentence_transformers import program_files
 from bothways.model.model import Model
 from bothways.prediction.int8_report import MAX_LOSS, Int8Report, measure_int8
 from bothways.prediction.predictor import Predictor, open_learner, open_task
-from bothways.prediction.session_model import FILES, CompiledModel, GraphRuntime, Session
+from bothways.prediction.session_model import FILES, HEAD, CompiledModel, GraphRuntime, Session
 from bothways.tasks.base import Metrics, TaskLearner
 from bothways.tasks.sentence_embedding.task import Embedder, sentence_config
 
@@ -146,7 +145,7 @@ def write_export(
         if "openvino" in formats:
             progress.stage("converting to OpenVINO")
             file = hidden / OPENVINO["fp32"]
-            openvino.convert(hidden / ONNX["fp32"], file, part.head)
+            convert_to_openvino(hidden / ONNX["fp32"], file, part.head)
             progress.stage("comparing with OpenVINO")
             comparisons.append(compare(learner.model, part, CompiledModel(file), "OpenVINO"))
         for comparison in comparisons:
@@ -250,7 +249,7 @@ def _store_int8(hidden: Path, model: Model, part: ExportedPart, progress: Progre
     progress.stage("quantising for OpenVINO")
     source = hidden / "onnx" / "int8_weights.onnx"
     _save(with_int8_weights(build_graph(model, part)), source)
-    openvino.convert(source, hidden / OPENVINO["int8"], part.head)
+    convert_to_openvino(source, hidden / OPENVINO["int8"], part.head)
     for file in source.parent.glob(f"{source.name}*"):
         file.unlink()
 
@@ -279,3 +278,20 @@ def _check_replaceable(place: Path) -> None:
     if foreign:
         what = f"holds files that are not of an export, which would be lost: {listed(foreign)}"
         raise FolderError(what, where=place, fix="Choose an empty or a new folder.")
+
+
+def convert_to_openvino(source: Path, target: Path, head: str) -> None:
+    """Write an ONNX file as an OpenVINO model, with weights in the precision that they have there.
+
+    Args:
+        head: its kind, a note in the file.
+
+    Raises:
+        ResourceError: openvino is not installed.
+    """
+    with optional("export", "exporting to OpenVINO"):
+        import openvino
+    target.parent.mkdir(exist_ok=True)
+    model = openvino.convert_model(source)
+    model.set_rt_info(head, HEAD)
+    openvino.save_model(model, target, compress_to_fp16=False)

@@ -13,12 +13,15 @@ MiniLM on two threads; for a thousand tokens nothing changes.
 | fp32, bf16 | no | | any | `OneDNNLinear` |
 
 `int8` has the layers in int8.
+
+In training, layers keep their weights as they are, and `on_round_rows` pads the rows.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
 from typing import NoReturn
 
 import torch
@@ -28,7 +31,7 @@ from torch.nn import functional as F
 
 from bothways.core.errors import ConfigError
 from bothways.kernels import abi
-from bothways.kernels.library import Feature, call, kernel_features
+from bothways.kernels.library import Feature, call, is_tracing, kernel_features
 from bothways.runtime.tuning import TUNING
 
 # 32 outputs are two vectors of 16 fp32 sums, or two AMX tiles of 16 columns.
@@ -225,3 +228,27 @@ class OneDNNLinear(InferenceLayer):
             x, self.packed, self.bias, "none", [], ""
         )
         return result
+
+
+def round_rows(rows: int) -> int:
+    """Return a number at most an eighth above `rows`, one of nine between any n and 2n."""
+    # Four leading binary digits stay, rounded up: 8, 9, … 15, 16, 18, … 30, 32, 36, …
+    step = 1 << max(0, rows.bit_length() - 4)
+    return -(-rows // step) * step
+
+
+def on_round_rows(
+    compute: Callable[..., Float[Tensor, "filled outputs"]], *x: Float[Tensor, "rows inputs"]
+) -> Float[Tensor, "rows outputs"]:
+    """Return `compute(*x)`, a row-wise function, computed for a number of rows that recurs.
+
+    oneDNN plans every new shape: 1 to 8 ms for each of the three products of a linear layer, 20 ms
+    with a vocabulary, longer than the products of some hundred tokens take. Packed batches hardly
+    ever have the same number of tokens twice. So where a CPU computes gradients in bf16, rows of
+    zeros are added up to `round_rows`; elsewhere the rows stay as they are.
+    """
+    rows = len(x[0])
+    # Products in fp32 are MKL's, which plans nothing; predictions have packed layers.
+    learns = x[0].is_cpu and torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
+    extra = round_rows(rows) - rows if learns and not is_tracing() else 0
+    return compute(*(F.pad(part, (0, 0, 0, extra)) for part in x))[:rows] if extra else compute(*x)

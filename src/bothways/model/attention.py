@@ -15,7 +15,7 @@ from bothways.attention.mask import AttentionView
 from bothways.attention.probabilities import attention_probabilities
 from bothways.attention.relative import PositionTerms, attend_disentangled
 from bothways.kernels.dropout import Dropout
-from bothways.kernels.row_buckets import on_round_rows
+from bothways.kernels.linear import on_round_rows
 from bothways.model.config import EncoderConfig
 from bothways.model.positions import Disentangled
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from bothways.attention.mask import AttentionView
 from bothways.kernels.add_norm import add_norm
 from bothways.kernels.dropout import Dropout
-from bothways.kernels.row_buckets import on_round_rows
+from bothways.kernels.linear import on_round_rows
 from bothways.model.activation import activate
 from bothways.model.attention import Attention, selected_rows
 from bothways.model.config import EncoderConfig, Gated, PostNorm

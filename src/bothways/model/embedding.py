@@ -14,7 +14,7 @@ from typing_extensions import assert_never
 from bothways.core.batch import Batch
 from bothways.kernels.dropout import Dropout
 from bothways.kernels.library import is_tracing
-from bothways.kernels.row_buckets import on_round_rows
+from bothways.kernels.linear import on_round_rows
 from bothways.model.config import EncoderConfig
 from bothways.model.init import layer_norm
 from bothways.model.positions import Disentangled, Learned, Position, Rotary, Sinusoidal

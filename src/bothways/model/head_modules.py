@@ -14,7 +14,7 @@ from typing_extensions import assert_never
 
 from bothways.core.layout import Layout
 from bothways.kernels.dropout import Dropout
-from bothways.kernels.row_buckets import on_round_rows
+from bothways.kernels.linear import on_round_rows
 from bothways.model.activation import activate
 from bothways.model.config import EncoderConfig, LSTMConfig, ModelConfig
 from bothways.model.init import initialise, layer_norm

@@ -1,4 +1,4 @@
-"""The common part of tasks whose examples are texts or pairs of texts in a table."""
+"""The common parts of tasks whose examples are texts or pairs of texts in a table."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from bothways.core.batch import Batch
 from bothways.core.config.checks import require_at_least
-from bothways.tasks.base import P, Reading, Row, Task
-from bothways.tasks.text_encoding import Fit, LongTexts
+from bothways.core.targets import LabelTargets
+from bothways.tasks.base import E, Output, P, Reading, Row, Scale, Task, TaskLearner
+from bothways.tasks.text_encoding import Fit, LongTexts, window_weight
 from bothways.tasks.text_examples import (
     LABELS,
     NOT_NAMED,
@@ -106,3 +112,31 @@ class LongTextTask(TextTask[P]):
     def fit(self, length: int) -> Fit:
         """Return how texts are fitted to a length."""
         return Fit(length, self.long_texts, self.stride)
+
+
+class NumberLearner(TaskLearner[E, P]):
+    """A task with one number for each text: regression and reranking.
+
+    The head "labels" of the model has one output. Subclasses define `losses`.
+    """
+
+    scale: ClassVar[Scale | None] = "number"
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        """Return the number of texts with a label; the windows of a text count as one."""
+        known = ~targets_of(batch).isnan()
+        return {"label": float(window_weight(batch)[known].sum(dtype=torch.float64))}
+
+    def scores(self, batch: Batch) -> Float[Tensor, " sequences"]:
+        """Return one number for each sequence."""
+        result: Tensor = self.model.read("labels", batch)
+        return result[:, 0]
+
+    def outputs(self, batch: Batch) -> list[Output]:
+        """Return the number of each sequence `(1)`."""
+        return list(self.scores(batch).float().cpu().numpy()[:, None])
+
+
+def targets_of(batch: Batch) -> Float[Tensor, " sequences"]:
+    """Return the label of each sequence; NaN where there is none."""
+    return torch.as_tensor(batch.target("label", LabelTargets).labels)

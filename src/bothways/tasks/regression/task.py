@@ -33,7 +33,6 @@ from bothways.tasks.base import (
     unlabelled,
 )
 from bothways.tasks.metrics import correlation
-from bothways.tasks.number_learner import NumberLearner, targets_of
 from bothways.tasks.predictions import ScorePrediction
 from bothways.tasks.text_checks import (
     check_answered,
@@ -44,7 +43,7 @@ from bothways.tasks.text_checks import (
 )
 from bothways.tasks.text_encoding import averaged, encode_texts, window_weight
 from bothways.tasks.text_examples import LABELS, TextExample
-from bothways.tasks.text_task import LongTextTask
+from bothways.tasks.text_task import LongTextTask, NumberLearner, targets_of
 from bothways.text.tokenizer import Tokenizer
 
 LARGEST = 1e18

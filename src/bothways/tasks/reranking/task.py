@@ -33,14 +33,13 @@ from bothways.tasks.base import (
     unlabelled,
 )
 from bothways.tasks.metrics import negative_log, sigmoid
-from bothways.tasks.number_learner import NumberLearner, targets_of
 from bothways.tasks.predictions import RankPrediction
 from bothways.tasks.prompted_task import PromptedTask
-from bothways.tasks.reranking.checks import check_rankings
 from bothways.tasks.reranking.examples import (
     NO_RANK_COLUMNS,
     RankColumns,
     RankExample,
+    check_rankings,
     choose_columns,
     joined_rows,
     open_rankings,
@@ -49,6 +48,7 @@ from bothways.tasks.reranking.examples import (
 from bothways.tasks.reranking.metrics import Rankings, ndcg
 from bothways.tasks.text_encoding import EncodedTexts, encode_texts, window_weight
 from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import NumberLearner, targets_of
 from bothways.text.tokenizer import Tokenizer
 
 

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
-from bothways.kernels import row_buckets as rounding
-from bothways.kernels.row_buckets import on_round_rows, round_rows
+from bothways.kernels import linear as rounding
+from bothways.kernels.linear import on_round_rows, round_rows
 from bothways.model.config import EncoderConfig, PostNorm, PreNorm
 from bothways.model.heads import (
     Head,
