@@ -312,6 +312,7 @@ def test_the_recipes_are_those_of_the_paper() -> None:
         task: RECIPES["electra"](trainable_task(task)) for task in ("classify", "regress", "qa")
     }
     assert [made.training.until.count for made in electra.values()] == [3.0, 10.0, 2.0]
+    assert [made.length for made in electra.values()] == [128, 128, 512]
     for made in electra.values():  # google-research/electra, configure_finetuning.py
         assert made.training.optimizer == BertAdam(lr=1e-4, eps=1e-6, decay=0.01)
         assert (made.stability.layer_decay, made.batch.n) == (0.8, 32)

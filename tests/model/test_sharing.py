@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
@@ -40,6 +41,21 @@ def test_sizes_are_those_of_the_paper(embedding: int | None, published: tuple[in
         config = replace(albert.base(), sharing=sharing, embedding=embedding)
         total = parameter_table(config, (PoolerHead(),)).total
         assert abs(total - 1e6 * millions) < 1.1e6
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("base", 11.7), ("large", 17.7), ("xlarge", 58.7), ("xxlarge", 222.6)],
+)
+def test_presets_are_as_large_as_transformers_makes_them(name: str, millions: float) -> None:
+    """The paper's table 1 has 12, 18, 60 and 235."""
+    config = albert.PRESETS[f"albert-{name}-v2"]()
+    total = parameter_table(config, (PoolerHead(),)).total
+    settings = albert.ALBERT.config_rules.write(config)
+    with torch.device("meta"):
+        theirs = transformers.AlbertModel(transformers.AlbertConfig(**settings))
+    assert total == sum(parameter.numel() for parameter in theirs.parameters())
+    assert round(total / 1e6, 1) == millions
 
 
 @pytest.mark.parametrize("parts", PARTS)

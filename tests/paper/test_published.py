@@ -96,7 +96,7 @@ Lan et al. 2019, table 5 | MLM_accuracy NSP_accuracy SOP_accuracy average_of_fiv
 none | 54.9 52.4 53.3 79.0
 NSP | 54.5 90.5 52.0 79.2
 SOP | 54.0 78.9 86.5 80.1
-Lan et al. 2019, embeddings of 128 features | average_of_five_tasks
+Lan et al. 2019, table 4, embeddings of 128 features | average_of_five_tasks
 all shared | 80.1
 not shared | 81.6
 attention shared | 81.7

@@ -12,20 +12,22 @@ import transformers
 
 from bothways.cli import app
 from bothways.commands.pretrain import pretrain
-from bothways.data.batching import ExampleBudget
+from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
-from bothways.data.masking import AnyToken, Masking, NGrams
+from bothways.data.full_sentences import FullSentences
+from bothways.data.masking import AnyToken, Masking, NGrams, Spans
 from bothways.families.catalogue import preset
 from bothways.model.config import EncoderConfig
 from bothways.model.positions import Learned
 from bothways.objectives.masked_lm import MaskedLM
+from bothways.objectives.replaced_tokens import Narrower, ReplacedTokens
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.objectives.span_boundary import MaskedLMSpanBoundary
-from bothways.pretraining.recipes import RECIPES, albert, roberta, spanbert
+from bothways.pretraining.recipes import RECIPES, albert, deberta, electra, roberta, spanbert
 from bothways.text.trainers import ByteBPE, train_tokenizer
 from bothways.training.durations import Steps
-from bothways.training.optimizers import AdamW, Lamb
+from bothways.training.optimizers import AdamW, BertAdam, Lamb
 from bothways.training.schedules import GoogleLinear, Linear
 from toy_animals import document
 
@@ -77,12 +79,44 @@ def test_albert_is_the_public_codes() -> None:
     assert (dropped.dropout.hidden, dropped.dropout.attention) == (0, 0)
 
 
-def test_spanbert_masks_spans_in_one_segment() -> None:
-    made = spanbert(preset("bert-base"))
-    assert (made.objective, made.batch) == (MaskedLMSpanBoundary(), ExampleBudget(256))
-    assert made.training.until == Steps(2_400_000)
+def test_spanbert_is_the_papers() -> None:
+    """Section 4.2: 256 × 512 tokens, in sequences that end with their document; section 3.1."""
+    made = spanbert(preset("bert-large"))
+    assert isinstance(made.objective, MaskedLMSpanBoundary)
+    assert made.objective.segments == FullSentences(cross=False)
+    masking = made.objective.masking
+    assert (masking.rate, masking.decided_by) == (0.15, "unit")
+    assert masking.unit == Spans(stop=0.2, longest=10)
+    assert round(float(Spans().lengths @ np.arange(1, 11)), 1) == 3.8
+    assert made.batch == TokenBudget(131_072)
+    assert (made.training.until, made.training.clip_norm) == (Steps(2_400_000), 1.0)
     assert made.training.optimizer == AdamW(lr=1e-4, betas=(0.9, 0.999), eps=1e-8, decay=0.1)
     assert made.training.schedule == Linear(Steps(10_000))
+
+
+@pytest.mark.parametrize("size", ["deberta-base", "deberta-large"])
+def test_deberta_is_the_papers(size: str) -> None:
+    """Table 8."""
+    made = deberta(preset(size))
+    assert made.encoder == preset(size)
+    assert (made.encoder.dropout.hidden, made.encoder.dropout.attention) == (0.1, 0.1)
+    masking = Masking(0.15, unit=NGrams(3), replacements=AnyToken())
+    assert (made.objective, made.batch) == (MaskedLM(masking=masking), ExampleBudget(2048))
+    assert (made.training.until, made.training.clip_norm) == (Steps(1_000_000), 1.0)
+    assert made.training.optimizer == AdamW(lr=2e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01)
+    assert made.training.schedule == Linear(Steps(10_000))
+
+
+def test_electra_is_the_small_size_of_the_paper_and_the_code() -> None:
+    """Appendix A; google-research/electra, configure_pretraining.py."""
+    made = electra(preset("electra-small"))
+    assert isinstance(made.objective, ReplacedTokens)
+    assert (made.objective.generator, made.objective.replaced) == (Narrower(0.25), 50)
+    assert made.objective.masking.rate == 0.15
+    assert (made.batch, [phase.length for phase in made.phases]) == (ExampleBudget(128), [128])
+    assert (made.training.until, made.training.clip_norm) == (Steps(1_000_000), 1.0)
+    assert made.training.optimizer == BertAdam(lr=5e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01)
+    assert made.training.schedule == GoogleLinear(Steps(10_000))
 
 
 @pytest.mark.parametrize("recipe", [roberta, albert, spanbert])

@@ -36,8 +36,8 @@ from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLMLearner, MaskedObjective
 from bothways.objectives.objective import ModelSpec
 
-PLACES, PLACE_WIDTH = 20, 200
-"""Places in a span that are predicted, and the width of their vectors (SpanBERT's code)."""
+PLACES, PLACE_WIDTH = 15, 200
+"""Places in a span that are predicted, and the width of their vectors (SpanBERT's commands)."""
 
 
 @dataclass(frozen=True)

@@ -145,9 +145,10 @@ def short(encoder: ModelConfig) -> PretrainConfig:
 def electra(encoder: ModelConfig) -> PretrainConfig:
     """Return the settings of ELECTRA-small (Clark et al. 2020, appendix A, and its code).
 
-    A million updates of 128 sequences of 128 tokens. The base size reads 256 sequences of 512
-    tokens at 2e-4, with a generator of a third (`objective.generator.share`). In Google's code the
-    warm-up multiplies the falling rate: a difference of 1 % at most, at its end.
+    A million updates of 128 sequences of 128 tokens. The larger sizes have 512 tokens and 2e-4:
+    base 766,000 updates of 256 sequences and a generator of a third (`objective.generator.share`),
+    large 400,000 updates of 2,048 sequences with 25 % masked. In Google's code the warm-up
+    multiplies the falling rate: a difference of 1 % at most, at its end.
 
     The heads are ELECTRA's, also with the shape of a BERT.
     """
@@ -196,7 +197,8 @@ def albert(encoder: ModelConfig) -> PretrainConfig:
     n-grams masked, LAMB, no dropout in the encoder.
 
     The rate of 1.76e-3 belongs to 4,096 sequences of 512 tokens. 15 % of the tokens are masked;
-    the command in Google's README limits them to 20, which is 3.9 % of 512.
+    the command in Google's README limits them to 20, which is 3.9 % of 512. Dropout is left out as
+    in version 2; the paper removes it only from its largest model (section 4.8).
     """
     return PretrainConfig(
         encoder=_without_dropout(encoder),
@@ -215,11 +217,12 @@ def albert(encoder: ModelConfig) -> PretrainConfig:
 
 
 def spanbert(encoder: ModelConfig) -> PretrainConfig:
-    """Return the settings of SpanBERT (Joshi et al. 2019): spans masked, their tokens predicted
-    from the borders too, one segment.
+    """Return the settings of SpanBERT large (Joshi et al. 2019, section 4.2): spans masked, their
+    tokens predicted from the borders too, one segment that ends with its document.
 
-    The rate of 1e-4 belongs to 256 sequences of 512 tokens. The decay, the betas and the shape of
-    the schedule after warm-up are not verified against the paper.
+    The rate of 1e-4 belongs to 131,072 tokens: 256 sequences of 512, about 390 of the paper's
+    corpus, whose documents may be shorter. The decay is the paper's; the authors' commands have
+    0.01. They train the base size for 300,000 updates of eight times as many tokens at 5e-4.
     """
     return PretrainConfig(
         encoder=encoder,
@@ -228,21 +231,20 @@ def spanbert(encoder: ModelConfig) -> PretrainConfig:
             AdamW(lr=1e-4, betas=(0.9, 0.999), eps=1e-8, decay=0.1),
             Linear(Steps(10_000)),
         ),
-        objective=MaskedLMSpanBoundary(),
+        objective=MaskedLMSpanBoundary(segments=FullSentences(cross=False)),
         phases=_full_length(encoder),
-        batch=ExampleBudget(256),
+        batch=TokenBudget(256 * 512),
     )
 
 
 def deberta(encoder: ModelConfig) -> PretrainConfig:
-    """Return the settings of DeBERTa base and large (He et al. 2020, appendix A): masked LM alone,
-    n-grams of up to three words masked.
+    """Return the settings of DeBERTa base and large (He et al. 2020, appendix A.3, table 8): masked
+    LM alone, n-grams of up to three words masked.
 
-    The rate of 2e-4 belongs to 2,048 sequences of 512 tokens; the rates, the batch and the updates
-    are not verified against the paper. The commands of the public code have 1e-4 for 256 sequences
-    and fewer. The masks have the lengths of DeBERTa's code, which cuts
-    them from left to right, so that the end of a sequence is hardly ever predicted; here all parts
-    are predicted alike.
+    The rate of 2e-4 belongs to 2,048 sequences of 512 tokens. The paper's ablations, of the base
+    size, have 1e-4 for 256; its model of 1.5 billion parameters has 1.5e-4 for 2,048. The masks
+    have the lengths of DeBERTa's code, which cuts them from left to right, so that the end of a
+    sequence is hardly ever predicted; here all parts are predicted alike.
     """
     return PretrainConfig(
         encoder=encoder,
@@ -348,8 +350,7 @@ def minilm(encoder: ModelConfig, teacher: str) -> PretrainConfig:
 
     400,000 updates of 256 sequences of 512 tokens at 6e-4. 48 relation heads, 64 for a teacher of
     1,024 features or more, or the most that divide both widths. Of a teacher with 24 layers, the
-    21st, or the 19th of a RoBERTa; of others, the last. (The 21st is not verified against the
-    paper.)
+    21st, or the 19th of a RoBERTa; of others, the last.
     """
     source = start_encoder(teacher)
     most = 64 if source.width >= 1024 else 48
