@@ -507,16 +507,49 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, tokenizer: Tokenizer) ->
         build_corpus([], tokenizer, tmp_path / "file" / "c")
 
 
-def test_errors_of_the_documents_come_through(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n{"text": \n')
-    for workers in (1, 2):
-        with pytest.raises(DataError, match=r"a\.jsonl:2: is not JSON"):
-            build_corpus(
-                read_documents([str(tmp_path / "a.jsonl")]),
-                tokenizer,
-                tmp_path / "c",
-                workers=workers,
-            )
+BROKEN = '{"text": "fine"}\n{"text": \n'
+
+
+@pytest.mark.parametrize(
+    ("text", "workers", "message"),
+    [
+        (BROKEN, 1, r"a\.jsonl:2: is not JSON"),
+        (BROKEN, 2, r"a\.jsonl:2: is not JSON"),
+        ('{"body": "fine"}\n', 1, r"a\.jsonl:1: has no column 'text'"),
+        ('{"text": "fine"}\n', RayWorkers("ray://nowhere:1"), "no Ray cluster"),
+    ],
+)
+def test_a_refused_build_leaves_what_was_there_before(
+    tmp_path: Path,
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    workers: Any,
+    message: str,
+) -> None:
+    stand_in(monkeypatch)
+    source = tmp_path / "a.jsonl"
+    source.write_text(text)
+
+    def left(out: Path) -> set[str]:
+        """Build, and return the names of what is there afterwards."""
+        with pytest.raises((DataError, ResourceError), match=message):
+            build_corpus(read_documents([str(source)]), tokenizer, out, workers=workers)
+        return {path.relative_to(out).as_posix() for path in out.rglob("*")} - {".lock"}
+
+    assert left(tmp_path / "new" / "inner") == set()
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "empty").mkdir()
+    assert left(tmp_path / "empty") == set()
+    assert (tmp_path / "empty").exists()
+    work = tmp_path / "begun" / WORK
+    work.mkdir(parents=True)
+    (tmp_path / "begun" / "notes.txt").touch()
+    (work / ".writing-new-0000000.npz").touch()  # of a build that was killed before a shard
+    before = {WORK, "notes.txt", f"{WORK}/.writing-new-0000000.npz", f"{WORK}/versions.json"}
+    assert left(tmp_path / "begun") == before
+    (work / "0000000.npz").touch()
+    assert left(tmp_path / "begun") > before | {f"{WORK}/0000000.npz"}
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -795,6 +828,7 @@ def test_a_corpus_of_nothing_is_none_and_the_build_goes_on_with_what_is_mended(
     ]
     with pytest.raises(DataError, match=r"the inputs have no document\n"):
         build_corpus([], tokenizer, tmp_path / "c", workers=1)
+    assert not (tmp_path / "c").exists()
     with pytest.raises(
         DataError, match="the inputs have no document with 99 tokens or more; 2 have fewer"
     ):

@@ -33,8 +33,12 @@ _SHOWN_SENTENCES, _SHOWN_CHARACTERS = 8, 240
 class BuildWorkers:
     """Options that name who encodes a corpus. The corpus does not depend on them."""
 
-    workers: Annotated[
-        int | None, Parameter(help="Number of processes; default: one per core, on Ray all it has.")
+    processes: Annotated[
+        int | None,
+        Parameter(
+            name="--workers",
+            help="Number of processes; default: one per core, on Ray all it has.",
+        ),
     ] = None
     ray: Annotated[
         str | None,
@@ -45,11 +49,11 @@ class BuildWorkers:
     ] = None
 
     @property
-    def given(self) -> Workers | int | None:
+    def workers(self) -> Workers | int | None:
         """The workers, as `build_corpus` takes them."""
         from bothways.jobs.workers import RayWorkers
 
-        return self.workers if self.ray is None else RayWorkers(self.ray, self.workers)
+        return self.processes if self.ray is None else RayWorkers(self.ray, self.processes)
 
 
 @Parameter(name="*")
@@ -142,7 +146,7 @@ def build(
         result = job.build_corpus(
             documents, Tokenizer.load(tokenizer), out,
             language=language, words=words, cleaning=cleaning.cleaning(settings),
-            workers=by.given, progress=progress,
+            workers=by.workers, progress=progress,
         )  # fmt: skip
     if known:
         say(console, f"{out} already has the corpus of these inputs; nothing to do.")

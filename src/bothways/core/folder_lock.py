@@ -9,7 +9,8 @@ import contextlib
 import json
 import os
 import platform
-from collections.abc import Iterator
+import shutil
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -59,6 +60,28 @@ def lock_folder(folder: Path) -> Iterator[Path]:
     finally:
         (folder / OWNER).unlink(missing_ok=True)
         lock.release()
+
+
+@contextlib.contextmanager
+def discard_begun(
+    folder: Path, begun: Collection[str], finished: Collection[str]
+) -> Iterator[None]:
+    """Delete what the context has begun in a locked folder, if it fails with no part finished.
+
+    Args:
+        begun: names in the folder to delete; what is there before stays.
+        finished: globs of finished parts. If there is one, from an earlier process too, all stays.
+    """
+    before = {place.name for place in folder.iterdir()}
+    try:
+        yield
+    except BaseException:
+        if not any(place for glob in finished for place in folder.glob(glob)):
+            for name in {*begun} - before:
+                with contextlib.suppress(OSError):  # it would hide the error
+                    place = folder / name
+                    shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+        raise
 
 
 def _owner(folder: Path) -> str:

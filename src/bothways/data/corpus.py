@@ -39,7 +39,7 @@ from bothways.cleaning.config import Cleaning
 from bothways.core.config.checks import require_at_least
 from bothways.core.config.reader import config_difference
 from bothways.core.errors import ConfigError, DataError, os_errors
-from bothways.core.folder_lock import LOCK, OWNER, lock_folder
+from bothways.core.folder_lock import LOCK, OWNER, discard_begun, lock_folder
 from bothways.core.keyed_rng import rng
 from bothways.core.part_cache import Cache
 from bothways.core.progress import SILENT, Progress
@@ -90,6 +90,7 @@ from bothways.text.tokenizer import Tokenizer
 
 WORK = ".building"
 """The folder in which a build keeps finished shards; it is deleted with the end of the build."""
+SHARDS = f"{WORK}/[!.]*.npz"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
 CHUNK, COUNTED_CHUNKS = 2**20, 64
@@ -336,7 +337,7 @@ def build_corpus(
     )
     recipe = Recipe(tokenizer, language, words, settings.cleaning)
     _check_free(place)
-    with lock_folder(place):
+    with lock_folder(place), discard_begun(place, (WORK, *TOKENIZER), (MANIFEST, SHARDS)):
         if (place / MANIFEST).exists():
             _check_same(place, settings, documents, recipe)
         else:
