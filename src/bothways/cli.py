@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import errno
 import os
+import signal
 import sys
 
 from cyclopts import App
@@ -152,6 +153,8 @@ def main() -> None:
             raise
         _fail(_OUT_OF_MEMORY)
     except KeyboardInterrupt:
+        # Another Ctrl-C, while Python shuts down, would print a traceback: it ends the process.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except BrokenPipeError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import string
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -387,6 +389,56 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path, tokenizer: Tokenizer, workers
     build_corpus(documents, tokenizer, tmp_path / "b", workers=workers)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert seen.count("encoding") == seen.count("merging") - 3
+
+
+@pytest.fixture(scope="module")
+def long_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text of four shards."""
+    place = tmp_path_factory.mktemp("long") / "a.txt"
+    line = " ".join(f"the cat {n % 977} sat on mat {n % 31}." for n in range(150))
+    count = 4 * shards.SHARD_CHARACTERS // len(line)
+    place.write_text("".join(f"Document {n}. {line}\n" for n in range(count)))
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("again", [None, 0.0, 0.03])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_of_the_command_is_one_message_and_leaves_no_process(
+    tmp_path: Path, tokenizer: Tokenizer, long_text: Path, workers: int, again: float | None
+) -> None:
+    tokenizer.save(tmp_path / "tokenizer")
+    out, environment = tmp_path / "out", os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    words = ["corpus", "build", str(long_text), "--tokenizer", str(tmp_path / "tokenizer")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bothways", *words, "--out", str(out), "--workers", str(workers)],
+        env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    while not any((out / WORK).glob("[!.]*.npz")):
+        assert process.poll() is None
+        time.sleep(0.005)
+    own = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.killpg(process.pid, signal.SIGINT)  # as the terminal does
+    if again is not None:
+        time.sleep(again)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+    _, told = process.communicate()
+    # A second one may end the process, which shells also report as 130.
+    assert process.returncode in ((130,) if again is None else (130, -signal.SIGINT))
+    message = f"Stopped. Finished work is kept in {out}; run the same command to continue."
+    assert told.splitlines() == [message, "interrupted"]
+    assert len(own) == (workers if workers > 1 else 0)
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in own):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert not (out / MANIFEST).exists()
+    if again is None:
+        build_corpus(read_documents([str(long_text)]), tokenizer, out, workers=1)
+        build_corpus(read_documents([str(long_text)]), tokenizer, tmp_path / "fresh", workers=1)
+        assert contents(out) == contents(tmp_path / "fresh")
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -812,6 +864,7 @@ def test_the_command_says_how_to_go_on(
     monkeypatch.setattr(corpus_module, "build_corpus", interrupt)
     tokenizer.save(tmp_path / "tokenizer")
     (tmp_path / "a.txt").write_text("The cat sat.")
+    (tmp_path / "c" / WORK).mkdir(parents=True)
     with pytest.raises(KeyboardInterrupt):
         commands.build(
             str(tmp_path / "a.txt"), tokenizer=tmp_path / "tokenizer", out=tmp_path / "c"

@@ -577,14 +577,16 @@ def test_the_command_says_how_to_go_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("bothways.paper.run.reproduce", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        app(
-            ["reproduce", "glue", "--model", "bert", "--data", "glue", "--out", "here"],
-            result_action="return_value",
-        )
-    assert "Stopped. Finished work is kept in here; run the same command" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    out = tmp_path / "here"
+    words = ["reproduce", "glue", "--model", "bert", "--data", "glue", "--out", str(out)]
+    for expected in (
+        "Stopped. Nothing is finished, and nothing is left behind.",
+        f"Stopped. Finished work is kept in {out}; run the same command to continue.",
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            app(words, result_action="return_value")
+        assert capsys.readouterr().err.splitlines()[-1] == expected
+        (out / "cells").mkdir(parents=True, exist_ok=True)
 
 
 def test_the_leaderboard_takes_scores_from_0_to_5(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -180,7 +181,14 @@ def keeping(out: Path, console: Console, kept: str = "Finished work") -> Iterato
     try:
         yield
     except KeyboardInterrupt:
-        say(console, f"Stopped. {kept} is kept in {out}; run the same command to continue.")
+        left = "Nothing is finished, and nothing is left behind."
+        if any(out.glob("*")):
+            left = f"{kept} is kept in {out}; run the same command to continue."
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would cut the message
+        try:
+            say(console, f"Stopped. {left}")
+        finally:
+            signal.signal(signal.SIGINT, before)
         raise
 
 
