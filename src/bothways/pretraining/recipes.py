@@ -350,7 +350,8 @@ def minilm(encoder: ModelConfig, teacher: str) -> PretrainConfig:
 
     400,000 updates of 256 sequences of 512 tokens at 6e-4. 48 relation heads, 64 for a teacher of
     1,024 features or more, or the most that divide both widths. Of a teacher with 24 layers, the
-    21st, or the 19th of a RoBERTa; of others, the last.
+    21st, or the 19th of a RoBERTa; of others, the last. (Both numbers are from summaries of the
+    paper and settings of other code, not from its text.)
     """
     source = start_encoder(teacher)
     most = 64 if source.width >= 1024 else 48
