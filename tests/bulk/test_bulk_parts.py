@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,9 @@ from bothways.bulk.request import BulkRequest
 from bothways.bulk.run import BulkResult, predict_files
 from bothways.cli import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError
-from bothways.jobs.workers import LocalWorkers
+from bothways.jobs.workers import LocalWorkers, RayWorkers
 from heard_progress import Heard
+from stand_in_ray import stand_in
 from toy_bulk import make_classifier, make_rows, write_rows
 from toy_folder import make_folder
 from toy_predictors import TASKS, predictor
@@ -262,6 +264,100 @@ def test_empty_files_have_no_parts(model: str, tmp_path: Path) -> None:
     assert predict_files(BulkRequest(model, files), tmp_path / "out").rows == 3
     assert [*parts(tmp_path / "out")] == ["part-00002-00000.jsonl"]
     assert len([*(tmp_path / "out" / FILES).iterdir()]) == 3
+
+
+def test_the_first_file_may_be_empty_where_columns_are_kept(model: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").touch()
+    rows = write_rows(tmp_path / "b.jsonl", make_rows(5))
+    empty = parquet.read_schema(write_rows(tmp_path / "d.parquet", make_rows(5))).empty_table()
+    parquet.write_table(empty.drop_columns("id"), tmp_path / "c.parquet")
+    for files in ((str(tmp_path / "a.jsonl"), rows), (str(tmp_path / "c.parquet"), rows)):
+        out = tmp_path / f"out-{Path(files[0]).suffix}"
+        predict_files(BulkRequest(model, files, keep=("id",), form="parquet"), out)
+        assert dataset.dataset(out, format="parquet").to_table()["id"].to_pylist() == [*range(5)]
+
+
+class Changing(Heard):
+    """Replaces a file at the first report."""
+
+    def __init__(self, file: Path, content: bytes) -> None:
+        super().__init__()
+        self.file, self.content = file, content
+
+    def advance(self, done: float | int, note: str | None = None) -> None:
+        super().advance(done, note)
+        hidden = self.file.with_suffix(".new")
+        hidden.write_bytes(self.content)
+        hidden.replace(self.file)
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(model: str, tmp_path: Path) -> None:
+    asked, out = request(model, tmp_path), tmp_path / "out"
+    other = Path(write_rows(tmp_path / "other.jsonl", make_rows(20, 3))).read_bytes()
+    predict_files(asked, out, progress=Changing(tmp_path / "1.jsonl", other))
+    assert lines(out)[0]["id"] == 1000
+    predict_files(asked, out)
+    assert [row["id"] for row in lines(out)] == [*range(3000, 3020), *range(2000, 2020)]
+
+
+def test_output_that_changes_is_not_complete_until_the_end(model: str, tmp_path: Path) -> None:
+    asked, out = request(model, tmp_path), tmp_path / "out"
+    predict_files(asked, out)
+    write_rows(tmp_path / "1.jsonl", make_rows(6, 3))
+    (out / "_parts" / "00000-00002.json").unlink()  # as a kill between a part and its marker does
+    with pytest.raises(KeyboardInterrupt):
+        predict_files(asked, out, progress=Interrupting(2))
+    assert not (out / SUCCESS).exists()
+    predict_files(asked, out)
+    assert (out / SUCCESS).exists()
+    assert [row["id"] for row in lines(out)] == [*range(3000, 3006), *range(2000, 2020)]
+
+
+def test_a_refused_job_leaves_nothing_behind(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch)
+    with pytest.raises(ResourceError, match="no Ray cluster"):
+        predict_files(request(model, tmp_path), tmp_path / "out", RayWorkers("ray://nowhere:1"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_data_set_of_the_hub_is_read_in_one_revision(model: str, tmp_path: Path) -> None:
+    pytest.importorskip("datasets", reason="needs the extra 'data'")
+    data, out, heard = tmp_path / "texts", tmp_path / "out", Heard()
+    data.mkdir()
+    file, name = data / "train.jsonl", f"hub:{data}"
+    write_rows(file, make_rows(9))
+    asked = BulkRequest(model, (name,), rows=2, keep=("id",))
+    with pytest.raises(KeyboardInterrupt):
+        predict_files(asked, out, progress=Interrupting(5))
+    before = parts(out)
+    assert 0 < len(before) < 5
+    os.utime(file, (1, 1))
+    with pytest.raises(DataError, match=r"texts: has changed since .*\n  Delete .*_files to begin"):
+        predict_files(asked, out)
+    assert parts(out) == before
+    (out / FILES / "versions.json").unlink()  # as told
+    assert predict_files(asked, out).again == len(before)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bothways.data.hub_rows.HubData.rows", lambda _: 1 / 0)
+        patch.setattr("bothways.bulk.run._first_part", lambda *_: None)
+        assert predict_files(asked, out, progress=heard).again == 5, "what is finished is not read"
+    assert [row["id"] for row in lines(out)] == [*range(9)]
+
+
+def test_a_data_set_that_changes_before_it_is_read_ends_the_work(
+    model: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("datasets", reason="needs the extra 'data'")
+    data = tmp_path / "texts"
+    data.mkdir()
+    write_rows(data / "train.jsonl", make_rows(9))
+    files = (write_rows(tmp_path / "a.jsonl", make_rows(3)), f"hub:{data}")
+    rows = write_rows(tmp_path / "b.jsonl", make_rows(9, 1))
+    changing = Changing(data / "train.jsonl", Path(rows).read_bytes())
+    with pytest.raises(DataError, match=r"texts: has changed since .*\n  Run the same command"):
+        predict_files(BulkRequest(model, files), tmp_path / "out", progress=changing)
 
 
 Change = Callable[[BulkRequest, Path], BulkResult]

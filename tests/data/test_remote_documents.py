@@ -258,7 +258,7 @@ def test_an_interrupted_build_does_not_continue_with_a_source_that_has_changed(
         with pytest.raises(ZeroDivisionError):
             build()
     store.files["bucket/a.txt"] = b"A cat meows."
-    with pytest.raises(DataError, match=r"^flaky://bucket/a.txt: has changed since this build"):
+    with pytest.raises(DataError, match=r"^flaky://bucket/a.txt: has changed since this work"):
         build()
     store.files["bucket/a.txt"] = b"A dog barks."
     status = (data_set / "train-0.jsonl").stat()
@@ -266,6 +266,11 @@ def test_an_interrupted_build_does_not_continue_with_a_source_that_has_changed(
     with pytest.raises(DataError, match=r"or name the earlier revision: hub:owner/name@revision"):
         build()
     os.utime(data_set / "train-0.jsonl", ns=(status.st_atime_ns, status.st_mtime_ns))
+    reader = read_documents(inputs)
+    store.files["bucket/a.txt"] = b"A cat meows."  # before it is opened
+    with pytest.raises(DataError, match=r"has changed since this work began.*\n  Run the same"):
+        build_corpus(reader, tokenizer, out, workers=1)
+    store.files["bucket/a.txt"] = b"A dog barks."
     origins = build().manifest.origins
     assert [origin.name for origin in origins] == inputs
     assert all(origin.modified for origin in origins)

@@ -4,6 +4,7 @@
     _parts/00002-00017.json     its marker: rows, digest of the input, size of the part
     _rejects/00002-00017.jsonl  rows of that part without a prediction
     _files/00002.json           marker of a file whose parts are all finished
+    _files/versions.json        the commits of data sets of the Hub
     _job.json                   what was asked
     _SUCCESS                    totals, written at the end
 
@@ -26,11 +27,14 @@ from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, ResourceError
 from bothways.core.folder_lock import LOCK, OWNER
 from bothways.core.json_reader import read_object
+from bothways.data.documents import Origin, check_versions, origin_of
 from bothways.data.hub_rows import HUB
 from bothways.data.text_io import file_at
 
 JOB, SUCCESS = "_job.json", "_SUCCESS"
 PARTS, REJECTS, FILES = "_parts", "_rejects", "_files"
+BEGUN, FINISHED = (JOB, PARTS, REJECTS, FILES), ("part-*", f"{PARTS}/[!.]*.json", SUCCESS)
+"""What a refused job leaves, and globs of what is never deleted; see `discard_begun`."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +59,23 @@ class PartMarker:
 
 @dataclass(frozen=True)
 class FileMarker:
-    """What is known of a finished file: its parts and, for a local one, its size and time."""
+    """What is known of a finished file: its parts, its size and, as in `Origin`, its version."""
 
     parts: int
-    size: int | None
-    changed: int | None
+    size: int
+    modified: int | str
 
 
 class BulkFolder:
-    """A folder that this process has locked."""
+    """A folder that this process has locked.
+
+    Attributes:
+        origins: data sets of the Hub as they are when the work begins, files when they are read.
+    """
 
     def __init__(self, out: Path, request: BulkRequest, form: PartFormat) -> None:
         self.out, self.request, self.form = out, request, form
+        self.origins = [*map(_origin, request.files)]
 
     def begin(self) -> None:
         """Check that the folder is empty or holds the same job, and write down the job.
@@ -74,6 +83,7 @@ class BulkFolder:
         Raises:
             ResourceError: it holds other files.
             ConfigError: it was begun with other settings.
+            DataError: it was begun with another revision of a data set of the Hub.
         """
         asked, place = self.request.record(self.form), self.out / JOB
         if place.exists():
@@ -88,6 +98,7 @@ class BulkFolder:
                 raise ResourceError(what, where=self.out, fix=fix)
         for name in (PARTS, REJECTS, FILES):
             (self.out / name).mkdir(exist_ok=True)
+        check_versions(self.out / FILES, self.origins)
         _write_json(place, asked)
 
     def finished_part(self, job: PartJob) -> PartMarker | None:
@@ -96,11 +107,14 @@ class BulkFolder:
         return None if marker is None or marker.digest != job.digest else marker
 
     def finished_file(self, number: int) -> list[PartMarker] | None:
-        """Return the markers of a file that is finished and has not changed since."""
-        marker = _read(self.out / FILES / f"{number:05d}.json", FileMarker)
-        if marker is None or (marker.size, marker.changed) != self._stamp(number):
-            return None
-        if marker.size is None:  # a data set of the Hub is read again
+        """Return the markers of a file that is finished and has not changed since.
+
+        A file that is not is to be read now: what changes later is found when the work continues.
+        """
+        if not self.request.files[number].startswith(HUB):
+            self.origins[number] = _origin(self.request.files[number])
+        now, marker = self.origins[number], _read(self._finished(number), FileMarker)
+        if marker is None or (marker.size, marker.modified) != (now.size, now.modified):
             return None
         parts = [self._marker(number, part) for part in range(marker.parts)]
         return None if None in parts else [part for part in parts if part is not None]
@@ -111,8 +125,9 @@ class BulkFolder:
         Raises:
             ResourceError: no space, or no permission.
         """
-        name, content = f"{result.file:05d}-{result.part:05d}", result.content
-        part, rejects = self._part(result.file, result.part), self.out / REJECTS / f"{name}.jsonl"
+        self._reopen()
+        part, rejects, place = self._places(result.file, result.part)
+        content = result.content
         if content is None:
             part.unlink(missing_ok=True)
         else:
@@ -125,41 +140,51 @@ class BulkFolder:
             result.digest, result.share, None if content is None else len(content),
             result.rows, len(result.rejected), result.cut, result.blank,
         )  # fmt: skip
-        _write_json(self.out / PARTS / f"{name}.json", asdict(marker))
+        _write_json(place, asdict(marker))
 
     def finish_file(self, number: int, parts: int) -> None:
         """Mark a file whose parts are all finished; remove parts beyond them of an earlier try."""
-        while self._marker(number, parts) is not None:
-            name = f"{number:05d}-{parts:05d}"
-            (self.out / PARTS / f"{name}.json").unlink()
-            self._part(number, parts).unlink(missing_ok=True)
-            (self.out / REJECTS / f"{name}.jsonl").unlink(missing_ok=True)
-            parts += 1
-        marker = FileMarker(parts, *self._stamp(number))
-        _write_json(self.out / FILES / f"{number:05d}.json", asdict(marker))
+        beyond = parts
+        while any(place.exists() for place in self._places(number, beyond)):
+            self._reopen()
+            for place in self._places(number, beyond):
+                place.unlink(missing_ok=True)
+            beyond += 1
+        origin = self.origins[number]
+        marker = FileMarker(parts, origin.size, origin.modified)
+        _write_json(self._finished(number), asdict(marker))
 
     def finish(self, totals: Mapping[str, int]) -> None:
         """Mark the whole output as complete."""
         _write_json(self.out / SUCCESS, dict(totals))
 
+    def _reopen(self) -> None:
+        """Take back that the output is complete, before it changes."""
+        (self.out / SUCCESS).unlink(missing_ok=True)
+
     def _marker(self, number: int, part: int) -> PartMarker | None:
         """Return the marker of a part whose file is there."""
-        place = self.out / PARTS / f"{number:05d}-{part:05d}.json"
+        content, _, place = self._places(number, part)
         marker: PartMarker | None = _read(place, PartMarker)
         if marker is None or marker.size is None:
             return marker
-        place = self._part(number, part)
-        return marker if place.is_file() and place.stat().st_size == marker.size else None
+        return marker if content.is_file() and content.stat().st_size == marker.size else None
 
-    def _part(self, number: int, part: int) -> Path:
-        return self.out / f"part-{number:05d}-{part:05d}.{self.form}"
+    def _places(self, number: int, part: int) -> tuple[Path, Path, Path]:
+        """Return the files of a part, of its rejected rows and of its marker."""
+        name = f"{number:05d}-{part:05d}"
+        return (
+            self.out / f"part-{name}.{self.form}",
+            self.out / REJECTS / f"{name}.jsonl",
+            self.out / PARTS / f"{name}.json",
+        )
 
-    def _stamp(self, number: int) -> tuple[int | None, int | None]:
-        name = self.request.files[number]
-        if name.startswith(HUB):
-            return None, None
-        found = file_at(name).stat()
-        return found.st_size, found.st_mtime_ns
+    def _finished(self, number: int) -> Path:
+        return self.out / FILES / f"{number:05d}.json"
+
+
+def _origin(name: str) -> Origin:
+    return origin_of(name if name.startswith(HUB) else str(file_at(name)))
 
 
 def _check_same(old: Mapping[str, Any], new: Mapping[str, Any], place: Path) -> None:

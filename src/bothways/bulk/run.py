@@ -14,14 +14,15 @@ from typing import Any
 
 from typing_extensions import assert_never
 
-from bothways.bulk.folder import BulkFolder, PartMarker
+from bothways.bulk.folder import BEGUN, FINISHED, BulkFolder, PartMarker
 from bothways.bulk.output import column_types, file_types
 from bothways.bulk.parts import FileReader, PartFailure, PartJob, PartResult
 from bothways.bulk.request import BulkRequest, check_not_inside
 from bothways.bulk.worker import PartWorker
 from bothways.core.errors import BothwaysError
-from bothways.core.folder_lock import lock_folder
+from bothways.core.folder_lock import discard_begun, lock_folder
 from bothways.core.progress import SILENT, Progress
+from bothways.data.documents import check_origin
 from bothways.data.hub_rows import HUB
 from bothways.data.text_io import file_at
 from bothways.jobs.workers import LocalWorkers, RayWorkers, Workers, map_jobs
@@ -99,9 +100,9 @@ def predict_files(
     task = request.definition() if opened is None else opened.task.task
     form = request.form_for(task)
     worker = PartWorker(request, form, _threads(workers), opened)
-    first = next(FileReader(request, task, 0).read(), None)  # what cannot be read, before any work
+    first = _first_part(request, task)  # what cannot be read, before any work
     types = _types(request, first) if form == "parquet" else None
-    with lock_folder(out):
+    with lock_folder(out), discard_begun(out, BEGUN, FINISHED):
         folder = BulkFolder(out, request, form)
         folder.begin()
         job = _BulkRun(folder, task, types, progress)
@@ -123,13 +124,23 @@ def _threads(workers: Workers) -> int | None:
             assert_never(workers)
 
 
+def _first_part(request: BulkRequest, task: Task[Any, Any]) -> PartJob | None:
+    """Return the first part that has rows; files before it may be empty."""
+    for number in range(len(request.files)):
+        for job in FileReader(request, task, number).read():
+            if job.rows:
+                return job
+    return None
+
+
 def _types(request: BulkRequest, first: PartJob | None) -> tuple[Any, ...]:
-    """Return the Arrow types of the kept columns: of the first file, or by its first rows."""
-    old, name = [column for column, _ in request.kept], request.files[0]
+    """Return the Arrow types of the kept columns: of the file of the first rows, or by these."""
+    old = [column for column, _ in request.kept]
+    if first is None or not old:
+        return ()
+    name = request.files[first.file]
     if name.endswith(".parquet"):
         return file_types(name, old)
-    if first is None or not old or not first.rows:
-        return ()
     return column_types([row.kept for row in first.rows], old, name)
 
 
@@ -196,6 +207,7 @@ class _BulkRun:
         reader, self._open[number] = FileReader(self.request, self.task, number), 0
         for job in reader.read():
             if job.part == 0:
+                check_origin(self.folder.origins[number])
                 self._say_guess(reader, number)
             if (done := self.folder.finished_part(job)) is not None:
                 self._skip(number, done)

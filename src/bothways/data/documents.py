@@ -116,12 +116,12 @@ class DocumentReader(Iterator[Document]):
 
     def __init__(self, names: list[str], column: str, boundary: Boundary) -> None:
         self._bytes_read = BytesRead()
+        self.origins = tuple(origin_of(name) for name in names)
         self._stream = (
             document
-            for name in names
-            for document in _read(name, column, boundary, self._bytes_read)
+            for origin in self.origins
+            for document in _read_unchanged(origin, column, boundary, self._bytes_read)
         )
-        self.origins = tuple(_origin(name) for name in names)
         self.total = sum(origin.size for origin in self.origins)
         self.settings = {"column": column, "boundary": boundary.value}
 
@@ -245,7 +245,13 @@ def _is_wiki(path: Place) -> bool:
     return bool(_WIKI_NAME.match(path.stem if path.suffix in COMPRESSED else path.name))
 
 
-def _origin(name: str) -> Origin:
+def origin_of(name: str) -> Origin:
+    """Return a source as it is now.
+
+    Raises:
+        DataError: there is no such data set of the Hub.
+        ResourceError: it cannot be reached.
+    """
     if name.startswith(HUB):
         return Origin(name, modified=HubData(name).version)
     place = place_of(name)
@@ -257,12 +263,12 @@ def _origin(name: str) -> Origin:
 
 
 def check_versions(folder: Path, origins: Iterable[Origin]) -> None:
-    """Compare the versions of sources with those when a build began; note them if it begins now.
+    """Compare the versions of sources with those when a work began; note them if it begins now.
 
     Sources that only have a time of change, as files do, may have been copied.
 
     Args:
-        folder: where the build keeps what it has done.
+        folder: where the work keeps what it knows of them.
 
     Raises:
         DataError: a file at a URL or a data set of the Hub has changed.
@@ -272,16 +278,39 @@ def check_versions(folder: Path, origins: Iterable[Origin]) -> None:
     before = read_object(record) if record.exists() else {}
     for name, version in now.items():
         if before.get(name, version) != version:
-            what = f"has changed since this build began: it was {before[name]} and is {version}"
-            fix = f"Delete {folder} to build from the source as it is"
-            if name.startswith(HUB):
-                fix += ", or name the earlier revision: hub:owner/name@revision"
-            raise DataError(what, where=name, fix=f"{fix}.")
-    text = json.dumps(before | now)
-    replace_file(record, lambda hidden: hidden.write_text(text, encoding="utf-8"))
+            raise _change(name, before[name], version, f"Delete {folder} to begin again with it")
+    if now:
+        text = json.dumps(before | now)
+        replace_file(record, lambda hidden: hidden.write_text(text, encoding="utf-8"))
+
+
+def check_origin(origin: Origin) -> None:
+    """Check that a source that is open now has the version that was found first; see Origin.
+
+    Raises:
+        DataError: a file at a URL or a data set of the Hub has changed.
+    """
+    if isinstance(origin.modified, str) and (now := origin_of(origin.name)) != origin:
+        raise _change(origin.name, origin.modified, now.modified, "Run the same command again")
+
+
+def _change(name: str, before: int | str, now: int | str, fix: str) -> DataError:
+    if name.startswith(HUB):
+        fix += ", or name the earlier revision: hub:owner/name@revision"
+    what = f"has changed since this work began: it was {before} and is {now}"
+    return DataError(what, where=name, fix=f"{fix}.")
 
 
 # Contents
+
+
+def _read_unchanged(
+    origin: Origin, column: str, boundary: Boundary, bytes_read: BytesRead
+) -> Iterator[Document]:
+    """Yield the documents of a source that still has the version of its origin."""
+    documents = _read(origin.name, column, boundary, bytes_read)
+    check_origin(origin)
+    yield from documents
 
 
 def _read(name: str, column: str, boundary: Boundary, bytes_read: BytesRead) -> Iterator[Document]:
