@@ -338,7 +338,8 @@ def test_a_data_set_of_the_hub_is_read_in_one_revision(model: str, tmp_path: Pat
         predict_files(asked, out)
     assert parts(out) == before
     (out / FILES / "versions.json").unlink()  # as told
-    assert predict_files(asked, out).again == len(before)
+    named = replace(asked, files=(f"{name}@main",))
+    assert predict_files(named, out).again == len(before)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bothways.data.hub_rows.HubData.rows", lambda _: 1 / 0)
         patch.setattr("bothways.bulk.run._first_part", lambda *_: None)

@@ -20,7 +20,7 @@ from bothways.core.urls import Url, find_files, is_url, open_url
 from bothways.data import hub_rows
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import read_documents
-from bothways.data.hub_rows import HubData, parse_hub_name
+from bothways.data.hub_rows import HubData, parse_hub_name, without_revision
 from bothways.data.tables import open_table
 from bothways.text.tokenizer import Tokenizer
 from flaky_store import FlakyStore
@@ -85,6 +85,8 @@ def test_documents_of_a_flaky_store_are_those_of_a_folder(
 def test_the_name_of_a_hub_data_set_may_have_a_revision() -> None:
     assert parse_hub_name("hub:a/b@v1.0:en:dev") == ("a/b", "v1.0", "en", "dev")
     assert parse_hub_name("hub:a/b") == ("a/b", None, None, "train")
+    assert without_revision("hub:a/b@v1.0:en:dev") == "hub:a/b:en:dev"
+    assert without_revision("a@b:c.txt") == "a@b:c.txt"
     with pytest.raises(DataError, match="hub:a/b@: is not the name of a Hub data set"):
         parse_hub_name("hub:a/b@")
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from bothways.core.errors import BothwaysError, ConfigError, ResourceError
 from bothways.core.folder_lock import LOCK, OWNER
 from bothways.core.json_reader import read_object
 from bothways.data.documents import Origin, check_versions, origin_of
-from bothways.data.hub_rows import HUB
+from bothways.data.hub_rows import HUB, without_revision
 from bothways.data.text_io import file_at
 
 JOB, SUCCESS = "_job.json", "_SUCCESS"
@@ -98,7 +98,8 @@ class BulkFolder:
                 raise ResourceError(what, where=self.out, fix=fix)
         for name in (PARTS, REJECTS, FILES):
             (self.out / name).mkdir(exist_ok=True)
-        check_versions(self.out / FILES, self.origins)
+        named = [replace(each, name=without_revision(each.name)) for each in self.origins]
+        check_versions(self.out / FILES, named)
         _write_json(place, asked)
 
     def finished_part(self, job: PartJob) -> PartMarker | None:

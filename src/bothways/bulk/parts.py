@@ -10,7 +10,7 @@ from typing import Any
 
 from bothways.bulk.request import BulkRequest
 from bothways.core.errors import BothwaysError, ConfigError, DataError, optional
-from bothways.data.hub_rows import HUB
+from bothways.data.hub_rows import HUB, without_revision
 from bothways.data.tables import RowError
 from bothways.data.text_io import file_at
 from bothways.tasks.base import Reading, Task
@@ -125,7 +125,9 @@ class FileReader:
                 return
             after = 1.0 if reading.share is None else reading.share()
             rejected, self._rejected = tuple(self._rejected), []
-            key = hashlib.sha256(repr((chunk, rejected)).encode(errors="backslashreplace"))
+            # A data set may be named with its revision when the work is continued.
+            text = repr((chunk, rejected)).replace(name, without_revision(name))
+            key = hashlib.sha256(text.encode(errors="backslashreplace"))
             self.parts += 1
             yield PartJob(
                 self.number, self.parts - 1, chunk, rejected, key.hexdigest(), after - before

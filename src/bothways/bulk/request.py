@@ -10,7 +10,7 @@ from typing import Any, Literal
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError, DataError
-from bothways.data.hub_rows import HUB
+from bothways.data.hub_rows import HUB, without_revision
 from bothways.data.text_io import STDIN, file_at
 from bothways.hub.provenance import digest_of_model
 from bothways.prediction.predictor import Predictor, open_learner, open_task
@@ -136,7 +136,8 @@ class BulkRequest:
     def record(self, form: PartFormat) -> dict[str, Any]:
         """Return what decides the output, as plain values."""
         values = dataclasses.asdict(self) | {"form": form}
-        values |= {"files": [*self.files], "settings": [*self.settings], "keep": [*self.keep]}
+        values |= {"settings": [*self.settings], "keep": [*self.keep]}
+        values["files"] = [*map(without_revision, self.files)]  # the commit is noted apart from it
         del values["device"]
         return values | {"sha256 of the model": digest_of_model(self.model)}
 

@@ -47,6 +47,14 @@ def parse_hub_name(name: str) -> HubName:
     return HubName(repository, revision or None, config or None, split or "train")
 
 
+def without_revision(name: str) -> str:
+    """Return the name of a source without a revision: "hub:a/b@v1:en" → "hub:a/b:en"."""
+    if not name.startswith(HUB):
+        return name
+    whole, colon, rest = name.removeprefix(HUB).partition(":")
+    return f"{HUB}{whole.partition('@')[0]}{colon}{rest}"
+
+
 class HubData:
     """A split of a data set, in the revision that it has when it is opened.
 
