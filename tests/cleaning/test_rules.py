@@ -174,6 +174,20 @@ def test_the_language_of_a_document_decides() -> None:
     assert rejected(german, "Das ist gut.", "Gut so.", language="de") == [False, True]
 
 
+def test_stop_words_of_scripts_with_marks_and_without_spaces() -> None:
+    hindi = StopWords(2, ("है", "में", "न"), "hi")
+    texts = ["यह घर में है।", "घर मेंढक है", "नाना है", "अपन है"]  # in, in "frog", in "नाना", at an end
+    assert rejected(hindi, *texts, language="hi") == [False, True, True, True]
+    chinese = StopWords(2, ("的", "是", "因为"), "zh")
+    texts = ["这是猫的房子。", "因为是", "the猫的", "是是是"]
+    assert rejected(chinese, *texts, language="zh") == [False, False, True, True]
+    mixed = StopWords(1, ("be", "been", "l'on"))
+    assert rejected(mixed, "猫be猫", "it has been", "L'ON dit", "bee _be_") == [False] * 4
+    assert rejected(mixed, "bee", "maybe", "beens") == [True] * 3
+    with pytest.raises(ConfigError, match="words: holds an empty word"):
+        StopWords(1, ("a", ""))
+
+
 def test_lines_are_removed_by_the_first_rule_that_does_not_keep_them() -> None:
     rules = [TerminalPunctuation(), LineWords(3), UnwantedLines()]
     text = (

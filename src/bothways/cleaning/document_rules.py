@@ -8,6 +8,7 @@ written without spaces is a word.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.cleaning.batch import TextBatch
+from bothways.cleaning.words import word_finder
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
 
@@ -153,19 +155,20 @@ class StopWords:
         if self.least > len(set(self.words)):
             what = f"{self.least} different words cannot be in a list of {len(set(self.words))}"
             raise ConfigError(what, where="least")
+        if not all(self.words):
+            raise ConfigError("holds an empty word", where="words")
 
     def rejects(self, batch: TextBatch) -> Rejected:
         """Return `(D)`, True for documents to leave out."""
-        words = "|".join(re.escape(word) for word in self.words)
-        pattern = re.compile(rf"\b(?:{words})\b", re.IGNORECASE)
+        find = word_finder(self.words)
 
         def few(number: int, text: str) -> bool:
             """Return True for a text of the language with too few of its words."""
             if batch.languages[number] != self.language:
                 return False
             found = set[str]()
-            for match in pattern.finditer(text):
-                found.add(match.group().lower())
+            for word in find(text):
+                found.add(word)
                 if len(found) >= self.least:
                     return False
             return True
@@ -174,8 +177,8 @@ class StopWords:
 
 
 @dataclass(frozen=True)
-class RepeatedLines:
-    """Documents that repeat lines (Gopher: above 0.3 of the lines, 0.2 of their characters)."""
+class RepeatedParts(ABC):
+    """Documents too many of whose parts, or of their characters, occurred in them before."""
 
     most: float = 0.3
     most_characters: float = 0.2
@@ -184,32 +187,37 @@ class RepeatedLines:
         _require_shares("most", [self.most])
         _require_shares("most_characters", [self.most_characters])
 
+    @abstractmethod
+    def parts(self, text: str) -> list[str]:
+        """Return the parts of a text."""
+
     def rejects(self, batch: TextBatch) -> Rejected:
         """Return `(D)`, True for documents to leave out."""
-        return batch.judge(lambda _, text: _repeat(_lines(text), self.most, self.most_characters))
+        return batch.judge(lambda _, text: self._repeats(self.parts(text)))
+
+    def _repeats(self, parts: list[str]) -> bool:
+        distinct = set(parts)
+        again = len(parts) - len(distinct)
+        characters = sum(map(len, parts))
+        repeated = characters - sum(map(len, distinct))
+        return again > self.most * len(parts) or repeated > self.most_characters * characters
 
 
-@dataclass(frozen=True)
-class RepeatedParagraphs:
+class RepeatedLines(RepeatedParts):
+    """Documents that repeat lines (Gopher: above 0.3 of the lines, 0.2 of their characters)."""
+
+    def parts(self, text: str) -> list[str]:
+        """Return the lines of a text."""
+        return _lines(text)
+
+
+class RepeatedParagraphs(RepeatedParts):
     """Documents that repeat paragraphs, between blank lines (Gopher: above 0.3, or 0.2 of the
     characters)."""
 
-    most: float = 0.3
-    most_characters: float = 0.2
-
-    def __post_init__(self) -> None:
-        _require_shares("most", [self.most])
-        _require_shares("most_characters", [self.most_characters])
-
-    def rejects(self, batch: TextBatch) -> Rejected:
-        """Return `(D)`, True for documents to leave out."""
-
-        def repeat(_: int, text: str) -> bool:
-            """Return True where paragraphs repeat too often."""
-            parts = [part.strip() for part in _PARAGRAPH.split(text)]
-            return _repeat([part for part in parts if part], self.most, self.most_characters)
-
-        return batch.judge(repeat)
+    def parts(self, text: str) -> list[str]:
+        """Return the paragraphs of a text."""
+        return [bare for part in _PARAGRAPH.split(text) if (bare := part.strip())]
 
 
 @dataclass(frozen=True)
@@ -313,16 +321,6 @@ def _lines(text: str) -> list[str]:
 def _share(found: Iterable[bool]) -> float:
     values = list(found)
     return sum(values) / max(len(values), 1)
-
-
-def _repeat(parts: list[str], most: float, most_characters: float) -> bool:
-    """Return True if too many of the parts, or of their characters, occurred before."""
-    distinct = set(parts)
-    if len(distinct) == len(parts):
-        return False
-    characters = sum(map(len, parts))
-    repeated = characters - sum(map(len, distinct))
-    return len(parts) - len(distinct) > most * len(parts) or repeated > most_characters * characters
 
 
 def _require_range(least: float | int, most: float | int) -> None:

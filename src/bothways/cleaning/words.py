@@ -7,8 +7,9 @@ each ideograph, kana, and letter of Thai, Lao, Myanmar or Khmer is a word of its
 from __future__ import annotations
 
 import functools
+import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -157,6 +158,33 @@ def character_classes() -> NDArray[np.uint8]:
         part = table[low : high + 1]
         part[(part & WORD) != 0] |= SINGLE
     return table
+
+
+@functools.lru_cache(maxsize=8)
+def word_finder(words: tuple[str, ...]) -> Callable[[str], Iterator[str]]:
+    """Return a function that yields the occurrences of some words in a text, in lower case.
+
+    An occurrence within a longer word does not count: "be" is not in "been", nor "न" in "ना", where
+    a mark follows. Characters that are words by themselves have no such neighbours.
+    """
+    joined = (character_classes() & (WORD | SINGLE)) == WORD
+    edges = np.flatnonzero(np.diff(joined.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
+    ranges = "".join(f"{chr(low)}-{chr(high - 1)}" for low, high in edges.tolist())
+    alone = [re.escape(word) for word in words if not joined[ord(word[-1])]]
+    others = "|".join(re.escape(word) for word in words if joined[ord(word[-1])])
+    alternatives = [*([f"(?:{others})(?![{ranges}])"] if others else []), *alone]
+    pattern = re.compile("|".join(alternatives), re.IGNORECASE)
+
+    def find(text: str) -> Iterator[str]:
+        """Yield the occurrences."""
+        for match in pattern.finditer(text):
+            begin = match.start()
+            # A lookbehind at the beginning of the expression would make it slow.
+            if begin and joined[ord(text[begin])] and joined[ord(text[begin - 1])]:
+                continue
+            yield match.group().lower()
+
+    return find
 
 
 def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -176,8 +176,10 @@ class _Tally:
         moved = [_moved(example, self._seen) for example in shard.examples]
         self._examples = choose_examples([*self._examples, *moved])
         edges = np.concatenate([[0], np.cumsum(shard.sizes, dtype=np.int64)])
-        for number in self._shown.intersection(range(self._seen, self._seen + len(fates))):
+        for number in self._shown:
             at = number - self._seen
+            if not 0 <= at < len(fates):
+                continue
             ids = shard.ids[edges[at] : edges[at + 1]][:EXCERPT].astype(np.int32)
             self._texts[number] = self._decode(ids)[:EXCERPT]
         self._seen += len(fates)
