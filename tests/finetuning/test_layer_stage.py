@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch.nn import functional as F
 import bothways
 from bothways.cli import app
 from bothways.core.batch import pack
-from bothways.core.errors import BothwaysError
+from bothways.core.errors import BothwaysError, installed
 from bothways.finetuning.data import label
 from bothways.finetuning.layer_stage import LayerStage, counted, layer_learner, objective_of
 from bothways.hub.model_folder import load_model
@@ -25,7 +27,7 @@ from bothways.training.signals import Interruption
 from toy_folder import make_examples, make_folder, make_tokenizer, write_tsv
 
 DATA = make_examples(24, 0)
-QUICK = {
+QUICK: dict[str, Any] = {
     "epochs": 1,
     "teacher": {
         "weight": 1.0,
@@ -116,6 +118,9 @@ def test_one_command_runs_both_stages(
     words = ["distil", str(place / "teacher"), str(place / "train.tsv"), "--recipe", "tinybert"]
     words += ["--student", str(place / "student"), "--out", str(tmp_path / "run")]
     words += ["--epochs", "2", "teacher.stage.training.until=3 epochs"]
+    copies = tmp_path / "copies"
+    if installed("fsspec"):
+        words.append(f"training.keep.remote=file://{copies}")
     app([*words, "teacher.stage.training.report=1 steps"], result_action="return_value")
     assert "first the teacher's layers, 3 epochs" in capsys.readouterr().err
     settings = (tmp_path / "run/config.toml").read_text("utf8")
@@ -126,6 +131,9 @@ def test_one_command_runs_both_stages(
     assert len(hidden) == 3  # one batch an epoch
     assert hidden[-1] < hidden[0]
     assert bothways.load(tmp_path / "run").task.labels == ("neg", "pos")
+    if installed("fsspec"):  # another machine goes on with both stages
+        assert {"step-2", "layers"} <= {each.name for each in copies.iterdir()}
+        assert (copies / "layers/step-3/manifest.json").is_file()
 
 
 @pytest.mark.slow
@@ -139,7 +147,11 @@ def test_a_first_stage_that_was_stopped_resumes_to_equal_weights(
     assert (stopped.finished, stopped.progress.steps, stopped.folder) == (False, 1, None)
     with pytest.raises(BothwaysError, match="Add --resume"):
         run(place, tmp_path / "cut")
-    done = run(place, tmp_path / "cut", resume=True)
+    # The teacher may have moved, and what changes no update may be another.
+    moved = {**deepcopy(QUICK["teacher"]), "folder": str(tmp_path / "moved")}
+    shutil.copytree(place / "teacher", tmp_path / "moved")
+    moved["stage"]["training"]["report"] = "1 steps"
+    done = run(place, tmp_path / "cut", resume=True, teacher=moved)
     state = whole.task.model.state_dict()
     for each in (done, run(place, None)):  # in memory, too
         assert all(torch.equal(state[n], t) for n, t in each.task.model.state_dict().items())
@@ -159,6 +171,16 @@ def test_mistakes_are_one_message(place: Path, tmp_path: Path) -> None:
             "student",
             {"teacher": {"stage": {"kind": "layers", "losses": ["hidden", "hidden"]}}},
             r"teacher\.stage\.losses: .*each kind once",
+        ),
+        (
+            "student",
+            {"teacher": {"stage": {"kind": "layers", "training": {"evaluate": "1 epochs"}}}},
+            r"teacher\.stage\.training\.evaluate: is about evaluations, and this stage has none",
+        ),
+        (
+            "student",
+            {"teacher": {"stage": {"kind": "layers", "training": {"recompute": True}}}},
+            r"teacher\.stage\.training\.recompute: .*\n  Set training\.recompute instead",
         ),
     ):
         settings = {**QUICK, **given}

@@ -34,6 +34,7 @@ from bothways.objectives.distillation_values import (
     Relations,
 )
 from bothways.prediction.predictor import open_learner
+from bothways.training.checkpoint import Keep
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import BertAdam
 from bothways.training.parallel import Plan
@@ -43,6 +44,8 @@ from bothways.training.state import RunState
 from bothways.training.store import Store
 
 WHERE = "teacher.stage"
+STAGE = "layers"
+"""The folder of the stage, in that of the run and in that of its copies."""
 
 
 def _training() -> Training:
@@ -59,7 +62,8 @@ class LayerStage:
         layers: for `HiddenStates` and `AttentionScores`, the teacher's layer, from 1, for each of
             the student's; None spreads them evenly, the last for the last.
         training: its length and optimizer. The default is that of TinyBERT's code; its batch is
-            that of the run.
+            that of the run, and so are `recompute` and `compiled`. Copies of its checkpoints are
+            in the folder "layers" of those of the run, unless `keep.remote` names another place.
     """
 
     losses: tuple[CosineStates | HiddenStates | AttentionScores | Relations, ...] = (
@@ -73,6 +77,21 @@ class LayerStage:
     def __post_init__(self) -> None:
         _at_stage(lambda: Distillation("teacher", self.losses, self.layers, masking=None))
         _ = self.training.end  # refuses "auto"
+        _check_training(self.training)
+
+
+def _check_training(training: Training) -> None:
+    """Raise ConfigError for settings that do nothing in this stage."""
+    names = ("evaluate", "early_stopping", "target")
+    evaluated = {name: getattr(training, name) for name in names}
+    for name, value in (evaluated | {"keep.best": training.keep.best}).items():
+        if value is not None:
+            what = "is about evaluations, and this stage has none"
+            raise ConfigError(what, where=f"{WHERE}.training.{name}", fix="Leave it out.")
+    for name in ("recompute", "compiled"):
+        if getattr(training, name):
+            what, fix = "is the same in both stages", f"Set training.{name} instead."
+            raise ConfigError(what, where=f"{WHERE}.training.{name}", fix=fix)
 
 
 def _at_stage(make: Any) -> Any:
@@ -107,6 +126,14 @@ def counted(sequence: Sequence) -> Sequence:
     """Return a sequence whose only target is the weight of its tokens."""
     weight = np.ones(len(sequence), dtype=np.float32)
     return dataclasses.replace(sequence, targets={"counted": Counted(weight)})
+
+
+def _kept_with(training: Training, run: Keep) -> Training:
+    """Return the training of the stage, with a copy of its checkpoints where the run has one."""
+    keep = training.keep
+    if keep.remote is None and run.remote is not None:
+        keep = dataclasses.replace(keep, remote=f"{run.remote.rstrip('/')}/{STAGE}")
+    return dataclasses.replace(training, keep=keep)
 
 
 def learn_layers(  # noqa: PLR0913 – one independent value per question that a run answers
@@ -148,7 +175,7 @@ def learn_layers(  # noqa: PLR0913 – one independent value per question that a
     return train(
         learner,
         [TrainingPhase(until, lambda at: ahead(steps.steps(at.cursor), device))],
-        stage.training,
+        _kept_with(stage.training, method.training.keep),
         plan,
         store,
         progress=Part(progress, "layers"),

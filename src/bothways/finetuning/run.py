@@ -20,7 +20,7 @@ from bothways.core.finding import places
 from bothways.core.progress import SILENT, Progress
 from bothways.finetuning.data import dev_windows
 from bothways.finetuning.fit import FinetuneResult, fit
-from bothways.finetuning.layer_stage import learn_layers
+from bothways.finetuning.layer_stage import STAGE, learn_layers
 from bothways.finetuning.prepare import (
     FinetuneConfig,
     PreparedRun,
@@ -40,9 +40,6 @@ from bothways.training.parallel import Plan, connected, is_main, plan_here, rank
 from bothways.training.run import OnEvent
 from bothways.training.run_folder import run_folder
 from bothways.training.store import FolderStore, MemoryStore
-
-STAGE = "layers"
-"""The folder of the first stage, in that of the run."""
 
 __all__ = ["FinetuneConfig", "FinetuneResult", "finetune"]
 

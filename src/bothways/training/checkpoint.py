@@ -55,11 +55,14 @@ HARMLESS = frozenset(
         "training.report", "training.evaluate", "training.save", "training.keep",
         "training.early_stopping", "training.target", "training.recompute", "training.compiled",
         "training.until", "microbatch_tokens", "evaluation_tokens", "objective.teacher",
-        "sharding", "training.step_limit", "training.trackers",
+        "sharding", "training.step_limit", "training.trackers", "teacher.folder",
+        "teacher.unlabelled",
+        *(f"teacher.stage.training.{name}"
+          for name in ("report", "save", "keep", "step_limit", "trackers")),
     }
 )  # fmt: skip
 """Settings that may change on resume. None changes an update, except that a longer run has a longer
-schedule. A teacher is known by its sha256, not by its path."""
+schedule. Teachers and data are known by their sha256, not by their paths."""
 
 
 class DamagedError(CheckpointError):
