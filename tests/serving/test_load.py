@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from bothways.prediction import engine
 from bothways.prediction.predictor import Predictor
 from bothways.serving import batcher
 from bothways.serving.app import App, app
+from bothways.serving.exchange import read_body
 from bothways.serving.limits import Limits
 from running_server import running
 from toy_folder import make_folder
@@ -156,6 +158,70 @@ def test_a_full_queue_refuses_at_once_and_recovers(
         assert {response.status_code for response in answers} == {200}
         assert application.batcher.queued_tokens == 0
         assert ask().status_code == 200
+
+
+def test_requests_without_room_are_refused_unread(
+    predictors: dict[str, Predictor], gate: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the queue is shorter, what is no shorter than a refused request is refused, too."""
+    gate.release()
+    bodies = []
+
+    async def read(*arguments: Any) -> dict[str, Any]:
+        bodies.append(await read_body(*arguments))
+        return bodies[-1]
+
+    monkeypatch.setattr(sys.modules[App.__module__], "read_body", read)
+    limits = Limits(queue_tokens=100, request_tokens=100, batch_tokens=16)
+    application = app(predictors["classify"], limits=limits, keys=["k"])
+    key = {"authorization": "Bearer k"}
+    with running(application) as url, httpx.Client(base_url=url, timeout=30) as client:
+
+        def ask(text: str = "good film", route: str = "/classify", **more: str) -> httpx.Response:
+            return client.post(route, json={"inputs": text}, headers=key | more)
+
+        threads = [in_thread(ask)]
+        until_busy(application)
+        threads += [in_thread(ask) for _ in range(25)]
+        waiting(application, 100)
+        bodies.clear()
+        for text, read_so_far in (("good film", 1), ("good film", 1), ("good film " * 9, 1)):
+            refused = ask(text)
+            assert (refused.status_code, len(bodies)) == (429, read_so_far)
+            assert refused.json()["error"]["code"] == "overloaded"
+            assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert ask(**{"x-request-id": "mine"}).headers["x-request-id"] == "mine"
+        assert ask("good film" * 3000).status_code == 429  # the app refuses what is this long
+        assert len(bodies) == 1
+        assert ask("a").status_code == 429  # shorter: it might have had room
+        assert ask(route="/predict").status_code == 429
+        assert len(bodies) == 3
+        assert ask(authorization="Bearer other").status_code == 401
+        with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1]))) as raw:
+            body = json.dumps({"inputs": "good film"}).encode()
+            head = "POST /classify HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer k\r\n"
+            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            one = f"{head}\r\n".encode() + body
+            for part in (
+                one[:-5],
+                one[-5:] + one + one,
+                f"{head}connection: close\r\n\r\n".encode(),
+            ):
+                raw.sendall(part)
+                time.sleep(0.05)  # so that the parts arrive apart
+            raw.sendall(body)
+            found = b""
+            while part := raw.recv(1 << 16):
+                found += part
+        assert found.count(b"HTTP/1.1 429 ") == 4
+        assert found.lower().count(b"connection: close") == 1
+        assert len(bodies) == 3
+        gate.release(100)
+        for thread in threads:
+            thread.join()
+        assert ask().status_code == 200
+        counted = application.metrics.text().decode()
+        assert 'bothways_requests_total{model="",route="/classify",status="429"}' in counted
 
 
 def test_one_text_overtakes_a_request_with_many(

@@ -8,13 +8,14 @@ requests queue up whether the server is ready for them or not.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import random
 import time
+from collections import deque
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,8 @@ _CLOSE = b"connection: close"
 _REFUSAL = 300
 """Bytes of a refusal that are kept."""
 _OK = 200
+MOST_CONNECTIONS = 900
+"""Of arrivals: fewer than a server accepts by its usual limits."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,12 @@ class LoadResult:
     Attributes:
         exchanges: in order of their ends.
         start: by `time.perf_counter`.
+        generator: the share of one core that this process used meanwhile.
     """
 
     exchanges: tuple[Exchanged, ...]
     start: float
+    generator: float = 0.0
 
     def seconds(self, status: int = _OK) -> list[float]:
         """Return how long each request with a status took."""
@@ -102,52 +107,82 @@ def post(route: str, body: object) -> bytes:
     return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
 
 
-class _Connection:
-    """A connection that is kept for the next request, and opened again if the server closed it."""
+class _Connection(asyncio.Protocol):
+    """A connection that is kept for the next request, and opened again if the server closed it.
 
-    def __init__(self, host: str, port: int) -> None:
-        self.place = (host, port)
-        self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+    There is neither a task nor a stream for each request: what the generator needs, a server on the
+    same cores does not have.
+    """
 
-    async def ask(self, raw: bytes) -> Exchanged:
-        """Send a request, and return how it was answered."""
-        start = time.perf_counter()
-        try:
-            head, body = await self._answer(raw)
-        except (asyncio.IncompleteReadError, OSError):
-            self.close()
-            end = time.perf_counter()
-            return Exchanged(0, end - start, end, 0, "the connection was closed")
-        end, status = time.perf_counter(), int(head.split(b" ", 2)[1])
-        refusal = "" if status == _OK else body[:_REFUSAL].decode("utf8", "replace")
-        return Exchanged(status, end - start, end, _number(head, _TOKENS), refusal)
+    def __init__(self, place: tuple[str, int]) -> None:
+        self.place, self._loop = place, asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._used = False
+        self._received = b""
+        self._raw = b""
+        self._start = 0.0
+        self._answer: asyncio.Future[Exchanged] | None = None
 
-    async def _answer(self, raw: bytes) -> tuple[bytes, bytes]:
-        """Send a request; return head and body of the response."""
-        head = None
-        if self.streams is not None:  # it may have been closed while it was not used
-            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-                head = await _head(*self.streams, raw)
-        if head is None or self.streams is None:
-            self.close()
-            self.streams = await asyncio.open_connection(*self.place)
-            head = await _head(*self.streams, raw)
-        body = await self.streams[0].readexactly(_number(head, _LENGTH))
-        if _CLOSE in head:
-            self.close()
-        return head, body
+    def ask(self, raw: bytes) -> asyncio.Future[Exchanged]:
+        """Send a request; the future has how it was answered."""
+        self._answer, self._raw = self._loop.create_future(), raw
+        self._start, self._received = time.perf_counter(), b""
+        if self._transport is None:
+            self._open()
+        else:
+            self._transport.write(raw)
+        return self._answer
 
     def close(self) -> None:
         """Close the connection, if it is open."""
-        if self.streams is not None:
-            self.streams[1].close()
-            self.streams = None
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
 
+    def _open(self) -> None:
+        opening = self._loop.create_task(self._loop.create_connection(lambda: self, *self.place))
+        opening.add_done_callback(self._opened)
 
-async def _head(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, raw: bytes) -> bytes:
-    """Send a request; return the head of the response in lower case."""
-    writer.write(raw)
-    return (await reader.readuntil(b"\r\n\r\n")).lower()
+    def _opened(self, opening: asyncio.Task[Any]) -> None:
+        if opening.exception() is not None:
+            self._settle(0, 0, "the server cannot be reached")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the request for which the connection was opened."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport, self._used = transport, False
+        transport.write(self._raw)
+
+    def data_received(self, data: bytes) -> None:
+        """Collect a response, and settle the request when it is complete."""
+        self._received += data
+        head, found, body = self._received.partition(b"\r\n\r\n")
+        if not found:
+            return
+        head = head.lower() + b"\r\n"
+        if len(body) < _number(head, _LENGTH):
+            return
+        status = int(head.split(b" ", 2)[1])
+        if _CLOSE in head:
+            self.close()
+        self._used = True
+        refusal = "" if status == _OK else body[:_REFUSAL].decode("utf8", "replace")
+        self._settle(status, _number(head, _TOKENS), refusal)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ask again by a new connection if the server had closed one that was not used."""
+        self._transport = None
+        if self._answer is None or self._answer.done():
+            return
+        if self._used and not self._received:
+            self._open()
+        else:
+            self._settle(0, 0, "the connection was closed")
+
+    def _settle(self, status: int, tokens: int, refusal: str) -> None:
+        if self._answer is not None and not self._answer.done():
+            end = time.perf_counter()
+            self._answer.set_result(Exchanged(status, end - self._start, end, tokens, refusal))
 
 
 def _number(head: bytes, name: bytes) -> int:
@@ -162,11 +197,11 @@ async def waiting_clients(
 
     Each client asks at least once.
     """
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.process_time()
 
     async def client(number: int) -> list[Exchanged]:
         """Send every request of one client, each after the last answer."""
-        connection, at, found = _Connection(*place), number, list[Exchanged]()
+        connection, at, found = _Connection(place), number, list[Exchanged]()
         while not found or time.perf_counter() < start + seconds:
             found.append(await connection.ask(requests[at % len(requests)]))
             at += clients
@@ -174,7 +209,13 @@ async def waiting_clients(
         return found
 
     found = await asyncio.gather(*(client(number) for number in range(clients)))
-    return LoadResult(tuple(sorted(itertools.chain(*found), key=lambda each: each.end)), start)
+    ordered = sorted(itertools.chain(*found), key=lambda each: each.end)
+    return LoadResult(tuple(ordered), start, _share(start, used))
+
+
+def _share(start: float, used: float) -> float:
+    """Return the share of one core that this process used since then."""
+    return (time.process_time() - used) / (time.perf_counter() - start)
 
 
 def due_times(rate: float, seconds: float, seed: int = 0) -> list[float]:
@@ -188,28 +229,46 @@ async def arrivals(
 ) -> LoadResult:
     """Ask at random times, `rate` a second in the mean, whatever becomes of earlier requests.
 
-    Connections that are free are used again, the last one first; others are opened as needed. A
-    request counts from the moment at which it is due.
+    Connections that are free are used again, the last one first; others are opened as needed, up to
+    `MOST_CONNECTIONS`. A request counts from the moment at which it is due, also if it then waits
+    for a connection.
     """
     free, found = list[_Connection](), list[Exchanged]()
-    start = time.perf_counter()
+    late = deque[tuple[bytes, float]]()
+    dues = due_times(rate, seconds, seed)
+    start, used, ended, opened = time.perf_counter(), time.process_time(), asyncio.Event(), 0
 
-    async def one(raw: bytes, due: float) -> None:
-        """Send a request on a connection that is free, or on a new one."""
-        connection = free.pop() if free else _Connection(*place)
-        done = await connection.ask(raw)
-        found.append(replace(done, seconds=done.end - due))
-        free.append(connection)
+    def ask(connection: _Connection, raw: bytes, due: float) -> None:
+        """Send a request; after its answer the connection is for the next one that waits."""
 
-    tasks = []
-    for number, after in enumerate(due_times(rate, seconds, seed)):
+        def note(answer: asyncio.Future[Exchanged]) -> None:
+            """Note how the request was answered."""
+            done = answer.result()
+            found.append(replace(done, seconds=done.end - due))
+            if late:
+                ask(connection, *late.popleft())
+            else:
+                free.append(connection)
+            if len(found) == len(dues):
+                ended.set()
+
+        connection.ask(raw).add_done_callback(note)
+
+    for number, after in enumerate(dues):
         due = start + after
         if (ahead := due - time.perf_counter()) > 0:
             await asyncio.sleep(ahead)
         elif number % 16 == 0:
             await asyncio.sleep(0)  # late: the answers still have to be read
-        tasks.append(asyncio.create_task(one(requests[number % len(requests)], due)))
-    await asyncio.gather(*tasks)
+        raw = requests[number % len(requests)]
+        if free:
+            ask(free.pop(), raw, due)
+        elif opened < MOST_CONNECTIONS:
+            opened += 1
+            ask(_Connection(place), raw, due)
+        else:
+            late.append((raw, due))
+    await ended.wait()
     for connection in free:
         connection.close()
-    return LoadResult(tuple(found), start)
+    return LoadResult(tuple(found), start, _share(start, used))

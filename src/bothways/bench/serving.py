@@ -302,6 +302,7 @@ def row(served: Served, offline: Offline) -> Iterator[str]:
         yield f"{load.tokens_per_second:,.0f} ({share:.0%})"
     yield _times(served.arriving.seconds())
     yield f"{served.beyond.tokens_per_second / served.single.tokens_per_second:.0%}"
+    yield f"{served.beyond.generator:.2f}"
     refused = served.beyond.seconds(429)
     yield _times(served.beyond.seconds())
     yield f"{len(refused):,}"
@@ -321,6 +322,7 @@ TITLES = (
     "32 texts: tokens/s",
     f"at {SHARE:.0%}: ms",
     "overload: tokens/s kept",
+    "– generator: cores",
     "– accepted: ms",
     "– refused",
     "– refused: ms",

@@ -14,7 +14,6 @@ import logging
 import math
 import re
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from concurrent.futures import ThreadPoolExecutor
@@ -46,6 +45,8 @@ with optional("serve", "serving"):
         disconnected,
         line_of,
         read_body,
+        respond,
+        stated_size,
     )
 
 INLINE_CHARACTERS = 4000
@@ -54,7 +55,6 @@ STUCK_SECONDS = 120.0
 """A batch that takes longer means that the process should be restarted."""
 OPEN = ("/live", "/ready", "/health", "/ping", "/v2/health/live", "/v2/health/ready")
 """Routes without a key: probes."""
-_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 requests_log = logging.getLogger("bothways.serving.requests")
 
 POSTS: dict[str, Shape] = {
@@ -101,6 +101,7 @@ class App:
         self._keys = _encoded(keys)
         self._tracing = tracing
         self.metrics = Metrics(limits.queue_tokens)
+        self._routes = self._get_routes()
         for model in self.models:
             self.metrics.loaded(model.name, model.created)
         self.batcher = Batcher(limits, self.metrics)
@@ -193,8 +194,7 @@ class App:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
-        given = headers.get("x-request-id", "")
-        exchange = Exchange(given if _ID.fullmatch(given) else uuid.uuid4().hex)
+        exchange = Exchange.of(headers)
         status, body, kind = 200, b"", "application/json"
         try:
             result = await self._result(scope, headers, receive, exchange)
@@ -211,7 +211,7 @@ class App:
             gone = RequestError("draining", "the server has stopped")
             exchange.headers.update(gone.headers)
             body = orjson.dumps(gone.to_json())
-            await self._send(send, gone.status, body, kind, exchange, scope["method"] == "HEAD")
+            await respond(send, gone.status, body, kind, exchange, scope["method"] == "HEAD")
             raise
         except RequestError as error:
             status, body = error.status, orjson.dumps(error.to_json())
@@ -223,32 +223,42 @@ class App:
             status, body = failure.status, orjson.dumps(failure.to_json())
         seconds = time.perf_counter() - exchange.start
         if status != 499:
-            await self._send(send, status, body, kind, exchange, scope["method"] == "HEAD")
+            await respond(send, status, body, kind, exchange, scope["method"] == "HEAD")
+        self.record(exchange, scope["method"], headers, status, len(body), seconds)
+
+    def record(
+        self,
+        exchange: Exchange,
+        method: str,
+        headers: Mapping[str, str],
+        status: int,
+        size: int,
+        seconds: float,
+    ) -> None:
+        """Count, trace and log a request that was answered, and the bytes of the answer."""
         self.metrics.request(exchange.route, exchange.model, status, seconds)
         if self._tracing is not None:
-            self._tracing.record(exchange, scope["method"], headers, status)
+            self._tracing.record(exchange, method, headers, status)
         if requests_log.isEnabledFor(logging.INFO):
-            requests_log.info(line_of(exchange, status, len(body), seconds))
+            requests_log.info(line_of(exchange, status, size, seconds))
 
-    async def _send(
-        self, send: Send, status: int, body: bytes, kind: str, exchange: Exchange, head: bool
-    ) -> None:
-        """Send a response."""
-        extra = [(k.encode(), v.encode()) for k, v in exchange.headers.items()]
-        start = {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [
-                (b"content-type", kind.encode()),
-                (b"content-length", str(len(body)).encode()),
-                (b"x-request-id", exchange.id.encode()),
-                (b"x-content-type-options", b"nosniff"),
-                *extra,
-            ],
-        }
+    def refuse_unread(self, path: str, headers: Mapping[str, str]) -> RequestError | None:
+        """Return why a request to compute is refused before its body is read.
 
-        await send(start)
-        await send({"type": "http.response.body", "body": b"" if head else body})
+        None if it is to be read: it may have room, or another error comes first.
+        """
+        if path not in self._posts:
+            return None
+        try:
+            self._check_host(headers)
+            self._check_key(headers)
+        except RequestError:
+            return None
+        return self._no_room(path, headers)
+
+    def _no_room(self, path: str, headers: Mapping[str, str]) -> RequestError | None:
+        size = stated_size(headers)
+        return None if size is None else self.batcher.refusals.find(path, size)
 
     # ---- routes ----
 
@@ -277,6 +287,8 @@ class App:
             raise RequestError("method_not_allowed", message, headers=allow)
         if method == "GET":
             return self._gets(name)[path]()
+        if (full := self._no_room(path, headers)) is not None:
+            raise full
         body = await read_body(scope, headers, receive, self.limits)
         if name is not None:
             body = {**body, "model": name}
@@ -307,6 +319,9 @@ class App:
                 "/v2/models/{name}": lambda: kserve.metadata(model),
                 "/ready": self._ready,
             }
+        return self._routes
+
+    def _get_routes(self) -> dict[str, Callable[[], Any]]:
         return {
             "/": self._ready,
             "/live": self._live,
@@ -389,7 +404,12 @@ class App:
             work = await loop.run_in_executor(self._tokenizers, query.jobs, examples, encoded)
         exchange.phases.append(("tokenize", began, time.perf_counter()))
         ticket = Ticket(model, examples, work, deadline, loop.create_future())
-        self.batcher.submit(ticket)
+        try:
+            self.batcher.submit(ticket)
+        except RequestError as error:
+            if error.code == "overloaded" and (size := stated_size(headers)) is not None:
+                self.batcher.refusals.add(exchange.route, size, error)
+            raise
         predictions = await self._wait(ticket, receive)
         answer = Answer(model, examples, encoded, predictions)
         exchange.texts, exchange.tokens, exchange.cut = len(examples), answer.tokens, answer.cut

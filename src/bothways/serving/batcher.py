@@ -121,6 +121,32 @@ class Unit:
     tokens: int
 
 
+class Refusals:
+    """The requests that found no room in the queue, so that others are refused unread.
+
+    Until the queue becomes shorter, a request has no room if one of the same route that is no
+    longer had none. To read and tokenize it would take time that the model needs.
+    """
+
+    def __init__(self) -> None:
+        self._shortest: dict[str, tuple[int, RequestError]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._shortest)
+
+    def add(self, route: str, size: int, error: RequestError) -> None:
+        """Remember why a request of so many bytes had no room."""
+        if self.find(route, size) is None:
+            self._shortest[route] = (size, error)
+
+    def find(self, route: str, size: int) -> RequestError | None:
+        """Return why a request has no room; None if it has to be read to know."""
+        least, error = self._shortest.get(route, (0, None))
+        if error is None or size < least:
+            return None
+        return RequestError(error.code, error.message, headers=error.headers)
+
+
 class Batcher:
     """A queue and the thread that computes what waits in it.
 
@@ -131,11 +157,13 @@ class Batcher:
     Attributes:
         queued_tokens: that wait.
         rate: tokens a second, a running mean.
+        refusals: since the queue last became shorter.
     """
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
         self.limits, self.metrics = limits, metrics
         self.queued_tokens, self.rate = 0, FIRST_RATE
+        self.refusals = Refusals()
         self._tickets: deque[Ticket] = deque()
         self._changed = threading.Condition()
         self._stopping = False
@@ -191,6 +219,8 @@ class Batcher:
 
     def _queue(self, more: int) -> None:
         self.queued_tokens += more
+        if more < 0:
+            self.refusals = Refusals()
         self.metrics.queue(self.queued_tokens)
 
     def _drop(self, ticket: Ticket) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +21,7 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(eq=False)
@@ -45,6 +48,12 @@ class Exchange:
     phases: list[tuple[str, float, float]] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> Exchange:
+        """Return the exchange that begins now, with the client's own id if it gives a fit one."""
+        given = headers.get("x-request-id", "")
+        return cls(given if _ID.fullmatch(given) else uuid.uuid4().hex)
+
     def milliseconds(self, phase: str) -> float:
         """Return how long a phase took; 0 if the request did not reach it."""
         return 1000.0 * sum(end - start for name, start, end in self.phases if name == phase)
@@ -52,6 +61,12 @@ class Exchange:
 
 class ClientLeft(Exception):
     """The client has closed the connection."""
+
+
+def stated_size(headers: Mapping[str, str]) -> int | None:
+    """Return the bytes of a body by its header; None if there is none."""
+    length = headers.get("content-length", "")
+    return int(length) if length.isdecimal() else None
 
 
 async def read_body(
@@ -68,10 +83,9 @@ async def read_body(
         given = headers.get("content-encoding") or kind or "nothing"
         message = f"send JSON, with content-type: application/json, not {given[:50]!r}"
         raise RequestError("unsupported_media_type", message)
-    most = limits.body_bytes
-    length = headers.get("content-length", "")
-    if length.isdecimal() and int(length) > most:
-        raise over_limit("body_too_large", "bytes", int(length), "body_bytes", most)
+    most, size = limits.body_bytes, stated_size(headers)
+    if size is not None and size > most:
+        raise over_limit("body_too_large", "bytes", size, "body_bytes", most)
     try:
         data = await asyncio.wait_for(_read(receive, most), limits.body_seconds)
     except asyncio.TimeoutError:
@@ -104,6 +118,26 @@ async def _read(receive: Receive, most: int) -> bytes:
         parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def respond(
+    send: Send, status: int, body: bytes, kind: str, exchange: Exchange, head: bool
+) -> None:
+    """Send a response; without its body if `head` is true, as HEAD asks."""
+    extra = [(k.encode(), v.encode()) for k, v in exchange.headers.items()]
+    start = {
+        "type": "http.response.start",
+        "status": status,
+        "headers": [
+            (b"content-type", kind.encode()),
+            (b"content-length", str(len(body)).encode()),
+            (b"x-request-id", exchange.id.encode()),
+            (b"x-content-type-options", b"nosniff"),
+            *extra,
+        ],
+    }
+    await send(start)
+    await send({"type": "http.response.body", "body": b"" if head else body})
 
 
 async def disconnected(receive: Receive) -> None:

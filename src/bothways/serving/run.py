@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from asyncio import TimerHandle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection as Pipe
 from types import FrameType
 from typing import Any
@@ -26,8 +26,12 @@ with optional("serve", "serving"):
     import uvicorn
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+    from bothways.serving.exchange import Exchange, stated_size
+
 HEAD_BYTES = 64 << 10
 """The most bytes of a request before its body."""
+SHORT_BODY = 16 << 10
+"""Bytes of a body up to which a request is refused without a call of the app."""
 _LONG_HEAD = f"the headers are above the limit of {HEAD_BYTES:,} bytes"
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 KEEP_ALIVE_SECONDS = 30
@@ -39,11 +43,15 @@ class Connection(HttpToolsProtocol):
     One timer runs from the first byte of a request, or from the opening of the connection, until
     its headers are complete; another from the first byte that the system does not take for the
     client, which reads too slowly, until there is none left.
+
+    While the queue is full, a short request is refused without a call of the app: under overload
+    refusals are most of what a server does.
     """
 
     _arriving: TimerHandle | None = None
     _stalled: TimerHandle | None = None
     _head_bytes = 0
+    _unread: tuple[Exchange, Mapping[str, str], RequestError] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Close a connection beyond the limit, else start the first timer."""
@@ -79,7 +87,46 @@ class Connection(HttpToolsProtocol):
         if self._arriving is not None:
             self._arriving.cancel()
             self._arriving = None
-        super().on_headers_complete()
+        self._unread = self._refused_unread()
+        if self._unread is None:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Pass a part of a body on, unless the request is refused."""
+        if self._unread is None:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a body; answer a request that is refused."""
+        if self._unread is None:
+            super().on_message_complete()
+            return
+        (exchange, headers, error), self._unread = self._unread, None
+        if self._arriving is not None:  # the body came later than the headers
+            self._arriving.cancel()
+            self._arriving = None
+        close = not self.parser.should_keep_alive()
+        size = self._write(error, {"x-request-id": exchange.id}, close=close)
+        seconds = time.perf_counter() - exchange.start
+        self._app.record(exchange, "POST", headers, error.status, size, seconds)
+        self.on_response_complete()
+
+    def _refused_unread(self) -> tuple[Exchange, Mapping[str, str], RequestError] | None:
+        """Return a request that is refused, and why; None if it goes to the app."""
+        app = self._app
+        first = self.cycle is None or self.cycle.response_complete  # none before it to be answered
+        if not first or self.expect_100_continue or not app.batcher.refusals:
+            return None
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers}
+        size, path = stated_size(headers), self.url.partition(b"?")[0].decode("latin-1")
+        if self.parser.get_method() != b"POST" or size is None or size > SHORT_BODY:
+            return None
+        error = app.refuse_unread(path, headers)
+        if error is None:
+            return None
+        exchange = Exchange.of(headers)
+        exchange.route = path
+        return exchange, headers, error
 
     def pause_writing(self) -> None:
         """Abort the connection if the client does not read all for too long."""
@@ -118,17 +165,24 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, code: str, message: str) -> None:
         if self.transport.is_closing():
             return
-        error = RequestError(code, message)
+        self._write(RequestError(code, message), {}, close=True)
+
+    def _write(self, error: RequestError, more: Mapping[str, str], *, close: bool) -> int:
+        """Write an error as a response with further headers; return the bytes of its body."""
         body = orjson.dumps(error.to_json())
         headers = {
             "content-type": "application/json",
             "content-length": str(len(body)),
-            "connection": "close",
+            "x-content-type-options": "nosniff",
+            **({"connection": "close"} if close else {}),
+            **more,
             **error.headers,
         }
         lines = [f"HTTP/1.1 {error.status} ", *(f"{k}: {v}" for k, v in headers.items()), "", ""]
         self.transport.write("\r\n".join(lines).encode() + body)
-        self.transport.close()
+        if close:
+            self.transport.close()
+        return len(body)
 
 
 class Server(uvicorn.Server):
