@@ -135,7 +135,7 @@ class Refusals:
         return bool(self._shortest)
 
     def add(self, route: str, size: int, error: RequestError) -> None:
-        """Remember why a request of so many bytes had no room."""
+        """Remember why a request of `size` bytes had no room."""
         if self.find(route, size) is None:
             self._shortest[route] = (size, error)
 
