@@ -86,18 +86,22 @@ def test_kept_columns_of_other_files_have_the_types_of_the_first_rows(
     model: str, tmp_path: Path
 ) -> None:
     rows = make_rows(12)
-    rows[10]["id"] = "not a number"
+    rows[10]["id"], rows[11]["source"] = "not a number", "\ud800"  # half of a surrogate pair
     file = write_rows(tmp_path / "rows.jsonl", rows)
     words = ("predict", model, file, "--keep", "id", "--format", "parquet", "--rows", 5)
+    words += ("--keep", "source")
     with pytest.raises(
         DataError, match=r"rows\.jsonl:11: --keep id: 'not a number' is not of the type int64"
     ):
         command(*words, "--out", tmp_path / "strict")
     command(*words, "--out", tmp_path / "out", "--rejects")
-    table = parquet.read_table(tmp_path / "out" / "part-00000-00002.parquet")
-    assert table.num_rows == 1
-    [rejected] = (tmp_path / "out" / REJECTS / "00000-00002.jsonl").read_text().splitlines()
-    assert json.loads(rejected)["where"] == f"{file}:11"
+    assert dataset.dataset(tmp_path / "out", format="parquet").count_rows() == 10
+    rejected = (tmp_path / "out" / REJECTS / "00000-00002.jsonl").read_text().splitlines()
+    assert [json.loads(row)["where"] for row in rejected] == [f"{file}:11", f"{file}:12"]
+    rows[0]["id"] = "\ud800"
+    words = ("predict", model, write_rows(tmp_path / "other.jsonl", rows), *words[3:])
+    with pytest.raises(DataError, match="--keep id: the values have no type of Parquet in common"):
+        command(*words, "--out", tmp_path / "other")
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -92,7 +92,7 @@ def column_types(kept: Many[Many[Any]], names: Many[str], where: str) -> tuple[A
     """Return the Arrow types of columns, by the values of the first part.
 
     Raises:
-        DataError: a column has values of several types.
+        DataError: the values of a column have no type in common.
     """
     with optional("data", "writing Parquet files"):
         import pyarrow
@@ -101,8 +101,8 @@ def column_types(kept: Many[Many[Any]], names: Many[str], where: str) -> tuple[A
     for name, values in zip(names, zip(*kept, strict=True), strict=True):
         try:
             kind = pyarrow.array(values).type
-        except (pyarrow.ArrowException, OverflowError) as error:
-            what = f"--keep {name}: the values have several types ({error})"
+        except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError) as error:
+            what = f"--keep {name}: the values have no type of Parquet in common ({error})"
             raise DataError(what, where=where, fix="Write JSON lines: --format jsonl") from error
         found.append(pyarrow.string() if pyarrow.types.is_null(kind) else kind)
     return tuple(found)
@@ -122,7 +122,7 @@ def fits_type(value: Any, kind: Any) -> bool:
 
     try:
         pyarrow.scalar(value, kind)
-    except (pyarrow.ArrowException, OverflowError):
+    except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError):  # half of a surrogate pair
         return False
     return True
 
