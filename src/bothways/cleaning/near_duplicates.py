@@ -8,8 +8,9 @@ end that differs from its beginning.
 Two documents are candidates if their signatures agree in all rows of one of b bands of r rows. A
 pair of similarity s is one with the probability 1 − (1 − s^r)^b.
 
-Memory holds 40 bytes a document, and 48 for each time that a document agrees with another one in a
-band, at most once for each band. The signatures and shingles are in files.
+Memory holds 40 bytes a document, 48 for each time that a document agrees with another one in a
+band, at most once for each band, and 24 for one that is left out. The signatures and shingles are
+in files.
 
 Source: Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.
 """
@@ -17,6 +18,7 @@ Source: Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -119,18 +121,24 @@ def sign_texts(texts: Sequence[str], settings: NearDuplicates) -> SignedTexts:
 
 
 @dataclass(frozen=True)
-class NearDuplicate:
-    """A document to leave out, the one that stays in its place, and their similarity."""
+class NearDuplicatePairs:
+    """N documents to leave out, and those that stay in their places.
 
-    document: int
-    original: int
-    similarity: float
+    Attributes:
+        documents: `(N)`, ascending.
+        originals: `(N)`, the document that stays.
+        similarities: `(N)`, of the two.
+    """
+
+    documents: NDArray[np.int64]
+    originals: NDArray[np.int64]
+    similarities: NDArray[np.float64]
 
 
 def find_near_duplicates(
     texts: SignedTexts, settings: NearDuplicates, progress: Progress = SILENT
-) -> list[NearDuplicate]:
-    """Return the documents to leave out, ascending. Documents without shingles stay.
+) -> NearDuplicatePairs:
+    """Return the documents to leave out. Documents without shingles stay.
 
     Args:
         texts: their arrays may be memory-mapped.
@@ -140,23 +148,27 @@ def find_near_duplicates(
     progress.stage("verifying near-duplicates", len(table.documents))
     filled = np.zeros(len(table.starts), dtype=np.int64)
     held = np.empty(len(table.buckets), dtype=np.int64)  # of each bucket the documents that stay
-    found = list[NearDuplicate]()
-    for number, document in enumerate(table.documents.tolist()):
+    documents, originals, similarities = array("q"), array("q"), array("d")
+    for number, document in enumerate(table.documents):
         own = table.buckets[table.edges[number] : table.edges[number + 1]]
         begins = table.starts[own]
         others = np.concatenate(
             [held[start : start + count] for start, count in zip(begins, filled[own], strict=True)]
         )
-        near = _nearest(document, np.unique(others), texts, settings)
-        if near:
-            found.append(near)
+        near = _nearest(int(document), np.unique(others), texts, settings)
+        if near is not None:
+            documents.append(document)
+            originals.append(near[0])
+            similarities.append(near[1])
         else:
             own, begins = own[filled[own] < LIMIT], begins[filled[own] < LIMIT]
             held[begins + filled[own]] = document
             filled[own] += 1
         if number % ROWS == 0:
             progress.advance(number)
-    return found
+    return NearDuplicatePairs(
+        np.array(documents, np.int64), np.array(originals, np.int64), np.array(similarities)
+    )
 
 
 def _nearest(
@@ -164,8 +176,8 @@ def _nearest(
     others: NDArray[np.int64],
     texts: SignedTexts,
     settings: NearDuplicates,
-) -> NearDuplicate | None:
-    """Return the pair of a document with a similar one; those of high estimates are tried first."""
+) -> tuple[int, float] | None:
+    """Return a similar document and the similarity; those of high estimates are tried first."""
     estimates = (texts.signatures[others] == texts.signatures[document]).mean(axis=1)
     for place in np.argsort(-estimates, kind="stable").tolist():
         if estimates[place] < settings.least_estimate:
@@ -173,7 +185,7 @@ def _nearest(
         original = int(others[place])
         similarity = texts.shingles.similarity(document, original)
         if similarity >= settings.threshold:
-            return NearDuplicate(document, original, similarity)
+            return original, similarity
     return None
 
 

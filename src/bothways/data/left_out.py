@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bothways.cleaning.apply import EXAMPLES, LeftOutExample
 from bothways.cleaning.config import Cleaning
-from bothways.cleaning.near_duplicates import NearDuplicate, SignedTexts, find_near_duplicates
+from bothways.cleaning.near_duplicates import NearDuplicatePairs, SignedTexts, find_near_duplicates
 from bothways.cleaning.shingles import ShingleTable
 from bothways.core.progress import SILENT, Progress
 from bothways.data.encode_shards import load_index, load_signed
@@ -76,7 +76,7 @@ def choose_documents(
     found = find_near_duplicates(texts, cleaning.near_duplicates, progress)
     for name in (SIGNATURES, SHINGLES):
         (folder / name).unlink()
-    fates[kept[[pair.document for pair in found]]] = fate[NEAR]
+    fates[kept[found.documents]] = fate[NEAR]
     return LeftOut(steps, fates, _examples(found, kept, rows))
 
 
@@ -125,14 +125,15 @@ def _map(file: Path, dtype: str) -> NDArray[Any]:
 
 
 def _examples(
-    found: Sequence[NearDuplicate], kept: NDArray[np.int64], digests: NDArray[np.uint8]
+    found: NearDuplicatePairs, kept: NDArray[np.int64], digests: NDArray[np.uint8]
 ) -> list[LeftOutExample]:
     """Return examples of near-duplicates, ascending; they depend only on the documents."""
-    keyed = sorted(
-        (digests[kept[pair.document], :8].tobytes().hex(), pair.document, pair) for pair in found
-    )
-    shown = sorted(keyed[:EXAMPLES], key=lambda one: one[1])
+    rows = digests[kept[found.documents], :8]
+    first = np.argsort(rows.view(">u8").ravel(), kind="stable")[:EXAMPLES]
     return [
-        LeftOutExample(key, NEAR, int(kept[number]), "", int(kept[pair.original]), pair.similarity)
-        for key, number, pair in shown
-    ]
+        LeftOutExample(
+            rows[at].tobytes().hex(), NEAR, int(kept[found.documents[at]]), "",
+            int(kept[found.originals[at]]), float(found.similarities[at]),
+        )
+        for at in np.sort(first).tolist()
+    ]  # fmt: skip
