@@ -14,13 +14,10 @@ import pytest
 from bothways.bulk.folder import PARTS, SUCCESS
 from bothways.bulk.request import BulkRequest
 from bothways.bulk.run import predict_files
+from child_processes import children
 from toy_bulk import make_classifier, make_rows, write_rows
 
 PARTS_OF_ALL = 60
-
-
-def children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def wait_for(out: Path, parts: int, process: subprocess.Popen[bytes]) -> None:

@@ -37,6 +37,7 @@ from bothways.data.manifest import MANIFEST
 from bothways.data.sentences import split_sentences
 from bothways.jobs.workers import RayWorkers
 from bothways.text.tokenizer import Tokenizer
+from child_processes import assert_they_end, children
 from stand_in_ray import stand_in
 
 WORDS = [
@@ -418,7 +419,7 @@ def test_ctrl_c_of_the_command_is_one_message_and_leaves_no_process(
     while not any((out / WORK).glob("[!.]*.npz")):
         assert process.poll() is None
         time.sleep(0.005)
-    own = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    own = children(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as the terminal does
     if again is not None:
         time.sleep(again)
@@ -430,10 +431,7 @@ def test_ctrl_c_of_the_command_is_one_message_and_leaves_no_process(
     message = f"Stopped. Finished work is kept in {out}; run the same command to continue."
     assert told.splitlines() == [message, "interrupted"]
     assert len(own) == (workers if workers > 1 else 0)
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in own):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert_they_end(own)
     assert not (out / MANIFEST).exists()
     if again is None:
         build_corpus(read_documents([str(long_text)]), tokenizer, out, workers=1)

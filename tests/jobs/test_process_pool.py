@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from bothways.core.errors import ResourceError
 from bothways.jobs.process_pool import NUMBER, map_in_order
 from bothways.runtime.limits import usable_cores
+from child_processes import alive, assert_they_end
 
 
 def slow_square(number: int) -> int:
@@ -137,15 +139,6 @@ time.sleep(60)
 """
 
 
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    state = Path(f"/proc/{pid}/stat")  # a zombie that nobody waits for is not alive
-    return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
 @pytest.mark.skipif(os.name == "nt", reason="SIGKILL is of Unix")
 def test_workers_end_with_a_parent_that_is_killed() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -156,10 +149,31 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
         assert len(pids) == 2
         assert all(map(alive, pids))
         parent.kill()
-    deadline = time.monotonic() + 10
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(map(alive, pids))
+    assert_they_end(pids)
+
+
+def sleepy_id(number: int) -> int:
+    time.sleep(0.05 if number < 2 else 60)
+    return os.getpid()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="SIGKILL is of Unix")
+def test_no_worker_outlives_a_second_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait, left = subprocess.Popen.wait, [1]
+
+    def interrupted(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if threading.current_thread() is threading.main_thread() and left:
+            left.clear()
+            raise KeyboardInterrupt
+        return wait(process, timeout)
+
+    results = map_in_order(sleepy_id, range(10), 2)
+    pids = {next(results), next(results)}
+    assert len(pids) == 2
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        results.close()
+    assert_they_end(pids)
 
 
 def test_usable_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,9 @@ files nor the folder, and a part that comes back twice is written once.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from bothways.tasks.columns import reads_as_trained
 ATTEMPTS = 3
 """How often a part is begun whose worker is killed."""
 
-Computed = Iterator[PartResult | PartFailure]
+Computed = Generator[PartResult | PartFailure]
 
 
 @dataclass
@@ -107,8 +108,9 @@ def predict_files(
         folder.begin()
         job = _BulkRun(folder, task, types, progress)
         progress.stage("predicting", job.size)
-        for result in _computed(worker, job, workers):
-            job.take(result)
+        with contextlib.closing(_computed(worker, job, workers)) as results:
+            for result in results:
+                job.take(result)
         job.end()
     return job.result
 

@@ -74,7 +74,7 @@ def map_in_order(
                     left -= 1
                     if not left or ending.is_set():
                         raise
-                    pool[number].kill()
+                    pool[number].close()
                     pool[number] = _Worker(function, number)
         finally:
             idle.put(number)
@@ -93,12 +93,12 @@ def map_in_order(
             yield pending.popleft().result()
     finally:
         ending.set()
-        threads.shutdown(wait=False, cancel_futures=True)
-        for worker in pool:
+        for worker in pool:  # all at once: a second Ctrl-C interrupts what follows
             worker.kill()
-        threads.shutdown()
-        for worker in pool:  # one may have been replaced in the meantime
-            worker.kill()
+        with contextlib.ExitStack() as rest:  # in spite of that, all of it is done
+            for number in range(len(pool)):  # one may have been replaced in the meantime
+                rest.callback(lambda number=number: pool[number].close())
+            rest.callback(threads.shutdown, cancel_futures=True)
 
 
 class _Worker:
@@ -139,13 +139,19 @@ class _Worker:
             raise ResourceError(f"a worker process was killed (signal {-code})", fix=fix) from error
 
     def kill(self) -> None:
-        """End the worker at once."""
+        """End the worker at once, without waiting for it."""
         self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):  # the killed worker had not read everything
-                pipe.close()
+
+    def close(self) -> None:
+        """End the worker, and close its pipes."""
+        try:
+            self.kill()
+            self._process.wait()
+        finally:
+            for pipe in (self._process.stdin, self._process.stdout):
+                assert pipe is not None
+                with contextlib.suppress(BrokenPipeError):  # the worker had not read everything
+                    pipe.close()
 
 
 def serve() -> None:
