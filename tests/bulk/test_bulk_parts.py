@@ -422,6 +422,8 @@ def test_options_of_parts_need_a_folder(model: str, tmp_path: Path) -> None:
         command("predict", model, *files)
     with pytest.raises(ConfigError, match="--rejects: is for predictions in parts"):
         command("predict", model, files[0], "--rejects")
+    with pytest.raises(ConfigError, match="--window: is for predictions that are printed"):
+        command("predict", model, files[0], "--out", tmp_path / "out", "--window", 5)
     with pytest.raises(ConfigError, match="processes: must be at least 1"):
         LocalWorkers(0)
 

@@ -63,6 +63,7 @@ def predict(  # noqa: PLR0913 – one option per question
     from bothways.commands.options import one_file, predict_parts, split_inputs
     from bothways.commands.progress import asked, say_guess, watched
     from bothways.core.config.checks import require_at_least
+    from bothways.core.errors import ConfigError
     from bothways.data.text_io import STDIN
     from bothways.prediction.engine import PredictConfig
     from bothways.prediction.predictor import open_task
@@ -70,6 +71,9 @@ def predict(  # noqa: PLR0913 – one option per question
     require_at_least(1, top=top)
     files, settings = split_inputs(inputs)
     if out is not None:
+        if window is not None:
+            what, fix = "is for predictions that are printed", "Leave it out; parts have --rows."
+            raise ConfigError(what, where="--window", fix=fix)
         predict_parts(
             out, parts,
             model=folder, files=files, settings=settings, task=task, text=text, text_b=text_b,
