@@ -130,6 +130,32 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
+def defined(dotted: str) -> bool:
+    """Whether a name such as bothways.text.tokenizer.Tokenizer is a module or a word of its code."""
+    parts = dotted.split(".")
+    for count in range(len(parts), 0, -1):
+        place = ROOT / "src" / Path(*parts[:count])
+        if (file := place / "__init__.py").exists() or (file := place.with_suffix(".py")).exists():
+            nodes = list(ast.walk(ast.parse(file.read_text("utf8"))))
+            words = {getattr(node, name, None) for node in nodes for name in ("name", "id")}
+            words |= {node.value for node in nodes if isinstance(node, ast.Constant)}
+            return count == len(parts) or parts[count] in words
+    return False
+
+
+@every_page
+def test_names_and_files_of_the_code_exist(page: Path) -> None:
+    if page.name in {"CHANGELOG.md", "log.md"} or page.parent.name == "decisions":
+        return  # records of their time
+    text = (ROOT / page).read_text("utf8")
+    names = re.findall(r"\bbothways(?:\.\w+)+", text)
+    missing = [name for name in names if not name.endswith((".h", ".json")) and not defined(name)]
+    assert missing == []
+    files = re.findall(r"`((?:src|tests|benchmarks|examples)/[\w/]+\.py)`", text)
+    files += re.findall(r"python (benchmarks/\w+\.py)", text)
+    assert [file for file in files if not (ROOT / file).exists()] == []
+
+
 @pytest.mark.parametrize(("english", "chinese"), PAIRS, ids=lambda path: path.name)
 def test_both_languages_show_the_same_examples(english: Path, chinese: Path) -> None:
     assert list(commands(english)) == list(commands(chinese))
