@@ -140,7 +140,7 @@ class FileReader:
         if table is None or parse is None:
             if old or self.request.rejects:
                 option = "keep" if old else "rejects"
-                what = f"{name} is no table, whose rows have columns and can be read one by one"
+                what = f"{name} is not a table with columns that can be read row by row"
                 raise ConfigError(what, where=option, fix=f"Leave --{option} away.")
             yield from (BulkRow(example) for example in reading.examples)
             return

@@ -73,7 +73,7 @@ def watched(
 ) -> Iterator[PredictionCounts]:
     """Count predictions and show their progress.
 
-    Where standard error is no terminal, a line is printed every ten seconds instead.
+    Where standard error is not a terminal, a line is printed every ten seconds instead.
 
     Args:
         hidden: show neither.

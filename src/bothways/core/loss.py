@@ -32,5 +32,5 @@ class Loss:
 
 
 def perplexity(loss: float) -> float:
-    """Return exp(loss) of a mean loss in nats, at most e⁷⁰⁰: a higher one is no finite number."""
+    """Return exp(loss) of a mean loss in nats, at most e⁷⁰⁰, as higher ones overflow."""
     return math.exp(min(loss, 700.0))

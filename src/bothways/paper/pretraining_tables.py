@@ -321,7 +321,7 @@ TABLES = {
         ("MNLI-m", "QNLI", "MRPC", "SST-2", "SQuAD 1.1 F1", "NER"),
         published.BERT_5,
         notes=(
-            "Entities are no column of the published table: a left-to-right model reads nothing "
+            "The published table has no column for entities: a left-to-right model reads nothing "
             "to the right of a word there.",
             "Left-to-right models predict every token, masked ones a part: perplexities of "
             "different objectives do not compare.",

@@ -175,8 +175,8 @@ def _label(value: Any, column: str, where: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not 0 <= number < math.inf:
-        what = f"column {column!r} holds {value!r:.80}, which is no relevance"
-        fix = "Write a number from 0, not relevant, on: 1, or a grade such as 3."
+        what = f"column {column!r} holds {value!r:.80}, which is not a relevance"
+        fix = "Write a number from 0: 0 for not relevant, 1 for relevant, or a grade such as 3."
         raise DataError(what, where=where, fix=fix)
     return number
 
