@@ -26,7 +26,6 @@ TINY = (
     "encoder.heads=2",
     "encoder.intermediate_size=16",
     "encoder.depth=1",
-    "training.precision=fp32",
     "batch.n=512",
     "training.until=40 steps",
     "training.evaluate=5 steps",
@@ -96,7 +95,7 @@ def test_a_loss_out_of_reach_is_said_not_to_be_reached(
 def test_the_rules_are_kept(place: Path, tmp_path: Path) -> None:
     for changes, words in (
         ({"overrides": (*TINY, "training.target=none")}, "training.target: is fixed by the track"),
-        ({"overrides": ("encoder.position.max_positions=64", "phases.0.length=64")}, "128 are sc"),
+        ({"overrides": ("encoder.position.max_positions=64", "phases.2.length=64")}, "128 are sc"),
         ({"recipe": "electra", "overrides": ("objective=replaced_tokens", *TINY[4:])}, "no masked"),
         ({"recipe": "fast"}, "unknown recipe 'fast'"),
         ({"seeds": 0}, "at least 1"),

@@ -203,7 +203,7 @@ def test_tables_in_lists_in_tables_are_written() -> None:
     assert tomllib.loads(write_toml(tree)) == tree
 
 
-BASE = modern(EncoderConfig(1000, 64, 2, 4, 128))
+BASE = dataclasses.replace(modern(EncoderConfig(1000, 64, 2, 4, 128)), phases=(PretrainPhase(128),))
 
 
 def load(*overrides: str) -> PretrainConfig:

@@ -44,15 +44,17 @@ TINY = ["encoder.projection=16", "encoder.cells=24"]
 FAST = [
     "training.until=30 steps", "training.precision=fp32", "training.optimizer.lr=0.03",
     "encoder.initial_range=0.3", "batch.n=512", "batch.kind=tokens",
-    "held_out=0.1", "phases.0.length=24", "evaluation_tokens=1000",
+    "held_out=0.1", "evaluation_tokens=1000",
 ]  # fmt: skip
+LENGTHS = ["phases.1.length=24", "phases.2.length=24"]
+"""Of the phases of a run from random weights; one that starts from a model has a single phase."""
 
 
 @pytest.fixture(scope="module")
 def trained(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of `bothways pretrain`, of a second or two."""
     out = tmp_path_factory.mktemp("elmo") / "run"
-    words = ["--model", "elmo-small", *TINY, *FAST, "--device", "cpu", "--out", str(out)]
+    words = ["--model", "elmo-small", *TINY, *FAST, *LENGTHS, "--device", "cpu", "--out", str(out)]
     app(["pretrain", str(corpus.folder), *words], result_action="return_value")
     return out
 
@@ -80,7 +82,14 @@ def test_a_run_goes_on_from_its_model_and_from_its_checkpoint(
     trained: Path, corpus: Corpus, tmp_path: Path
 ) -> None:
     fast = [word for word in FAST[1:] if not word.startswith("encoder")]
-    common = [str(corpus.folder), *fast, "training.until=3 steps", "--device", "cpu"]
+    common = [
+        str(corpus.folder),
+        *fast,
+        "phases.0.length=24",
+        "training.until=3 steps",
+        "--device",
+        "cpu",
+    ]
     words = [
         "--start",
         str(trained / "model"),
@@ -100,6 +109,7 @@ def test_a_run_goes_on_from_its_model_and_from_its_checkpoint(
         "elmo-small",
         *TINY,
         *FAST,
+        *LENGTHS,
         "--device",
         "cpu",
     ]
@@ -120,7 +130,17 @@ def test_gpt_is_pre_trained_from_left_to_right(corpus: Corpus, tmp_path: Path) -
         "encoder.intermediate_size=32",
         "encoder.position.max_positions=64",
     ]
-    words = ["--model", "gpt2", *shape, *FAST, "--device", "cpu", "--out", str(tmp_path / "run")]
+    words = [
+        "--model",
+        "gpt2",
+        *shape,
+        *FAST,
+        *LENGTHS,
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     app(["pretrain", str(corpus.folder), *words], result_action="return_value")
     _, info = GPT2LMHeadModel.from_pretrained(tmp_path / "run" / "model", output_loading_info=True)
     assert not any(info.values())
@@ -238,6 +258,7 @@ def test_pairs_are_refused_before_training(corpus: Corpus, tmp_path: Path) -> No
         "elmo-small",
         *TINY,
         *FAST,
+        *LENGTHS,
         "objective=masked_lm_nsp",
         "--out",
         str(tmp_path / "run"),

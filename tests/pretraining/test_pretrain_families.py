@@ -37,7 +37,8 @@ FAST = [
     "batch.n=512",
     "batch.kind=tokens",
     "held_out=0.1",
-    "phases.0.length=48",
+    "phases.1.length=48",
+    "phases.2.length=48",
 ]
 
 

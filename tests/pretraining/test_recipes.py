@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 from pathlib import Path
@@ -12,19 +13,30 @@ import transformers
 
 from bothways.cli import app
 from bothways.commands.pretrain import pretrain
-from bothways.data.batching import ExampleBudget, TokenBudget
+from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import AnyToken, Masking, NGrams, Spans
+from bothways.data.next_sentence import NextSentence
 from bothways.families.catalogue import preset
-from bothways.model.config import EncoderConfig
+from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.positions import Learned
-from bothways.objectives.masked_lm import MaskedLM
+from bothways.objectives.catalogue import default_objective
+from bothways.objectives.masked_lm import MaskedLM, with_masking
 from bothways.objectives.replaced_tokens import Narrower, ReplacedTokens
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.objectives.span_boundary import MaskedLMSpanBoundary
-from bothways.pretraining.recipes import RECIPES, albert, deberta, electra, roberta, spanbert
+from bothways.pretraining.config import PretrainPhase
+from bothways.pretraining.recipes import (
+    RECIPES,
+    albert,
+    deberta,
+    electra,
+    roberta,
+    settings_of,
+    spanbert,
+)
 from bothways.text.trainers import ByteBPE, train_tokenizer
 from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW, BertAdam, Lamb
@@ -54,6 +66,29 @@ def byte_corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     tokenizer = train_tokenizer(texts, ByteBPE(320))
     documents = [Document(text, f"made:{number}") for number, text in enumerate(texts)]
     return build_corpus(documents, tokenizer, tmp_path_factory.mktemp("made") / "c", workers=1)
+
+
+def test_modern_begins_with_short_sequences_and_small_updates_from_random_weights_alone() -> None:
+    encoder = preset("bert-mini")
+    made = settings_of("modern", encoder)
+    assert [(phase.length, phase.share) for phase in made.phases] == [
+        (16, 0.4), (64, 0.3), (128, 0.3)
+    ]  # fmt: skip
+    assert made.segments_of(made.phases[0]) == FullSentences(16)
+    assert isinstance(made.segments_of(made.phases[1]), NextSentence)
+    assert made.batch == TokenRamp(512, 8192, 8_000_000)
+    assert made.objective == with_masking(default_objective(encoder), Masking(0.4))
+    small = dataclasses.replace(encoder, position=Learned(40))
+    assert [phase.length for phase in settings_of("modern", small).phases] == [16, 40, 40]
+    dropped = dataclasses.replace(encoder, dropout=Dropouts(0.3, 0.2))
+    for recipe in ("modern", "short"):
+        more = settings_of(recipe, dropped, "folder")
+        assert more.phases == (PretrainPhase({"modern": 128, "short": 64}[recipe]),)
+        assert more.batch == TokenBudget({"modern": 8192, "short": 512}[recipe])
+        assert more.objective == default_objective(encoder)
+        assert (more.start, more.encoder) == ("folder", dropped)
+    paper = settings_of("paper", dropped, "folder")
+    assert paper == dataclasses.replace(RECIPES["paper"](dropped), encoder=dropped, start="folder")
 
 
 def test_roberta_is_the_papers_base() -> None:

@@ -20,7 +20,7 @@ from bothways.preflight.memory import USABLE
 from bothways.pretraining import run_plan
 from bothways.pretraining.build import load_of
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
-from bothways.pretraining.recipes import RECIPES, modern
+from bothways.pretraining.recipes import RECIPES, settings_of
 from bothways.pretraining.run_plan import Cards, Here, StepSeconds, measure_step, plan_run
 from bothways.runtime.cards import CARDS
 from bothways.training.durations import Hours, Steps, Tokens
@@ -29,7 +29,9 @@ CPU, CARD = torch.device("cpu"), CARDS["a100"]
 
 
 def settings(name: str = "bert-base", **training: Any) -> PretrainConfig:
-    usual = modern(preset(name))
+    """A run whose updates are all alike."""
+    usual = settings_of("modern", preset(name), "weights")
+    usual = dataclasses.replace(usual, start=None)
     values = {"until": Tokens(10**9)} | training
     return dataclasses.replace(usual, training=dataclasses.replace(usual.training, **values))
 

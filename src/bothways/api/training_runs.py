@@ -78,17 +78,16 @@ def pretrain(  # noqa: PLR0913 – one option per question
     from bothways.pretraining import run
     from bothways.pretraining.build import fit_to_corpus, start_encoder
     from bothways.pretraining.config import PretrainConfig
-    from bothways.pretraining.recipes import RECIPES
+    from bothways.pretraining.recipes import RECIPES, settings_of
 
     text = open_corpora(corpus)
     tokenizer = (text if isinstance(text, Corpus) else next(iter(text.values()))).tokenizer
-    make = choice(recipe, RECIPES, "recipe")
+    choice(recipe, RECIPES, "recipe")
     if start is None:
         shape = preset(model) if isinstance(model, str) else model
-        base = make(fit_to_corpus(shape, tokenizer))
+        base = settings_of(recipe, fit_to_corpus(shape, tokenizer))
     else:
-        encoder = start_encoder(str(start))
-        base = dataclasses.replace(make(encoder), encoder=encoder, start=str(start))
+        base = settings_of(recipe, start_encoder(str(start)), str(start))
     if not isinstance(text, Corpus):
         base = dataclasses.replace(base, mixture=Smoothed())
     overrides: dict[str, Any] = dict(settings)

@@ -86,7 +86,7 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
     from bothways.pretraining import run as job
     from bothways.pretraining.build import fit_to_corpus, start_encoder
     from bothways.pretraining.config import PretrainConfig
-    from bothways.pretraining.recipes import RECIPES, recipe_for
+    from bothways.pretraining.recipes import recipe_for, settings_of
 
     if resume:
         check_begun(out)
@@ -97,11 +97,9 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
     encoder = fit_to_corpus(preset(model), tokenizer) if start is None else start_encoder(start)
 
     def read(name: str) -> PretrainConfig:
-        """Return the settings by a recipe; `--start` decides the encoder."""
-        base = dataclasses.replace(RECIPES[name](encoder), start=start)
-        base = base if start is None else dataclasses.replace(base, encoder=encoder)
+        """Return the settings by a recipe."""
         mixture = None if isinstance(text, Corpus) else Smoothed()
-        base = dataclasses.replace(base, mixture=mixture)
+        base = dataclasses.replace(settings_of(name, encoder, start), mixture=mixture)
         return configs.load(PretrainConfig, base=base, file=config, overrides=overrides)
 
     settings = read(recipe or "modern")
