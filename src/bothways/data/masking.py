@@ -295,6 +295,7 @@ def choose(
     count = masking.count(len(ids))
     match masking.unit:
         case SingleTokens():
+            # The beginning of a permutation is a draw without replacement.
             index = np.sort(rng.permutation(candidates)[:count])
             return Chosen(index, np.arange(len(index)))
         case RareTokens(power=power):
@@ -322,7 +323,7 @@ def choose(
 def word_starts(ids: Ids, vocabulary: Vocabulary) -> NDArray[np.bool_]:
     """Return `(tokens)`: True where a word begins, by the tokens of a text without special ones."""
     opens = ~vocabulary.continues[ids]
-    if vocabulary.ends is not None:
+    if vocabulary.ends is not None:  # such as a comma, or a character of a script without spaces
         opens[1:] |= vocabulary.ends[ids[:-1]]
     return opens
 
@@ -371,6 +372,7 @@ def _words(candidates: Places, opens: NDArray[np.bool_]) -> Words:
     """
     if len(candidates) == 0:
         return Words(candidates, candidates)
+    # A gap between candidates is a special token; -2 makes a gap before the first.
     starts = candidates[opens[candidates] | (np.diff(candidates, prepend=-2) > 1)]
     # A word ends where the next one begins, or before a special token.
     following = np.append(starts[1:], candidates[-1] + 1)
@@ -383,7 +385,7 @@ def _whole_words(words: Words, count: int, rng: np.random.Generator) -> list[tup
     taken, room = [], count
     starts, stops = words.starts[order].tolist(), words.stops[order].tolist()
     for start, stop in zip(starts, stops, strict=True):
-        if stop - start <= room:
+        if stop - start <= room:  # else a shorter word may still fit
             taken.append((start, stop))
             room -= stop - start
             if room == 0:
@@ -404,6 +406,7 @@ def _ngrams(
         longest = min(len(lengths), _unbroken(starts, stops, word, len(lengths)))
         n = int(np.searchsorted(below[:longest], draw * below[longest - 1], side="right")) + 1
         n = min(n, longest)
+        # An n-gram that exceeds the rest loses words at its end, as in Google's code.
         while n > 0 and stops[word + n - 1] - starts[word] > room:
             n -= 1
         if n == 0 or not all(free[word : word + n]):
@@ -433,6 +436,7 @@ def _spans(
     taken = [candidates[:0]]
     while room:
         length = int(rng.choice(len(lengths), p=lengths)) + 1
+        # A random token, not a random word: long words begin more spans, as in SpanBERT's code.
         word = int(np.searchsorted(words.starts, rng.choice(free), side="right")) - 1
         last = word + _unbroken(starts, stops, word, length) - 1
         inside = (free >= starts[word]) & (free < stops[last])

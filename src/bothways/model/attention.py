@@ -114,6 +114,7 @@ class Attention(nn.Module):
         self, qkv: Float[Tensor, "tokens 3 heads d"], queries: Float[Tensor, "tokens width"]
     ) -> Float[Tensor, "tokens 3 heads d"]:
         """Replace the queries by those made from other vectors."""
+        # The first third of the stacked matrix makes queries; keys and values stay as they are.
         width = queries.shape[-1]
         bias = self.bias if self.qkv.bias is None else self.qkv.bias
         first = self.qkv.weight[:width], None if bias is None else bias[:width]
@@ -136,6 +137,7 @@ class Attention(nn.Module):
                 for part, term in ((1, "c2p"), (0, "p2c"))
             )
             return both[: len(x)], PositionTerms(keys, queries)
+        # Matrices of their own, as in the first version of DeBERTa.
         layers, shape = (self.position_key, self.position_query), (len(relative), *self.shape[1:])
         keys, queries = (None if layer is None else layer(relative).view(shape) for layer in layers)
         return self._qkv(x), PositionTerms(keys, queries)
