@@ -202,6 +202,22 @@ def test_large_bodies_are_refused_before_they_are_read(url: str) -> None:
     chunk = b"2000\r\n" + b" " * 0x2000 + b"\r\n"
     chunked = exchange(url, head + b"transfer-encoding: chunked\r\n\r\n", *[chunk] * 4)
     assert b"body_too_large" in chunked
+    waits = head + b"expect: 100-continue\r\ncontent-length: 30000\r\n\r\n"
+    assert exchange(url, waits).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_client_that_sends_too_much_sees_why(url: str) -> None:
+    """Its connection is not reset while it sends, before it reads the answer."""
+    head = b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+    announced = head + b"content-length: 8000000\r\n\r\n"
+    chunk = b"1e8480\r\n" + b" " * 2_000_000 + b"\r\n"
+    for parts in (
+        (announced, b" " * 8_000_000),
+        (head + b"transfer-encoding: chunked\r\n\r\n", *[chunk] * 4, b"0\r\n\r\n"),
+    ):
+        answer = exchange(url, *parts)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert b"body_too_large" in answer
 
 
 def test_slow_clients_have_a_deadline(url: str) -> None:

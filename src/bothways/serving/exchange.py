@@ -21,6 +21,7 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+DISCARD_SECONDS, PAUSE_SECONDS = 5.0, 0.2
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -85,6 +86,8 @@ async def read_body(
         raise RequestError("unsupported_media_type", message)
     most, size = limits.body_bytes, stated_size(headers)
     if size is not None and size > most:
+        if "expect" not in headers:  # else the client sends it once this server reads it
+            await _discard(receive)
         raise over_limit("body_too_large", "bytes", size, "body_bytes", most)
     try:
         data = await asyncio.wait_for(_read(receive, most), limits.body_seconds)
@@ -114,10 +117,26 @@ async def _read(receive: Receive, most: int) -> bytes:
         part = message.get("body", b"")
         size += len(part)
         if size > most:
+            if message.get("more_body", False):
+                await _discard(receive)
             raise over_limit("body_too_large", "bytes", size, "body_bytes", most)
         parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def _discard(receive: Receive) -> None:
+    """Read and drop the rest of a body that is too large, for `DISCARD_SECONDS` at most.
+
+    To close a connection while its client still sends resets it, and the client does not see why.
+    A client that has stopped for `PAUSE_SECONDS` waits for the answer.
+    """
+    until = time.monotonic() + DISCARD_SECONDS
+    more = True
+    with contextlib.suppress(asyncio.TimeoutError):
+        while more and time.monotonic() < until:
+            message = await asyncio.wait_for(receive(), PAUSE_SECONDS)
+            more = message["type"] == "http.request" and message.get("more_body", False)
 
 
 async def respond(
