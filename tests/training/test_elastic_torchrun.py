@@ -37,8 +37,11 @@ def command(corpus: Path, out: Path, *settings: str) -> list[str]:
 
 
 def ranks_of(agent: int) -> list[int]:
-    """The processes that torchrun has started."""
-    text = Path(f"/proc/{agent}/task/{agent}/children").read_text()
+    """The processes that torchrun has started; none once it has ended."""
+    try:
+        text = Path(f"/proc/{agent}/task/{agent}/children").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
     return [int(word) for word in text.split()]
 
 
@@ -54,7 +57,7 @@ def test_a_rank_killed_at_random_loses_no_more_than_the_last_checkpoint(
 ) -> None:
     draws, out = random.Random(1), tmp_path / "run"
     setting = "sharding=none" if sharding == "none" else "sharding.kind=sharding"
-    log = (tmp_path / "log").open("w+")
+    log = (tmp_path / "log").open("w")
     agent = subprocess.Popen(
         command(corpus.folder, out, setting), stdout=log, stderr=subprocess.STDOUT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -77,8 +80,8 @@ def test_a_rank_killed_at_random_loses_no_more_than_the_last_checkpoint(
         if agent.poll() is None:
             agent.terminate()
             agent.wait(60)
-        log.seek(0)
-        text = log.read()
+        log.close()
+        text = (tmp_path / "log").read_text()
     assert killed >= 1, text[-3000:]
     print(f"{sharding}: {killed} kills")
     steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
