@@ -30,6 +30,7 @@ from bothways.prediction import engine
 from bothways.prediction.predictor import Predictor
 from bothways.serving import batcher
 from bothways.serving.app import App, app
+from bothways.serving.errors import retry_after
 from bothways.serving.exchange import read_body
 from bothways.serving.limits import Limits
 from running_server import running
@@ -222,6 +223,38 @@ def test_requests_without_room_are_refused_unread(
         assert ask().status_code == 200
         counted = application.metrics.text().decode()
         assert 'bothways_requests_total{model="",route="/classify",status="429"}' in counted
+
+
+def test_a_refusal_is_forgotten_when_the_queue_becomes_shorter_meanwhile(
+    predictors: dict[str, Predictor], gate: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Remembered for an empty queue, it would refuse every request from then on."""
+    gate.release()
+    limits = Limits(queue_tokens=100, request_tokens=100, batch_tokens=100)
+    application = app(predictors["classify"], limits=limits)
+
+    def slow(seconds: float) -> dict[str, str]:
+        gate.release(100)  # all that waits is computed while the refusal is made
+        time.sleep(0.3)
+        return retry_after(seconds)
+
+    with running(application) as url:
+
+        def ask() -> int:
+            return httpx.post(f"{url}/classify", json={"inputs": "good film"}).status_code
+
+        statuses: list[int] = []
+        threads = [in_thread(lambda: statuses.append(ask()))]
+        until_busy(application)
+        threads += [in_thread(lambda: statuses.append(ask())) for _ in range(25)]
+        waiting(application, 100)
+        monkeypatch.setattr(batcher, "retry_after", slow)
+        assert ask() == 429
+        for thread in threads:
+            thread.join()
+        assert statuses == [200] * 26
+        assert application.batcher.queued_tokens == 0
+        assert ask() == 200
 
 
 def test_one_text_overtakes_a_request_with_many(

@@ -403,13 +403,9 @@ class App:
         if query.jobs is not None:  # it may have to read weights
             work = await loop.run_in_executor(self._tokenizers, query.jobs, examples, encoded)
         exchange.phases.append(("tokenize", began, time.perf_counter()))
-        ticket = Ticket(model, examples, work, deadline, loop.create_future())
-        try:
-            self.batcher.submit(ticket)
-        except RequestError as error:
-            if error.code == "overloaded" and (size := stated_size(headers)) is not None:
-                self.batcher.refusals.add(exchange.route, size, error)
-            raise
+        asked = exchange.route, stated_size(headers)
+        ticket = Ticket(model, examples, work, deadline, loop.create_future(), *asked)
+        self.batcher.submit(ticket)
         predictions = await self._wait(ticket, receive)
         answer = Answer(model, examples, encoded, predictions)
         exchange.texts, exchange.tokens, exchange.cut = len(examples), answer.tokens, answer.cut

@@ -61,6 +61,8 @@ class Ticket:
             the predictions.
         deadline: by `time.monotonic`.
         answer: the predictions, in order.
+        route, size: that the request asked for, and the bytes of its body, for `Refusals`; a size
+            of None is not remembered.
         tokens: of all its sequences.
         queued, started, computed: by `time.perf_counter`: when it was queued, when its first batch
             began and its last one ended.
@@ -71,6 +73,8 @@ class Ticket:
     encoded: Many[EncodedExample | ModelJob]
     deadline: float
     answer: asyncio.Future[list[Any]]
+    route: str = ""
+    size: int | None = None
     tokens: int = 0
     queued: float = 0.0
     started: float = 0.0
@@ -197,19 +201,27 @@ class Batcher:
         most = self.limits.request_tokens
         if ticket.tokens > most:
             raise over_limit("too_many_tokens", "tokens", ticket.tokens, "request_tokens", most)
-        if self.queued_tokens + ticket.tokens > self.limits.queue_tokens:
-            message = (
-                f"the queue is full: {self.queued_tokens:,} tokens wait, and with "
-                f"{ticket.tokens:,} more there would be above {self.limits.queue_tokens:,} "
-                "(queue_tokens)"
-            )
-            wait = retry_after(self.queued_tokens / self.rate)
-            raise RequestError("overloaded", message, headers=wait)
-        ticket.queued = time.perf_counter()
         with self._changed:
+            # A refusal is remembered before the queue can become shorter. Remembered later, it
+            # might stay when the queue is empty, and refuse every request from then on.
+            if self.queued_tokens + ticket.tokens > self.limits.queue_tokens:
+                error = self._full(ticket)
+                if ticket.size is not None:
+                    self.refusals.add(ticket.route, ticket.size, error)
+                raise error
+            ticket.queued = time.perf_counter()
             self._queue(ticket.tokens)
             self._tickets.append(ticket)
             self._changed.notify()
+
+    def _full(self, ticket: Ticket) -> RequestError:
+        message = (
+            f"the queue is full: {self.queued_tokens:,} tokens wait, and with "
+            f"{ticket.tokens:,} more there would be above {self.limits.queue_tokens:,} "
+            "(queue_tokens)"
+        )
+        wait = retry_after(self.queued_tokens / self.rate)
+        return RequestError("overloaded", message, headers=wait)
 
     def cancel(self, ticket: Ticket) -> None:
         """Take what waits of a request out of the queue."""
