@@ -468,6 +468,17 @@ def test_a_ramp_of_budgets_is_straight_in_the_tokens_read():
     assert budget_at(ExampleBudget(7), 10**9) == ExampleBudget(7)
 
 
+@pytest.mark.parametrize("ramp", [TokenRamp(512, 8192, 8_000_000), TokenRamp(300, 300, 50_000)])
+def test_steps_and_tokens_of_a_ramp_are_those_of_its_budgets(ramp):
+    read, steps = 0, 0
+    for target in (ramp.over // 10, ramp.over, 4 * ramp.over):
+        while read < target:
+            read += budget_at(ramp, read).n
+            steps += 1
+        assert ramp.steps(read) == pytest.approx(steps, rel=0.01)
+        assert ramp.tokens(steps) == pytest.approx(read, rel=0.01)
+
+
 def test_steps_of_a_ramp_take_what_its_integral_says():
     """With budgets a + (b − a)·r/R after r tokens, R tokens take ∫ dr/budget = R/(b − a)·ln(b/a) steps."""
     start, end, over = 20, 200, 20_000

@@ -13,6 +13,7 @@ import torch
 
 from bothways.cli import app
 from bothways.core.errors import ConfigError, DataError, ResourceError
+from bothways.data.batching import TokenRamp, budget_at
 from bothways.data.corpus import Corpus
 from bothways.families.catalogue import preset
 from bothways.model.config import EncoderConfig
@@ -91,6 +92,24 @@ def test_hours_are_the_other_way_round() -> None:
     same = plan_run(settings(until=Tokens(int(plan.tokens))), Cards(CARD, 4))
     assert same.total == pytest.approx(plan.total, rel=1e-3)
     assert plan_run(settings(until=Steps(100)), Cards(CARD)).tokens == 100 * 8192
+
+
+def test_a_ramp_of_budgets_has_more_updates() -> None:
+    """Against `budget_at`, update by update."""
+    ramp = TokenRamp(512, 8192, 8_000_000)
+    run = dataclasses.replace(settings(until=Tokens(20_000_000)), batch=ramp)
+    read, updates = 0, 0
+    while read < 20_000_000:
+        read += budget_at(ramp, read).n
+        updates += 1
+    plan = plan_run(run, Cards(CARD))
+    assert plan.updates == pytest.approx(updates, rel=0.01)
+    hours = dataclasses.replace(run, training=dataclasses.replace(
+        run.training, until=Hours(sum(plan.seconds[n] for n in ("training", "updates")) / 3600)
+    ))  # fmt: skip
+    again = plan_run(hours, Cards(CARD))
+    assert again.tokens == pytest.approx(20_000_000, rel=1e-3)
+    assert again.updates == pytest.approx(plan.updates, rel=1e-3)
 
 
 def test_a_price_is_of_each_card_and_hour() -> None:

@@ -8,6 +8,7 @@ rectangles of `core.layout`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Literal
@@ -57,6 +58,20 @@ class TokenRamp:
     def __post_init__(self) -> None:
         require_at_least(1, "batch", start=self.start, over=self.over)
         require_at_least(self.start, "batch", n=self.n)
+
+    def steps(self, tokens: float) -> float:
+        """Return the number of steps in which a run reads `tokens`, about."""
+        growth, inside = (self.n - self.start) / self.over, min(tokens, self.over)
+        # The budget grows with the tokens read, so these grow exponentially with the steps.
+        ramp = math.log1p(inside * growth / self.start) / growth if growth else inside / self.n
+        return ramp + (tokens - inside) / self.n
+
+    def tokens(self, steps: float) -> float:
+        """Return the number of tokens that a run reads in `steps`, about."""
+        growth, ramp = (self.n - self.start) / self.over, self.steps(self.over)
+        if steps >= ramp:
+            return self.over + (steps - ramp) * self.n
+        return self.start * math.expm1(steps * growth) / growth if growth else steps * self.n
 
 
 BatchSize = ExampleBudget | TokenBudget | TokenRamp

@@ -341,9 +341,8 @@ def tokens_read(settings: PretrainConfig, text: float) -> float | None:
             return float(sum(count * part.share * n * part.length for part in settings.phases))
         case Steps(count), TokenBudget(n):
             return float(count * n)
-        case Steps(count), TokenRamp(start, n, over):
-            ramp = over / ((start + n) / 2)  # steps
-            return over + (count - ramp) * n if count > ramp else count * (start + n) / 2
+        case Steps(count), TokenRamp() as ramp:
+            return ramp.tokens(count)
         case _:
             return None
 

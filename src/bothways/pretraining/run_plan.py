@@ -23,7 +23,7 @@ from bothways.core.keyed_rng import rng
 from bothways.core.progress import SILENT, Progress
 from bothways.core.sequence import Sequence
 from bothways.core.targets import LabelTargets
-from bothways.data.batching import ExampleBudget
+from bothways.data.batching import ExampleBudget, TokenRamp
 from bothways.data.masking import Vocabulary
 from bothways.model.config import EncoderConfig
 from bothways.model.flops import BACKWARD, forward_flops
@@ -376,13 +376,25 @@ def _amounts(
     settings: PretrainConfig, text: float | None, per: StepSeconds, ranks: int
 ) -> tuple[float, int]:
     """Return the tokens and the updates of the run."""
-    end, step = settings.training.end, _tokens_per_step(settings)
+    end, batch = settings.training.end, settings.batch
+
+    def updates(tokens: float) -> float:
+        """Return the updates in which the run reads `tokens`."""
+        if isinstance(batch, TokenRamp):
+            return batch.steps(tokens)
+        return tokens / _tokens_per_step(settings)
+
     if isinstance(end, Hours):
-        one = step * per.per_token / ranks + per.update + per.exchange
-        return 3600 * end.count / one * step, math.ceil(3600 * end.count / one)
+        each, seconds = per.per_token / ranks, 3600 * end.count
+        low, high = 0.0, seconds / each
+        while high - low > 1e-6 * high:
+            middle = (low + high) / 2
+            takes = middle * each + updates(middle) * (per.update + per.exchange)
+            low, high = (middle, high) if takes < seconds else (low, middle)
+        return high, math.ceil(updates(high))
     tokens = tokens_read(settings, text or 0.0)
     assert tokens is not None
-    return tokens, end.count if isinstance(end, Steps) else math.ceil(tokens / step)
+    return tokens, end.count if isinstance(end, Steps) else math.ceil(updates(tokens))
 
 
 def _seconds(
