@@ -12,7 +12,7 @@ import torch
 import bothways
 from bothways.cli import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError
-from bothways.data.batching import ExampleBudget
+from bothways.data.batching import BatchSize, ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
 from bothways.data.mixture import ByWeight, Corpora, Smoothed
@@ -142,6 +142,30 @@ def test_a_run_that_never_reads_a_corpus_is_refused_with_its_forecast(
         config, training=dataclasses.replace(config.training, until=Hours(1.0))
     )
     assert preflight(timed, text, None, cpu)
+
+
+@pytest.mark.parametrize(
+    ("batch", "sequences"),
+    [
+        (TokenBudget(640), "about 22.5 in this run"),  # 0.5 · 4 · (320 / 32 + 320 / 256)
+        (ExampleBudget(6), "about 12 in this run"),  # 0.5 · 4 · 6, of any length
+        (TokenRamp(640, 640, 1000), "about 22.5 in this run"),
+        # 760 tokens in the first two updates and 1,060 in the others: 320 * (e^(k / 6) - 1) * 6.
+        (TokenRamp(320, 640, 3 * 640), "about 13.9 in this run"),
+    ],
+    ids=str,
+)
+def test_the_forecast_counts_the_sequences_of_every_phase(
+    corpora: dict[str, Corpus], batch: BatchSize, sequences: str
+) -> None:
+    config = settings(corpora["large"], mixture=ByWeight({"large": 0.5, "small": 0.5}))
+    config = dataclasses.replace(
+        config, phases=(PretrainPhase(32, 0.5), PretrainPhase(256, 0.5)), batch=batch,
+        training=dataclasses.replace(config.training, until=Steps(4)),
+    )  # fmt: skip
+    text = Corpora.of(corpora, config.mixture)
+    notes = preflight(config, text, None, torch.device("cpu"))
+    assert any("small: " in str(note) and sequences in str(note) for note in notes)
 
 
 def test_frequencies_for_masking_are_those_of_the_mixture(corpora: dict[str, Corpus]) -> None:

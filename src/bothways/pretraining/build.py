@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import operator
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -288,16 +290,16 @@ def _check_mixture(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
     """Return the forecast of a mixture: what the run will read of each corpus."""
     if len(corpora.parts) == 1:
         return []
-    read = tokens_read(settings, float(corpora.tokens))
-    longest = max(phase.length for phase in settings.phases)
+    phases = tokens_of_phases(settings, float(corpora.tokens))
     findings = []
     for name, part in corpora.parts.items():
         share, size = corpora.shares[name], part.manifest.counts.tokens
         what = f"{name}: {size:,} tokens, {share:.2%} of the sequences"
-        if read is None:
+        if phases is None:
             findings.append(Finding("balance", "note", what, "mixture"))
             continue
-        drawn = share * read / longest
+        read, lengths = sum(phases), [phase.length for phase in settings.phases]
+        drawn = share * sum(map(operator.truediv, phases, lengths))
         what += f", about {drawn:,.3g} in this run, {share * read / size:.2g} times the text"
         if drawn >= FEWEST_DRAWN:
             findings.append(Finding("balance", "note", what, "mixture"))
@@ -330,19 +332,26 @@ def _check_cache(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
             assert_never(settings.shuffle)
 
 
-def tokens_read(settings: PretrainConfig, text: float) -> float | None:
-    """Return the number of tokens that a run will read; None if its length is a time."""
+def tokens_of_phases(settings: PretrainConfig, text: float) -> list[float] | None:
+    """Return the number of tokens that a run reads in each phase; None if its length is a time.
+
+    Args:
+        settings: of the run.
+        text: the number of tokens of the corpus.
+    """
+    shares = [phase.share for phase in settings.phases]
     match settings.training.end, settings.batch:
         case Tokens(count), _:
-            return float(count)
+            return [share * count for share in shares]
         case Epochs(count), _:
-            return count * text
+            return [share * count * text for share in shares]
         case Steps(count), ExampleBudget(n):
-            return float(sum(count * part.share * n * part.length for part in settings.phases))
+            return [phase.share * count * n * phase.length for phase in settings.phases]
         case Steps(count), TokenBudget(n):
-            return float(count * n)
+            return [share * count * n for share in shares]
         case Steps(count), TokenRamp() as ramp:
-            return ramp.tokens(count)
+            read = [ramp.tokens(end * count) for end in itertools.accumulate(shares, initial=0.0)]
+            return [after - before for before, after in itertools.pairwise(read)]
         case _:
             return None
 

@@ -38,7 +38,7 @@ from bothways.preflight.memory import (
     choose_placement,
     size_text,
 )
-from bothways.pretraining.build import load_of, tokens_read
+from bothways.pretraining.build import load_of, tokens_of_phases
 from bothways.pretraining.config import PretrainConfig
 from bothways.runtime.cards import CARDS, MACHINE, NETWORK, Accelerator
 from bothways.runtime.devices import choose_device, describe_device, memory_available
@@ -392,8 +392,9 @@ def _amounts(
             takes = middle * each + updates(middle) * (per.update + per.exchange)
             low, high = (middle, high) if takes < seconds else (low, middle)
         return high, math.ceil(updates(high))
-    tokens = tokens_read(settings, text or 0.0)
-    assert tokens is not None
+    phases = tokens_of_phases(settings, text or 0.0)
+    assert phases is not None
+    tokens = sum(phases)
     return tokens, end.count if isinstance(end, Steps) else math.ceil(updates(tokens))
 
 
