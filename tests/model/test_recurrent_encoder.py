@@ -267,7 +267,7 @@ def sequences(lengths: list[int]) -> list[Sequence]:
 def test_the_objective_is_the_likelihood_of_neighbours_from_one_side_each() -> None:
     torch.manual_seed(2)
     model = Model(SMALL, (BiLMHead(),)).double().eval()
-    learner, given = LMLearner(model, BiLM.directions), sequences([4, 1, 6])
+    learner, given = LMLearner(model, BiLMHead.neighbours), sequences([4, 1, 6])
     with torch.no_grad():
         model.heads["bilm"].bias.normal_()
     batch = pack(
@@ -294,7 +294,7 @@ def test_from_left_to_right_the_objective_is_gpts() -> None:
     torch.manual_seed(2)
     config = EncoderConfig(VOCAB, 8, 2, 2, 8, patterns=(Causal(),), dropout=Dropouts(0.0, 0.0))
     learner, given = (
-        LMLearner(Model(config, (NextTokenHead(),)), CausalLM.directions),
+        LMLearner(Model(config, (NextTokenHead(),)), NextTokenHead.neighbours),
         sequences([5]),
     )
     batch = pack(

@@ -238,11 +238,11 @@ class BiLMOutput(nn.Module):
         self,
         x: Float[Tensor, "tokens width"],
         embedding: Float[Tensor, "vocab half"],
-        direction: Literal["next", "previous"] = "next",
+        neighbour: Literal["next", "previous"] = "next",
     ) -> Float[Tensor, "tokens vocab"]:
         """Return logits of the token after each, or of the one before."""
         ahead, back = x.chunk(2, dim=-1)
-        read = self.dropout(ahead if direction == "next" else back)
+        read = self.dropout(ahead if neighbour == "next" else back)
         return on_round_rows(lambda rows: nn.functional.linear(rows, embedding, self.bias), read)
 
 

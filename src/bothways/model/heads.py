@@ -29,6 +29,9 @@ from bothways.model.head_modules import (
 )
 from bothways.model.readout import FromPooler, Own
 
+Neighbour = Literal["next", "previous"]
+"""The neighbour of a token that a language model predicts."""
+
 
 class HeadValue:
     """What a head says of itself; these defaults are for a head that reads every token."""
@@ -302,6 +305,7 @@ class NextTokenHead(HeadValue):
 
     kind: Literal["causal"] = "causal"
     title: ClassVar[str] = "next-token head"
+    neighbours: ClassVar[tuple[Neighbour, ...]] = ("next",)
     suffix: ClassVar[str | None] = "LMHeadModel"
 
     def build(self, config: ModelConfig) -> nn.Module:
@@ -330,6 +334,7 @@ class BiLMHead(HeadValue):
 
     kind: Literal["bilm"] = "bilm"
     title: ClassVar[str] = "LM head of both directions"
+    neighbours: ClassVar[tuple[Neighbour, ...]] = ("next", "previous")
 
     def build(self, config: ModelConfig) -> nn.Module:
         """Return a `BiLMOutput`."""

@@ -11,56 +11,28 @@ The softmax is over the whole vocabulary, where ELMo's training sampled.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from bothways.core.batch import Batch
 from bothways.core.config.checks import require_at_least
 from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
-from bothways.core.targets import Targets, TokenTargets
+from bothways.core.targets import TokenTargets
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Vocabulary
 from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.config import ModelConfig
-from bothways.model.encoder import Hidden
-from bothways.model.heads import BiLMHead, NextTokenHead
+from bothways.model.heads import BiLMHead, Neighbour, NextTokenHead
 from bothways.model.model import Model
+from bothways.model.neighbours import neighbour_logits, with_neighbours
 from bothways.objectives.losses import z_loss
 from bothways.objectives.objective import ModelSpec, Objective, require_head
-
-Direction = Literal["next", "previous"]
-
-
-def with_neighbours(sequence: Sequence, directions: tuple[Direction, ...]) -> Sequence:
-    """Return the sequence with the neighbours of its tokens as targets, named by direction."""
-    ids, places = sequence.ids.astype(np.int64), np.arange(len(sequence))
-    neighbours = {
-        "next": TokenTargets(places[:-1], ids[1:]),
-        "previous": TokenTargets(places[1:], ids[:-1]),
-    }
-    targets: dict[str, Targets] = {name: neighbours[name] for name in directions}
-    return dataclasses.replace(sequence, targets=targets)
-
-
-def neighbour_logits(
-    model: Model, hidden: Hidden, rows: Int[Tensor, " rows"], direction: Direction
-) -> Float[Tensor, "rows vocab"]:
-    """Return the logits of the tokens next to these positions, by a "causal" or a "bilm" head."""
-    logits: Tensor
-    if "bilm" in model.heads:
-        logits = model.heads["bilm"](hidden.last[rows], hidden.table, direction)
-    else:
-        logits = model.heads["causal"](hidden.last[rows], hidden.table)
-    return logits
 
 
 class LMObjective(Objective):
@@ -69,7 +41,6 @@ class LMObjective(Objective):
     They add the field `z_loss`, the coefficient of `losses.z_loss`; 0 for none.
     """
 
-    directions: ClassVar[tuple[Direction, ...]]
     head: ClassVar[NextTokenHead | BiLMHead]
     z_loss: float = 0.0
 
@@ -85,18 +56,17 @@ class LMObjective(Objective):
         self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator
     ) -> Sequence:
         """Return the sequence with the neighbours of its tokens as targets."""
-        return with_neighbours(sequence, self.directions)
+        return with_neighbours(sequence, self.head.neighbours)
 
     def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> LMLearner:
         """Return the module to train."""
-        return LMLearner(models["model"], self.directions, self.z_loss)
+        return LMLearner(models["model"], self.head.neighbours, self.z_loss)
 
 
 @dataclass(frozen=True)
 class CausalLM(LMObjective):
     """The next token, left to right, as GPT."""
 
-    directions = ("next",)
     head = NextTokenHead()
     segments: FullSentences = FullSentences()
     z_loss: float = 0.0
@@ -107,7 +77,6 @@ class CausalLM(LMObjective):
 class BiLM(LMObjective):
     """The next token from the left and the previous one from the right, as ELMo."""
 
-    directions = ("next", "previous")
     head = BiLMHead()
     segments: FullSentences = FullSentences()
     z_loss: float = 0.0
@@ -115,44 +84,44 @@ class BiLM(LMObjective):
 
 
 class LMLearner(Learner):
-    """Learns the neighbours of each token; its losses are named by the direction.
+    """Learns the neighbours of each token; its losses are named by the neighbour.
 
     Args:
         model: an encoder with a "causal" or a "bilm" head.
-        directions: the neighbours that are predicted.
-        z_loss: the coefficient of the loss "z", over all directions; 0 for none.
+        neighbours: those that are predicted.
+        z_loss: the coefficient of the loss "z", over all neighbours; 0 for none.
     """
 
     def __init__(
-        self, model: Model, directions: tuple[Direction, ...], z_loss: float = 0.0
+        self, model: Model, neighbours: tuple[Neighbour, ...], z_loss: float = 0.0
     ) -> None:
         super().__init__()
         self.model = model
         self.coefficients = {"z": z_loss} if z_loss else {}
-        self.directions = self.predicts = directions
+        self.neighbours = self.predicts = neighbours
 
     def saved(self) -> Mapping[str, Model]:
         """Return the model."""
         return {"model": self.model}
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """Return the number of predictions in each direction, and their sum for "z"."""
+        """Return the number of predictions of each neighbour, and their sum for "z"."""
         weights = {
-            name: float(len(batch.target(name, TokenTargets).ids)) for name in self.directions
+            name: float(len(batch.target(name, TokenTargets).ids)) for name in self.neighbours
         }
         return weights | ({"z": sum(weights.values())} if "z" in self.coefficients else {})
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
-        """Return the loss of each direction, and "z"."""
+        """Return the loss of each neighbour, and "z"."""
         hidden = self.model.encoder(batch)
-        targets = {name: batch.target(name, TokenTargets) for name in self.directions}
+        targets = {name: batch.target(name, TokenTargets) for name in self.neighbours}
         logits = {
             name: neighbour_logits(self.model, hidden, torch.as_tensor(targets[name].index), name)
-            for name in self.directions
+            for name in self.neighbours
         }
         losses: dict[str, Loss] = {
             name: cross_entropy(logits[name], torch.as_tensor(targets[name].ids))
-            for name in self.directions
+            for name in self.neighbours
         }
         if "z" in self.coefficients:
             losses["z"] = z_loss(torch.cat([*logits.values()]))

@@ -23,8 +23,8 @@ from bothways.core.batch import Batch
 from bothways.core.errors import DataError
 from bothways.core.sequence import Sequence
 from bothways.core.targets import TokenTargets
-from bothways.model.heads import BiLMHead, Head, MaskedHead, NextTokenHead
-from bothways.objectives.causal_lm import BiLM, CausalLM, neighbour_logits, with_neighbours
+from bothways.model.heads import BiLMHead, Head, MaskedHead, Neighbour, NextTokenHead
+from bothways.model.neighbours import neighbour_logits, with_neighbours
 from bothways.tasks.base import (
     Direction,
     EncodedExample,
@@ -40,8 +40,10 @@ from bothways.tasks.zero_shot import ROWS, MaskedTask
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 
-DIRECTIONS = {"causal": CausalLM.directions, "bilm": BiLM.directions}
-"""The directions that a language model predicts in, by the variant."""
+NEIGHBOURS: dict[str, tuple[Neighbour, ...]] = {
+    head.kind: head.neighbours for head in (NextTokenHead, BiLMHead)
+}
+"""The neighbours that a language model predicts, by the variant."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
             """Yield the sequences of a text."""
             for start in range(0, len(ids), room):
                 bare = assemble(ids[start : start + room], None, tokenizer.template)
-                yield with_neighbours(bare, DIRECTIONS[self.variant])
+                yield with_neighbours(bare, NEIGHBOURS[self.variant])
 
         encoded = tokenizer.encode([text.text for text in texts])
         return [EncodedExample(tuple(pieces(ids)), len(ids), 0) for ids in encoded]
