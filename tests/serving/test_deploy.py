@@ -76,6 +76,32 @@ def test_the_dashboard_is_one_that_grafana_reads() -> None:
             assert target["expr"].count("(") == target["expr"].count(")")
 
 
+def grouping(operand: str) -> str | None:
+    """Return the labels by which an operand is summed; None for one that keeps all its labels."""
+    found = re.match(r"\(?\s*(?:sum|min|max|avg)(?: by \(([^)]*)\))?\s*\(", operand.strip())
+    return found and (found[1] or "")
+
+
+def test_both_sides_of_a_division_have_the_same_labels() -> None:
+    dashboard = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text("utf8"))
+    rules = load("prometheus/alerts.yml")[0]["groups"][0]["rules"]
+    panels = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    divisions = [
+        each.split(" / ") for each in [*panels, *(rule["expr"] for rule in rules)] if " / " in each
+    ]
+    assert len(divisions) >= 5
+    for left, right in divisions:  # without a match, the result is empty
+        assert grouping(left) == grouping(right), (left, right)
+
+
+def test_a_counter_is_there_before_it_counts() -> None:
+    metrics = Metrics(100)
+    metrics.loaded("films", 1)
+    rows = metrics.text().decode().splitlines()
+    assert 'bothways_reloads_total{model="films",result="failed"} 0.0' in rows
+    assert 'bothways_texts_total{model="films"} 0.0' in rows
+
+
 def check_words(words: list[str]) -> dict[str, str]:
     """Parse the arguments of a container as the command does."""
     _, bound, *_ = cli.parse_args(["serve", *words], exit_on_error=False, print_error=False)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Literal, get_args
 
 from bothways.core.errors import optional
 
+ReloadResult = Literal["replaced", "unchanged", "failed"]
 SHARED = "PROMETHEUS_MULTIPROC_DIR"
 """The variable that names the folder of several processes."""
 SECONDS = tuple(0.0005 * 2**n for n in range(18))
@@ -114,11 +115,19 @@ class Metrics:
         self._ready.set(float(ready))
 
     def loaded(self, model: str, created: int) -> None:
-        """Keep when a model was opened."""
-        self._loaded.labels(model).set(created)
+        """Keep when a model was opened, and show its counters from the first scrape on.
 
-    def reload(self, model: str, result: str) -> None:
-        """Count a folder that was looked at again: replaced, unchanged or failed."""
+        Prometheus computes no increase for a counter that first appears with a value above 0, so
+        an alert would miss the first reload that fails.
+        """
+        self._loaded.labels(model).set(created)
+        for counter in (self._texts, self._tokens, self._cut):
+            counter.labels(model)
+        for result in get_args(ReloadResult):
+            self._reloads.labels(model, result)
+
+    def reload(self, model: str, result: ReloadResult) -> None:
+        """Count a folder that was opened again, or left as it is since its files are the same."""
         self._reloads.labels(model, result).inc()
 
     def text(self) -> bytes:
