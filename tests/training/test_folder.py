@@ -184,3 +184,10 @@ def test_the_resume_command_is_the_one_that_was_given(monkeypatch):
         resume_command(["pretrain", "run"])
         == "torchrun --nproc-per-node=2 -m bothways pretrain run --resume"
     )
+    monkeypatch.setenv("WORLD_SIZE", "6")
+    monkeypatch.setenv("MASTER_ADDR", "first")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert resume_command(["pretrain", "run"]) == (
+        "torchrun --nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=first:29500 --nproc-per-node=2 "
+        "-m bothways pretrain run --resume"
+    )

@@ -75,10 +75,16 @@ class Interruption:
 def resume_command(arguments: Sequence[str]) -> str:
     """Return the command that resumes a run started with these arguments, under torchrun if needed.
 
+    Of a run on several machines it is the command for each machine.
+
     >>> resume_command(["pretrain", "my run"])
     "bothways pretrain 'my run' --resume"
     """
     words = ["bothways", *(word for word in arguments if word != "--resume"), "--resume"]
     if ranks := os.environ.get("LOCAL_WORLD_SIZE"):
-        words = ["torchrun", f"--nproc-per-node={ranks}", "-m", *words]
+        machines, several = int(os.environ.get("WORLD_SIZE", ranks)) // int(ranks), []
+        if machines > 1:
+            place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            several = [f"--nnodes={machines}", "--rdzv-backend=c10d", f"--rdzv-endpoint={place}"]
+        words = ["torchrun", *several, f"--nproc-per-node={ranks}", "-m", *words]
     return shlex.join(words)
