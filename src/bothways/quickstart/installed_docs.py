@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import ast
 import importlib
-import inspect
 import itertools
 import os
-import re
 import sys
 import sysconfig
 import types
@@ -20,7 +18,6 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 from bothways.data.documents import Document
@@ -42,36 +39,8 @@ _BATCH_BYTES = 2_000_000
 # Measured over 107 packages: 237 MB of source contain 4.8 million words of unique prose.
 _SOURCE_BYTES_PER_WORD = 49
 
-_BOUND = re.compile(r"\$module(, /)?(, )?")  # the module argument in signatures of C functions
-
-
-class DocKind(Enum):
-    """The kind of object that an entry documents."""
-
-    TOPIC = "topic"
-    MODULE = "module"
-    CLASS = "class"
-    FUNCTION = "function"
-    METHOD = "method"
-
-
-@dataclass(frozen=True)
-class DocEntry:
-    """One docstring, or one topic of the language reference.
-
-    Attributes:
-        module: qualified name of the module, such as `json.decoder`; "topics" for the reference.
-        name: qualified name in the module, such as `JSONDecoder.decode`; empty for the module.
-        kind: the kind of the documented object.
-        signature: the parameters of a function or method without parentheses; else empty.
-        docstring: the text without common indentation.
-    """
-
-    module: str
-    name: str
-    kind: DocKind
-    signature: str
-    docstring: str
+Entry = tuple[str, str]
+"""Where a docstring or a topic is, by the name of its module or topic, and the text itself."""
 
 
 @dataclass(frozen=True)
@@ -79,20 +48,6 @@ class _Module:
     name: str
     path: str
     size: int
-
-
-def installed_docstrings(
-    *, max_words: int = MAX_WORDS, workers: int | None = None
-) -> Iterator[DocEntry]:
-    """Iterate over the docstrings of the installation in a fixed order.
-
-    Args:
-        max_words: approximate number of words; source files are left out evenly over the packages.
-        workers: parsing processes, by default one per core. The order does not depend on it.
-    """
-    batches = _batches(_installed_modules(max_words * _SOURCE_BYTES_PER_WORD))
-    parsed = map_in_order(_read_entries, batches, workers or usable_cores())
-    return itertools.chain(_topics(), _built_in(), itertools.chain.from_iterable(parsed))
 
 
 def installed_documentation(
@@ -121,66 +76,48 @@ def installed_documentation(
             return
 
 
-def _read_entries(modules: list[_Module]) -> list[DocEntry]:
-    return [entry for module in modules for entry in _parse(module)]
-
-
 def _read_prose(modules: list[_Module]) -> list[tuple[str, list[str]]]:
-    return list(_prose_by_module(_read_entries(modules)))
+    return list(_prose_by_module(entry for module in modules for entry in _parse(module)))
 
 
-def _prose_by_module(entries: Iterable[DocEntry]) -> Iterator[tuple[str, list[str]]]:
-    for where, group in itertools.groupby(entries, key=_where):
-        yield where, [text for entry in group for text in prose(entry.docstring)]
+def _prose_by_module(entries: Iterable[Entry]) -> Iterator[tuple[str, list[str]]]:
+    for where, group in itertools.groupby(entries, key=lambda entry: entry[0]):
+        yield where, [text for _, docstring in group for text in prose(docstring)]
 
 
-def _where(entry: DocEntry) -> str:
-    return f"{entry.module} {entry.name}" if entry.kind is DocKind.TOPIC else entry.module
-
-
-def _topics() -> Iterator[DocEntry]:
+def _topics() -> Iterator[Entry]:
     try:
         from pydoc_data.topics import topics
     except ImportError:  # not in every distribution
         return
     for name in sorted(topics):
-        yield DocEntry("topics", name, DocKind.TOPIC, "", inspect.cleandoc(topics[name]))
+        yield f"topics {name}", topics[name]
 
 
-def _built_in() -> Iterator[DocEntry]:
+def _built_in() -> Iterator[Entry]:
     """Iterate over the docstrings of modules that are compiled into the interpreter."""
     for name in ("builtins", *sorted(set(sys.builtin_module_names) - {"builtins"})):
         with warnings.catch_warnings():  # some are deprecated, such as Debian's spwd
             warnings.simplefilter("ignore", DeprecationWarning)
             module = importlib.import_module(name)
-        yield from _entry(name, "", DocKind.MODULE, module)
-        for key, value in sorted(vars(module).items()):
-            if getattr(value, "__module__", name) not in (name, None):
-                continue
-            if isinstance(value, type):
-                yield from _entry(name, key, DocKind.CLASS, value)
-                for attribute, member in sorted(vars(value).items()):
-                    if isinstance(
-                        member, types.MethodDescriptorType | types.ClassMethodDescriptorType
-                    ):
-                        yield from _entry(name, f"{key}.{attribute}", DocKind.METHOD, member)
-            elif isinstance(value, types.BuiltinFunctionType):
-                yield from _entry(name, key, DocKind.FUNCTION, value)
+        for thing in _documented(name, module):
+            if isinstance(thing.__doc__, str):
+                yield name, thing.__doc__
 
 
-def _entry(module: str, name: str, kind: DocKind, thing: object) -> Iterator[DocEntry]:
-    docstring = thing.__doc__
-    if isinstance(docstring, str) and docstring.strip():
-        signature = (
-            (getattr(thing, "__text_signature__", None) or "").removeprefix("(").removesuffix(")")
-        )
-        yield DocEntry(
-            module,
-            name,
-            kind,
-            _BOUND.sub("", signature).replace("$", ""),
-            inspect.cleandoc(docstring),
-        )
+def _documented(name: str, module: types.ModuleType) -> Iterator[object]:
+    """Iterate over a module and its own types, methods and functions, those of C alone."""
+    yield module
+    for _, value in sorted(vars(module).items()):
+        if getattr(value, "__module__", name) not in (name, None):
+            continue
+        if isinstance(value, type):
+            yield value
+            for _, member in sorted(vars(value).items()):
+                if isinstance(member, types.MethodDescriptorType | types.ClassMethodDescriptorType):
+                    yield member
+        elif isinstance(value, types.BuiltinFunctionType):
+            yield value
 
 
 def _installed_modules(budget: int) -> Iterator[_Module]:
@@ -260,7 +197,7 @@ def _batches(modules: Iterable[_Module]) -> Iterator[list[_Module]]:
         yield batch
 
 
-def _parse(module: _Module) -> Iterator[DocEntry]:
+def _parse(module: _Module) -> Iterator[Entry]:
     try:
         source = Path(module.path).read_bytes()
     except OSError:  # no permission
@@ -274,30 +211,15 @@ def _parse(module: _Module) -> Iterator[DocEntry]:
         # Templates, and files for other versions of Python.
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return
-    yield from _docstring(module.name, "", DocKind.MODULE, tree)
-    yield from _visit(tree.body, module.name, "", DocKind.FUNCTION)
+    yield from ((module.name, docstring) for docstring in _docstrings(tree))
 
 
-def _visit(body: list[ast.stmt], module: str, prefix: str, function: DocKind) -> Iterator[DocEntry]:
-    for node in body:
-        if isinstance(node, ast.ClassDef):
-            yield from _docstring(module, prefix + node.name, DocKind.CLASS, node)
-            yield from _visit(node.body, module, f"{prefix}{node.name}.", DocKind.METHOD)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _docstring(module, prefix + node.name, function, node)
-
-
-def _docstring(
-    module: str,
-    name: str,
-    kind: DocKind,
+def _docstrings(
     node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
-) -> Iterator[DocEntry]:
-    docstring = ast.get_docstring(node)
-    if docstring:
-        signature = (
-            ast.unparse(node.args)
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            else ""
-        )
-        yield DocEntry(module, name, kind, signature, docstring)
+) -> Iterator[str]:
+    """Iterate over the docstring of a node, and those of the classes and functions at its top."""
+    if docstring := ast.get_docstring(node):
+        yield docstring
+    for child in node.body if isinstance(node, ast.Module | ast.ClassDef) else ():
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _docstrings(child)
