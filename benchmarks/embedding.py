@@ -34,6 +34,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from inspect import cleandoc
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,11 @@ from numpy.typing import NDArray
 from bothways.model.flops import forward_flops
 from bothways.prediction.engine import PredictConfig, predict, prepare_task
 from bothways.prediction.predictor import open_learner
-from bothways.quickstart.installed_docs import DocKind, installed_docstrings
+from bothways.quickstart.installed_docs import (
+    built_in_docstrings,
+    docstrings_in,
+    installed_modules,
+)
 from bothways.runtime.allocator import tune_allocator
 from bothways.runtime.devices import Precision, has_bf16, has_int8
 from bothways.tasks.base import TaskLearner
@@ -63,10 +69,9 @@ Embed = Callable[[list[str]], Vectors]
 
 def docstrings(count: int) -> list[str]:
     """Return `count` docstrings of the standard library, drawn evenly, in their order there."""
-    entries = installed_docstrings(max_words=1, workers=1)
-    every = list(
-        dict.fromkeys(entry.docstring for entry in entries if entry.kind is not DocKind.TOPIC)
-    )
+    built_in = (cleandoc(docstring) for _, docstring in built_in_docstrings())
+    parsed = (docstring for module in installed_modules(0) for _, docstring in docstrings_in(module))
+    every = list(dict.fromkeys(filter(None, chain(built_in, parsed))))
     chosen = np.random.default_rng(0).choice(len(every), min(count, len(every)), replace=False)
     return [every[place] for place in sorted(chosen)]
 

@@ -72,8 +72,8 @@ def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def entries() -> list[tuple[str, str]]:
-    modules = installed._installed_modules(10_000)
-    return [entry for module in modules for entry in installed._parse(module)]
+    modules = installed.installed_modules(10_000)
+    return [entry for module in modules for entry in installed.docstrings_in(module)]
 
 
 def test_docstrings_in_order(installation: Path) -> None:
@@ -174,7 +174,7 @@ def test_without_topics(installation: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_built_in_docstrings_are_those_of_the_interpreter() -> None:
-    found = list(installed._built_in())
+    found = list(installed.built_in_docstrings())
     for thing in (str.join, len, dict, builtins):
         assert ("builtins", thing.__doc__) in found
     assert {where for where, _ in found} <= {"builtins", *sys.builtin_module_names}
@@ -192,11 +192,11 @@ def test_a_small_budget_takes_something_of_each_package(
 ) -> None:
     monkeypatch.setattr(installed, "_SOURCE_BYTES_PER_WORD", 1)
     library = (installation / "lib/alpha.py").stat().st_size
-    taken = {module.name for module in installed._installed_modules(library + 220)}
+    taken = {module.name for module in installed.installed_modules(library + 220)}
     assert "alpha" in taken
     assert {"beta", "zeta"} <= taken
     assert "beta.core" not in taken
-    assert {module.name for module in installed._installed_modules(0)} == {"alpha"}
+    assert {module.name for module in installed.installed_modules(0)} == {"alpha"}
 
 
 @pytest.mark.parametrize(

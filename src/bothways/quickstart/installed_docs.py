@@ -61,8 +61,8 @@ def installed_documentation(
         max_words: number of words after which to stop.
         workers: parsing processes, by default one per core. The documents do not depend on it.
     """
-    batches = _batches(_installed_modules(max_words * _SOURCE_BYTES_PER_WORD))
-    own = _prose_by_module(itertools.chain(_topics(), _built_in()))
+    batches = _batches(installed_modules(max_words * _SOURCE_BYTES_PER_WORD))
+    own = _prose_by_module(itertools.chain(_topics(), built_in_docstrings()))
     parsed = map_in_order(_read_prose, batches, workers or usable_cores())
     seen: set[str] = set()
     words = 0
@@ -77,7 +77,7 @@ def installed_documentation(
 
 
 def _read_prose(modules: list[_Module]) -> list[tuple[str, list[str]]]:
-    return list(_prose_by_module(entry for module in modules for entry in _parse(module)))
+    return list(_prose_by_module(entry for module in modules for entry in docstrings_in(module)))
 
 
 def _prose_by_module(entries: Iterable[Entry]) -> Iterator[tuple[str, list[str]]]:
@@ -94,7 +94,7 @@ def _topics() -> Iterator[Entry]:
         yield f"topics {name}", topics[name]
 
 
-def _built_in() -> Iterator[Entry]:
+def built_in_docstrings() -> Iterator[Entry]:
     """Iterate over the docstrings of modules that are compiled into the interpreter."""
     for name in ("builtins", *sorted(set(sys.builtin_module_names) - {"builtins"})):
         with warnings.catch_warnings():  # some are deprecated, such as Debian's spwd
@@ -120,7 +120,7 @@ def _documented(name: str, module: types.ModuleType) -> Iterator[object]:
             yield value
 
 
-def _installed_modules(budget: int) -> Iterator[_Module]:
+def installed_modules(budget: int) -> Iterator[_Module]:
     """Iterate over modules with source, the standard library first, then package by package.
 
     The standard library is complete. The rest of the budget, in bytes of source, is divided evenly
@@ -197,7 +197,8 @@ def _batches(modules: Iterable[_Module]) -> Iterator[list[_Module]]:
         yield batch
 
 
-def _parse(module: _Module) -> Iterator[Entry]:
+def docstrings_in(module: _Module) -> Iterator[Entry]:
+    """Iterate over the docstrings of a module, without importing it; none if it cannot be read."""
     try:
         source = Path(module.path).read_bytes()
     except OSError:  # no permission
