@@ -49,7 +49,7 @@ from harness import Rounds, against, best, interleaved, machine, show, span
 from numpy.typing import NDArray
 
 from bothways.model.flops import forward_flops
-from bothways.prediction.engine import PredictConfig, predict, prepare_task
+from bothways.prediction.engine import predict, prepare_task
 from bothways.prediction.predictor import open_learner
 from bothways.quickstart.installed_docs import (
     built_in_docstrings,
@@ -57,7 +57,7 @@ from bothways.quickstart.installed_docs import (
     installed_modules,
 )
 from bothways.runtime.allocator import tune_allocator
-from bothways.runtime.devices import Precision, has_bf16, has_int8
+from bothways.runtime.devices import has_bf16, has_int8
 from bothways.tasks.base import TaskLearner
 from bothways.tasks.text_examples import TextExample
 
@@ -70,18 +70,20 @@ Embed = Callable[[list[str]], Vectors]
 def docstrings(count: int) -> list[str]:
     """Return `count` docstrings of the standard library, drawn evenly, in their order there."""
     built_in = (cleandoc(docstring) for _, docstring in built_in_docstrings())
-    parsed = (docstring for module in installed_modules(0) for _, docstring in docstrings_in(module))
+    parsed = (
+        docstring for module in installed_modules(0) for _, docstring in docstrings_in(module)
+    )
     every = list(dict.fromkeys(filter(None, chain(built_in, parsed))))
     chosen = np.random.default_rng(0).choice(len(every), min(count, len(every)), replace=False)
     return [every[place] for place in sorted(chosen)]
 
 
-def ours(task: TaskLearner[Any, Any], precision: Precision = "fp32") -> Embed:
+def ours(task: TaskLearner[Any, Any]) -> Embed:
     """Return the embedding function of this library, with the command line's memory settings."""
     tune_allocator()
 
     def embed(texts: list[str]) -> Vectors:
-        found = predict(task, map(TextExample, texts), PredictConfig(precision))
+        found = predict(task, map(TextExample, texts))
         return np.concatenate([prediction.vectors for _, prediction in found])
 
     return embed
@@ -267,10 +269,7 @@ def assembled(
             print(f"{name} is left out: {error}")
     found |= {"bothways": ours(task), "bothways prepared": ours(prepare_task(task))}
     if has_bf16(CPU):
-        found |= {
-            "bothways bf16": ours(task, "bf16"),
-            "bothways prepared bf16": ours(prepare_task(task, "bf16"), "bf16"),
-        }
+        found["bothways prepared bf16"] = ours(prepare_task(task, "bf16"))
     return found | ({"bothways int8": ours(prepare_task(task, "int8"))} if has_int8(CPU) else {})
 
 

@@ -28,7 +28,7 @@ from bothways.core.sequence import Sequence
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
-from bothways.prediction.engine import PredictConfig, PredictionCounts, evaluate_task, predict
+from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.report import sections as s
 from bothways.tasks.base import EncodedExample
@@ -72,11 +72,12 @@ def find(analysis_sections: tuple[s.Section, ...], kind: type, title: str) -> s.
 
 
 def test_metrics_and_the_count_of_what_was_cut_are_those_of_an_evaluation(
-    opened: Predictor,
+    opened: Predictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(type(opened.task.task), "window", 16)
     tallies = PredictionCounts(), PredictionCounts()
-    plain = evaluate_task(opened.task, EXAMPLES, PredictConfig(window=16), tallies[0])
-    analysis = analyse(opened.task, iter(EXAMPLES), PredictConfig(window=16), tallies[1])
+    plain = evaluate_task(opened.task, EXAMPLES, counts=tallies[0])
+    analysis = analyse(opened.task, iter(EXAMPLES), tallies[1])
     assert analysis.metrics == plain
     assert analysis.examples == 100
     assert tallies[0] == tallies[1]

@@ -22,7 +22,7 @@ from bothways.kernels.encoder import CompiledBlockTail, CompiledLayers
 from bothways.kernels.int8 import Int8Linear, quantize_weights
 from bothways.kernels.library import Feature, kernel_features
 from bothways.kernels.linear import CompiledLinear, PanelLinear
-from bothways.prediction.engine import PredictConfig, predict, prepare_task
+from bothways.prediction.engine import predict, prepare_task
 from bothways.prediction.predictor import open_learner
 from bothways.runtime.devices import Precision
 from bothways.tasks.text_examples import TextExample
@@ -277,12 +277,9 @@ def test_real_weights_give_the_same_vectors_without_it(
     )
 
     def vectors() -> Tensor:
-        pace = PredictConfig("bf16" if precision == "bf16" else "fp32")
         found = [
             prediction.vectors
-            for _, prediction in predict(
-                prepare_task(opened, precision), map(TextExample, TEXTS), pace
-            )
+            for _, prediction in predict(prepare_task(opened, precision), map(TextExample, TEXTS))
         ]
         return torch.from_numpy(np.concatenate(found))
 

@@ -15,7 +15,8 @@ from pyarrow import parquet
 from bothways.cli import app
 from bothways.commands import progress
 from bothways.core.errors import BothwaysError, ConfigError, DataError
-from bothways.prediction.engine import PredictConfig, PredictionCounts, evaluate_task, predict
+from bothways.prediction import layer_sweep
+from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
 from bothways.prediction.layer_sweep import POOLINGS, Cell, Sweep, sweep, write_vectors
 from bothways.prediction.predictor import open_learner, open_task
 from bothways.tasks.sentence_embedding.sts import Correlation
@@ -77,11 +78,14 @@ def test_a_sentence_encoder_is_scored_as_one_and_it_is_said(
 
 
 @pytest.mark.parametrize("settings", [{}, {"components": 7}])
-def test_one_pass_gives_what_each_embedding_gives(place: Path, settings: dict[str, int]) -> None:
+def test_one_pass_gives_what_each_embedding_gives(
+    place: Path, settings: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_sweep, "WINDOW", 7)
     task = open_learner(str(place / "bert"), "embed", settings=settings)
     examples = list(task.task.read(str(place / "sts.tsv")).examples)
     tally = PredictionCounts()
-    found = sweep(task, iter(examples), PredictConfig(window=7), tally)  # type: ignore[arg-type]
+    found = sweep(task, iter(examples), tally)  # type: ignore[arg-type]
     assert (found.pairs, tally.examples, task.training) == (40, 40, False)
     assert [(cell.layer, cell.pooling) for cell in found.cells] == [
         (at, how) for at in range(3) for how in POOLINGS

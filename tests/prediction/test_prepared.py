@@ -203,21 +203,16 @@ def test_the_tables_say_what_is_one_kernel(
         assert (block.fused is not None) is (rest_joined and own)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_many_tokens_go_through_prepared_layers_where_kernels_are_faster_for_any_number(
-    dtype: torch.dtype,
-) -> None:
+def test_many_tokens_go_through_prepared_layers_where_kernels_are_faster_for_any_number() -> None:
     model = Model(config(), ())
-    gains = (
-        Feature.AMX in native.kernel_features()
-        if dtype is torch.float32
-        else native.multiplies("bf16")
-    )
-    assert prepared.gains_at_bulk(model, dtype) is gains
-    if packs_weights(CPU) and (dtype is torch.float32 or BF16):
-        result = prepare_model(model, "fp32" if dtype is torch.float32 else "bf16")
-        assert not prepared.gains_at_bulk(result, dtype)
+    gains = Feature.AMX in native.kernel_features()
+    assert prepared.gains_at_bulk(model) is gains
+    if packs_weights(CPU):
+        result = prepare_model(model)
+        assert not prepared.gains_at_bulk(result)
         assert result.splits_batches is gains
+        if BF16:
+            assert prepare_model(model, "bf16").splits_batches is native.multiplies("bf16")
 
 
 def test_int8_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

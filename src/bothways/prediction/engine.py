@@ -26,7 +26,6 @@ from bothways.prediction.prepared_model import (
     gains_at_bulk,
     prepare_model,
 )
-from bothways.runtime.devices import resolve_precision
 from bothways.runtime.tuning import TUNING
 from bothways.tasks.base import E, EncodedExample, Metrics, Output, P, Reading, TaskLearner
 
@@ -35,16 +34,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PredictConfig:
-    """How predictions are computed; results depend on none of it, but for rounding by `precision`.
+    """How predictions are batched, on which results do not depend.
 
     Attributes:
-        precision: of matrix products; int8 for those of the blocks. A prepared model has its own.
         tokens: the most tokens of a batch, unless one sequence has more; None for the
             device's (`runtime.tuning`).
         window: examples that are read together; sequences of similar length share a batch.
     """
 
-    precision: PredictPrecision = "fp32"
     tokens: int | None = None
     window: int = 4096
 
@@ -108,7 +105,6 @@ def counting(reading: Reading[Any], progress: Progress, stage: str) -> Predictio
 
 
 DEFAULT_PREDICT = PredictConfig()
-"""In fp32: predictions are the same on all machines, to its rounding."""
 
 
 def prepare_task(
@@ -135,8 +131,6 @@ def predict(
         ConfigError: the precision is not available on the task's device, or for its model.
         DivergedError: the model's output is not finite.
     """
-    if config.precision == "int8" and not isinstance(task.model, PreparedModel):
-        task = prepare_task(task, "int8")  # once for all windows
     return predict_windows(task, encoded_windows(task, examples, config), config, counts)
 
 
@@ -179,14 +173,13 @@ def predict_sequences(
 ) -> list[Output]:
     """Return the model's output for each sequence; `on_share` is called after each batch."""
     bulk = sum(map(len, sequences)) >= TUNING.prepare_tokens
-    task = _prepared(task, config.precision, bulk)
+    if bulk and gains_at_bulk(task.model):
+        task = prepare_task(task)
     if isinstance(task.model, PreparedModel):
         device, dtype = task.model.device, task.model.autocast_dtype
         splits = task.model.splits_batches
     else:
-        assert config.precision != "int8"
-        device, splits = next(task.parameters()).device, False
-        dtype = resolve_precision(config.precision, device)
+        device, dtype, splits = next(task.parameters()).device, torch.float32, False
     per_device = TUNING.predict_tokens_cuda if device.type == "cuda" else TUNING.predict_tokens_cpu
     tokens = config.tokens or (TUNING.prepare_tokens if bulk and splits else per_device)
     outputs: dict[int, Output] = {}
@@ -231,19 +224,6 @@ def decode_finite(
     """
     _check_finite(outputs, example)
     return task.decode(example, encoded, outputs)
-
-
-def _prepared(
-    task: TaskLearner[E, P], precision: PredictPrecision, bulk: bool
-) -> TaskLearner[E, P]:
-    """Return the task as it is, or prepared if int8 asks for it or many tokens gain by it."""
-    if isinstance(task.model, PreparedModel):
-        return task
-    if precision == "int8":
-        return prepare_task(task, "int8")
-    device = next(task.parameters()).device
-    gains = bulk and gains_at_bulk(task.model, resolve_precision(precision, device))
-    return prepare_task(task, precision) if gains else task
 
 
 def _check_finite(outputs: Many[Output], example: object) -> None:

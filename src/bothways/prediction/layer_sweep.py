@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from bothways.core.atomic_files import check_output_path, replace_file
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, optional
-from bothways.prediction.engine import DEFAULT_PREDICT, PredictConfig, PredictionCounts, predict
+from bothways.prediction.engine import PredictConfig, PredictionCounts, predict
 from bothways.tasks.base import EncodedExample, Output, TaskLearner
 from bothways.tasks.predictions import VectorPrediction
 from bothways.tasks.sentence_embedding.sts import Agreement, Correlation, gold_score
@@ -103,7 +103,6 @@ class _AllLayers(TaskLearner[TextExample, VectorPrediction]):
 def sweep(
     task: Embedder,
     examples: Iterable[TextExample],
-    config: PredictConfig = DEFAULT_PREDICT,
     counts: PredictionCounts | None = None,
 ) -> Sweep:
     """Measure in one pass how well cosines agree with the scores of pairs.
@@ -116,8 +115,7 @@ def sweep(
     """
     every = _AllLayers(task.task, task.model, task.tokenizer, (), task.length).train(task.training)
     agreement = Agreement()
-    slower = PredictConfig(config.precision, config.tokens, min(config.window, WINDOW))
-    for example, prediction in predict(every, examples, slower, counts):
+    for example, prediction in predict(every, examples, PredictConfig(window=WINDOW), counts):
         agreement.add(gold_score(example), prediction.vectors)
     places = itertools.product(range(task.model.config.depth + 1), POOLINGS)
     cells = tuple(

@@ -305,15 +305,13 @@ def _has_amx() -> bool:
     return Feature.AMX in library.kernel_features()
 
 
-def gains_at_bulk(model: Model, dtype: torch.dtype) -> bool:
-    """Return whether many tokens go faster through the prepared form of this model.
+def gains_at_bulk(model: Model) -> bool:
+    """Return whether many tokens go faster through the prepared form of this model, in fp32.
 
     They do where the library's kernels are faster than torch's products for any number of rows.
     """
-    fp32 = dtype is not torch.bfloat16
-    own = _has_amx() if fp32 else multiplies("bf16")
     on_cpu = next(model.parameters()).device.type == "cpu"
-    return own and on_cpu and not isinstance(model, PreparedModel)
+    return _has_amx() and on_cpu and not isinstance(model, PreparedModel)
 
 
 def _check_int8(model: Model, device: torch.device) -> None:
