@@ -1,7 +1,7 @@
 """Forecast of a table on pre-training before it runs: time on this machine, without writing.
 
-A budget in hours is its own forecast. For other budgets the speed of each run is measured on one
-batch; that of fine-tuning on random weights, as for the paper's benchmarks.
+A budget in hours is its own forecast. For other budgets each run is planned as by `bothways plan`;
+the speed of fine-tuning is measured on random weights, as for the paper's benchmarks.
 """
 
 from __future__ import annotations
@@ -12,17 +12,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 from typing_extensions import assert_never
 
-from bothways.core.batch import pack
-from bothways.core.keyed_rng import rng
 from bothways.core.progress import SILENT, Progress
-from bothways.core.sequence import Sequence
 from bothways.core.terminal import time_text
-from bothways.data.batching import ExampleBudget
 from bothways.data.documents import Document, read_documents
-from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import save_model
 from bothways.model.heads import token_head
 from bothways.model.model import Model
@@ -34,20 +28,16 @@ from bothways.paper.pretraining_runs import (
     experiments_of,
     finetuning_folder,
 )
-from bothways.preflight.machine import speed
 from bothways.pretraining.config import PretrainConfig
+from bothways.pretraining.run_plan import Here, plan_run
 from bothways.report.sections import Cell, TableSection
-from bothways.runtime.devices import choose_device
 from bothways.sweeps.runs import RESULT
-from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import WordPiece, train_tokenizer
-from bothways.training.durations import Epochs, Hours, Steps, Tokens
+from bothways.training.durations import Hours
 
 SAMPLED = 2_000_000
 """Characters of the text from which the vocabulary and the number of tokens are estimated."""
-BATCH = 1024
-"""Tokens of the batch on which a speed is measured."""
 
 
 def table_cost(
@@ -63,13 +53,12 @@ def table_cost(
     documents, share = _sample(request.text)
     tokenizer = _tokenizer(request, documents)
     base = base_settings(request, tokenizer)
-    ids = np.concatenate(tokenizer.encode([document.text for document in documents]))
+    tokens = sum(map(len, tokenizer.encode([document.text for document in documents]))) / share
     rows, left, runs, done = list[list[Cell]](), 0.0, 0, 0
     for cell in request.chosen:
         settings = cell.settings(base)
         finished = int((request.out / "cells" / cell.name / RESULT).exists())
-        seconds = _seconds(settings, tokenizer, ids, len(ids) / share, device)
-        seconds = 0.0 if finished else seconds
+        seconds = 0.0 if finished else _seconds(settings, tokens, device)
         rows.append([f"pre-training {cell.name}", 1, finished, time_text(seconds)])
         left, runs, done = left + seconds, runs + 1, done + finished
     for name, cost, finished in _finetuning(request, base, tokenizer, device):
@@ -80,7 +69,7 @@ def table_cost(
     rows.append(["all", runs, done, time_text(left)])
     note = (
         f"{request.plan.title}; {len(request.rows)} rows. Pre-training: {base.training.until} a "
-        "run. Times are of the table's own encoder; evaluation and saving count in hours alone."
+        "run. Times of fine-tuning are of the table's own encoder."
     )
     columns = ["", "runs", "finished", "time left (≈)"]
     return TableSection("Estimated cost", columns, rows, total=True, note=note)
@@ -104,45 +93,13 @@ def _tokenizer(request: TableRequest, documents: list[Document]) -> Tokenizer:
     return train_tokenizer((each.text for each in documents), WordPiece(request.vocabulary))
 
 
-def _seconds(
-    settings: PretrainConfig, tokenizer: Tokenizer, ids: np.ndarray, tokens: float, device: str
-) -> float:
+def _seconds(settings: PretrainConfig, tokens: float, device: str) -> float:
     """Return the duration of a pre-training run on a text of this many tokens."""
-    length, batch = settings.phases[0].length, settings.batch
-    step = batch.n * length if isinstance(batch, ExampleBudget) else batch.n
-    match settings.training.end:
-        case Hours(count):
-            return 3600 * count
-        case Steps(count):
-            read = float(count * step)
-        case Tokens(count):
-            read = float(count)
-        case Epochs(count):
-            read = count * tokens
-        case _:
-            assert_never(settings.training.end)
-    return read / _speed(settings, tokenizer, ids, device)
-
-
-def _speed(settings: PretrainConfig, tokenizer: Tokenizer, ids: np.ndarray, device: str) -> float:
-    """Return the tokens per second of a run's updates."""
-    objective = settings.objective
-    counts = np.ones(tokenizer.size, np.int64) if objective.needs_counts else None
-    vocabulary = Vocabulary.of(tokenizer, counts)
-    models = {role: Model(*spec) for role, spec in objective.models(settings.encoder).items()}
-    learner = objective.learner(models, vocabulary).to(choose_device(device))
-    room = max(phase.length for phase in settings.phases) - tokenizer.template.single
-    sequences = [
-        objective.prepare(
-            _sequence(ids[at : at + room], tokenizer), vocabulary, rng(0, "cost", index=at)
-        )
-        for at in range(0, min(len(ids), BATCH), room)
-    ]
-    return speed(learner, pack(sequences), settings.training.precision)
-
-
-def _sequence(ids: np.ndarray, tokenizer: Tokenizer) -> Sequence:
-    return assemble(ids.astype(np.int32), None, tokenizer.template)
+    end = settings.training.end
+    if isinstance(end, Hours):
+        return 3600 * end.count
+    place = Path(tempfile.gettempdir())
+    return plan_run(settings, Here(device), text=tokens, out=place).total
 
 
 def _finetuning(
