@@ -63,7 +63,7 @@ _COMMANDS = {
     "search": ("search:search", "Fine-tune over a grid of settings, keep the best model."),
     "compare": ("compare:compare", "Test whether two fine-tuned models differ significantly."),
     "compare-runs": (
-        "compare_runs:compare_runs",
+        "compare:compare_runs",
         "Compare the curves, settings and speed of runs on one page.",
     ),
     "inspect-step": (

@@ -10,13 +10,11 @@ import heapq
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from bothways._version import __version__
 from bothways.analysis.registry import analysis_of
 from bothways.analysis.slices import Traits
 from bothways.core.config import reader as configs
@@ -28,7 +26,7 @@ from bothways.prediction.engine import (
 )
 from bothways.report import sections as s
 from bothways.report.html import write_html
-from bothways.runtime.devices import Precision, describe_device, has_bf16
+from bothways.runtime.devices import Precision, has_bf16
 from bothways.tasks.base import EncodedExample, Metrics, TaskLearner
 
 KEPT = 12
@@ -193,8 +191,7 @@ def analysis_report(
             *analysis.sections,
             s.Details("All metrics and settings", (metrics, settings)),
         ),
-        f"bothways {__version__}, {datetime.now(timezone.utc):%Y-%m-%d}, "
-        f"{describe_device(_device(task))}",
+        s.colophon(_device(task)),
     )
 
 

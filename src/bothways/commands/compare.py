@@ -1,7 +1,10 @@
-"""`bothways compare`: a significance test of two models on the same labelled data."""
+"""`bothways compare`, a significance test of two models on the same labelled data, and
+`bothways compare-runs`, curves, settings and speed of several runs on one page.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bothways.commands.options import Device, LabelColumn, SecondColumn, TextColumn
@@ -86,3 +89,27 @@ def _table(found: ModelComparison, data: str) -> RenderableType:
         spread = "–" if side.deviation is None else f"{side.deviation:.4f}"
         table.add_row(Text(side.name), str(len(side.grades)), f"{side.mean:.4f}", spread)
     return titled(f"Grades on {data}", table)
+
+
+def compare_runs(run: Path, *more: Path, out: Path = Path("runs.html")) -> None:
+    """Compare runs on one page: curves, the settings that differ, speed.
+
+    For a test of two models on the same data: bothways compare.
+
+    Parameters
+    ----------
+    run
+        The folder of a pre-training or fine-tuning run, finished or not.
+    more
+        Further runs.
+    out
+        The page.
+    """
+    from rich.console import Console
+
+    from bothways.core.atomic_files import check_output_path
+    from bothways.pretraining.runs_page import compare_runs as write
+
+    check_output_path(out)
+    write([run, *more], out)
+    say(Console(stderr=True), f"Curves, settings and speed: {out}")

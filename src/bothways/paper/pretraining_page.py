@@ -12,7 +12,6 @@ import statistics
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from bothways.paper.pretraining_runs import SCALES, RowOutcome, TableRequest, ba
 from bothways.paper.pretraining_tables import COLUMNS
 from bothways.pretraining.run_page import POINTS, read_records
 from bothways.report import sections as s
-from bothways.runtime.devices import choose_device, describe_device
+from bothways.runtime.devices import choose_device
 
 CONFIDENCE = 0.95
 
@@ -150,8 +149,7 @@ def table_report(request: TableRequest, rows: Many[RowOutcome], *, device: str) 
         f"{request.plan.title}: {len(rows)} of {len(request.plan.rows)} rows.",
         lead,
         tuple(parts),
-        f"bothways {bothways.__version__}, {datetime.now(timezone.utc):%Y-%m-%d}, "
-        f"{describe_device(choose_device(device))}",
+        s.colophon(choose_device(device)),
     )
 
 

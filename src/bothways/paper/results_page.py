@@ -6,7 +6,6 @@ import dataclasses
 import json
 import statistics
 from collections.abc import Sequence as Many
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from bothways.core.atomic_files import replace_file
 from bothways.paper.cells import CellOutcome
 from bothways.paper.experiment import BenchmarkPlan, Experiment, Frozen, NotRun, Request
 from bothways.report import sections as s
-from bothways.runtime.devices import choose_device, describe_device
+from bothways.runtime.devices import choose_device
 from bothways.sweeps.runs import SweepOutcome
 
 
@@ -103,8 +102,7 @@ def results_report(
             _tasks(plan, outcomes),
             s.Details("Every run", (_cells(outcomes),)),
         ),
-        f"bothways {bothways.__version__}, {datetime.now(timezone.utc):%Y-%m-%d}, "
-        f"{describe_device(choose_device(device))}",
+        s.colophon(choose_device(device)),
     )
 
 

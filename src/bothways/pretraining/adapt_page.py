@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
 
-from bothways._version import __version__
-from bothways.core.config import reader as configs
-from bothways.core.config.tree import flatten
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.run import PretrainResult
 from bothways.pretraining.run_page import curves, read_records
 from bothways.pretraining.vocabulary_fit import VocabularyFit
 from bothways.report import sections as s
 from bothways.report.html import write_html
-from bothways.runtime.devices import describe_device
 
 Scores = Mapping[str, Mapping[str, float]]
 NEW_HEAD = (
@@ -100,7 +95,6 @@ def write_adapt_page(
         "Words to add", ["word", "its tokens now", "occurrences"], words,
         note="All are in new_words.txt: bothways convert MODEL --vocabulary new_words.txt.",
     )  # fmt: skip
-    settings_rows = [[k, str(v)] for k, v in flatten(configs.to_dict(settings)).items()]
     state = run.progress
     report = s.Report(
         f"Adaptation: {file.parent.name}",
@@ -117,10 +111,8 @@ def write_adapt_page(
                            note=f"Are new words worth adding? {fit.answer}"),
             *([listed] if words else []),
             *curves(read_records(file.with_name("metrics.jsonl")), run.metrics),
-            s.Details("Settings", (
-                s.TableSection("Settings", ["setting", "value"], settings_rows),
-            )),
+            s.Details("Settings", (s.settings_table(settings),)),
         ),
-        f"bothways {__version__}, {datetime.now(timezone.utc):%Y-%m-%d}, {describe_device(device)}",
+        s.colophon(device),
     )  # fmt: skip
     write_html(report, file)

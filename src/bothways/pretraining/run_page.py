@@ -8,21 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bothways._version import __version__
-from bothways.core.config import reader as configs
-from bothways.core.config.tree import flatten
 from bothways.core.errors import CheckpointError
 from bothways.core.json_reader import parse_object
 from bothways.pretraining.config import PretrainConfig
 from bothways.report import sections as s
 from bothways.report.html import write_html
-from bothways.runtime.devices import describe_device
 from bothways.training.state import RunState
 
 POINTS = 200
@@ -98,7 +93,6 @@ def write_run_page(
         for name, value in metrics.items()
         if name.startswith("held-out/")
     ]
-    rows = [[name, str(value)] for name, value in flatten(configs.to_dict(settings)).items()]
     headline = ", ".join(
         f"{name} {s.readable_number(value)}"
         for name, value, _ in held_out
@@ -113,9 +107,9 @@ def write_run_page(
             *curves(records, metrics),
             *_course(records),
             s.TableSection("Held-out documents", ["metric", "value", "baseline"], held_out),
-            s.Details("Settings", (s.TableSection("Settings", ["setting", "value"], rows),)),
+            s.Details("Settings", (s.settings_table(settings),)),
         ),
-        f"bothways {__version__}, {datetime.now(timezone.utc):%Y-%m-%d}, {describe_device(device)}",
+        s.colophon(device),
     )
     write_html(report, file)
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bothways._version import __version__
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
 from bothways.finetuning.fit import FinetuneResult
@@ -19,7 +17,6 @@ from bothways.model.parameters import parameter_table
 from bothways.pretraining.run_page import curves, read_records
 from bothways.quickstart.story import StoryResult
 from bothways.report import sections as s
-from bothways.runtime.devices import describe_device
 from bothways.tasks.text_examples import TextExample
 
 PRETRAINED, SCRATCH = "pre-trained", "from random weights"
@@ -79,8 +76,7 @@ def quickstart_report(result: StoryResult) -> s.Report:
                 "Parameters, settings, time", (_ledger(result), _settings(result), _stages(result))
             ),
         ),
-        f"bothways {__version__}, {datetime.now(timezone.utc):%Y-%m-%d}, "
-        + describe_device(torch.device("cpu")),
+        s.colophon(torch.device("cpu")),
     )
 
 

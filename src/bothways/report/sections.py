@@ -8,6 +8,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from bothways._version import __version__
+from bothways.core.config import reader as configs
+from bothways.core.config.tree import flatten
+
+if TYPE_CHECKING:
+    import torch
 
 Number = int | float
 
@@ -233,6 +242,20 @@ class Report:
     lead: str
     sections: Sequence[Section]
     colophon: str = ""
+
+
+def colophon(device: torch.device) -> str:
+    """Name the version of this library, the date and the device."""
+    from bothways.runtime.devices import describe_device
+
+    today = datetime.now(timezone.utc)
+    return f"bothways {__version__}, {today:%Y-%m-%d}, {describe_device(device)}"
+
+
+def settings_table(settings: Any) -> TableSection:
+    """Return a table of settings, a frozen dataclass, by their dotted paths."""
+    rows = [[name, str(value)] for name, value in flatten(configs.to_dict(settings)).items()]
+    return TableSection("Settings", ["setting", "value"], rows)
 
 
 def percentage(share: float) -> str:
