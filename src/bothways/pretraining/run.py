@@ -123,9 +123,8 @@ def pretrain(
     for finding in preflight(settings, corpora, folder, where, plan):
         progress.message(f"{finding.severity}: {finding}")
     models = build_models(settings, corpora.first)
-    learner = settings.objective.learner(models, vocabulary_of(corpora, settings.objective)).to(
-        where
-    )
+    vocabulary = vocabulary_of(corpora, settings.objective)
+    learner = settings.objective.learner(models, vocabulary).to(where)
     for model in models.values():
         compute_as(model.encoder, settings.training, where)
     # The main rank takes the folder before the ranks meet, so that none writes into another run's.

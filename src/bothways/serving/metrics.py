@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any, Literal, get_args
 
@@ -32,54 +33,28 @@ class Metrics:
 
         self.registry = CollectorRegistry()
         kept: dict[str, Any] = {"registry": self.registry}
+        counter = functools.partial(Counter, **kept)
+        seconds = functools.partial(Histogram, buckets=SECONDS, **kept)
+        sizes = functools.partial(Histogram, buckets=SIZES, **kept)
+        gauge = functools.partial(Gauge, multiprocess_mode="livesum", **kept)
         labels = ("route", "model", "status")
-        self._requests = Counter("bothways_requests", "Requests answered.", labels, **kept)
-        self._seconds = Histogram(
-            "bothways_request_seconds",
-            "From the first byte of a request to its answer.",
-            ("route",),
-            buckets=SECONDS,
-            **kept,
-        )
-        self._queue = Histogram(
-            "bothways_queue_seconds",
-            "From queue to model.",
-            buckets=SECONDS,
-            **kept,
-        )
-        self._batch_seconds = Histogram(
-            "bothways_batch_seconds", "Computation of a batch.", buckets=SECONDS, **kept
-        )
-        self._batch_tokens = Histogram(
-            "bothways_batch_tokens", "Tokens of a batch.", buckets=SIZES, **kept
-        )
-        self._batch_sequences = Histogram(
-            "bothways_batch_sequences", "Sequences of a batch.", buckets=SIZES, **kept
-        )
-        self._texts = Counter("bothways_texts", "Inputs answered.", ("model",), **kept)
-        self._tokens = Counter("bothways_tokens", "Tokens of inputs answered.", ("model",), **kept)
-        self._cut = Counter(
-            "bothways_truncated_texts", "Inputs longer than the model reads.", ("model",), **kept
-        )
-        self._reloads = Counter(
-            "bothways_reloads", "Folders opened again.", ("model", "result"), **kept
-        )
-        self._queued = Gauge(
-            "bothways_queue_tokens", "Tokens that wait.", multiprocess_mode="livesum", **kept
-        )
-        limit = Gauge(
-            "bothways_queue_limit_tokens",
-            "Tokens that may wait; more are refused.",
-            multiprocess_mode="livesum",
-            **kept,
-        )
-        limit.set(queue_tokens)
-        self._ready = Gauge(
-            "bothways_ready",
-            "Processes that welcome new requests.",
-            multiprocess_mode="livesum",
-            **kept,
-        )
+        self._requests = counter("bothways_requests", "Requests answered.", labels)
+        said = "From the first byte of a request to its answer."
+        self._seconds = seconds("bothways_request_seconds", said, ("route",))
+        self._queue = seconds("bothways_queue_seconds", "From queue to model.")
+        self._batch_seconds = seconds("bothways_batch_seconds", "Computation of a batch.")
+        self._batch_tokens = sizes("bothways_batch_tokens", "Tokens of a batch.")
+        self._batch_sequences = sizes("bothways_batch_sequences", "Sequences of a batch.")
+        self._texts = counter("bothways_texts", "Inputs answered.", ("model",))
+        self._tokens = counter("bothways_tokens", "Tokens of inputs answered.", ("model",))
+        said = "Inputs longer than the model reads."
+        self._cut = counter("bothways_truncated_texts", said, ("model",))
+        result = ("model", "result")
+        self._reloads = counter("bothways_reloads", "Folders opened again.", result)
+        self._queued = gauge("bothways_queue_tokens", "Tokens that wait.")
+        said = "Tokens that may wait; more are refused."
+        gauge("bothways_queue_limit_tokens", said).set(queue_tokens)
+        self._ready = gauge("bothways_ready", "Processes that welcome new requests.")
         self._loaded = Gauge(
             "bothways_model_opened_seconds",
             "When the model was opened, in seconds since 1970; of several processes the earliest.",
