@@ -446,7 +446,7 @@ def test_the_rest_of_an_epoch_takes_no_memory_for_later_windows():
         picked = Selection(corpus_of([[1, 1]] * 1000), AllBut(1000, np.arange(3, 1000, 100)))
         blocks, block = opened(picked, 1, 0), selection.BLOCKS + 3
         begun = picked.open(1, 0, block).owners[:2]
-        rest = picked.unread(1, 0, block, begun)
+        rest, share = picked.unread(1, 0, block, begun)
         first = len(np.concatenate(blocks)) - len(rest)
         assert len(rest.left) < 256
         assert len(rest.runs) in range(60, 66)
@@ -456,6 +456,7 @@ def test_the_rest_of_an_epoch_takes_no_memory_for_later_windows():
     read = np.concatenate(blocks)[: first - 2].tolist() + begun.tolist()
     assert sorted([*picked.chosen[np.array(read)], *rest]) == picked.chosen[:].tolist()
     assert sorted(later) == list(range(len(rest)))
+    assert share == pytest.approx(len(rest) / 990, abs=0.01)
 
 
 def test_one_window_has_the_order_of_a_plain_permutation():
@@ -608,4 +609,38 @@ def test_a_stream_continues_an_epoch_with_the_documents_that_were_not_read(first
     if read is not None and len(read) < 89:
         assert rest == set(range(90)) - read
     assert epochs == sorted(epochs)
-    assert epochs[-1] in (cursor.epoch + 1, pytest.approx(epochs[-1]))
+
+
+@pytest.mark.usefixtures("windows")
+@pytest.mark.parametrize("windows", [2**22, 32], indirect=True)
+def test_a_phase_lasts_its_share_of_the_text_though_all_documents_are_begun(monkeypatch):
+    """A block of many sentences, whose sequences are shuffled, begins all of its documents at once."""
+    for block in (2**16, 200):
+        monkeypatch.setattr(selection, "BLOCK", block)
+        sizes = [[3, 4, 5, 2] * 5] * 90
+        streams = [source_of(sizes, each) for each in (FullSentences(8), FullSentences(16), FullSentences(32))]
+        source, cursor, read = streams[0], Cursor(), []
+        for end, following in zip((0.4, 0.7, 1.3), [*streams[1:], None], strict=True):
+            tokens = 0
+            for plan, cursor in source.read(cursor):
+                tokens += sum(stop - start for start, stop in plan.ranges)
+                if source.epochs(cursor) >= end:
+                    break
+            read.append(tokens / (90 * 70))
+            if following is not None:
+                source = ContinuedSource(source, cursor, following)
+                cursor = cursor.at_next_phase()
+                assert source.epochs(cursor) == pytest.approx(end, abs=0.01)
+        np.testing.assert_allclose(read, [0.4, 0.3, 0.6], atol=0.03)
+
+
+@pytest.mark.parametrize("documents", [45, 80])
+def test_the_share_of_an_epoch_is_that_of_its_text(documents):
+    """A last block of few sentences is no large part of an epoch."""
+    with mock.patch.object(selection, "BLOCK", 40 * 4):
+        source, read = source_of([[3, 4, 5, 2]] * documents, FullSentences(16)), 0
+        for plan, cursor in source.read(Cursor()):
+            read += sum(stop - start for start, stop in plan.ranges)
+            assert source.epochs(cursor) == pytest.approx(read / (14 * documents), abs=0.02)
+            if cursor.epoch:
+                break

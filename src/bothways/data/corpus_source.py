@@ -139,16 +139,16 @@ class CorpusSource:
         return self._view(cursor.epoch), cursor.number
 
     def epochs(self, cursor: Cursor) -> float:
-        """Return the epochs before this cursor; all windows of an epoch count equally, and all
-        blocks of a window.
-        """
+        """Return the epochs before this cursor, as `Selection.share_before` counts."""
         epoch, block, item, _ = cursor
         view = self._view(epoch)
         done = item / len(self._plans(view, block)) if item else 0.0
         return epoch + self._selection.share_before(self.seed, view, block, done)
 
-    def unread(self, cursor: Cursor) -> DocumentIds:
-        """Return the ids of the documents unread before the cursor, in its epoch."""
+    def unread(self, cursor: Cursor) -> tuple[DocumentIds, float]:
+        """Return the ids of the documents unread before the cursor, in its epoch, and their share
+        of the epoch.
+        """
         view, selection, begun = self._view(cursor.epoch), self._selection, np.zeros(0, np.int64)
         if cursor.item:
             block = selection.open(self.seed, view, cursor.block)
@@ -189,7 +189,9 @@ class ContinuedSource:
     """A stream that continues the epoch in which another one ended, with segments of its own.
 
     The rest of that epoch has the documents of which the other one has read nothing; the epochs
-    after it have all.
+    after it have all. The sequences of a block are shuffled, so that of an open block nearly all
+    documents are begun: hardly any is left of a corpus of one block. The rest therefore counts as
+    the share of an epoch that its documents are, and the next epoch begins where it ends.
 
     Args:
         before: the stream of the phase before.
@@ -201,10 +203,11 @@ class ContinuedSource:
         self, before: CorpusSource | ContinuedSource, end: Cursor, after: CorpusSource
     ) -> None:
         self._first, self._after = end.epoch, after
-        self._done = before.epochs(end) - end.epoch
-        unread = before.unread(end)
+        self._done = before.epochs(end)
+        unread, share = before.unread(end)
         # Next sentence prediction needs two documents.
         self._rest = after.restricted(unread) if len(unread) > 1 else None
+        self._share = share if self._rest else 0.0
 
     def _source(self, epoch: int) -> CorpusSource | None:
         return self._rest if epoch == self._first else self._after
@@ -230,16 +233,21 @@ class ContinuedSource:
         return self._after.key(cursor)
 
     def epochs(self, cursor: Cursor) -> float:
-        """Return the epochs before this cursor."""
+        """Return the epochs before this cursor, those of the other stream included."""
         if cursor.epoch > self._first:
-            return self._after.epochs(cursor)
-        rest = 1.0 if self._rest is None else self._rest.epochs(cursor) - self._first
-        return self._first + self._done + (1 - self._done) * rest
+            return self._done + self._share + self._after.epochs(cursor) - self._first - 1
+        rest = 0.0 if self._rest is None else self._rest.epochs(cursor) - self._first
+        return self._done + self._share * rest
 
-    def unread(self, cursor: Cursor) -> DocumentIds:
-        """Return the ids of the documents of which nothing was read, in the cursor's epoch."""
+    def unread(self, cursor: Cursor) -> tuple[DocumentIds, float]:
+        """Return the ids of the documents of which nothing was read, in the cursor's epoch, and
+        their share of an epoch.
+        """
         source = self._source(cursor.epoch)
-        return np.zeros(0, np.int64) if source is None else source.unread(cursor)
+        if source is None:
+            return np.zeros(0, np.int64), 0.0
+        ids, share = source.unread(cursor)
+        return ids, share * (self._share if source is self._rest else 1.0)
 
 
 def _first_tokens(plan: PairPlan | SpanPlan) -> list[int]:

@@ -183,12 +183,14 @@ class _Window(NamedTuple):
         owners, firsts, sizes: `(P)`, the document of each part, as a place among the chosen ones,
             its first sentence and the number of its sentences.
         edges: `(B+1)`, block b is the parts `[edges[b], edges[b+1])`.
+        before: `(B+1)`, the sentences of the window before each edge.
     """
 
     owners: Whole
     firsts: Whole
     sizes: NDArray[np.uint32]
     edges: Whole
+    before: Whole
 
 
 class Selection:
@@ -248,14 +250,19 @@ class Selection:
         return (window + 1) * BLOCKS if window + 1 < self.windows else None
 
     def share_before(self, seed: int, epoch: int, block: int, part: float) -> float:
-        """Return the share of an epoch before a place: that after the share `part` of a block."""
-        window, place = divmod(block, BLOCKS)
-        # Where a window begins, it need not be planned.
-        inside = (place + part) / self.blocks(seed, epoch, window) if place or part else 0.0
-        return (window + inside) / self.windows
+        """Return the share of an epoch before a place: that after the share `part` of a block.
 
-    def unread(self, seed: int, epoch: int, block: int, begun: Whole) -> DocumentIds:
-        """Return the documents of an epoch that are in no earlier block.
+        All windows count equally, and all sentences of a window.
+        """
+        window, place = divmod(block, BLOCKS)
+        if not place and not part:  # where a window begins, it need not be planned
+            return window / self.windows
+        before = self._window(seed, epoch, window).before
+        done = before[place] + part * (before[place + 1] - before[place])
+        return (window + float(done / before[-1])) / self.windows
+
+    def unread(self, seed: int, epoch: int, block: int, begun: Whole) -> tuple[DocumentIds, float]:
+        """Return the documents of an epoch that are in no earlier block, and their share of it.
 
         Args:
             begun: places, among the chosen documents, of those in this block that are left out.
@@ -266,8 +273,11 @@ class Selection:
         count, windows, run = len(self), self.windows, self.run
         own = _places(count, _runs(count, windows, run, seed, epoch, window, window + 1), run)
         later = _runs(count, windows, run, seed, epoch, window + 1, windows)
-        rest = RestOfEpoch(self.chosen, np.setdiff1d(own, read), later, run)
-        return rest if len(later) else np.asarray(rest)
+        left = np.setdiff1d(own, read)
+        inside = opened.sizes[np.isin(opened.owners, left)].sum(dtype=np.int64) / opened.before[-1]
+        share = float(windows - window - 1 + inside) / windows
+        rest = RestOfEpoch(self.chosen, left, later, run)
+        return rest if len(later) else np.asarray(rest), share
 
     def open(self, seed: int, epoch: int, block: int) -> EpochBlock:
         """Open a block of an epoch.
@@ -393,10 +403,12 @@ def _plan_window(
     rng(seed, "documents", epoch=epoch, index=window).shuffle(order)
     sizes = sizes[order]
     before = np.cumsum(sizes, dtype=np.int64)
+    total = before[-1]
     before -= sizes
     edges = np.searchsorted(before, np.arange(0, before[-1] + 1, BLOCK))
+    sentences = np.append(before[edges], total)
     del before
-    return _Window(owners[order], firsts[order], sizes, np.append(edges, len(order)))
+    return _Window(owners[order], firsts[order], sizes, np.append(edges, len(order)), sentences)
 
 
 def _runs(
