@@ -618,18 +618,21 @@ def test_a_phase_lasts_its_share_of_the_text_though_all_documents_are_begun(monk
     for block in (2**16, 200):
         monkeypatch.setattr(selection, "BLOCK", block)
         sizes = [[3, 4, 5, 2] * 5] * 90
-        streams = [source_of(sizes, each) for each in (FullSentences(8), FullSentences(16), FullSentences(32))]
+        streams = [
+            source_of(sizes, each)
+            for each in (FullSentences(8), FullSentences(16), FullSentences(32))
+        ]
         source, cursor, read = streams[0], Cursor(), []
         for end, following in zip((0.4, 0.7, 1.3), [*streams[1:], None], strict=True):
             tokens = 0
-            for plan, cursor in source.read(cursor):
+            for plan, after in source.read(cursor):
                 tokens += sum(stop - start for start, stop in plan.ranges)
-                if source.epochs(cursor) >= end:
+                if source.epochs(after) >= end:
                     break
             read.append(tokens / (90 * 70))
             if following is not None:
-                source = ContinuedSource(source, cursor, following)
-                cursor = cursor.at_next_phase()
+                source = ContinuedSource(source, after, following)
+                cursor = after.at_next_phase()
                 assert source.epochs(cursor) == pytest.approx(end, abs=0.01)
         np.testing.assert_allclose(read, [0.4, 0.3, 0.6], atol=0.03)
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from bothways.prediction.engine import PredictionCounts
     from bothways.prediction.predictor import Predictor
     from bothways.prediction.prepared_model import PredictPrecision
+    from bothways.runtime.devices import Precision as TrainPrecision
     from bothways.tasks.base import Metrics, Reading
     from bothways.tasks.sentence_embedding.task import Embedder
 
@@ -99,7 +100,14 @@ def evaluate(  # noqa: PLR0913 – one option per question
         raise ConfigError("there is no data to evaluate on", where="file", fix=fix)
     say_kernels(device)
     if Path(file, "manifest.json").is_file():
-        _evaluate_on_corpus(folder, file, length, json, device)
+        _refuse(
+            "a corpus", settings, {"--task": task, "--text": text, "--text-b": text_b,
+            "--label": label, "--report": report, "--limit": limit,
+            "--precision int8": precision == "int8" or None,
+            "--runtime": None if runtime == "torch" else runtime},
+        )  # fmt: skip
+        assert precision != "int8"
+        _evaluate_on_corpus(folder, file, length, json, device, precision)
         return
     if report is not None:
         check_output_path(report, [file])
@@ -123,6 +131,16 @@ def evaluate(  # noqa: PLR0913 – one option per question
         note = f"note: {folder} is a sentence encoder and is scored as {name}; --task changes that"
         print(note, file=sys.stderr)
     _score(predictor, data, report)
+
+
+def _refuse(what: str, settings: tuple[str, ...], given: Mapping[str, object]) -> None:
+    """Raise ConfigError for options and settings that do nothing with this kind of data."""
+    from bothways.core.errors import ConfigError
+
+    name = next((name for name, value in given.items() if value is not None), None)
+    if name is not None or settings:
+        fix = "Leave it out; the losses of a pre-trained model depend on --length alone."
+        raise ConfigError(f"does nothing with {what}", where=name or settings[0], fix=fix)
 
 
 def _score(predictor: Predictor, data: _Data, report: Path | None) -> None:
@@ -164,7 +182,12 @@ def _sweep_layers(predictor: Predictor, embedder: Embedder, data: _Data) -> None
 
 
 def _evaluate_on_corpus(
-    folder: str, file: str, length: int | None, json: bool, device: str
+    folder: str,
+    file: str,
+    length: int | None,
+    json: bool,
+    device: str,
+    precision: TrainPrecision,
 ) -> None:
     """Print the losses, accuracies and perplexity of a pre-trained model on a corpus."""
     from json import dumps
@@ -175,7 +198,9 @@ def _evaluate_on_corpus(
     from bothways.pretraining.evaluation import evaluate_on_corpus
 
     corpus = Corpus.open(file)
-    metrics = evaluate_on_corpus(folder, corpus, length=length or 128, device=device)
+    metrics = evaluate_on_corpus(
+        folder, corpus, length=length or 128, device=device, precision=precision
+    )
     if json:
         print(dumps(metrics))
         return

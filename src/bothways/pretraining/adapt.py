@@ -41,22 +41,16 @@ from bothways.data.masking import Vocabulary
 from bothways.data.mixture import ByWeight
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.resolve import resolve, resolve_run
-from bothways.model.config import EncoderConfig
 from bothways.model.heads import token_head
 from bothways.model.model import Model
 from bothways.objectives.catalogue import default_objective
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMLearner
 from bothways.objectives.objective import Objective
-from bothways.objectives.replaced_tokens import (
-    Narrower,
-    ReplacedTokens,
-    Shallower,
-    generator_of,
-)
 from bothways.pretraining.adapt_page import write_adapt_page
-from bothways.pretraining.build import build_models, start_encoder, start_folders, vocabulary_of
+from bothways.pretraining.build import build_models, start_encoder, vocabulary_of
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import HeldOut
+from bothways.pretraining.model_objective import replaced_tokens_of
 from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.pretraining.vocabulary_fit import VocabularyFit, vocabulary_fit
 from bothways.runtime.devices import choose_device
@@ -233,36 +227,7 @@ def _objective_of(loaded: LoadedModel, source: str) -> tuple[Objective, bool]:
         return default_objective(encoder), usual.kind not in heads
     if "masked" in heads or "replaced" not in heads:
         return MaskedLM(), "masked" not in heads
-    settings = PretrainConfig(encoder, _training(Tokens(1)), ReplacedTokens(), start=source)
-    folders = start_folders(settings)
-    if "generator" not in folders:
-        what = (
-            f"{source} detects replaced tokens, and the generator that replaces them is not beside"
-        )
-        fix = (
-            "Give the folder of a run, which holds model/ and generator/, or put the generator "
-            "into generator/; or adapt the generator alone, which is a masked language model."
-        )
-        raise ConfigError(what, where="model", fix=fix)
-    return _replaced_tokens(loaded, folders["generator"]), False
-
-
-def _replaced_tokens(loaded: LoadedModel, folder: Path) -> ReplacedTokens:
-    """Return the objective for a discriminator and the generator in a folder."""
-    generator, encoder = load_model(folder).model, loaded.model.config
-    other = generator.config
-    assert isinstance(encoder, EncoderConfig)
-    assert isinstance(other, EncoderConfig)
-    shapes: list[Narrower | Shallower] = [
-        Narrower(min(1.0, other.width / encoder.width)),
-        Shallower(min(1.0, other.depth / encoder.depth)),
-    ]
-    plain = dataclasses.replace(other, dropout=encoder.dropout)
-    shape = next((one for one in shapes if generator_of(encoder, one) == plain), shapes[0])
-    name = "encoder.embedding.token.weight"
-    tables = [model.state_dict()[name] for model in (loaded.model, generator)]
-    shared = tables[0].shape == tables[1].shape and torch.equal(*tables)
-    return ReplacedTokens(generator=shape, sharing="shared" if shared else "none")
+    return replaced_tokens_of(loaded, source), False
 
 
 def _training(until: Any, lr: float = 5e-5) -> Training:

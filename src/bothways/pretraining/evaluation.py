@@ -17,15 +17,12 @@ from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
 from bothways.data.batching import TokenBudget
 from bothways.data.corpus import Corpus
 from bothways.data.epoch_order import AllBut, DocumentIds, from_few_places
-from bothways.hub.model_folder import load_model
-from bothways.hub.resolve import resolve
-from bothways.model.config import ModelConfig
-from bothways.objectives.catalogue import default_objective
-from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence, with_masking
+from bothways.objectives.masked_lm import with_masking
 from bothways.objectives.objective import Objective
 from bothways.pretraining.build import build_models, loader_of, start_encoder, vocabulary_of
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
-from bothways.runtime.devices import choose_device
+from bothways.pretraining.model_objective import scored_objective
+from bothways.runtime.devices import Precision, choose_device
 from bothways.training.durations import Steps
 from bothways.training.loop import evaluate
 from bothways.training.meter import EvaluationScores
@@ -215,26 +212,26 @@ def evaluate_on_corpus(
     device: str = "auto",
     objective: Objective | None = None,
     documents: DocumentIds | None = None,
+    precision: Precision = "auto",
 ) -> dict[str, float]:
     """Return the metrics of a pre-trained model on a corpus, masked by a fixed seed.
 
     Args:
-        source: a model folder or a Hub id, with the vocabulary of the corpus.
+        source: a model folder, the folder of a run or a Hub id, with the vocabulary of the corpus.
         length: tokens of a sequence, at most.
         tokens: tokens of the corpus that are read, at most.
-        objective: what is scored; None for the usual one of the encoder that the model has the
-            heads for.
+        objective: what is scored; None for that of the model (`scored_objective`).
         documents: ids of the documents that are read; None for all.
 
     Raises:
-        ConfigError: the corpus has another vocabulary.
+        ConfigError: the corpus has another vocabulary, or a discriminator no generator.
         FolderError: the model has no head that predicts tokens.
     """
     encoder = start_encoder(source)
-    usual = objective or _usual_objective(source, encoder)
+    usual = objective or scored_objective(source)
     settings = PretrainConfig(
         encoder,
-        Training(Steps(1), AdamW(), Constant()),
+        Training(Steps(1), AdamW(), Constant(), precision),
         usual,
         (PretrainPhase(min(length, encoder.max_positions)),),
         evaluation_tokens=tokens,
@@ -246,15 +243,6 @@ def evaluate_on_corpus(
     chosen = AllBut(len(corpus)) if documents is None else documents
     scored = HeldOut(settings, corpus, chosen, Single(), learner)()
     return {name.removeprefix("held-out/"): value for name, value in scored.items()}
-
-
-def _usual_objective(source: str, encoder: ModelConfig) -> Objective:
-    """Return the usual objective of an encoder; masked LM alone if the model has no pair head."""
-    usual = default_objective(encoder)
-    kinds = {head.kind for head in load_model(resolve(source)).model.specification}
-    if not {head.kind for head in usual.models(encoder)["model"].heads} <= kinds:
-        return MaskedLM() if isinstance(usual, MaskedLMNextSentence) else usual
-    return usual
 
 
 def _up_to(tokens: int, steps: Iterator[TrainingStep]) -> Iterator[TrainingStep]:
