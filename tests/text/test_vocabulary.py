@@ -41,6 +41,10 @@ def _plain(tokenizer: Tokenizer, texts: list[str]) -> dict[str, object]:
     unknown = tokenizer.token(tokenizer.specials.unknown)
     used = Counter(token for text in texts for token in encode(text))
     words = [(word, encode(" " + word)) for text in texts for word in _words(text)]
+    words = [
+        (word, pieces[1:] if pieces[0] in "▁Ġ" and "一" <= word <= "鿿" else pieces)
+        for word, pieces in words
+    ]
     known = [(word, pieces) for word, pieces in words if unknown not in pieces]
     entries = (
         set(tokenizer.backend.get_vocab())
@@ -77,6 +81,15 @@ def test_every_figure_is_what_plain_counting_gives(kind):
         assert getattr(found, name) == pytest.approx(value, abs=1e-12), name
     assert 0 < found.whole_words < 1 < found.fertility
     assert isinstance(kind, ByteBPE) or found.unknown > 0
+
+
+@pytest.mark.parametrize("kind", [Unigram(size=40), ByteBPE(size=400)], ids=str)
+def test_an_ideograph_has_the_tokens_of_running_text(kind):
+    """No space stands before it."""
+    texts = [text * 20 for text in ("你好吗我很好", "他来到网易大厦", "我来大厦你来吗")]
+    found = vocabulary_report(train_tokenizer(texts, kind), texts)
+    assert not {piece for word in found.split for piece in word.pieces} & {"▁", "Ġ"}
+    assert isinstance(kind, ByteBPE) or found.fertility == found.whole_words == 1
 
 
 def test_examples_are_the_most_frequent_first(tmp_path):

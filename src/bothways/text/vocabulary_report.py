@@ -2,8 +2,8 @@
 
 Words are the same for every tokenizer, so that two vocabularies can be compared on one text: BERT's
 pre-tokenizer splits at white space, punctuation marks and ideographs, and a word has a letter or a
-digit. Each distinct word is tokenized as in running text, after a space. Fertility is that of Rust
-et al. 2021.
+digit. Each distinct word is tokenized as in running text: after a space, but an ideograph without
+one. Fertility is that of Rust et al. 2021.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tokenizers import normalizers, pre_tokenizers
 
 from bothways.core.errors import DataError
+from bothways.core.sequence import Ids
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.word_cache import bert_words
 
@@ -27,6 +28,8 @@ _CLEAN = normalizers.BertNormalizer(
     clean_text=True, handle_chinese_chars=True, strip_accents=False, lowercase=False
 )
 _CUT = pre_tokenizers.BertPreTokenizer()
+_SPACES = ("▁", "Ġ")
+"""How vocabularies write a space: SentencePiece's and those over bytes."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def vocabulary_report(
         what = "there is no word in the text"
         raise DataError(what, fix="Give a text that the vocabulary is meant for.")
     ranked = sorted(words, key=lambda word: (-words[word], word))
-    spelled = tokenizer.encode([" " + word for word in ranked])
+    spelled = _spelled(tokenizer, ranked)
     counts = np.array([words[word] for word in ranked])
     letters = counts * np.array(list(map(len, ranked)))
     lengths = np.array(list(map(len, spelled)))
@@ -115,6 +118,25 @@ def vocabulary_report(
         split=show((lengths > 1) & ~strange),
         strange=show(strange),
     )
+
+
+def _spelled(tokenizer: Tokenizer, words: list[str]) -> list[Ids]:
+    """Return the ids of each word, as of its tokens in running text.
+
+    A tokenizer that puts a space before every text has a token for the one before an ideograph:
+    ▁ 的 → 的.
+    """
+    marks = [id for mark in _SPACES if (id := tokenizer.id(mark)) is not None]
+    spelled = tokenizer.encode([" " + word for word in words])
+    return [
+        ids[1:] if len(ids) > 1 and ids[0] in marks and _is_ideograph(word) else ids
+        for word, ids in zip(words, spelled, strict=True)
+    ]
+
+
+def _is_ideograph(word: str) -> bool:
+    """Return True for a character that BERT's normaliser puts between spaces."""
+    return len(word) == 1 and _CLEAN.normalize_str(word) != word
 
 
 def _share(weights: NDArray[Any], chosen: NDArray[np.bool_]) -> float:
