@@ -523,3 +523,10 @@ def test_a_ramp_out_of_range_is_refused(values, where):
     with pytest.raises(ConfigError) as caught:
         TokenRamp(*values)
     assert caught.value.where == f"batch.{where}"
+
+
+def test_a_ramp_that_falls_is_refused_with_both_numbers():
+    with pytest.raises(
+        ConfigError, match=r"batch.n: 256 tokens are fewer than the 512 of the first"
+    ):
+        TokenRamp(512, 256, 1000)

@@ -13,6 +13,7 @@ import transformers
 
 from bothways.cli import app
 from bothways.commands.pretrain import pretrain
+from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
@@ -192,3 +193,14 @@ def test_what_a_recipe_saves_opens_in_transformers(
     assert json.loads((folder / "config.json").read_text())["architectures"] == [name]
     _, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
     assert not any(info.values()), info
+
+
+@pytest.mark.parametrize("name", ["gpt2", "elmo-small"])
+def test_a_recipe_for_other_models_says_which_recipes_fit(name: str) -> None:
+    """To set an objective, as its own message advises, does not help."""
+    for recipe, make in RECIPES.items():
+        if recipe in ("modern", "short", "paper"):
+            assert settings_of(recipe, preset(name)) == make(preset(name))
+            continue
+        with pytest.raises(ConfigError, match=f"recipe: the objective of '{recipe}' is for other"):
+            settings_of(recipe, preset(name))

@@ -16,6 +16,7 @@ from typing import Literal
 from typing_extensions import assert_never
 
 from bothways.core.config.checks import require_at_least
+from bothways.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,10 @@ class TokenRamp:
 
     def __post_init__(self) -> None:
         require_at_least(1, "batch", start=self.start, over=self.over)
-        require_at_least(self.start, "batch", n=self.n)
+        if self.n < self.start:
+            what = f"{self.n:,} tokens are fewer than the {self.start:,} of the first updates"
+            fix = f"Set batch.start lower; or for equal updates, batch.kind=tokens batch.n={self.n}"
+            raise ConfigError(what, where="batch.n", fix=fix)
 
     def steps(self, tokens: float) -> float:
         """Return the number of steps in which a run reads `tokens`, about."""

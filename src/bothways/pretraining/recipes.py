@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import AnyToken, Masking, NGrams, RareTokens
@@ -395,8 +396,18 @@ def settings_of(recipe: str, encoder: ModelConfig, start: str | None = None) -> 
         start: a model folder or Hub id whose weights the run starts from, with `encoder` its
             configuration. `modern` and `short` then read the longest sequences from the first
             update on, with 15 % masked: their beginning is for random weights.
+
+    Raises:
+        ConfigError: the objective of the recipe does not fit the encoder.
     """
-    made = RECIPES[recipe](encoder)
+    try:
+        made = RECIPES[recipe](encoder)
+    except ConfigError as error:
+        if error.where != "objective":
+            raise
+        what = f"the objective of {recipe!r} is for other models: {error.what}"
+        fix = "Choose the recipe modern, short or paper, or another model."
+        raise ConfigError(what, where="recipe", fix=fix) from error
     if start is None:
         return made
     if recipe in ("modern", "short"):
