@@ -13,7 +13,7 @@ import torch
 
 from bothways.cli import app
 from bothways.core.errors import ConfigError, DataError, ResourceError
-from bothways.data.batching import TokenRamp, budget_at
+from bothways.data.batching import ExampleBudget, TokenRamp, budget_at
 from bothways.data.corpus import Corpus
 from bothways.families.catalogue import preset
 from bothways.model.config import EncoderConfig
@@ -24,7 +24,8 @@ from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.recipes import RECIPES, settings_of
 from bothways.pretraining.run_plan import Cards, Here, StepSeconds, measure_step, plan_run
 from bothways.runtime.cards import CARDS
-from bothways.training.durations import Hours, Steps, Tokens
+from bothways.training.checkpoint import Best, Keep
+from bothways.training.durations import Epochs, Hours, Steps, Tokens
 
 CPU, CARD = torch.device("cpu"), CARDS["a100"]
 
@@ -138,7 +139,7 @@ def test_what_is_too_large_is_sharded_or_refused_with_what_would_fit() -> None:
 def test_the_time_here_is_made_of_what_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    per = StepSeconds(1e-3, 0.5, per_byte=1e-9)
+    per = StepSeconds((1e-3,), 0.5, per_byte=1e-9)
     monkeypatch.setattr(run_plan, "measure_step", lambda *_: per)
     monkeypatch.setattr(run_plan, "memory_available", lambda _: 2**34)
     run = settings("bert-tiny", until=Steps(2000), evaluate=Steps(1000), save=None)
@@ -154,6 +155,42 @@ def test_the_time_here_is_made_of_what_was_measured(
     assert plan.assumed == ()
 
 
+def test_phases_count_by_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine tenths of the updates, of the tokens or of the time at 128 tokens, the rest at 512."""
+    monkeypatch.setattr(run_plan, "measure_step", lambda *_: StepSeconds((1e-3, 2e-3), 1.0))
+    monkeypatch.setattr(run_plan, "memory_available", lambda _: 2**34)
+    run = dataclasses.replace(
+        settings("bert-tiny"), batch=ExampleBudget(100),
+        phases=(PretrainPhase(128, 0.9), PretrainPhase(512, 0.1)),
+    )  # fmt: skip
+
+    def plan(until: Any, **more: Any) -> run_plan.RunPlan:
+        training = dataclasses.replace(run.training, until=until, **more)
+        return plan_run(dataclasses.replace(run, training=training), Here("cpu"), text=1e6)
+
+    steps, tokens = plan(Steps(1000)), plan(Tokens(64_000_000))
+    assert steps.tokens == 900 * 12_800 + 100 * 51_200
+    assert steps.seconds["training"] == pytest.approx(900 * 12.8 + 100 * 102.4)
+    assert tokens.updates == 4500 + 125
+    assert tokens.seconds["training"] == pytest.approx(57_600 + 12_800)
+    hours = plan(Hours(10.0))  # an update takes 13.8 or 103.4 s
+    assert hours.updates == math.ceil(32_400 / 13.8 + 3600 / 103.4)
+    per = [3 * run.objective.forward_flops(run.encoder, length) for length in (128, 512)]
+    read = [900 * 12_800, 100 * 51_200]
+    assert steps.operations == pytest.approx((per[0] * read[0] + per[1] * read[1]) / sum(read))
+
+
+def test_what_is_done_by_epochs_or_with_each_evaluation_is_counted() -> None:
+    run = settings(until=Epochs(2.0), evaluate=Epochs(0.1), save=Epochs(0.5))
+    assert plan_run(run, Cards(CARD), text=1e9).checkpoints == 4
+    best = dataclasses.replace(run.training, keep=Keep(best=Best("held-out/loss/masked", "lowest")))
+    kept = plan_run(dataclasses.replace(run, training=best), Cards(CARD), text=1e9)
+    assert kept.checkpoints == 20
+    once = dataclasses.replace(run.training, evaluate=None)
+    other = plan_run(dataclasses.replace(run, training=once), Cards(CARD), text=1e9)
+    assert kept.seconds["evaluation"] == pytest.approx(20 * other.seconds["evaluation"])
+
+
 TINY = EncoderConfig(100, 32, 2, 2, 64)
 
 
@@ -164,7 +201,8 @@ def test_a_step_of_any_recipe_can_be_measured(recipe: str, tmp_path: Path) -> No
         run, phases=tuple(PretrainPhase(32, phase.share) for phase in run.phases)
     )
     per = measure_step(run, CPU, tmp_path)
-    assert 0 < per.per_token < 1
+    assert len(per.per_token) == len(run.phases)
+    assert all(0 < seconds < 1 for seconds in per.per_token)
     assert 0 < per.update < 10
     assert per.per_byte > 0
     assert [*tmp_path.iterdir()] == []

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from typing_extensions import assert_never
 
 from bothways.core.batch import Batch, pack
 from bothways.core.config.checks import require_at_least
@@ -23,7 +24,7 @@ from bothways.core.keyed_rng import rng
 from bothways.core.progress import SILENT, Progress
 from bothways.core.sequence import Sequence
 from bothways.core.targets import LabelTargets
-from bothways.data.batching import ExampleBudget, TokenRamp
+from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import Vocabulary
 from bothways.model.config import EncoderConfig
 from bothways.model.flops import BACKWARD, forward_flops
@@ -91,13 +92,13 @@ class StepSeconds:
     """The parts of the time of a run.
 
     Attributes:
-        per_token: of forward and backward pass on one rank, in seconds.
+        per_token: of forward and backward pass on one rank, in seconds, in each phase.
         update: of one update, in seconds.
         exchange: of an update, in seconds: what the exchange between ranks adds to it.
         per_byte: of a checkpoint, in seconds; 0 if it is not known.
     """
 
-    per_token: float
+    per_token: tuple[float, ...]
     update: float
     exchange: float = 0.0
     per_byte: float = 0.0
@@ -111,7 +112,7 @@ class RunPlan:
         hardware: in words.
         ranks: processes that train.
         parameters, tokens, updates: of the run.
-        operations: per token of a step.
+        operations: per token of a step, on average.
         choice: the placement, its memory per rank, and why.
         free: bytes of memory of a rank.
         microbatch: tokens that go through the model at once, as set.
@@ -197,14 +198,26 @@ def plan_run(
     except ResourceError as error:
         raise _with_cards(error, load, hardware) from error
     per = seconds_of(settings, hardware, load, choice, out, progress)
-    tokens, updates = _amounts(settings, text, per, ranks)
-    seconds = _seconds(settings, per, tokens, updates, load, ranks)
-    checkpoints = _times(settings.training.save, tokens, updates, sum(seconds.values()))
+    phases = _tokens_read(settings, text, per, ranks)
+    tokens, updates = sum(phases), math.ceil(_updates(settings, phases) - 1e-6)
+    seconds = {
+        "training": float(np.dot(phases, per.per_token)) / ranks,
+        "updates": updates * per.update,
+        "exchange": updates * per.exchange,
+    }
+    run = _Amounts(tokens, updates, sum(seconds.values()), text)
+    evaluations = run.times(settings.training.evaluate, settings.training.end)
+    longest = max(range(len(phases)), key=lambda n: settings.phases[n].length)
+    one = settings.evaluation_tokens * per.per_token[longest] / (1 + BACKWARD) / ranks
+    seconds["evaluation"] = evaluations * one
+    checkpoints = run.times(settings.training.save, settings.training.end)
+    if settings.training.keep.best is not None:  # each evaluation is followed by one
+        checkpoints = max(checkpoints, evaluations)
     seconds["checkpoints"] = checkpoints * load.saved * per.per_byte
     hours = sum(seconds.values()) / 3600
     return RunPlan(
         _title(hardware), ranks, load.parameters, tokens, updates,
-        _operations(settings), choice, free,
+        float(np.dot(phases, _operations(settings))) / tokens, choice, free,
         load.microbatch, load.largest_microbatch(free, device, choice.placement, ranks),
         seconds, load.saved, checkpoints,
         None if price is None else price * ranks * hours, _assumed(hardware),
@@ -258,20 +271,19 @@ def _with_cards(error: ResourceError, load: Load, hardware: Hardware) -> Resourc
     return ResourceError(error.what, where=error.where, fix=fix)
 
 
-def _operations(settings: PretrainConfig) -> float:
-    """Return the operations per token of a step, over all phases; recomputation is not work."""
-    objective, encoder = settings.objective, settings.encoder
-    return (1 + BACKWARD) * sum(
-        phase.share * objective.forward_flops(encoder, phase.length) for phase in settings.phases
-    )
+def _operations(settings: PretrainConfig) -> list[float]:
+    """Return the operations per token of a step in each phase; recomputation is not work."""
+    return [
+        (1 + BACKWARD) * settings.objective_of(phase).forward_flops(settings.encoder, phase.length)
+        for phase in settings.phases
+    ]
 
 
-def _recomputed(settings: PretrainConfig) -> float:
+def _recomputed(settings: PretrainConfig, length: int) -> float:
     """Return how much longer a step takes for computing the blocks again."""
     encoder = settings.encoder
     if not settings.training.recompute or not isinstance(encoder, EncoderConfig):
         return 1.0
-    length = settings.phases[0].length
     blocks = forward_flops(encoder, (), length) * (1 - 1 / encoder.depth)
     whole = settings.objective.forward_flops(encoder, length)
     return 1 + blocks / ((1 + BACKWARD) * whole)
@@ -290,7 +302,10 @@ def seconds_of(
         case Here(name):
             return measure_step(settings, choose_device(name), out, progress)
         case Cards(card, count, share):
-            per_token = _operations(settings) * _recomputed(settings) / (share * card.bf16)
+            per_token = tuple(
+                work * _recomputed(settings, phase.length) / (share * card.bf16)
+                for work, phase in zip(_operations(settings), settings.phases, strict=True)
+            )
             held = load.parameters / (count if choice.placement == "sharded" else 1)
             update = UPDATE_BYTES * held / card.bandwidth
             return StepSeconds(per_token, update, _exchange(settings, hardware, load, choice))
@@ -312,7 +327,9 @@ def _exchange(
     micro = max(1.0, _tokens_per_step(settings) / ranks / load.microbatch)
     total = 2 * sent if choice.placement == "replicated" else sent * (1 + 2 * math.ceil(micro))
     tokens = min(float(load.microbatch), _tokens_per_step(settings) / ranks)
-    compute = _operations(settings) * tokens / (hardware.utilisation * hardware.card.bf16)
+    shares = [phase.share for phase in settings.phases]
+    work = float(np.dot(shares, _operations(settings)))
+    compute = work * tokens / (hardware.utilisation * hardware.card.bf16)
     hidden = compute * BACKWARD / (1 + BACKWARD)
     return max(0.0, total / link - hidden)
 
@@ -327,16 +344,16 @@ def measure_step(
     learner = objective.learner(models, vocabulary).to(device)
     for model in models.values():
         compute_as(model.encoder, training, device)
-    per_token, batch = 0.0, None
-    for phase in settings.phases:
-        batch = _random_batch(settings.objective_of(phase), vocabulary, settings, phase.length)
-        per_token += phase.share / speed(learner, batch, training.precision, progress)
-    assert batch is not None
+    batches = [
+        _random_batch(settings.objective_of(phase), vocabulary, settings, phase.length)
+        for phase in settings.phases
+    ]
+    per_token = tuple(1 / speed(learner, batch, training.precision, progress) for batch in batches)
     optimizer = build_optimizer(
         training.optimizer, learner.trained_parameters(), matrices=learner.matrices()
     )
     set_rate(optimizer, 0.0)
-    update = update_seconds(learner, batch, optimizer, training, progress)
+    update = update_seconds(learner, batches[-1], optimizer, training, progress)
     return StepSeconds(per_token, update, per_byte=seconds_per_byte(out))
 
 
@@ -372,63 +389,69 @@ def _tokens_per_step(settings: PretrainConfig) -> float:
     return float(batch.n)
 
 
-def _amounts(
+def _tokens_read(
     settings: PretrainConfig, text: float | None, per: StepSeconds, ranks: int
-) -> tuple[float, int]:
-    """Return the tokens and the updates of the run."""
-    end, batch = settings.training.end, settings.batch
-
-    def updates(tokens: float) -> float:
-        """Return the updates in which the run reads `tokens`."""
-        if isinstance(batch, TokenRamp):
-            return batch.steps(tokens)
-        return tokens / _tokens_per_step(settings)
-
-    if isinstance(end, Hours):
-        each, seconds = per.per_token / ranks, 3600 * end.count
-        low, high = 0.0, seconds / each
+) -> list[float]:
+    """Return the tokens that the run reads in each phase."""
+    end = settings.training.end
+    if not isinstance(end, Hours):
+        phases = tokens_of_phases(settings, text or 0.0)
+        assert phases is not None
+        return phases
+    phases = []
+    for phase, seconds in zip(settings.phases, per.per_token, strict=True):
+        each, room = seconds / ranks, 3600 * end.count * phase.share
+        before, low, high = _updates(settings, phases), 0.0, room / each
         while high - low > 1e-6 * high:
             middle = (low + high) / 2
-            takes = middle * each + updates(middle) * (per.update + per.exchange)
-            low, high = (middle, high) if takes < seconds else (low, middle)
-        return high, math.ceil(updates(high))
-    phases = tokens_of_phases(settings, text or 0.0)
-    assert phases is not None
-    tokens = sum(phases)
-    return tokens, end.count if isinstance(end, Steps) else math.ceil(updates(tokens))
+            more = _updates(settings, [*phases, middle]) - before
+            takes = middle * each + more * (per.update + per.exchange)
+            low, high = (middle, high) if takes < room else (low, middle)
+        phases.append(high)
+    return phases
 
 
-def _seconds(
-    settings: PretrainConfig,
-    per: StepSeconds,
-    tokens: float,
-    updates: int,
-    load: Load,
-    ranks: int,
-) -> dict[str, float]:
-    """Return the seconds of a run by what they are spent on, without checkpoints."""
-    seconds = {
-        "training": tokens * per.per_token / ranks,
-        "updates": updates * per.update,
-        "exchange": updates * per.exchange,
-    }
-    done = sum(seconds.values())
-    evaluations = _times(settings.training.evaluate, tokens, updates, done)
-    one = settings.evaluation_tokens * per.per_token / (1 + BACKWARD) / ranks
-    return seconds | {"evaluation": evaluations * one}
+def _updates(settings: PretrainConfig, phases: list[float]) -> float:
+    """Return the updates in which the run reads so many tokens in its first phases."""
+    match settings.batch:
+        case TokenRamp() as ramp:
+            return ramp.steps(sum(phases))
+        case TokenBudget(n):
+            return sum(phases) / n
+        case ExampleBudget(n):
+            pairs = zip(phases, settings.phases, strict=False)
+            return sum(tokens / (n * phase.length) for tokens, phase in pairs)
+        case _:
+            assert_never(settings.batch)
 
 
-def _times(every: Duration | None, tokens: float, updates: int, seconds: float) -> int:
-    """Return how often something is done that is done after each duration, and at the end."""
-    match every:
-        case None | Epochs():
-            return 1
-        case Steps(count):
-            return math.ceil(updates / count)
-        case Tokens(count):
-            return math.ceil(tokens / count)
-        case Hours(count):
-            return math.ceil(seconds / 3600 / count)
+@dataclass(frozen=True)
+class _Amounts:
+    """How long a run is, in each unit; the text is the tokens of an epoch, if known."""
+
+    tokens: float
+    updates: float
+    seconds: float
+    text: float | None
+
+    def times(self, every: Duration | None, end: Duration) -> int:
+        """Return how often something is done that is done after each duration, and at the end."""
+        match every, end:
+            case None, _:
+                count = 1.0
+            case Steps(each), _:
+                count = self.updates / each
+            case Tokens(each), _:
+                count = self.tokens / each
+            case Hours(each), _:
+                count = self.seconds / 3600 / each
+            case Epochs(each), Epochs(whole):
+                count = whole / each
+            case Epochs(each), _:
+                count = self.tokens / (self.text * each) if self.text else 1.0
+            case _:
+                assert_never(every)
+        return math.ceil(count - 1e-9)
 
 
 def memory_rows(plan: RunPlan) -> list[tuple[str, str]]:
