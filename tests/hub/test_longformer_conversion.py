@@ -253,3 +253,9 @@ def test_a_checkpoint_of_tensorflow_does_not_become_one_at_once(
             result_action="return_value",
         )
     assert not (tmp_path / "out").exists()
+
+
+def test_the_folder_of_a_run_is_its_model(tmp_path: Path) -> None:
+    bert().save_pretrained(tmp_path / "run" / "model")
+    found = converted(tmp_path / "run", tmp_path / "long", "--window", "40")
+    assert type(found).__name__ == "LongformerForMaskedLM"

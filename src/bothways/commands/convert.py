@@ -28,7 +28,7 @@ def convert(
     ----------
     source
         The unpacked folder of a checkpoint, or its .index file. With --positions or --window, the
-        model folder of a BERT or RoBERTa.
+        model folder of a BERT or RoBERTa, or the folder of a run.
     out
         The model folder.
     part
@@ -48,6 +48,7 @@ def convert(
         Text for similar: files, folders or globs.
     """
     from bothways.core.atomic_files import check_not_input
+    from bothways.hub.resolve import resolve_run
 
     if not source.exists():
         from bothways.core.errors import FolderError
@@ -62,8 +63,10 @@ def convert(
     }
     if vocabulary is not None:
         _change_vocabulary(source, out, vocabulary, rows, texts or [])
-    elif (source / "config.json").is_file() and not any(source.glob("*.index")) and part is None:
-        _lengthen(source, out, given)
+    elif (model := Path(resolve_run(str(source)), "config.json")).is_file() and not (
+        any(source.glob("*.index")) or part
+    ):
+        _lengthen(model.parent, out, given)
     else:
         _check_none(given, source)
         _read(source, out, part)
