@@ -412,7 +412,7 @@ def _tokens_read(
 
 
 def _updates(settings: PretrainConfig, phases: list[float]) -> float:
-    """Return the updates in which the run reads so many tokens in its first phases."""
+    """Return the updates in which the run reads these tokens in each of its first phases."""
     match settings.batch:
         case TokenRamp() as ramp:
             return ramp.steps(sum(phases))
