@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bothways.core.learner import Learner
 from bothways.core.progress import Progress
 from bothways.training.early_stopping import Evaluation, Metrics
-from bothways.training.sharding import own_parts
+from bothways.training.sharding import give_up_gathered, own_parts
 
 NAME = "average"
 """The name of the submodule."""
@@ -44,6 +44,7 @@ class Average(nn.Module):
         for name, p in trained:
             self.register_buffer(name.replace(".", "/"), p.detach().clone())
         learner.add_module(NAME, self)
+        self._learner = (learner,)  # in a tuple, so that it is no submodule
 
     @torch.no_grad()
     def update(self, steps: int) -> None:
@@ -58,9 +59,8 @@ class Average(nn.Module):
     @torch.no_grad()
     def apply_to_weights(self) -> list[Tensor]:
         """Replace the weights by their average; return those before, of this rank."""
-        weights = own_parts(self._weights)
-        before = [weight.detach().clone() for weight in weights]
-        torch._foreach_copy_(weights, own_parts(self.buffers()))
+        before = [weight.detach().clone() for weight in own_parts(self._weights)]
+        self._set(own_parts(self.buffers()))
         return before
 
     def evaluating(self, evaluation: Evaluation) -> Evaluation:
@@ -79,8 +79,12 @@ class Average(nn.Module):
         try:
             yield
         finally:
-            with torch.no_grad():
-                torch._foreach_copy_(own_parts(self._weights), before)
+            self._set(before)
+
+    @torch.no_grad()
+    def _set(self, values: list[Tensor]) -> None:
+        torch._foreach_copy_(own_parts(self._weights), values)
+        give_up_gathered(self._learner[0])
 
 
 def use_average(learner: Learner) -> None:
