@@ -33,7 +33,7 @@ from bothways.pretraining.run import pretrain
 from bothways.training import saved_state
 from bothways.training.checkpoint import checkpoints
 from bothways.training.durations import Steps
-from bothways.training.optimizers import AdamW
+from bothways.training.optimizers import AdamW, Muon
 from bothways.training.parallel import Sharding
 from bothways.training.run import Event, Training
 from bothways.training.schedules import Linear
@@ -60,7 +60,9 @@ def config_of(corpus: Corpus, objective: Objective, sharding: Sharding | None) -
         shape, width=32, depth=2, heads=2, intermediate_size=64, embedding=None,
         dropout=Dropouts(0.0, 0.0),
     )  # fmt: skip
-    training = Training(Steps(LENGTH), AdamW(lr=3e-3), Linear(0.1), precision="fp32")
+    two = isinstance(objective, ReplacedTokens)
+    optimizer = Muon(others=AdamW(lr=3e-3)) if two else AdamW(lr=3e-3)
+    training = Training(Steps(LENGTH), optimizer, Linear(0.1), precision="fp32")
     return PretrainConfig(
         small, training, objective, (PretrainPhase(48),), ExampleBudget(8), held_out=0.1,
         evaluation_tokens=400, microbatch_tokens=130, sharding=sharding,

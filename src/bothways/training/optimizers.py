@@ -43,7 +43,8 @@ from bothways.core.errors import ConfigError
 from bothways.kernels import abi
 from bothways.kernels.library import call, runs_on
 from bothways.training.durations import Auto
-from bothways.training.sharding import is_part, whole
+from bothways.training.matrix_rows import own_rows
+from bothways.training.sharding import whole
 from bothways.training.tensor_updates import UPDATES
 
 # 0.9999999 to this power is 0 in float32, and adding 1 to it in float32 leaves it as it is.
@@ -177,17 +178,18 @@ class FusedAdamW(torch.optim.AdamW):
 
     def step_whole(self) -> None:
         """Step the parameters whose update depends on whole matrices, and drop their gradients."""
-        for group in self.param_groups:
-            step = UPDATES.get(group["update"])
-            for weight in group["params"] if step else ():
-                if weight.grad is None:
-                    continue
-                keep = (1 - self.found_inf).to(weight.dtype)
-                gradient = weight.grad.to_dense() if weight.grad.is_sparse else weight.grad
-                if self.grad_scale is not None:
-                    gradient.div_(self.grad_scale)
-                gradient.masked_fill_(self.found_inf.bool(), 0.0)  # 0 times NaN is not 0
-                step(group, weight, gradient, self.state[weight], keep)
+        for kind, step in UPDATES.items():
+            weights = [
+                (group, weight)
+                for group in self.param_groups
+                if group["update"] == kind
+                for weight in group["params"]
+                if weight.grad is not None
+            ]
+            if weights:
+                how = self.found_inf, self.grad_scale
+                step([own_rows(group, w, self.state[w], *how) for group, w in weights])
+            for _, weight in weights:
                 weight.grad = None
 
 
@@ -357,10 +359,6 @@ def _check_whole(config: OptimizerConfig, parameters: list[dict[str, Any]]) -> N
     if isinstance(config, Muon) and not matrices:
         what = "muon updates the matrices of Transformer blocks, and this model has none"
         raise ConfigError(what, where="training.optimizer", fix="Set training.optimizer=adamw.")
-    if any(is_part(weight) for group in matrices for weight in group["params"]):
-        what = f"{config.kind} needs whole matrices, and these are sharded over ranks"
-        fix = "Set sharding=none: each rank then has the whole model. Or use adamw."
-        raise ConfigError(what, where="training.optimizer", fix=fix)
 
 
 def _leave_uncorrected(optimizer: FusedAdamW) -> None:
@@ -399,7 +397,7 @@ def update(optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Float[T
         The norm before clipping, on the device; `FusedAdamW` does not wait for it.
     """
     weights = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    norm = nn.utils.get_total_norm([_values(p) for p in weights])
+    norm = whole(nn.utils.get_total_norm([_values(p) for p in weights]))
     scale = None if clip_norm is None else (norm / clip_norm).clamp(min=1).float()
     if isinstance(optimizer, FusedAdamW):
         optimizer.grad_scale, optimizer.found_inf = scale, norm.isfinite().logical_not().float()
@@ -412,7 +410,7 @@ def update(optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Float[T
             weight.grad /= scale
         optimizer.step()
     optimizer.zero_grad()
-    return whole(norm)
+    return norm
 
 
 def _values(parameter: nn.Parameter) -> Tensor:

@@ -1,0 +1,175 @@
+"""Optimizers that need whole matrices, on ranks with a part of each, must do what one process does.
+
+Each run is of real networks whose matrices do not end where ranks do: sharded on two ranks from
+step 0, replicated from step 2, sharded from step 4, alone from step 6; with clipping, decay, an
+average of the weights and an evaluation of it after each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bothways.core.batch import pack
+from bothways.core.keyed_rng import rng
+from bothways.core.learner import Learner
+from bothways.core.sequence import Sequence
+from bothways.core.source import Cursor
+from bothways.data.masking import Masking, Vocabulary
+from bothways.model.config import Dropouts, EncoderConfig, Gated, Sharing
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.objectives.masked_lm import MaskedLM, MaskedObjective
+from bothways.objectives.replaced_tokens import Narrower, ReplacedTokens
+from bothways.training import parallel, saved_state
+from bothways.training.checkpoint import Keep, checkpoints
+from bothways.training.durations import Steps
+from bothways.training.loop import evaluate
+from bothways.training.optimizers import AdamW, Lamb, Muon, OptimizerConfig, StableAdamW
+from bothways.training.parallel import Plan, Sharding, shard
+from bothways.training.run import Event, Training, TrainingPhase, train
+from bothways.training.schedules import Constant
+from bothways.training.store import FolderStore
+from toy_training import SINGLE, ToyStep, enter_ranks, on_ranks
+
+WORDS, END = 29, 8
+VOCABULARY = Vocabulary(np.arange(WORDS) < 3, np.zeros(WORDS, bool), 1)
+ELECTRA = ReplacedTokens(masking=Masking(0.3), generator=Narrower(0.5))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run: its optimizer, its objective, and how its encoder differs from the smallest."""
+
+    optimizer: OptimizerConfig
+    objective: MaskedObjective = ELECTRA
+    sharing: Sharing | None = None
+    gated: bool = False
+
+
+CASES = {
+    "adamw, z-loss": Case(AdamW(lr=0.01), MaskedLM(masking=Masking(0.3), z_loss=0.1)),
+    "lamb, one block for all layers": Case(Lamb(lr=0.05), sharing=Sharing()),
+    "stable_adamw": Case(StableAdamW(lr=0.01)),
+    "muon, gated": Case(Muon(lr=0.02, decay=0.1), gated=True),
+}
+
+
+def learner_of(case: Case) -> Learner:
+    """30 rows of three stacked matrices, 29 rows of words, 7 or 14 inside the feed-forward layer."""
+    encoder = EncoderConfig(
+        WORDS, 10, 2, 2, 7, position=Learned(16), dropout=Dropouts(0.0, 0.0), initial_range=0.3,
+        embedding=6, sharing=case.sharing, **({"mlp": Gated()} if case.gated else {}),
+    )  # fmt: skip
+    torch.manual_seed(2)
+    specs = case.objective.models(encoder)
+    models = {name: Model(spec.encoder, spec.heads) for name, spec in specs.items()}
+    return case.objective.learner(models, VOCABULARY).double()
+
+
+def steps(objective: MaskedObjective, plan: Plan, cursor: Cursor) -> Iterator[ToyStep]:
+    """Seven sequences in each step, of which this rank has every second if there are two."""
+    while True:
+        items = range(cursor.item, cursor.item + 7)
+        cursor = Cursor(0, 0, items.stop)
+        drawn = [(rng(3, "matrices", index=item), item) for item in items]
+        whole = [
+            objective.prepare(
+                Sequence(draw.integers(3, WORDS, 6 + item % 5, np.int32), np.zeros(6 + item % 5, np.int8)),
+                VOCABULARY, draw,
+            )
+            for draw, item in drawn
+        ]  # fmt: skip
+        mine = whole[plan.rank :: plan.world]
+        batches = pack(mine[:1]), pack(mine[1:])
+        yield ToyStep(batches, cursor, sum(map(len, whole)), 7, items.stop / 100)
+
+
+def session(case: Case, folder: Path, until: int, plan: Plan = SINGLE) -> list[float]:
+    """Train up to a step from where the folder stands; return the norms and what was evaluated."""
+    learner, found = learner_of(case), list[float]()
+
+    def heldout(progress: object) -> dict[str, float]:
+        batch = next(steps(case.objective, plan, Cursor(0, 0, 1000)))
+        scores = evaluate(learner, [batch], plan, precision="fp32")
+        found.extend(scores.losses.values())
+        return {"heldout": sum(scores.losses.values())}
+
+    def note(event: Event) -> None:
+        if event.kind == "report":
+            found.append(event.values["gradient_norm"])
+
+    training = Training(
+        Steps(until), case.optimizer, Constant(), precision="fp32", clip_norm=0.5, ema=0.7,
+        report=Steps(1), evaluate=Steps(1), keep=Keep(last=9),
+    )  # fmt: skip
+    phase = TrainingPhase(Steps(until), lambda state: steps(case.objective, plan, state.cursor))
+    folder.mkdir(parents=True, exist_ok=True)
+    train(
+        learner, [phase], training, plan, FolderStore(folder, {}),
+        evaluation=heldout, on_event=note,
+    )  # fmt: skip
+    return found
+
+
+def work(rank: int, world: int, port: int, folder: Path) -> None:
+    """One of two ranks: three sessions of each run."""
+    enter_ranks(rank, world, port)
+    saved_state.WHOLE_BYTES = 0
+    replicated = parallel.plan_here()
+    plans = (
+        shard(replicated, Sharding()),
+        replicated,
+        shard(replicated, Sharding(reshard_after_forward=False)),
+    )
+    with parallel.connected(replicated, torch.device("cpu")):
+        found = {
+            name: [
+                value
+                for number, plan in enumerate(plans, 1)
+                for value in session(case, folder / name, 2 * number, plan)
+            ]
+            for name, case in CASES.items()
+        }
+    torch.save(found, folder / f"rank{rank}.pt")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, list[float]]]]:
+    folder = tmp_path_factory.mktemp("matrices")
+    on_ranks(2, work, folder)
+    return folder, [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_by_changing_ranks_is_that_of_one_process(
+    two: tuple[Path, list[dict[str, list[float]]]], tmp_path: Path, name: str
+) -> None:
+    folder, (first, second) = two[0] / name, (found[name] for found in two[1])
+    expected = session(CASES[name], tmp_path, END)
+    assert first == second
+    found = first + session(CASES[name], folder, END)
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert [(place / "shards").exists() for place in checkpoints(folder)] == [
+        True, False, True, False,
+    ]  # fmt: skip
+    last = checkpoints(tmp_path)[-1].name
+    for file, read in (("model.safetensors", load_file), ("state.pt", _moments)):
+        ours, alone = (read(place / last / file) for place in (folder, tmp_path))
+        assert ours.keys() == alone.keys()
+        for key, tensor in alone.items():
+            # torch restores counts of steps as float32.
+            found = ours[key].to(tensor.dtype)
+            torch.testing.assert_close(found, tensor, rtol=1e-8, atol=1e-10)
+
+
+def _moments(file: Path) -> dict[Any, torch.Tensor]:
+    state = torch.load(file, weights_only=True)["optimizer"]["state"]
+    return {(i, name): value for i, values in state.items() for name, value in values.items()}
