@@ -52,6 +52,81 @@ def test_files_frames_and_rows_are_the_same_run(model: Path, tmp_path: Path) -> 
     assert all(run.metrics == runs[0].metrics for run in runs)
 
 
+def test_all_tables_of_python_are_the_same_run(model: Path) -> None:
+    """Classes have their names, and numbers of NumPy are labels."""
+    import datasets
+    import numpy as np
+    import pandas
+    import pyarrow
+
+    names = sorted({row["label"] for row in rows(32, 0)})
+    classes = [{**row, "label": names.index(row["label"])} for row in rows(32, 0)]
+    columns = {key: [row[key] for row in rows(32, 0)] for key in ("text", "label")}
+    kind = datasets.ClassLabel(names=names)
+    data = datasets.Dataset.from_list(classes).cast_column("label", kind)
+    settings: dict[str, Any] = {"epochs": 0.5, "max_length": 16, "device": "cpu", "progress": False}
+    forms = (
+        columns,
+        pyarrow.table(columns),
+        pandas.DataFrame(columns, index=[7] * 32).astype({"label": "category"}),
+        data,
+        data.with_format("torch"),
+        [{"words": row["text"], "kind": row["label"]} for row in rows(32, 0)],
+    )
+    named = [{}] * 5 + [{"columns": {"text": "words", "label": "kind"}}]
+    plain = bothways.finetune(model, rows(32, 0), rows(30, 1), **settings)
+    for form, more in zip(forms, named, strict=True):
+        run = bothways.finetune(model, form, rows(30, 1), **settings, **more)
+        assert (run.metrics, run.task.labels) == (plain.metrics, tuple(names))
+    numbers = [{**row, "label": np.int64(row["label"])} for row in classes]
+    assert bothways.finetune(model, numbers, **settings).task.labels == ("0", "1")
+
+
+def test_tags_of_a_dataset_have_the_names_of_its_classes(model: Path) -> None:
+    import datasets
+
+    kind = datasets.List(datasets.ClassLabel(names=["O", "B-ANIMAL"]))
+    sentences = {"tokens": [["ape", "bee"]] * 8, "ner_tags": [[1, 0]] * 8}
+    data = datasets.Dataset.from_dict(sentences).cast_column("ner_tags", kind)
+    run = bothways.finetune(
+        model, data, task="ner", device="cpu", epochs=1, max_length=16, progress=False
+    )
+    assert run.task.labels == ("O", "B-ANIMAL", "I-ANIMAL")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (None, "train: is None"),
+        (5, "train: is a int, which has no rows"),
+        ([], "train rows: there is no example"),
+        ([("a good film", "yes")], "train row 1: is a tuple, not a dict"),
+        (["a good film"], "train row 1: is a str, not a dict"),
+        ({"train": "a.tsv", "test": "b.tsv"}, "train: is a dict of train, test, not of columns"),
+        ({"text": ["a"], "label": ["b", "c"]}, "columns of different length: text 1, label 2"),
+    ],
+)
+def test_data_without_rows_is_one_message(model: Path, data: Any, message: str) -> None:
+    with pytest.raises(BothwaysError, match=message):
+        bothways.finetune(model, data, progress=False)
+
+
+def test_absent_values_of_a_frame_are_absent(model: Path) -> None:
+    import pandas
+
+    for column, message in (("text", "have an empty text"), ("label", "have no label")):
+        frame = pandas.DataFrame([*rows(8, 0), {"text": "ape", "label": "a", column: float("nan")}])
+        with pytest.raises(BothwaysError, match=f"1 examples {message}.*train row 9"):
+            bothways.finetune(model, frame, progress=False)
+
+
+def test_flags_are_not_taken_for_labels(model: Path) -> None:
+    """A model would learn the labels 0 and 1, which nearly all texts have."""
+    data = [{"text": "ape", "labels": [0.0, 1.0, 0.0]}, {"text": "bee", "labels": [1.0, 1.0, 0.0]}]
+    with pytest.raises(BothwaysError, match="holds 3 numbers 0 and 1, not labels"):
+        bothways.finetune(model, data, task="multilabel", progress=False)
+
+
 def test_what_cannot_be_learned_is_one_message(model: Path) -> None:
     with pytest.raises(ConfigError, match="unknown"):
         bothways.finetune(model, rows(8, 0), lrr=1)

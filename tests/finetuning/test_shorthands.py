@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from bothways.core.config import reader as configs
+from bothways.core.config.tree import flatten
 from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget
-from bothways.finetuning.config import SHORTHANDS
+from bothways.finetuning.config import ELSEWHERE, SHORTHANDS
 from bothways.finetuning.prepare import FinetuneConfig, load_config
 from bothways.sweeps.grid import grid_cells, parse_grid
 from bothways.training.durations import Epochs
@@ -35,16 +38,22 @@ def test_common_names_are_settings(overrides: object) -> None:
 
 
 def test_every_shorthand_is_a_setting() -> None:
-    values = {"epochs": "2", "batch_size": "8", "max_length": "64", "early_stopping": "3"}
+    values: dict[str, Any] = {
+        "epochs": "2",
+        "batch_size": "8",
+        "max_length": "64",
+        "early_stopping": "3",
+    }
     values |= {
         "precision": "fp32",
         "evaluate": "20 steps",
         "optimizer": "lamb",
         "schedule": "cosine",
+        "columns": {"text": "words"},
     }
     base = replace(BASE, dev="d.tsv")
     for name in SHORTHANDS:
-        assert load_config(base, [f"{name}={values.get(name, '0.2')}"]) != base
+        assert load_config(base, {name: values.get(name, "0.2")}) != base
 
 
 def test_a_setting_without_its_path_is_told_it() -> None:
@@ -52,6 +61,22 @@ def test_a_setting_without_its_path_is_told_it() -> None:
         load_config(BASE, ["clip_norm=1"])
     with pytest.raises(ConfigError, match="unknown key 'lrr'"):
         load_config(BASE, ["lrr=1"])
+
+
+def test_names_of_other_libraries_are_told_ours() -> None:
+    """Each of ours is a name that is accepted, or a parameter of `bothways.finetune`."""
+    import inspect
+
+    import bothways
+
+    with pytest.raises(ConfigError, match=r"num_train_epochs(.|\n)*Its name here is epochs"):
+        load_config(BASE, {"num_train_epochs": 3})
+    paths = {*flatten(configs.to_dict(BASE)), *SHORTHANDS, *SHORTHANDS.values()}
+    parameters = {*inspect.signature(bothways.finetune).parameters}
+    for name, ours in ELSEWHERE.items():
+        assert ours in paths | parameters, name
+        with pytest.raises(ConfigError, match=f"Its name here is {ours}"):
+            load_config(BASE, {name: 1})
 
 
 def test_grids_take_them() -> None:

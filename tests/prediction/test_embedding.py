@@ -51,6 +51,20 @@ def run(monkeypatch: pytest.MonkeyPatch, place: Path, *words: str) -> None:
     app(list(words), result_action="return_value")
 
 
+def test_tables_have_the_vectors_of_their_texts_with_the_prompt(place: Path) -> None:
+    import pandas
+
+    texts = ["the film was fine", "a film"]
+    embed = open_task(place / "bert", "embed", device="cpu")
+    for prompt in ("", "film "):
+        vectors = embed.encode(texts, prompt=prompt)
+        frame = pandas.DataFrame({"text": texts, "id": [3, 4]})
+        np.testing.assert_array_equal(embed.encode(frame, prompt=prompt), vectors)
+        one = embed.encode({"text": texts[0]}, prompt=prompt)
+        np.testing.assert_allclose(one, vectors[0], rtol=0, atol=1e-6)
+    assert embed({"sentence1": texts[0], "sentence2": texts[1], "score": 3}).cosine is not None
+
+
 def test_progress_is_printed_as_lines_where_there_is_no_terminal(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,6 +71,36 @@ def test_one_input_gives_one_prediction_and_several_give_a_list(folder: Path) ->
     assert pair != one
 
 
+def test_tables_are_read_by_row(folder: Path) -> None:
+    """Iterating over a DataFrame would predict the names of its columns."""
+    import pandas
+    import pyarrow
+
+    classify, texts = predictor(folder, "classify"), TEXTS[:3]
+    wanted = classify(texts)
+    frame = pandas.DataFrame({"stars": [1.0, 2.0, None], "text": texts}, index=[4, 4, 9])
+    for inputs in (
+        frame,
+        pyarrow.Table.from_pandas(frame),
+        pyarrow.array(texts),
+        pyarrow.chunked_array([texts[:1], texts[1:]]),
+        frame["text"],
+        np.array(texts),
+    ):
+        assert classify(inputs) == wanted
+        assert [prediction for _, prediction in classify.predict(inputs)] == wanted
+    assert classify(np.array([texts[:2]])) == [classify((texts[0], texts[1]))]
+    frame["label"] = [prediction.label for prediction in wanted]
+    assert classify.evaluate(frame)["accuracy"] == 1
+    assert classify.evaluate({name: frame[name] for name in frame})["accuracy"] == 1
+    assert classify(()) == []
+    twice = pandas.DataFrame([texts[:2]], columns=["text", "text"])
+    with pytest.raises(DataError, match="two columns are called 'text'"):
+        classify(twice)
+    with pytest.raises(DataError, match="inputs: is a bytes, which has no rows"):
+        classify(b"text")
+
+
 def test_rows_are_read_by_their_columns(folder: Path) -> None:
     text, other = TEXTS[:2]
     classify = predictor(folder, "classify")

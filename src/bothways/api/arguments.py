@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.progress import SILENT, Progress
+from bothways.data.given_rows import FORMS
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -24,7 +25,13 @@ if TYPE_CHECKING:
 
 
 def source_name(rows: Rows, name: str) -> str:
-    """Return the path of a source, or a name for rows."""
+    """Return the path of a source, or a name for rows.
+
+    Raises:
+        DataError: there are no rows.
+    """
+    if rows is None:
+        raise DataError("is None", where=name, fix=f"Give a file, a Hub data set, {FORMS}.")
     return str(rows) if isinstance(rows, str | Path) else f"{name} rows"
 
 

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Many
 from typing import Any, NamedTuple
 
 from bothways.core.errors import DataError, optional
@@ -103,8 +104,7 @@ class HubData:
             values = again(rows.read, f"reading row {number:,}", self.source)
             if values is None:
                 return
-            named = {name: _named(values[name], names) for name, names in rows.classes.items()}
-            yield {**values, **named}
+            yield named_classes(values, rows.classes)
 
 
 class _Rows:
@@ -112,7 +112,7 @@ class _Rows:
 
     def __init__(self, data: HubData) -> None:
         self._data, self._stream = data, data.stream()
-        self.classes = _class_names(getattr(self._stream, "features", None) or {})
+        self.classes = class_names(getattr(self._stream, "features", None) or {})
         self._rows: Iterator[dict[str, Any]] | None = iter(self._stream)
         self._done, self._noted, self._state = 0, 0, None
 
@@ -158,7 +158,7 @@ def _unreadable(source: str, error: Exception) -> DataError:
     return DataError(f"cannot be read: {reason}", where=source, fix=fix)
 
 
-def _class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
+def class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the names of the classes of each column that holds classes, or lists of them."""
     from datasets import ClassLabel
 
@@ -166,7 +166,14 @@ def _class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
     return {name: kind.names for name, kind in kinds.items() if isinstance(kind, ClassLabel)}
 
 
-def _named(value: Any, names: list[str]) -> Any:
+def named_classes(row: Mapping[str, Any], classes: Mapping[str, Many[str]]) -> dict[str, Any]:
+    """Return a row in which classes are their names, and negative classes (unknown) None."""
+    named = {name: _named(row[name], names) for name, names in classes.items() if name in row}
+    return {**row, **named}
+
+
+def _named(value: Any, names: Many[str]) -> Any:
+    value = value.tolist() if hasattr(value, "tolist") else value  # an array or a tensor
     if isinstance(value, list):
         return [_named(item, names) for item in value]
     return None if value is None or value < 0 else names[value]

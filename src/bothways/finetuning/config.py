@@ -202,9 +202,26 @@ SHORTHANDS: Mapping[str, str] = {
     "warmup": "training.schedule.warmup", "weight_decay": "training.optimizer.decay",
     "precision": "training.precision", "evaluate": "training.evaluate",
     "early_stopping": "training.early_stopping", "optimizer": "training.optimizer",
-    "schedule": "training.schedule",
+    "schedule": "training.schedule", "columns": "task.columns",
 }  # fmt: skip
 """Common names of settings → their dotted paths; `expand_shorthands` accepts `batch=16`, too."""
+
+ELSEWHERE: Mapping[str, str] = {
+    "num_train_epochs": "epochs", "num_epochs": "epochs", "max_steps": "training.until",
+    "per_device_train_batch_size": "batch_size", "train_batch_size": "batch_size",
+    "gradient_accumulation_steps": "microbatch_tokens", "max_seq_length": "max_length",
+    "warmup_ratio": "warmup", "warmup_steps": "warmup", "max_grad_norm": "training.clip_norm",
+    "optim": "optimizer", "lr_scheduler_type": "schedule", "fp16": "precision",
+    "bf16": "precision", "eval_steps": "evaluate", "eval_strategy": "evaluate",
+    "logging_steps": "training.report", "save_steps": "training.save", "patience": "early_stopping",
+    "early_stopping_patience": "early_stopping", "metric_for_best_model": "metric",
+    "compute_metrics": "metrics", "callbacks": "on_event", "output_dir": "out",
+    "train_dataset": "train", "eval_dataset": "dev", "report_to": "training.trackers",
+    "label_smoothing": "task.smoothing", "label_smoothing_factor": "task.smoothing",
+    "class_weight": "task.weighting", "class_weights": "task.weighting",
+    "text_column": "columns", "label_column": "columns",
+}  # fmt: skip
+"""Names of transformers, sentence-transformers and scikit-learn → the names here."""
 
 
 def expand_shorthands(overrides: Tree | Iterable[str]) -> dict[str, Any]:
@@ -231,12 +248,17 @@ def expand_shorthands(overrides: Tree | Iterable[str]) -> dict[str, Any]:
 
 
 def check_paths(tree: Tree, known: Iterable[str]) -> None:
-    """Raise ConfigError for a setting that is given without its path; the message names the path.
+    """Raise ConfigError for a setting without its path, or by its name in other libraries.
+
+    The message names the path.
 
     Args:
         known: the names that need no path.
     """
     for name in tree.keys() - set(known):
+        if name in ELSEWHERE:
+            what, fix = f"unknown setting {name!r}", f"Its name here is {ELSEWHERE[name]}."
+            raise ConfigError(what, where=name, fix=fix)
         paths = [path for path in flatten(configs.to_dict(USUAL)) if path.endswith(f".{name}")]
         if paths:
             what = f"unknown setting {name!r}; its path is {' or '.join(paths)}"

@@ -14,9 +14,10 @@ import torch
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_seed
 from bothways.core.config.tree import Tree
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, DataError
 from bothways.core.finding import Finding, report_findings
 from bothways.core.progress import SILENT, Progress, track
+from bothways.data.given_rows import Given, given_rows, is_example
 from bothways.finetuning.automatic import choose, tokens_read
 from bothways.finetuning.config import (
     RECIPES,
@@ -43,7 +44,7 @@ from bothways.preflight.text import check_model
 from bothways.tasks.base import Reading, TaskLearner, examples_fingerprint
 from bothways.tasks.catalogue import Trainable
 
-Rows = str | Path | Iterable[Any]
+Rows = str | Path | Given
 """A file or Hub data set, or rows: dicts, examples, a DataFrame, a `datasets.Dataset`."""
 
 REPORTED = 256
@@ -239,6 +240,9 @@ def _labelled(
     definition, examples = settings.task, dict[str, list[Any]]()
     for name, each in rows.items():
         examples[name], definition = _examples(each, definition, name, progress)
+        if not examples[name]:
+            fix = "Give at least one example."
+            raise DataError("there is no example", where=f"{name} rows", fix=fix)
     return definition, examples
 
 
@@ -269,16 +273,9 @@ def _examples(
 ) -> tuple[list[Any], Trainable]:
     """Return the examples in rows, and the task with the columns that were read."""
     if not isinstance(rows, str | Path):
-        # A DataFrame gives its rows; iterating over it would give the names of its columns.
-        frame = hasattr(rows, "to_dict") and hasattr(rows, "columns")
-        items: Iterable[Any] = rows
-        if frame:
-            items = rows.to_dict("records")  # type: ignore[union-attr]
+        items = enumerate(given_rows(rows, name), 1)
         return [
-            definition.example(row, where=f"{name} row {number}")
-            if isinstance(row, Mapping)
-            else row
-            for number, row in enumerate(items, 1)
+            _example(item, definition, f"{name} row {number}") for number, item in items
         ], definition
     columns: Any = definition.columns
     reading: Reading[Any] = definition.read(str(rows), columns, labelled=labelled)
@@ -290,6 +287,16 @@ def _examples(
             progress.advance(number if share is None else share())
         examples.append(example)
     return examples, reading.task  # type: ignore[return-value]
+
+
+def _example(item: Any, definition: Trainable, where: str) -> Any:
+    """Return the example in an item of rows: a dict with its columns, or an example."""
+    if isinstance(item, Mapping):
+        return definition.example(item, where=where)
+    if is_example(item):
+        return item
+    fix = 'Give dicts such as {"text": "a good film", "label": "positive"}.'
+    raise DataError(f"is a {type(item).__name__}, not a dict by column", where=where, fix=fix)
 
 
 def _source(name: str, examples: list[Any], progress: Progress) -> ModelSource:

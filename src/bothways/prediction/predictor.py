@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import threading
 from collections import Counter
@@ -20,6 +19,7 @@ from bothways.core.config.tree import Tree
 from bothways.core.errors import ConfigError, DataError, FolderError
 from bothways.core.finding import report_findings
 from bothways.core.terminal import listed
+from bothways.data.given_rows import Given, given_rows, is_example, plain_value
 from bothways.hub.hf_config import RECORD
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.resolve import resolve_run
@@ -46,6 +46,7 @@ from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.reranking.task import RerankingTask, cross_encoder
 from bothways.tasks.sentence_embedding.task import Embedder, PromptedText, sentence_encoder
+from bothways.tasks.text_examples import TextExample
 
 _REOPENING = threading.Lock()
 
@@ -122,8 +123,8 @@ class Predictor:
 
         Args:
             inputs: a text, a pair of texts as a tuple, a query and its documents as a tuple
-                `(query, [document, …])`, a row as a dict, an example of the task, or an iterable of
-                these.
+                `(query, [document, …])`, a row as a dict, an example of the task, an iterable of
+                these, or a table such as a DataFrame, whose rows are the inputs.
 
         Raises:
             DataError: an input that the task cannot read.
@@ -133,16 +134,15 @@ class Predictor:
             return prediction
         return list(self.stream(inputs))
 
-    def stream(
-        self, inputs: Iterable[Any], config: PredictConfig = DEFAULT_PREDICT
-    ) -> Iterator[Any]:
+    def stream(self, inputs: Given, config: PredictConfig = DEFAULT_PREDICT) -> Iterator[Any]:
         """Yield a prediction for each input, in order; a window of inputs is read at a time."""
-        examples = (read_input(self.task, item, number) for number, item in enumerate(inputs, 1))
+        rows = enumerate(given_rows(inputs, "inputs"), 1)
+        examples = (read_input(self.task, item, number) for number, item in rows)
         return (prediction for _, prediction in predict(self.task, examples, config))
 
     def encode(
         self,
-        texts: str | Iterable[str],
+        texts: str | Given,
         *,
         prompt_name: str | None = None,
         prompt: str | None = None,
@@ -150,6 +150,7 @@ class Predictor:
         """Return the vectors of texts `(texts, width)`, or that of one text `(width,)`.
 
         Args:
+            texts: one text, or several; also rows with a column of texts, such as a DataFrame.
             prompt_name: the prompt of the model to put before each text; None for its default one.
             prompt: a prompt instead of a named one; "" for none.
 
@@ -160,12 +161,13 @@ class Predictor:
             what = f"encode is for the task 'embed', and this predictor has {self.task.task.name!r}"
             raise ConfigError(what, where="task", fix='Open the model with task="embed".')
         lead = self.task.task.prompt_text(prompt_name, prompt)
-        if isinstance(texts, str):
-            [prediction] = self.stream([PromptedText(texts, prompt=lead)])
-            vector: NDArray[np.float32] = prediction.vectors[0]
-            return vector
-        inputs = (PromptedText(t, prompt=lead) if isinstance(t, str) else t for t in texts)
+        one = isinstance(texts, str | Mapping)
+        items = enumerate([texts] if one else given_rows(texts, "texts"), 1)
+        inputs = (_prompted(read_input(self.task, item, at), lead) for at, item in items)
         vectors = [prediction.vectors[0] for prediction in self.stream(inputs)]
+        if one:
+            vector: NDArray[np.float32] = vectors[0]
+            return vector
         width = self.task.task.width(self.task.model)
         return np.stack(vectors) if vectors else np.empty((0, width), np.float32)
 
@@ -183,7 +185,7 @@ class Predictor:
 
     def evaluate(
         self,
-        data: str | Path | Reading[Any] | Iterable[Any],
+        data: str | Path | Reading[Any] | Given,
         config: PredictConfig = DEFAULT_PREDICT,
         counts: PredictionCounts | None = None,
     ) -> Metrics:
@@ -199,7 +201,7 @@ class Predictor:
 
     def predict(
         self,
-        data: str | Path | Reading[Any] | Iterable[Any],
+        data: str | Path | Reading[Any] | Given,
         config: PredictConfig = DEFAULT_PREDICT,
         counts: PredictionCounts | None = None,
     ) -> Iterator[tuple[Any, Any]]:
@@ -211,15 +213,23 @@ class Predictor:
             data = self.read(data, labelled=labelled)
         if isinstance(data, Reading):
             return data.examples
-        return (read_input(self.task, row, number) for number, row in enumerate(data, 1))
+        rows = enumerate(given_rows(data, "data"), 1)
+        return (read_input(self.task, row, number) for number, row in rows)
 
 
 def _is_one(inputs: Any) -> bool:
     match inputs:
         case tuple((str(), list())):  # a query with its documents
             return True
-    pair = isinstance(inputs, tuple) and all(isinstance(item, str) for item in inputs)
-    return pair or isinstance(inputs, str | Mapping) or dataclasses.is_dataclass(inputs)
+    texts = isinstance(inputs, tuple) and all(isinstance(item, str) for item in inputs)
+    return (texts and len(inputs) > 0) or isinstance(inputs, str | Mapping) or is_example(inputs)
+
+
+def _prompted(example: Any, prompt: str) -> Any:
+    """Return an example of one text with a prompt, unless it has one of its own."""
+    if isinstance(example, PromptedText) or not isinstance(example, TextExample):
+        return example
+    return PromptedText(**vars(example), prompt=prompt)
 
 
 def read_input(task: TaskLearner[Any, Any], value: Any, number: int) -> Any:
@@ -230,7 +240,7 @@ def read_input(task: TaskLearner[Any, Any], value: Any, number: int) -> Any:
     """
     definition = task.task
     where = f"input {number}"
-    match value:
+    match value := plain_value(value):
         case str():
             return definition.from_texts((value,), where=where)
         case (str(), str()):
@@ -239,7 +249,7 @@ def read_input(task: TaskLearner[Any, Any], value: Any, number: int) -> Any:
             return definition.from_texts((query, *documents), where=where)
         case Mapping():
             return definition.example(value, where=where)
-        case _ if dataclasses.is_dataclass(value):
+        case _ if is_example(value):
             return value
         case _:
             what = (

@@ -7,11 +7,13 @@ null, NaN, or -1 in a Hub data set) is None.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Many
 from typing import Any
 
 from bothways.core.errors import DataError
 from bothways.core.terminal import surrogate_in
+from bothways.data.given_rows import plain_value
 from bothways.tasks.base import Row, did_you_mean
 
 
@@ -62,7 +64,7 @@ def cell_of(row: Row, column: str, where: str) -> Any:
     if column not in row:
         what = f"the row has no column {column!r}; it has {', '.join(row)}"
         raise DataError(what, where=where, fix="Complete the row or remove it.")
-    value = row[column]
+    value = plain_value(row[column])
     for text in value if isinstance(value, list) else [value]:
         check_characters(text, column, where)
     return value
@@ -77,12 +79,14 @@ def check_characters(value: Any, column: str, where: str) -> None:
 
 
 def text_of(row: Row, column: str, where: str, fix: str) -> str:
-    """Return the text in a column; empty for null.
+    """Return the text in a column; empty for null and NaN.
 
     Raises:
         DataError: the row lacks the column, or its value is not a text.
     """
     value = cell_of(row, column, where)
+    if isinstance(value, float) and math.isnan(value):  # as pandas marks an absent text
+        return ""
     if value is not None and not isinstance(value, str):
         what = f"column {column!r} holds {type(value).__name__}, not text"
         raise DataError(what, where=where, fix=fix)

@@ -36,7 +36,7 @@ _KNOWN = {*TEXTS, *itertools.chain(*PAIRS), *LABELS}
 
 HOW = (
     "Name the columns: --text NAME --text-b NAME --label NAME "
-    "(in a file without a header by number, from 0)."
+    '(in a file without a header by number, from 0); in Python columns={"text": NAME, …}.'
 )
 
 

@@ -56,6 +56,7 @@ class TextTask(Task[Any, P]):
     def example(self, row: Row, *, where: str = "an example") -> Any:
         """Return the example in a row; see `Task.example`."""
         usual = self.usual_columns(labelled=True)
+        usual = usual if usual.text in row else self.columns
         columns = choose_columns(tuple(row), where, NOT_NAMED, usual, None, self.label_columns)
         self.check_columns(columns, where)
         return self.parse(row, columns, where)

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
+from bothways.core.errors import DataError
 from bothways.core.finding import Finding, places
 from bothways.tasks.columns import is_absent, label_of
 from bothways.tasks.text_checks import (
@@ -44,10 +45,20 @@ def parse_labels(value: Any, separator: str, column: str, where: str) -> tuple[s
     if isinstance(value, str):
         value = value.split(separator)
     if isinstance(value, list | tuple):
+        _check_names_of(value, column, where)
         names = (label_of(item, column, where) for item in value)
         return in_order(name for name in names if name is not None)
     one = label_of(value, column, where)
     return None if one is None else (one,)
+
+
+def _check_names_of(labels: Many[Any], column: str, where: str) -> None:
+    """Raise a DataError for one 0 or 1 per label, which would be read as the labels 0 and 1."""
+    flags = all(isinstance(label, bool | int | float) and label in (0, 1) for label in labels)
+    if flags and len(labels) > len({*labels}):
+        what = f"column {column!r} holds {len(labels)} numbers 0 and 1, not labels"
+        fix = "Give the labels of the text: [name for name, on in zip(names, flags) if on]."
+        raise DataError(what, where=where, fix=fix)
 
 
 def check_label_sets(train: Many[MultilabelExample], dev: Many[MultilabelExample]) -> list[Finding]:
