@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import bothways
 from bothways.core.errors import BothwaysError, ConfigError
@@ -80,6 +81,15 @@ def test_all_tables_of_python_are_the_same_run(model: Path) -> None:
         assert (run.metrics, run.task.labels) == (plain.metrics, tuple(names))
     numbers = [{**row, "label": np.int64(row["label"])} for row in classes]
     assert bothways.finetune(model, numbers, **settings).task.labels == ("0", "1")
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_a_program_without_gradients_can_train(model: Path, off: Any) -> None:
+    settings: dict[str, Any] = {"epochs": 0.5, "max_length": 16, "device": "cpu", "progress": False}
+    plain = bothways.finetune(model, rows(32, 0), rows(30, 1), **settings)
+    with off():
+        run = bothways.finetune(model, rows(32, 0), rows(30, 1), **settings)
+    assert run.metrics == plain.metrics
 
 
 def test_tags_of_a_dataset_have_the_names_of_its_classes(model: Path) -> None:

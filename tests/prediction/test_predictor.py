@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import itertools
 import json
+import os
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,12 +17,12 @@ import pytest
 import torch
 
 from bothways.cli import app
-from bothways.core.errors import ConfigError, DataError, DivergedError
+from bothways.core.errors import ConfigError, DataError, DivergedError, ResourceError
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.prediction.engine import prepare_task
-from bothways.prediction.predictor import open_learner, open_task
+from bothways.prediction.predictor import Predictor, open_learner, open_task
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.runtime.devices import has_bf16, has_int8
 from bothways.tasks.choice.examples import ChoiceExample
@@ -69,6 +72,29 @@ def test_one_input_gives_one_prediction_and_several_give_a_list(folder: Path) ->
     pair = classify((TEXTS[0], TEXTS[1]))
     assert [pair] == classify([(TEXTS[0], TEXTS[1])])
     assert pair != one
+
+
+def test_a_pickled_predictor_opens_its_folder_again(folder: Path) -> None:
+    embed = open_task(folder, "embed", device="cpu", precision="fp32", settings={"pooling": "cls"})
+    again = pickle.loads(pickle.dumps(embed))
+    np.testing.assert_array_equal(again.encode(TEXTS), embed.encode(TEXTS))
+    assert copy.deepcopy(embed) is embed
+    with pytest.raises(ConfigError, match="no model folder"):
+        pickle.dumps(Predictor(embed.task))
+
+
+def test_a_forked_process_with_threads_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenMP would wait for threads that are in the other process only."""
+    classify = predictor(folder, "classify")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    wanted = classify(TEXTS[:2])
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert classify(TEXTS[:2]) == wanted
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with pytest.raises(ResourceError, match=r"forked(.|\n)*set_num_threads\(1\)"):
+        classify(TEXTS[:2])
 
 
 def test_tables_are_read_by_row(folder: Path) -> None:

@@ -13,6 +13,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bothways.analysis.report import analyse_encoded, write_report
 from bothways.core.config import reader as configs
 from bothways.core.errors import installed
@@ -44,6 +46,8 @@ from bothways.training.store import FolderStore, MemoryStore
 __all__ = ["FinetuneConfig", "FinetuneResult", "finetune"]
 
 
+# Also where the calling program has turned gradients off.
+@torch.inference_mode(False)
 def finetune(
     settings: FinetuneConfig,
     folder: Path | None = None,

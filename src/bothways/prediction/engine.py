@@ -176,6 +176,7 @@ def predict_sequences(
     if bulk and gains_at_bulk(task.model):
         task = prepare_task(task)
     if isinstance(task.model, PreparedModel):
+        task.model.check_process()
         device, dtype = task.model.device, task.model.autocast_dtype
         splits = task.model.splits_batches
     else:

@@ -86,7 +86,7 @@ class Predictor:
         batch_invariant: bool = False,
         reopen: Callable[[], TaskLearner[Any, Any]] | None = None,
     ) -> None:
-        self._reopen = reopen
+        self._reopen, self._asked = reopen, (precision, batch_invariant)
         self._unprepared: TaskLearner[Any, Any] | None = None
         prepared = isinstance(task.model, PreparedModel)
         self.task = (
@@ -94,6 +94,18 @@ class Predictor:
             if prepared
             else prepare_task(task, precision, batch_invariant=batch_invariant)
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the name of the folder, which is opened again.
+
+        Raises:
+            ConfigError: there is no folder.
+        """
+        return _reopened, (self._folder_reader(), *self._asked)
+
+    def __deepcopy__(self, memo: object) -> Predictor:
+        """Return the predictor itself: calls do not change it."""
+        return self
 
     @property
     def precision(self) -> Literal["fp32", "bf16", "int8"]:
@@ -111,12 +123,15 @@ class Predictor:
         """
         with _REOPENING:
             if self._unprepared is None:
-                if self._reopen is None:
-                    what = "this predictor has no model folder to read its weights from again"
-                    fix = "Open one with bothways.load(FOLDER)."
-                    raise ConfigError(what, where="predictor", fix=fix)
-                self._unprepared = self._reopen().eval().requires_grad_(False)
+                self._unprepared = self._folder_reader()().eval().requires_grad_(False)
             return self._unprepared
+
+    def _folder_reader(self) -> Callable[[], TaskLearner[Any, Any]]:
+        if self._reopen is None:
+            what = "this predictor has no model folder to read its weights from again"
+            fix = "Save the model, and open its folder with bothways.load(FOLDER)."
+            raise ConfigError(what, where="predictor", fix=fix)
+        return self._reopen
 
     def __call__(self, inputs: Any) -> Any:
         """Return the prediction for one input, or the list of predictions for several.
@@ -215,6 +230,13 @@ class Predictor:
             return data.examples
         rows = enumerate(given_rows(data, "data"), 1)
         return (read_input(self.task, row, number) for number, row in rows)
+
+
+def _reopened(
+    reopen: Callable[[], TaskLearner[Any, Any]], precision: PredictPrecision, invariant: bool
+) -> Predictor:
+    """Return the predictor that was pickled."""
+    return Predictor(reopen(), precision, batch_invariant=invariant, reopen=reopen)
 
 
 def _is_one(inputs: Any) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from bothways.attention.dispatch import AttentionCall, Compiled, choose
 from bothways.attention.patterns import Full
 from bothways.core.batch import Batch
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, ResourceError
 from bothways.kernels import library
 from bothways.kernels.encoder import CompiledBlockTail, CompiledLayers
 from bothways.kernels.int8 import Int8Linear
@@ -241,7 +242,22 @@ class PreparedModel(Model):
         if pack_head is not None:
             for module in list(self.heads.modules()):
                 _pack_layers(module, tuple(dict(module.named_children())), pack_head)
+        self._process = os.getpid()
         self.eval()
+
+    def check_process(self) -> None:
+        """Raise ResourceError where a call would never return: in a forked process with threads.
+
+        The threads of OpenMP do not survive a fork, in torch's operations neither.
+        """
+        forked = os.getpid() != self._process and self.device.type == "cpu"
+        if forked and torch.get_num_threads() > 1:
+            what = "the model was opened before this process was forked, so its threads are gone"
+            fix = (
+                "Call torch.set_num_threads(1) first in the new process, or begin it with "
+                'multiprocessing.get_context("spawn").'
+            )
+            raise ResourceError(what, where="model", fix=fix)
 
 
 def prepare_model(

@@ -83,6 +83,8 @@ class PretrainResult:
         return self.progress.finished(training.end)
 
 
+# Also where the calling program has turned gradients off.
+@torch.inference_mode(False)
 def pretrain(
     settings: PretrainConfig,
     corpus: Corpus | Mapping[str, Corpus],
