@@ -36,6 +36,12 @@ def run(model: Path, seen: list[Any] | None = None, **settings: Any) -> Any:
     )  # fmt: skip
 
 
+def test_a_function_with_other_parameters_is_refused_before_the_run(model: Path) -> None:
+    with pytest.raises(ConfigError, match=r"metrics\.mine: its function cannot be called"):
+        run(model, metrics={"mine": lambda predictions: 0.5})
+    assert run(model, metrics={"mine": lambda *both: 0.5}).metrics["mine"] == 0.5
+
+
 def test_a_function_is_in_every_evaluation_and_in_the_result(model: Path, tmp_path: Path) -> None:
     seen: list[Any] = []
     done = run(model, seen, out=tmp_path / "run", metrics={"right": share_of_right})

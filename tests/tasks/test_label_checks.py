@@ -12,8 +12,10 @@ import pytest
 from bothways.core.finding import Finding
 from bothways.tasks.choice.examples import ChoiceExample
 from bothways.tasks.choice.task import ChoiceTask
+from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.examples import MultilabelExample
 from bothways.tasks.multilabel.task import MultilabelTask
+from bothways.tasks.text_examples import TextExample
 
 
 def fair_texts(count: int, start: int = 0) -> list[MultilabelExample]:
@@ -41,6 +43,16 @@ def test_good_data_gets_a_note_and_no_complaint() -> None:
     assert note.what == "a training example has 1.00 of 2 labels on average; 10 have none"
     (note,) = ChoiceTask().check(fair_questions(30), fair_questions(6, 30))
     assert note.what == "always answering 0 would be right for 33.3% of the training data"
+
+
+def test_many_balanced_classes_are_not_rare() -> None:
+    texts = [TextExample(f"text {n}", None, f"c{n % 200}", f"a:{n}") for n in range(1000)]
+    found = ClassificationTask().check(texts, [])
+    assert [finding.severity for finding in found] == ["note"]
+    few = [*texts * 3, TextExample("more", None, "z", "a:z")]
+    check(
+        ClassificationTask().check(few, []), ("balance", "warning"), r"less than 0\.1% .*: z \(1\)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,10 @@ def test_flaws_of_scores_are_found() -> None:
     flat = [TextExample("a", None, "2"), TextExample("b", None, "2.0")]
     assert [found[:2] for found in findings(flat, [])] == [("balance", "error")]
     assert [found[:2] for found in findings(fair, flat)] == [("balance", "warning")]
+    far = [TextExample(f"t{n}", None, str(100_000 + n), f"a:{n}") for n in range(9)]
+    ((check, severity, what),) = findings(far, [])
+    assert (check, severity) == ("labels", "warning")
+    assert what.startswith("the training scores are from 100000 to 100008")
 
 
 def test_the_mean_is_what_one_answers_without_reading(tmp_path: Path) -> None:

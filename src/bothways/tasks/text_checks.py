@@ -11,6 +11,8 @@ from bothways.tasks.text_encoding import Texts
 
 RARE, COMMON = 0.01, 0.9
 """A class is rare below this share of the examples; above this one, accuracy says little."""
+EVEN_PART = 0.2
+"""The part of an even share of the examples below which one of many classes is rare."""
 COMPLETE = "Complete these rows or remove them."
 
 
@@ -70,11 +72,15 @@ def check_case(labels: Many[str]) -> list[Finding]:
 
 
 def check_rare(counts: dict[str, int], total: int, kind: str) -> list[Finding]:
-    """Report labels (`kind`, in the plural) that few of `total` training examples have."""
-    rare = [f"{label} ({count})" for label, count in counts.items() if count / total < RARE]
+    """Report labels (`kind`, in the plural) that few of `total` training examples have.
+
+    Of many labels each has a small share; rare are those with less than a fifth of an even one.
+    """
+    least = min(RARE, EVEN_PART / max(1, len(counts)))
+    rare = [f"{label} ({count})" for label, count in counts.items() if count / total < least]
     if not rare:
         return []
-    what = f"{kind} with less than {RARE:.0%} of the training examples are hardly learned: "
+    what = f"{kind} with less than {100 * least:.2g}% of the training examples are hardly learned: "
     return [Finding("balance", "warning", what + places(rare))]
 
 

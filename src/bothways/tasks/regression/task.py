@@ -48,6 +48,8 @@ from bothways.text.tokenizer import Tokenizer
 
 LARGEST = 1e18
 """The largest score: squared errors must fit into fp32."""
+FAR = 20.0
+"""The mean size of scores above which few runs reach them."""
 _TOO_LARGE = f"beyond ±{LARGEST:g}"
 
 
@@ -192,4 +194,18 @@ def _check_scores(train: Many[TextExample], dev: Many[TextExample]) -> list[Find
         if scores and min(scores) == max(scores):
             what = f"all {name} examples have the score {scores[0]:g}; correlation is undefined"
             findings.append(Finding("balance", "error" if name == "training" else "warning", what))
-    return findings
+    return findings + _check_scale(train)
+
+
+def _check_scale(train: Many[TextExample]) -> list[Finding]:
+    """Report scores that are far from 0, where the new head begins."""
+    scores = [value for value in (_number(e.label) for e in train) if not math.isnan(value)]
+    size = float(np.mean(np.abs(scores))) if scores else 0.0
+    if size <= FAR:
+        return []
+    what = (
+        f"the training scores are from {min(scores):g} to {max(scores):g}: the new output begins "
+        "near 0 and moves slowly, so scores of this size are hardly learned"
+    )
+    fix = "Subtract their mean and divide by their standard deviation; undo it in predictions."
+    return [Finding("labels", "warning", what, fix=fix)]
