@@ -153,8 +153,8 @@ def test_sizes_masks_rates_and_formats() -> None:
     formats = cells_of("roberta-2")
     last = {name: cell.segments_of(cell.phases[-1]) for name, cell in formats.items()}
     assert isinstance(last["segment-pair"], NextSentence)
-    assert last["full-sentences"] == FullSentences(64)
-    assert last["doc-sentences"] == FullSentences(64, cross=False)
+    assert last["full-sentences"] == FullSentences(128)
+    assert last["doc-sentences"] == FullSentences(128, cross=False)
     copies = {name: cell.data_copies for name, cell in cells_of("roberta-1", "paper").items()}
     assert copies == {"static": 10, "dynamic": None}
 
@@ -199,6 +199,25 @@ def test_a_table_from_text_to_page_and_again(
         run_table(other, device="cpu")
 
 
+def test_a_row_without_a_column_does_not_end_the_table(place: Path, tmp_path: Path) -> None:
+    """A BiLSTM does not tag: the row stays empty, and the others are reported."""
+    conll = tmp_path / "data" / "CoNLL-2003"
+    conll.mkdir(parents=True)
+    for name in ("train.txt", "valid.txt"):
+        (conll / name).write_text("Ann B-PER\nate O\n\nthe O\ndog O\n\n" * 4)
+    request = request_of(
+        place, tmp_path / "out", data=str(tmp_path / "data"), cells=("ltr",), tasks=("NER",), seeds=1
+    )
+    usual, lstm = run_table(request, device="cpu")
+    assert len(usual.values("NER")) == 1
+    assert lstm.values("NER") == ()
+    write_table_results(request, [usual, lstm])
+    write_html(table_report(request, [usual, lstm], device="cpu"), tmp_path / "report.html")
+    alone = dataclasses.replace(request, cells=("elmo",))
+    with pytest.raises(DataError, match="a BiLSTM is for labels of texts"):
+        table_cost(alone, device="cpu")
+
+
 def test_an_interrupted_cell_goes_on(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,7 +243,29 @@ def test_an_interrupted_cell_goes_on(
     assert done.values("CoLA") == other.values("CoLA")
 
 
-def test_pair_heads_are_probed_with_the_other_pairs(place: Path, tmp_path: Path) -> None:
+def test_small_runs_read_every_length_that_is_used_later() -> None:
+    """Questions and pairs are read with up to 128 tokens: no position may be untrained."""
+    for name in TABLES:
+        for cell in cells_of(name).values():
+            assert [(phase.length, phase.share) for phase in cell.phases] == [
+                (16, 0.4), (64, 0.3), (128, 0.3),
+            ]  # fmt: skip
+            assert cell.segments_of(cell.phases[0]) == FullSentences(16)
+            assert cell.evaluation_masking.rate == 0.15
+    used = next(x for x in runs.SCALES["small"].answers if x.startswith("length="))
+    assert used == "length=128"
+
+
+def test_pair_heads_are_probed_with_the_other_pairs(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, read = runs.evaluate_on_corpus, set[int]()
+
+    def counting(*args: Any, **options: Any) -> dict[str, float]:
+        read.add(options["tokens"])
+        return real(*args, **options)
+
+    monkeypatch.setattr(runs, "evaluate_on_corpus", counting)
     overrides = (*TINY, "encoder.embedding=8")
     request = request_of(
         place, tmp_path, "albert-sentences", overrides=overrides, seeds=1,
@@ -238,6 +279,7 @@ def test_pair_heads_are_probed_with_the_other_pairs(place: Path, tmp_path: Path)
         assert all(50 <= done.probes[name] <= 100 for name in names if name.endswith("answer"))
         trained = 100 * done.pretrained.metrics["held-out/accuracy/pair"]
         assert done.probes[own] == pytest.approx(trained, abs=15)
+    assert read == {runs.PROBE_TOKENS}, "20,000 tokens are too few pairs for a difference"
 
 
 def test_columns_of_other_benchmarks_have_folders_of_their_own(tmp_path: Path) -> None:
