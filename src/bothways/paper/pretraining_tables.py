@@ -70,13 +70,16 @@ class PretrainCell:
         encoder = base.encoder if self.encoder is None else self.encoder(base.encoder)
         masking = self.masking
         # The masks of replaced token detection are part of the method.
-        if isinstance(base.objective, MaskedObjective) and not isinstance(
-            self.objective, GeneratorObjective
-        ):
+        own_masks = isinstance(self.objective, GeneratorObjective)
+        if isinstance(base.objective, MaskedObjective) and not own_masks:
             masking = masking or base.objective.masking
         objective = with_masking(self.objective or base.objective, masking)
         phases = tuple(
-            dataclasses.replace(phase, segments=phase.segments or self.segments)
+            dataclasses.replace(
+                phase,
+                segments=phase.segments or self.segments,
+                masking=phase.masking if objective.masks and not own_masks else None,
+            )
             for phase in base.phases
         )
         until = part_of(base.training.end, self.share)
