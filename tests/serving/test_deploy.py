@@ -167,3 +167,22 @@ def test_files_that_are_mounted_and_copied_exist() -> None:
     for file in prometheus["rule_files"]:
         (rules,) = load(f"prometheus/{file}")
         assert all(rule["annotations"]["summary"] for rule in rules["groups"][0]["rules"])
+
+
+# Of Kubeflow Trainer 2.3: an older one has podSpecOverrides (2.0) or podTemplateOverrides (2.1).
+TRAIN_JOB = {"activeDeadlineSeconds", "initializer", "managedBy", "runtimePatches"}
+TRAIN_JOB |= {"runtimeRef", "suspend", "trainer"}
+
+
+def test_a_train_job_has_fields_that_kubeflow_has_and_mounts_its_volumes() -> None:
+    (job,) = load("training/kubernetes-trainjob.yaml")
+    assert set(job["spec"]) <= TRAIN_JOB
+    (patch,) = job["spec"]["runtimePatches"]
+    assert patch["manager"]  # the field is required
+    (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = node["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert (node["name"], container["name"]) == ("node", "node")  # the names of the runtime
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+    assert pod["terminationGracePeriodSeconds"] >= 60
