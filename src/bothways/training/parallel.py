@@ -12,6 +12,8 @@ import functools
 import inspect
 import itertools
 import os
+import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -94,6 +96,9 @@ T = TypeVar("T")
 _RUNS = itertools.count()
 """Counts the runs of this process; equal on every rank."""
 
+MEETING = 1800.0
+"""Seconds in which the ranks have to meet."""
+
 
 def plan_here() -> Plan:
     """Return the plan that `torchrun` sets in the environment; `Single` without it.
@@ -159,7 +164,47 @@ def _store(rank: int, world: int) -> Any:
     rank still reads the first.
     """
     store, _, _ = next(rendezvous("env://", rank, world))
-    return store
+    return _below(start_name(store, rank, world), store)
+
+
+def start_name(store: Any, rank: int, world: int) -> str:
+    """Return a new name for this start of the ranks, the same on all of them.
+
+    torchrun's store outlives the ranks: below a name of theirs alone, they cannot find the
+    addresses of those that were killed. The main rank chooses the name. Each other one asks for it
+    under a word of its own, so that no rank takes the answer to an earlier one.
+
+    Raises:
+        ResourceError: a rank has not come in half an hour.
+    """
+    deadline, word = time.monotonic() + MEETING, secrets.token_hex(8)
+    if rank:
+        while not store.check([f"start/{rank}/{word}"]):
+            store.set(f"asks/{rank}", word)  # again: one that is dying may have asked after us
+            _pause(deadline, "the main rank")
+        name = str(store.get(f"start/{rank}/{word}").decode())
+        store.set(f"knows/{name}/{rank}", "yes")
+        return name
+    waiting = {*range(1, world)}
+    while True:
+        for other in waiting:
+            if store.check([f"asks/{other}"]):
+                store.set(f"start/{other}/{store.get(f'asks/{other}').decode()}", word)
+        waiting = {other for other in waiting if not store.check([f"knows/{word}/{other}"])}
+        if not waiting:
+            return word
+        _pause(deadline, f"rank {min(waiting)}")
+
+
+def _pause(deadline: float, awaited: str) -> None:
+    if time.monotonic() > deadline:
+        what = f"{awaited} has not come in {MEETING / 60:g} minutes"
+        raise ResourceError(what, fix="Look at what it says; then start all ranks again.")
+    time.sleep(0.05)
+
+
+def _below(name: str, store: Any) -> Any:
+    return torch.distributed.PrefixStore(name, store)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -176,10 +221,8 @@ def connected(
             yield
         case Replicated() | Sharded():
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-            # The store outlives a group: without a prefix, ranks would find stale addresses.
-            own = torch.distributed.PrefixStore(  # type: ignore[attr-defined]
-                f"run {next(_RUNS)}", _store(plan.rank, plan.world)
-            )
+            # The store outlives a group, too.
+            own = _below(f"run {next(_RUNS)}", _store(plan.rank, plan.world))
             torch.distributed.init_process_group(
                 backend, timeout=patience, store=own, rank=plan.rank, world_size=plan.world
             )
