@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import threading
 
 import pytest
 
@@ -8,6 +9,7 @@ from bothways.core.atomic_files import replace_file
 from bothways.core.errors import ResourceError
 from bothways.training.run_folder import run_folder
 from bothways.training.signals import Interruption, resume_command
+from heard_progress import Heard
 from toy_training import processes
 
 
@@ -59,6 +61,17 @@ def test_the_lock_of_a_process_that_was_killed_is_free(held):
     assert json.loads((folder / ".owner.json").read_text())["pid"] == process.pid
     with run_folder(folder, resume=False):
         assert json.loads((folder / ".owner.json").read_text())["pid"] == os.getpid()
+
+
+def test_a_rank_that_is_started_again_waits_for_the_one_before_it(held, monkeypatch):
+    folder, process = held
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    ending, heard = threading.Timer(0.3, process.kill), Heard()
+    ending.start()
+    with run_folder(folder, resume=True, progress=heard):
+        assert json.loads((folder / ".owner.json").read_text())["pid"] == os.getpid()
+    ending.join()
+    assert f"is in use by process {process.pid} on " in heard.messages[0]
 
 
 def test_a_folder_can_be_opened_again_once_it_is_closed(tmp_path):

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
+from rich.console import Console
 from torch.distributed import HashStore, TCPStore
 
-from bothways.training import parallel
-from toy_training import enter_ranks, processes
+from bothways.commands.pretrain import conclude_pretraining
+from bothways.pretraining.run import PretrainResult
+from bothways.training import checkpoint, parallel
+from bothways.training.state import RunState
+from toy_training import TRAINING, Toy, enter_ranks, free_port, processes, session
 
 
 def meet(rank: int, port: int, found: Path) -> None:
@@ -60,3 +67,53 @@ def test_a_start_has_a_name_of_its_own_that_all_its_ranks_know() -> None:
         assert len({*names.values()}) == 1
         starts.append(names[0])
     assert len({*starts}) == 3
+
+
+def end_with_a_slow_save(rank: int, port: int, folder: Path) -> None:
+    """Stop after a signal to rank 1, and note what was saved when this rank ends."""
+    enter_ranks(rank, 2, port)
+    plan, write = parallel.plan_here(), checkpoint.NewCheckpoint.write
+
+    def slow(new: checkpoint.NewCheckpoint, *arguments: object) -> None:
+        time.sleep(0.0 if rank else 0.5)
+        write(new, *arguments)
+
+    checkpoint.NewCheckpoint.write = slow  # type: ignore[method-assign]
+    with parallel.connected(plan, torch.device("cpu")):
+        state = session(folder / "run", 4 if rank else None, plan=plan)
+        saved = [path.name for path in checkpoint.checkpoints(folder / "run")]
+        (folder / f"rank{rank}").write_text(str((f"step-{state.steps}", saved[-1])))
+        os._exit(0)
+
+
+def test_no_rank_ends_before_the_main_one_has_saved(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    port = free_port()
+    ranks = [
+        processes().Process(target=end_with_a_slow_save, args=(rank, port, tmp_path))
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(120)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+    assert [(tmp_path / f"rank{rank}").read_text() for rank in range(2)] == [
+        "('step-5', 'step-5')"
+    ] * 2
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_every_rank_of_an_interrupted_run_ends_as_interrupted(
+    rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rank that ended with 0 was finished for torchrun, which used its machine no more."""
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    done = PretrainResult(Toy(), RunState(steps=7), {})
+    settings = SimpleNamespace(training=TRAINING)
+    with pytest.raises(KeyboardInterrupt):
+        conclude_pretraining(done, settings, Console(stderr=True))  # type: ignore[arg-type]
+    said = "Saved after step 7. If torchrun does not start it again: bothways"
+    assert (said in capsys.readouterr().err) == (rank == "0")

@@ -69,13 +69,11 @@ def adapt(  # noqa: PLR0913 – one option per question
                 progress=progress,
             )  # fmt: skip
     except KeyboardInterrupt:
-        if is_main(plan_here()):
-            stop_saved(console, "What is finished is kept.")
-        raise
-    if not is_main(plan_here()):
-        return
+        stop_saved(console, "What is finished is kept.")
     if done.folder is None:
         stop_saved(console, f"Saved after step {done.run.progress.steps:,}.")
+    if not is_main(plan_here()):
+        return
     _show(done)
     say(console, f"The model is in {done.folder}. The report: {out / 'report.html'}")
 

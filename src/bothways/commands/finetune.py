@@ -139,10 +139,10 @@ def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> No
     from bothways.hub.hf_config import format_note
     from bothways.training.parallel import is_main, plan_here
 
+    if not done.finished:
+        stop_saved(console, f"Saved after step {done.progress.steps:,}.")
     if not is_main(plan_here()):
         return
-    if done.folder is None:
-        stop_saved(console, f"Saved after step {done.progress.steps:,}.")
     if done.failure is not None:
         say(console, f"warning: {done.failure}")
     if done.metrics:
@@ -164,10 +164,10 @@ def print_series(series: Series, out: Path, console: Console) -> None:
 
     from bothways.training.parallel import is_main, plan_here
 
-    if not is_main(plan_here()):
-        return
     if not series.finished:
         stop_saved(console)
+    if not is_main(plan_here()):
+        return
     show_lines(Output(), _series_table(series))
     if series.best is not None:
         name, model = series.best.name, out / "model"

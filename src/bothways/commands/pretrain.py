@@ -120,10 +120,10 @@ def conclude_pretraining(done: PretrainResult, settings: PretrainConfig, console
     from bothways.hub.hf_config import format_note
     from bothways.training.parallel import is_main, plan_here
 
-    if not is_main(plan_here()):
-        return
     if not done.finished(settings.training):
         stop_saved(console, f"Saved after step {done.progress.steps:,}.")
+    if not is_main(plan_here()):
+        return
     steps, tokens = done.progress.steps, done.progress.tokens
     title = f"After {steps:,} steps and {tokens:,} tokens, on held-out documents"
     show_lines(Output(), metric_table(title, {"": done.metrics}, "", _shown))

@@ -199,8 +199,16 @@ def check_begun(out: Path) -> None:
 
 
 def stop_saved(console: Console, saved: str = "Saved.") -> NoReturn:
-    """Print the command that resumes an interrupted run, then raise KeyboardInterrupt."""
+    """Print the command that resumes an interrupted run, then raise KeyboardInterrupt.
+
+    The main rank prints. All raise: a rank that ended with status 0 would tell torchrun that its
+    part of the run is finished, and its machine would not be used again.
+    """
+    from bothways.training.parallel import is_main, plan_here
     from bothways.training.signals import resume_command
 
-    say(console, f"{saved} To resume: {resume_command(sys.argv[1:])}")
+    if is_main(plan_here()):
+        again = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+        when = "If torchrun does not start it again" if again else "To resume"
+        say(console, f"{saved} {when}: {resume_command(sys.argv[1:])}")
     raise KeyboardInterrupt

@@ -17,16 +17,21 @@ from filelock import FileLock, Timeout
 
 from bothways.core.errors import BothwaysError, ResourceError, os_errors
 from bothways.core.json_reader import read_object
+from bothways.core.progress import SILENT, Progress
 from bothways.core.urls import require_local
 
 LOCK, OWNER = ".lock", ".owner.json"
 
 
 @contextlib.contextmanager
-def lock_folder(folder: Path) -> Iterator[Path]:
+def lock_folder(folder: Path, patience: float = 0.0, progress: Progress = SILENT) -> Iterator[Path]:
     """Lock a folder, creating it if necessary, until the context ends.
 
     If it ends with an error and the folder is empty, the lock and what was created are removed.
+
+    Args:
+        patience: seconds to wait for another process that holds the lock.
+        progress: is told of the wait.
 
     Raises:
         ConfigError: the folder is a URL.
@@ -39,7 +44,7 @@ def lock_folder(folder: Path) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK)
         try:
-            lock.acquire(timeout=0)
+            _acquire(lock, folder, patience, progress)
         except Timeout as error:
             fix = "Wait for it, stop it, or choose another folder."
             raise ResourceError(f"is in use by {_owner(folder)}", where=folder, fix=fix) from error
@@ -82,6 +87,17 @@ def discard_begun(
                     place = folder / name
                     shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
         raise
+
+
+def _acquire(lock: FileLock, folder: Path, patience: float, progress: Progress) -> None:
+    """Take the lock, or raise Timeout."""
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        if not patience:
+            raise
+        progress.message(f"note: {folder} is in use by {_owner(folder)}, which may be about to end")
+        lock.acquire(timeout=patience)
 
 
 def _owner(folder: Path) -> str:

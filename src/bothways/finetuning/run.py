@@ -83,9 +83,9 @@ def finetune(
     where = rank_device(plan, choose_device(device))
     with contextlib.ExitStack() as stack:
         if folder is not None and is_main(plan):
-            stack.enter_context(run_folder(folder, resume=resume))
+            stack.enter_context(run_folder(folder, resume=resume, progress=progress))
             if settings.stage is not None:
-                stack.enter_context(run_folder(folder / STAGE, resume=resume))
+                stack.enter_context(run_folder(folder / STAGE, resume=resume, progress=progress))
         stack.enter_context(connected(plan, where))
         ready = make_ready(settings, folder, where, progress, train=train, dev=dev)
         for remark in remarks(ready):

@@ -275,7 +275,7 @@ def _build(
     progress: Progress,
 ) -> dict[str, Path]:
     """Take the folder of the run, and return those of the corpora, built once."""
-    with run_folder(out, resume=resume):
+    with run_folder(out, resume=resume, progress=progress):
         pass
     return {
         name: _corpus(paths, tokenizer, out, name, progress).folder for name, paths in given.items()

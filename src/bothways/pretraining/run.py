@@ -132,7 +132,7 @@ def pretrain(
     # The main rank takes the folder before the ranks meet, so that none writes into another run's.
     with contextlib.ExitStack() as stack:
         if folder is not None and is_main(plan):
-            stack.enter_context(run_folder(folder, resume=resume))
+            stack.enter_context(run_folder(folder, resume=resume, progress=progress))
         stack.enter_context(connected(plan, where))
         plan = choose_plan(plan, settings.sharding, load_of(settings), where, progress)
         flops = settings.objective.forward_flops(settings.encoder, settings.phases[0].length)

@@ -303,6 +303,11 @@ def total(plan: Plan, values: Mapping[str, float]) -> dict[str, float]:
     return dict(zip(names, sums, strict=True))
 
 
+def wait_for_all(plan: Plan) -> None:
+    """Return when all ranks have come here."""
+    gather(plan, torch.zeros(()))
+
+
 def shared(plan: Plan, make: Callable[[], T]) -> T:
     """Return on all ranks what the main one makes, or raise its error on all of them."""
     if isinstance(plan, Single):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,26 +11,35 @@ from pathlib import Path
 from bothways.core.atomic_files import HIDDEN, replace_file
 from bothways.core.errors import ResourceError, os_errors
 from bothways.core.folder_lock import LOCK, OWNER, lock_folder
+from bothways.core.progress import SILENT, Progress
 from bothways.training.checkpoint import latest
 
 MARK = ".run"
 """Empty file that marks the folder of a run, also before its first checkpoint."""
+LAST_RANK = 120.0
+"""Seconds for a rank that is ending: torchrun kills it after 30, and a file server takes up to 90
+to free what a machine has locked that is gone."""
 
 
 @contextlib.contextmanager
-def run_folder(folder: Path, *, resume: bool) -> Iterator[Path]:
+def run_folder(folder: Path, *, resume: bool, progress: Progress = SILENT) -> Iterator[Path]:
     """Create the folder if it is missing, and lock it for this process.
+
+    A rank that torchrun has started again waits for the one before it, which may be on another
+    machine and slow to end.
 
     Args:
         folder: of the run's checkpoints and records.
         resume: continue with the checkpoints in it; without, it must hold none.
+        progress: is told of the wait.
 
     Raises:
         ResourceError: it is locked, holds checkpoints or other files, or cannot be written.
     """
     with os_errors(folder, "Choose another folder."):
         _check(folder, resume)
-    with lock_folder(folder):
+    patience = LAST_RANK if resume and "TORCHELASTIC_RUN_ID" in os.environ else 0.0
+    with lock_folder(folder, patience, progress):
         with os_errors(folder, "Choose another folder."):
             begun = (folder / MARK).exists()
             (folder / MARK).touch()

@@ -33,7 +33,7 @@ from bothways.training.checkpoint import (
 )
 from bothways.training.early_stopping import BEST, WAITED, Metrics
 from bothways.training.hosted_trackers import HostedTracker, open_hosted
-from bothways.training.parallel import Plan, gather, is_main, shared
+from bothways.training.parallel import Plan, is_main, shared, wait_for_all
 from bothways.training.remote import open_remote
 from bothways.training.run_folder import note_settings
 from bothways.training.saved_state import Group
@@ -97,7 +97,7 @@ class FolderStore:
                 notes.append(f"note: copied {name} from {remote.url}")
             if missing:
                 remote.fetch_records(self.folder)
-        gather(plan, torch.zeros(()))  # wait for the copies
+        wait_for_all(plan)  # for the copies
         return notes
 
     def _chosen(self) -> tuple[Checkpoint | None, list[str]]:
