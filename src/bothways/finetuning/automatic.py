@@ -4,7 +4,8 @@ The rate is 5e-5 at the width of BERT-base and in inverse proportion to the widt
 BERT-large, 1e-4 for a width of 384, 3e-4 for one of 128 and less. Published rates are in these
 ranges: 2e-5 to 5e-5 (Devlin et al. 2018, appendix A.3), 3e-5 to 3e-4 for narrow models (Turc et al.
 2019). Yang et al. 2022 show that the best rate of Adam falls with the width. Weights that are
-random or have read little text take twice that rate: they have less to lose.
+random or have read little text take twice that rate: they have less to lose. Low-rank changes take
+ten times the rate: 5e-4 at the width of BERT-base, as in Hu et al. 2021, table 9.
 
 The length is three epochs, or as many as give enough updates, up to 20: on small data sets more
 epochs help more than any other measure (Zhang et al. 2020, Mosbach et al. 2020), and each further
@@ -20,6 +21,7 @@ from typing import TypeVar
 from bothways.core.finding import Finding
 from bothways.finetuning.config import FinetuneSettings
 from bothways.finetuning.data import LabelledData, updates_per_epoch
+from bothways.finetuning.lora import LoRA
 from bothways.hub.model_folder import LoadedModel
 from bothways.model.config import ModelConfig
 from bothways.model.parameters import parameter_table
@@ -34,6 +36,8 @@ LITTLE_TRAINED = 10.0
 """Tokens read in pre-training per parameter, below which weights count as little trained."""
 LITTLE_TRAINED_FACTOR = 2.0
 """Their rate as a multiple of the rate of well-trained weights."""
+LORA_FACTOR = 10.0
+"""The rate of low-rank changes as a multiple of that of all weights."""
 FEWEST_EPOCHS, MOST_EPOCHS = 3, 20
 ENOUGH_UPDATES, UPDATES_PER_LABEL = 400, 10
 """The updates that a run should have: of any, and in addition for each label."""
@@ -48,15 +52,17 @@ def tokens_read(loaded: LoadedModel) -> float:
     return float(tokens) if isinstance(tokens, int | float) else UNKNOWN
 
 
-def usual_rate(encoder: ModelConfig, tokens: float = UNKNOWN) -> float:
+def usual_rate(encoder: ModelConfig, tokens: float = UNKNOWN, lora: LoRA | None = None) -> float:
     """Return the usual peak rate for an encoder, to two digits.
 
     Args:
         tokens: the tokens that its weights have read in pre-training; 0 for random weights.
+        lora: the low-rank changes that are trained; None for all weights.
     """
     rate = min(BASE_RATE * BASE_WIDTH / encoder.width, HIGHEST_RATE)
-    little = tokens < LITTLE_TRAINED * parameter_table(encoder, ()).total
-    return float(f"{rate * (LITTLE_TRAINED_FACTOR if little else 1.0):.2g}")
+    if tokens < LITTLE_TRAINED * parameter_table(encoder, ()).total:
+        rate *= LITTLE_TRAINED_FACTOR
+    return float(f"{rate if lora is None else rate * LORA_FACTOR:.2g}")
 
 
 def enough_epochs(updates: float, labels: int) -> int:
@@ -76,10 +82,12 @@ def choose(
     training, notes = settings.training, []
     optimizer = training.optimizer
     if isinstance(optimizer, AdamW | BertAdam) and optimizer.lr == "auto":
-        rate = usual_rate(encoder, tokens)
+        rate = usual_rate(encoder, tokens, settings.lora)
         training = dataclasses.replace(training, optimizer=dataclasses.replace(optimizer, lr=rate))
-        pretrained = "" if rate == usual_rate(encoder) else " and little or no pre-training"
-        what = f"{rate:g}, for a width of {encoder.width}{pretrained}"
+        usual = usual_rate(encoder, lora=settings.lora)
+        pretrained = "" if rate == usual else " and little or no pre-training"
+        low_rank = "" if settings.lora is None else " and low-rank changes"
+        what = f"{rate:g}, for a width of {encoder.width}{pretrained}{low_rank}"
         notes.append(Finding("training", "note", what, "training.optimizer.lr"))
     if training.until == "auto":
         updates = updates_per_epoch(data, settings)

@@ -18,6 +18,7 @@ from bothways.core.config.reader import Members
 from bothways.core.config.tree import Tree, flatten, merge, parse_overrides
 from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget, TokenBudget
+from bothways.finetuning.lora import LoRA
 from bothways.finetuning.metrics import Metric, Own, named_metrics
 from bothways.finetuning.stability import Stability
 from bothways.tasks.base import MIN_LENGTH, Direction, Task
@@ -71,6 +72,8 @@ class FinetuneSettings:
         metrics: further metrics of the dev data, functions by name; in Python only.
         dropout: on the vectors that the new head reads. None: the encoder's.
         stability: measures that keep fine-tuning stable.
+        lora: low-rank changes of the encoder's matrices, trained in place of its weights. None: all
+            weights are trained.
         task: the task to fine-tune for.
     """
 
@@ -82,6 +85,7 @@ class FinetuneSettings:
     metrics: Annotated[Own | None, Members(NoneType)] = None
     dropout: float | None = None
     stability: Stability = Stability()
+    lora: LoRA | None = None
     task: Trainable = ClassificationTask()
 
     def __post_init__(self) -> None:
@@ -99,6 +103,14 @@ class FinetuneSettings:
             )
         require_probability(dropout=self.dropout)
         named_metrics(self.metrics)
+        if self.lora is not None:
+            self._check_lora()
+
+    def _check_lora(self) -> None:
+        for name in ("reinitialise", "mixout", "pull"):
+            if getattr(self.stability, name):
+                what = "changes the encoder's own weights, which lora leaves as they are"
+                raise ConfigError(what, where=f"stability.{name}", fix="Leave out one of the two.")
 
     @property
     def chosen_by(self) -> str:

@@ -33,6 +33,7 @@ from bothways.finetuning.failed_runs import (
     still_falling,
     training_loss,
 )
+from bothways.finetuning.lora import merge_changes
 from bothways.finetuning.metrics import scored
 from bothways.finetuning.stability import rules
 from bothways.finetuning.teacher import TaughtLearner, Teacher
@@ -175,6 +176,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     finished = state.finished(training.end)
     done = FinetuneResult(task, {}, state, method, finished, tuple(history), findings=data.findings)
     if not finished or not is_main(plan):
+        merge_changes(task.model)
         return done
     if state.early:
         why = "no evaluation improved within training.early_stopping"
@@ -182,6 +184,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     if training.keep.best is not None:
         progress.stage("reading the best weights")
         store.load_best(learner, training.keep.best)
+    merge_changes(task.model)
     task.eval()
     metrics, failure = conclude(task, data, method, state.steps, losses, progress)
     return dataclasses.replace(done, metrics=metrics, failure=failure)
@@ -260,7 +263,7 @@ def conclude(
         updates,
         unfinished=bool(little),
         falling=still_falling(losses),
-        usual=usual_rate(task.model.config),
+        usual=usual_rate(task.model.config, lora=method.lora),
     )
 
 

@@ -23,7 +23,7 @@ from bothways.finetuning.data import LabelledData, updates_per_epoch
 from bothways.finetuning.fit import learning_by_rows
 from bothways.model.flops import BACKWARD
 from bothways.preflight.machine import seconds_per_byte, speed, update_seconds
-from bothways.preflight.memory import SAVED_BYTES
+from bothways.preflight.memory import SAVED_BYTES, WEIGHT
 from bothways.tasks.base import TaskLearner
 from bothways.training.durations import Duration, Epochs, Hours, Steps, Tokens
 from bothways.training.optimizers import FusedAdamW, build_optimizer, set_rate
@@ -63,13 +63,16 @@ def forecast(
     scored = _times(epochs, training.evaluate, data, settings) if data.dev else 0
     saved = 0 if folder is None else max(scored, _times(epochs, training.save, data, settings))
     dev = sum(len(sequence) for item in data.dev for sequence in item.sequences)
-    parameters = sum(parameter.numel() for _, parameter in task.trained_parameters())
+    size = sum(
+        weight.numel() * (SAVED_BYTES if weight.requires_grad else WEIGHT)
+        for _, weight in task.trained_parameters()
+    )
     # The best weights are scored once more at the end.
     read = data.tokens * epochs + (scored + bool(scored)) * dev / (1 + BACKWARD)
     seconds = (
         read * step.per_token
         + updates * step.update
-        + (0.0 if folder is None else saved * SAVED_BYTES * parameters * seconds_per_byte(folder))
+        + (0.0 if folder is None else saved * size * seconds_per_byte(folder))
     )
     one = step.update + data.tokens * epochs / updates * step.per_token
     parts = [f"{updates:,} steps of {1000 * one:,.0f} ms"]

@@ -18,6 +18,7 @@ from bothways.finetuning.automatic import UNKNOWN, choose
 from bothways.finetuning.config import USUAL, FinetuneSettings
 from bothways.finetuning.data import LabelledData, check_metric
 from bothways.finetuning.fit import FinetuneResult, fit
+from bothways.finetuning.lora import add_changes
 from bothways.finetuning.stability import fresh_pooler, steady
 from bothways.model.config import ModelConfig
 from bothways.model.heads import Head
@@ -78,6 +79,7 @@ def fit_task(
     for note in fresh_pooler(fresh, "the model") if isinstance(start, Model) else ():
         progress.message(f"note: {note}")
     steady(model, method.stability, seed, fresh)
+    add_changes(model, method.lora, seed, method.stability.frozen)
     compute_as(model.encoder, method.training, where)
     task = definition.learner(model, data.tokenizer, data.labels, data.length).to(where)
     return fit(
@@ -100,3 +102,6 @@ def _check_start(start: Model | ModelConfig, method: FinetuneSettings) -> None:
             raise ConfigError(
                 what, where=f"stability.{name}", fix="Start from a model, or set it to 0."
             )
+    if not isinstance(start, Model) and method.lora is not None:
+        what = "keeps the encoder's weights, and those of this run are random"
+        raise ConfigError(what, where="lora", fix="Start from a model, or leave it out.")

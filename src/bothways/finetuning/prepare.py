@@ -30,6 +30,7 @@ from bothways.finetuning.data import LabelledData, check_metric, examine
 from bothways.finetuning.fit import training_of
 from bothways.finetuning.forecast import forecast
 from bothways.finetuning.layer_stage import LayerStage, objective_of
+from bothways.finetuning.lora import add_changes
 from bothways.finetuning.stability import fresh_pooler, steady
 from bothways.finetuning.teacher import Teacher, taught
 from bothways.hub.model_folder import LoadedModel, load_model
@@ -92,6 +93,9 @@ class FinetuneConfig(FinetuneSettings):
         if self.stage and (self.stability.mixout or self.stability.pull):
             what = "pulls weights back to those before teacher.stage"
             raise ConfigError(what, where="stability", fix="Leave out one of the two.")
+        if self.stage and self.lora is not None:
+            what = "trains all weights of the student, which lora leaves as they are"
+            raise ConfigError(what, where="teacher.stage", fix="Leave out one of the two.")
         if self.metrics and self.dev is None:
             fix = "Give dev, or leave metrics out."
             raise ConfigError("are of dev data, and there is none", where="metrics", fix=fix)
@@ -205,6 +209,9 @@ def make_ready(
         tokens_read(loaded),
     )
     fresh = loaded.report.fresh_heads
+    # A resumed run passes here, too: mixout and pull read their targets from the model again.
+    steady(model, settings.stability, settings.seed, fresh)
+    add_changes(model, settings.lora, settings.seed, settings.stability.frozen)
     findings = report_findings(
         [
             *check_model(model.config, tokenizer, data.length),
@@ -218,8 +225,6 @@ def make_ready(
         precision = settings.training.precision
         data = taught(data, settings.teacher, device, precision, folder, progress)
     check_metric(settings, data)
-    # A resumed run passes here, too: mixout and pull read their targets from the model again.
-    steady(model, settings.stability, settings.seed, fresh)
     compute_as(model.encoder, settings.training, device)
     task = definition.learner(model, tokenizer, data.labels, data.length).to(device)
     training = training_of(settings, data)
@@ -312,6 +317,7 @@ def _load(settings: FinetuneConfig, model: Model, data: LabelledData) -> Load:
         longest,
         settings.microbatch_tokens,
         settings.training,
+        trained=sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
     )
     if settings.teacher is None or settings.stage is None:
         return load

@@ -219,11 +219,13 @@ def _summary(done: FinetuneResult, labels: tuple[str, ...]) -> str:
 
 
 def _changed_settings(settings: FinetuneConfig, definition: Task[Any, Any]) -> dict[str, object]:
-    """Return the settings of task and stability that differ from the defaults."""
+    """Return the settings of task, stability and low-rank changes that differ from the defaults."""
     order = {} if settings.order_seed is None else {"seed of the order": settings.order_seed}
+    low_rank = {} if settings.lora is None else {"lora": _words(vars(settings.lora))}
     return {
         **_differences(definition, type(definition)()),
         **_differences(settings.stability, Stability()),
+        **low_rank,
         **order,
     }
 
@@ -238,8 +240,9 @@ def _differences(config: Any, default: Any) -> dict[str, object]:
 
 
 def _words(plain: str | dict[str, Any]) -> str:
-    """Return a member of a union, in plain values, on one line: "adamw, lr 5e-05, …"."""
+    """Return plain values on one line, such as a member of a union: "adamw, lr 5e-05, …"."""
     if isinstance(plain, str):
         return plain
     values = dict(plain)
-    return ", ".join([values.pop("kind"), *(f"{name} {value}" for name, value in values.items())])
+    kind = [values.pop("kind")] if "kind" in values else []
+    return ", ".join([*kind, *(f"{name} {value}" for name, value in values.items())])

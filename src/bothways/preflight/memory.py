@@ -106,6 +106,7 @@ class Load:
         shared: the number of parameters that two of the models have in common.
         losses: the numbers that the losses hold.
         frozen: models that are only read, such as a teacher.
+        trained: the number of parameters that are trained; None for all.
     """
 
     models: Models
@@ -115,6 +116,7 @@ class Load:
     shared: int = 0
     losses: LossFloats = LossFloats()
     frozen: Models = ()
+    trained: int | None = None
 
     @functools.cached_property
     def parameters(self) -> int:
@@ -143,13 +145,19 @@ class Load:
         """The bytes of the weights, their gradients, Adam's moments and the average, and of the
         weights that are only read.
         """
-        state = WEIGHT + GRADIENT + MOMENTS + self._average
-        return state * self.parameters + WEIGHT * self.frozen_parameters
+        return sum(self._fixed) + WEIGHT * self.frozen_parameters
 
     @property
     def saved(self) -> int:
         """The bytes of a checkpoint."""
-        return (SAVED_BYTES + self._average) * self.parameters
+        weights, _, moments = self._fixed
+        return weights + moments
+
+    @property
+    def _fixed(self) -> tuple[int, int, int]:
+        """The bytes of the weights, of their gradients, and of the moments and the average."""
+        trained = self.parameters if self.trained is None else self.trained
+        return WEIGHT * self.parameters, GRADIENT * trained, (MOMENTS + self._average) * trained
 
     @property
     def _average(self) -> int:
@@ -164,13 +172,9 @@ class Load:
             device: of the kind that the run will have; it need not exist here.
         """
         activations = self._activations(device)
-        whole = RankMemory(
-            float(WEIGHT * self.parameters),
-            float(GRADIENT * self.parameters),
-            float((MOMENTS + self._average) * self.parameters),
-            activations,
-            float(WEIGHT * self.frozen_parameters),
-        )
+        weights, gradients, moments = map(float, self._fixed)
+        frozen = float(WEIGHT * self.frozen_parameters)
+        whole = RankMemory(weights, gradients, moments, activations, frozen)
         match placement:
             case "single" | "replicated":  # replicas exchange gradients in place
                 return whole

@@ -1,0 +1,154 @@
+"""LoRA: fine-tuning of low-rank changes of the encoder's matrices.
+
+The encoder's own weights stay as they are. Each chosen matrix W gets a change of low rank, trained
+in its place: y = W x + (α / r) · B A x, where A (r × inputs) starts at random and B (outputs × r)
+at 0, so that training starts from the model as it is. The heads are trained whole. A step needs no
+gradients and no moments of the encoder's weights, which saves memory and time.
+
+At the end of a run the changes are added to the matrices, so the saved model is a usual one.
+
+Source: Hu et al., LoRA: Low-rank adaptation of large language models (2021), section 4.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from typing_extensions import assert_never
+
+from bothways.core.config.checks import require_at_least
+from bothways.core.errors import ConfigError
+from bothways.core.keyed_rng import rng
+from bothways.model.config import LSTMConfig
+from bothways.model.model import Model
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Low-rank changes of the encoder's matrices, trained in place of its weights.
+
+    Attributes:
+        rank: of each change, r.
+        alpha: the change is multiplied by alpha / rank.
+        matrices: the matrices that are changed: "all" of attention and feed-forward layers, or
+            "query_value", those that make queries and values, as in the paper.
+    """
+
+    rank: int = 8
+    alpha: float = 8.0
+    matrices: Literal["all", "query_value"] = "all"
+
+    def __post_init__(self) -> None:
+        require_at_least(1, "lora", rank=self.rank)
+        if not 0 < self.alpha < math.inf:
+            raise ConfigError(f"must be above 0, not {self.alpha}", where="lora.alpha")
+
+
+class LoRALinear(nn.Linear):
+    """A dense layer with low-rank changes of the matrices that its weight stacks.
+
+    Args:
+        linear: its parameters are shared, not copied.
+        lora: rank and scale.
+        stacked: the number of matrices stacked in the weight, such as 3 for queries, keys, values.
+        changed: the numbers of those that are changed.
+
+    Attributes:
+        into: the matrices A, one after the other `(changed · rank, inputs)`.
+        out: the matrices B `(changed, outputs of one, rank)`.
+    """
+
+    def __init__(
+        self, linear: nn.Linear, lora: LoRA, stacked: int = 1, changed: tuple[int, ...] = (0,)
+    ) -> None:
+        super().__init__(
+            linear.in_features, linear.out_features, linear.bias is not None, device="meta"
+        )
+        self.weight, self.bias = linear.weight, linear.bias
+        self.stacked, self.changed, self.scale = stacked, changed, lora.alpha / lora.rank
+        into = linear.weight.new_empty(len(changed) * lora.rank, linear.in_features)
+        # As nn.Linear starts its weights; so do the authors' code and the peft library.
+        self.into = nn.Parameter(nn.init.kaiming_uniform_(into, math.sqrt(5)))
+        rows = linear.out_features // stacked
+        self.out = nn.Parameter(linear.weight.new_zeros(len(changed), rows, lora.rank))
+
+    def forward(self, input: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows outputs"]:
+        """Return W x + b + (α / r) · B A x."""
+        plain = nn.functional.linear(input, self.weight, self.bias)
+        rows, count = input.shape[:-1], len(self.changed)
+        low = nn.functional.linear(input, self.into).view(*rows, count, -1)
+        change = torch.einsum("...mr,mor->...mo", low, self.out) * self.scale
+        if count == self.stacked:
+            return plain + change.flatten(-2)
+        parts = plain.view(*rows, self.stacked, -1)
+        index = torch.tensor(self.changed, device=plain.device)
+        return parts.index_add(-2, index, change.to(plain.dtype)).flatten(-2)
+
+    def merged(self) -> nn.Linear:
+        """Return the usual layer that computes the same."""
+        result = nn.Linear(self.in_features, self.out_features, False, device="meta")
+        into = self.into.detach().view(len(self.changed), -1, self.in_features)
+        weight = self.weight.detach().clone()
+        parts = weight.view(self.stacked, -1, self.in_features)
+        parts[list(self.changed)] += self.scale * torch.bmm(self.out.detach(), into)
+        result.weight, result.bias = nn.Parameter(weight), self.bias
+        return result.train(self.training)
+
+
+def add_changes(model: Model, lora: LoRA | None, seed: int, frozen: int = 0) -> None:
+    """Freeze the encoder and give its matrices low-rank changes, in place.
+
+    Draws are keyed by the seed; torch's generator is unchanged.
+
+    Args:
+        lora: None leaves the model as it is.
+        frozen: the number of lowest parts without changes, as in `Stability`: embeddings, block 1 …
+
+    Raises:
+        ConfigError: the encoder has no matrices to change.
+    """
+    if lora is None:
+        return
+    if isinstance(model.config, LSTMConfig):
+        what = "changes the matrices of attention, and a recurrent encoder has none"
+        raise ConfigError(what, where="lora", fix="Leave it out.")
+    for parameter in model.encoder.parameters():
+        parameter.requires_grad_(False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(rng(seed, "lora").integers(2**63)))
+        for block in [*model.encoder.blocks][max(0, frozen - 1) :]:
+            _add(block, lora)
+
+
+def _add(block: nn.Module, lora: LoRA) -> None:
+    for module in list(block.modules()):
+        for weight, stacked in getattr(module, "hidden_matrices", {}).items():
+            name = weight.removesuffix(".weight")
+            linear, changed = getattr(module, name), _changed(lora, stacked)
+            if linear is not None and changed:
+                layer = LoRALinear(linear, lora, stacked, changed)
+                setattr(module, name, layer.train(module.training))
+
+
+def _changed(lora: LoRA, stacked: int) -> tuple[int, ...]:
+    """Return the numbers of the matrices to change, of those that a weight stacks."""
+    match lora.matrices:
+        case "all":
+            return tuple(range(stacked))
+        case "query_value":  # only queries, keys and values are stacked by three
+            return (0, 2) if stacked == 3 else ()
+        case _:
+            assert_never(lora.matrices)
+
+
+def merge_changes(model: Model) -> None:
+    """Add all low-rank changes to their matrices, in place; other layers stay as they are."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, LoRALinear):
+                setattr(parent, name, child.merged())

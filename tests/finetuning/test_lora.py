@@ -1,0 +1,251 @@
+"""Low-rank changes: the paper's formula, what is trained, and a run whose folder is a usual one."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForSequenceClassification
+
+from bothways.cli import app
+from bothways.core.errors import ConfigError
+from bothways.families.catalogue import preset
+from bothways.finetuning import fit as job
+from bothways.finetuning.automatic import usual_rate
+from bothways.finetuning.config import FinetuneSettings, finetune_adam
+from bothways.finetuning.in_memory_run import fit_task
+from bothways.finetuning.layer_stage import LayerStage
+from bothways.finetuning.lora import LoRA, LoRALinear, add_changes, merge_changes
+from bothways.finetuning.prepare import FinetuneConfig, make_ready
+from bothways.finetuning.run import finetune
+from bothways.finetuning.stability import Stability
+from bothways.finetuning.teacher import Teacher
+from bothways.hub.model_folder import load_model
+from bothways.model.config import EncoderConfig
+from bothways.model.heads import LabelHead, PoolerHead
+from bothways.model.model import Model
+from bothways.prediction.predictor import open_task
+from bothways.preflight import machine
+from bothways.training.durations import Steps
+from bothways.training.optimizers import AdamW
+from small_models import SHAPES, batch_for
+from toy_folder import make_examples, make_folder, write_tsv
+
+FAST = dataclasses.replace(
+    finetune_adam(), until=Steps(60), evaluate=Steps(30), optimizer=AdamW(lr=1e-2), precision="fp32"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("folder") / "theirs")
+
+
+@pytest.fixture
+def settings(folder: Path, tmp_path: Path) -> FinetuneConfig:
+    return FinetuneConfig(
+        model=str(folder),
+        train=str(write_tsv(tmp_path / "train.tsv", make_examples(96, 0))),
+        dev=str(write_tsv(tmp_path / "dev.tsv", make_examples(40, 1))),
+        length=16,
+        training=FAST,
+        lora=LoRA(rank=2, alpha=4.0),
+    )
+
+
+def moved(module: nn.Module) -> None:
+    """Give the changes, which begin at zero, an effect."""
+    for part in module.modules():
+        if isinstance(part, LoRALinear):
+            nn.init.normal_(part.out, std=2.0)
+
+
+@pytest.mark.parametrize(
+    ("stacked", "changed"), [(1, (0,)), (3, (0, 1, 2)), (3, (0, 2)), (2, (0, 1))]
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_formula_of_the_paper(stacked: int, changed: tuple[int, ...], bias: bool) -> None:
+    """h = W₀ x + (α / r) · B A x (Hu et al. 2021, equation 3), for each of the stacked matrices."""
+    torch.manual_seed(stacked + len(changed))
+    linear = nn.Linear(10, 6 * stacked, bias).double()
+    layer = LoRALinear(linear, LoRA(rank=4, alpha=6.0), stacked, changed)
+    x = torch.randn(2, 5, 10, dtype=torch.float64)
+    assert torch.equal(layer(x), linear(x))
+    moved(layer)
+    weight = linear.weight.detach().clone()
+    for at, number in enumerate(changed):
+        a, b = layer.into.detach()[4 * at : 4 * at + 4], layer.out.detach()[at]
+        weight[6 * number : 6 * number + 6] += 6.0 / 4 * b @ a
+    expected = nn.functional.linear(x, weight, linear.bias)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
+    merged = layer.merged()
+    assert type(merged) is nn.Linear
+    torch.testing.assert_close(merged.weight.detach(), weight, rtol=1e-13, atol=1e-13)
+    assert merged.bias is linear.bias
+
+
+@pytest.mark.parametrize("lora", [LoRA(2), LoRA(3, matrices="query_value")])
+@pytest.mark.parametrize("name", SHAPES)
+def test_each_family_is_changed_and_merged(name: str, lora: LoRA) -> None:
+    config = SHAPES[name]
+    torch.manual_seed(0)
+    if not isinstance(config, EncoderConfig):
+        with pytest.raises(ConfigError, match=r"^lora: changes the matrices of attention"):
+            add_changes(Model(config, ()), lora, 0)
+        return
+    model = Model(config, (PoolerHead(), LabelHead(3))).double().eval()
+    batch, before = batch_for(config), model.state_dict()
+    plain = model.encoder(batch).last
+    state = torch.get_rng_state()
+    add_changes(model, lora, 0)
+    assert torch.equal(torch.get_rng_state(), state)
+    trained = {key for key, weight in model.named_parameters() if weight.requires_grad}
+    new = model.state_dict().keys() - before.keys()
+    assert trained == new | {key for key in before if key.startswith("heads.")}
+    torch.testing.assert_close(model.encoder(batch).last, plain)
+    moved(model)
+    changed = model.encoder(batch).last
+    assert not torch.allclose(changed, plain, atol=1e-2)
+    changed.square().sum().backward()
+    reached = {key for key, weight in model.named_parameters() if weight.grad is not None}
+    assert reached == new
+    merge_changes(model)
+    after = model.state_dict()
+    assert after.keys() == before.keys()
+    torch.testing.assert_close(model.encoder(batch).last, changed, rtol=1e-7, atol=1e-7)
+    ends = {key.split(".")[-2] for key in after if not torch.equal(after[key], before[key])}
+    low = {"qkv", "global_qkv"}
+    assert ends <= low if lora.matrices == "query_value" else ends >= {"qkv", "out", "up", "down"}
+
+
+def test_a_run_saves_a_usual_folder(settings: FinetuneConfig, folder: Path, tmp_path: Path) -> None:
+    done = finetune(settings, tmp_path / "run", device="cpu")
+    assert done.metrics["accuracy"] > 0.9
+    start, end = (
+        load_model(place).model.encoder.state_dict() for place in (folder, tmp_path / "run/model")
+    )
+    changed = {key for key, value in end.items() if not torch.equal(value, start[key])}
+    assert changed == {
+        f"blocks.{block}.{name}.weight"
+        for block in range(2)
+        for name in ("attention.qkv", "attention.out", "mlp.up", "mlp.down")
+    }
+    text = "the film was great"
+    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run/model").eval()
+    predictor = open_task(tmp_path / "run/model")
+    ids = torch.tensor([[2, *load_model(tmp_path / "run/model").tokenizer().encode(text), 3]])
+    expected = theirs(ids).logits.detach().softmax(-1)[0]
+    found = predictor(text).probabilities
+    for label, number in theirs.config.label2id.items():
+        assert abs(found[label] - float(expected[number])) < 1e-6
+    assert (
+        "| lora | rank 2, alpha 4.0, matrices all |"
+        in (tmp_path / "run/model/README.md").read_text()
+    )
+
+
+def test_a_broken_run_ends_where_an_unbroken_one_does(
+    settings: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, score, scored = (
+        finetune(settings, tmp_path / "whole", device="cpu"),
+        job.score,
+        list[int](),
+    )
+
+    def interrupting(*arguments: object, **options: object):  # type: ignore[no-untyped-def]
+        scored.append(1)
+        if len(scored) == 1:
+            signal.raise_signal(signal.SIGINT)
+        return score(*arguments, **options)
+
+    monkeypatch.setattr(job, "score", interrupting)
+    broken = finetune(settings, tmp_path / "broken", device="cpu")
+    assert (broken.folder, broken.progress.steps) == (None, 30)
+    assert not any(isinstance(part, LoRALinear) for part in broken.task.modules())
+    resumed = finetune(settings, tmp_path / "broken", resume=True, device="cpu")
+    assert resumed.metrics == whole.metrics
+    expected = whole.task.state_dict()
+    assert all(
+        torch.equal(value, expected[key]) for key, value in resumed.task.state_dict().items()
+    )
+
+
+def test_settings_on_the_command_line(settings: FinetuneConfig, tmp_path: Path) -> None:
+    app(
+        ["finetune", settings.model, settings.train, "--out", str(tmp_path / "run"), "--device", "cpu",
+         "lora.rank=4", "lora.matrices=query_value", "training.until=2 steps", "length=16"],
+        result_action="return_value",
+    )  # fmt: skip
+    written = (tmp_path / "run/config.toml").read_text()
+    assert '[lora]\nrank = 4\nalpha = 8.0\nmatrices = "query_value"' in written
+    assert "lr = 0.003" in written  # ten times the usual rate of this width
+
+
+def test_the_forecast_of_memory_counts_what_is_trained(
+    settings: FinetuneConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = []
+    real = machine.check_machine
+    monkeypatch.setattr(
+        "bothways.finetuning.prepare.check_machine",
+        lambda load, *rest: loads.append(load) or real(load, *rest),
+    )
+    for each in (settings, dataclasses.replace(settings, lora=None)):
+        make_ready(each, None, torch.device("cpu"))
+    low, full = (load.memory(torch.device("cpu")) for load in loads)
+    assert low.weights == full.weights
+    # Two blocks of A and B for six matrices; the pooler and the label head are trained whole.
+    count = 2 * 2 * (4 * (32 + 32) + 2 * (32 + 64)) + 32 * 32 + 32 + 2 * 32 + 2
+    assert (low.gradients, low.optimizer) == (4 * count, 8 * count)
+    assert full.gradients == full.weights
+
+
+def test_frozen_parts_have_no_changes() -> None:
+    model = Model(SHAPES["no dropout"], (PoolerHead(), LabelHead(2)))
+    add_changes(model, LoRA(), 0, frozen=2)
+    blocks = [
+        any(isinstance(m, LoRALinear) for m in block.modules()) for block in model.encoder.blocks
+    ]
+    assert blocks == [False, *[True] * (len(blocks) - 1)]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rank": 0}, r"^lora\.rank: must be at least 1, not 0"),
+        ({"alpha": 0.0}, r"^lora\.alpha: must be above 0, not 0\.0"),
+        ({"alpha": float("nan")}, r"^lora\.alpha: must be above 0, not nan"),
+    ],
+)
+def test_values_that_are_refused(values: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LoRA(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["reinitialise", "mixout", "pull"])
+def test_measures_that_change_the_weights_are_refused(name: str) -> None:
+    value = {"reinitialise": 1, "mixout": 0.5, "pull": 0.5}[name]
+    with pytest.raises(
+        ConfigError, match=rf"^stability\.{name}: changes the encoder's own weights"
+    ):
+        FinetuneSettings(lora=LoRA(), stability=Stability(**{name: value}))  # type: ignore[arg-type]
+
+
+def test_a_stage_and_random_weights_are_refused(settings: FinetuneConfig) -> None:
+    with pytest.raises(ConfigError, match=r"^teacher\.stage: trains all weights"):
+        dataclasses.replace(settings, teacher=Teacher("other", stage=LayerStage()))
+    ready = make_ready(dataclasses.replace(settings, lora=None), None, torch.device("cpu"))
+    method = FinetuneSettings(FAST, 16, lora=LoRA())
+    with pytest.raises(ConfigError, match=r"^lora: keeps the encoder's weights"):
+        fit_task(ready.task.model.config, ready.data, method, device="cpu")
+
+
+def test_the_usual_rate_is_ten_times_that_of_all_weights() -> None:
+    """Hu et al. 2021, table 9: 4e-4 and 5e-4 for RoBERTa base."""
+    assert usual_rate(preset("bert-base"), lora=LoRA()) == 5e-4
+    assert usual_rate(preset("bert-base")) == 5e-5
