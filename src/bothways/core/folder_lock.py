@@ -31,7 +31,7 @@ def lock_folder(folder: Path, patience: float = 0.0, progress: Progress = SILENT
 
     Args:
         patience: seconds to wait for another process that holds the lock.
-        progress: is told of the wait.
+        progress: receives a note about the wait.
 
     Raises:
         ConfigError: the folder is a URL.

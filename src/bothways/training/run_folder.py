@@ -31,7 +31,7 @@ def run_folder(folder: Path, *, resume: bool, progress: Progress = SILENT) -> It
     Args:
         folder: of the run's checkpoints and records.
         resume: continue with the checkpoints in it; without, it must hold none.
-        progress: is told of the wait.
+        progress: receives a note about the wait.
 
     Raises:
         ResourceError: it is locked, holds checkpoints or other files, or cannot be written.

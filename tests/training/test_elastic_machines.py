@@ -1,0 +1,128 @@
+"""Machines that leave a run and join it, each a torchrun of its own here (`make test-elastic`)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.distributed import TCPStore
+
+from bothways.data.corpus import Corpus
+from elastic_runs import newest, ranks_of, records
+
+pytestmark = pytest.mark.elastic
+
+STEPS = 3000
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+def pretraining(corpus: Path, out: Path) -> list[str]:
+    return [
+        "-m", "bothways", "pretrain", str(corpus), "--out", str(out), "--resume",
+        "--model", "bert-tiny", "--device", "cpu", "encoder.width=32",
+        "encoder.intermediate_size=64", "encoder.dropout.hidden=0", "encoder.dropout.attention=0",
+        "batch.kind=examples", "batch.n=8", f"training.until={STEPS} steps",
+        "training.save=20 steps", "training.report=5 steps", "training.precision=fp32",
+        "held_out=0.1", "evaluation_tokens=400",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def alone(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the same run in one process."""
+    out = tmp_path_factory.mktemp("alone") / "run"
+    subprocess.run(
+        [sys.executable, *pretraining(corpus.folder, out)], check=True, capture_output=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300,
+    )  # fmt: skip
+    return out
+
+
+@pytest.fixture
+def machine(corpus: Corpus, tmp_path: Path) -> Iterator[Start]:
+    """Start a further machine; they meet at a store of this process, which outlives them."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    torchrun = [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1",
+        "--max-restarts=10", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{store.port}",
+        "--rdzv-conf=is_host=0,last_call_timeout=3,keep_alive_interval=1", "--rdzv-id=run",
+        *pretraining(corpus.folder, tmp_path / "run"),
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    started: list[subprocess.Popen[bytes]] = []
+    log = (tmp_path / "log").open("wb")
+
+    def start() -> subprocess.Popen[bytes]:
+        agent = subprocess.Popen(torchrun, stdout=log, stderr=log, env=environment)
+        started.append(agent)
+        return agent
+
+    try:
+        yield start
+    finally:
+        for agent in started:
+            if agent.poll() is None:
+                agent.terminate()
+                agent.wait(60)
+        log.close()
+        print((tmp_path / "log").read_text()[-5000:])
+
+
+def reach(out: Path, done: Callable[[], bool], limit: float = 120) -> None:
+    end = time.monotonic() + limit
+    while not done():
+        assert time.monotonic() < end, f"still at step {newest(out)}"
+        time.sleep(0.05)
+
+
+def ranks_by_step(out: Path) -> list[tuple[int, int]]:
+    """The numbers of ranks in their order, each with the first step of a record with them."""
+    found: list[tuple[int, int]] = []
+    for record in records(out):
+        if "learning_rate" in record:
+            ranks = sum(name.endswith("/seconds") for name in record) or 1
+            if not found or found[-1][0] != ranks:
+                found.append((ranks, int(record["step"])))
+    return found
+
+
+@pytest.mark.parametrize("leaves", ["the first is killed", "the second is told to leave"])
+def test_a_run_goes_on_without_a_machine_and_with_it_when_it_is_back(
+    leaves: str, machine: Start, alone: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    first, second = machine(), machine()
+    reach(out, lambda: len(ranks_by_step(out)) > 0 and ranks_by_step(out)[-1][0] == 2)
+    at = newest(out)
+    reach(out, lambda: newest(out) >= at + 20)
+    if leaves == "the first is killed":
+        gone, rank = first, ranks_of(first.pid)
+        gone.kill()
+        os.kill(*rank, signal.SIGKILL)
+        stays = second
+    else:
+        gone, stays = second, first
+        gone.terminate()
+    gone.wait(60)
+    left = newest(out)
+    reach(out, lambda: ranks_by_step(out)[-1][0] == 1)
+    assert ranks_by_step(out)[-1][1] <= left + 20 + 5  # nothing is done again but since the save
+    back = machine()
+    reach(out, lambda: ranks_by_step(out)[-1][0] == 2)
+    assert (stays.wait(240), back.wait(60)) == (0, 0)
+
+    assert [ranks for ranks, _ in ranks_by_step(out)][-3:] == [2, 1, 2]
+    usual = {record["step"]: record["tokens"] for record in records(alone)}
+    tokens = {record["step"]: record["tokens"] for record in records(out)}
+    assert {step: tokens.get(step) for step in usual} == usual
+    one, other = (load_file(each / "model" / "model.safetensors") for each in (alone, out))
+    for name, weight in one.items():
+        torch.testing.assert_close(other[name], weight, rtol=1e-3, atol=1e-4)
