@@ -132,6 +132,9 @@ class SessionModel(PreparedModel):
         self.longest_fused = 0
         self.eval()
 
+    def check_process(self) -> None:
+        """Allow every process: the runtime of the graph has threads of its own."""
+
     def outputs(
         self, kind: str, batch: Batch, hidden: Hidden, pooled: Tensor | None = None
     ) -> Float[Tensor, "rows ..."]:
