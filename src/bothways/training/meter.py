@@ -135,7 +135,7 @@ class Meter:
         return EvaluationScores(losses, accuracies, rates)
 
 
-def _sums(loss: Loss) -> Float[Tensor, "2"]:
+def _sums(loss: Loss) -> Float[Tensor, " sums"]:
     """Return total and hits; NaN for the hits of a loss that has none."""
     loss_total = loss.total.detach().double()
     hits = (

@@ -12,6 +12,7 @@ checkpoint.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from bothways.core.errors import ConfigError
 from bothways.core.learner import Learner
+from bothways.core.loss import Loss
 from bothways.training.parallel import Plan, Sharded
 
 
@@ -141,9 +143,22 @@ def _shard(learner: Learner, plan: Sharded) -> None:
             cast_forward_inputs=False,
         ),
     }
+    _show_losses_to_torch()
     for unit in _units(learner):
         fully_shard(unit, reshard_after_forward=sharding.reshard_after_forward, **settings)
     fully_shard(learner, **settings)
+
+
+@functools.cache
+def _show_losses_to_torch() -> None:
+    """Let FSDP2 find the tensors in a `Loss`, from whose gradients it knows that a backward begins.
+
+    Torch before 2.13 does not look into dataclasses that it does not know. A learner without units
+    of its own, such as one whose layers share a block, then had no gradients, without an error.
+    """
+    from torch.export import register_dataclass
+
+    register_dataclass(Loss)
 
 
 def _units(learner: Learner) -> list[nn.Module]:
