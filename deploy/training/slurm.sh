@@ -24,7 +24,8 @@ SETTINGS=(--model bert-base training.until="100000 steps" training.save="30 minu
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_ADDR MASTER_PORT=29500 CORPUS OUT
 
-srun --kill-on-bad-exit=1 bash -c '
+# Since Slurm 22.05, srun takes the number of processors from its own option alone.
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 bash -c '
     export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
     export LOCAL_WORLD_SIZE=$((SLURM_NTASKS / SLURM_NNODES)) OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
     exec python -m bothways pretrain "$CORPUS" --out "$OUT" --resume "$@"

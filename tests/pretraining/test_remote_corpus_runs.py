@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 pytest.importorskip("fsspec", reason="needs the extra 'remote'")
 
+import bothways
 from bothways.cli import app
 from bothways.core import urls
 from bothways.core.errors import BothwaysError
@@ -62,6 +63,35 @@ def test_a_run_on_a_corpus_at_a_url_is_that_on_its_folder(
     app(["inspect-step", str(far), "2", url], result_action="return_value")
     app(["corpus", "inspect", url], result_action="return_value")
     assert "150" in capsys.readouterr().out
+    found = []
+    for place in (url, str(corpus.folder)):
+        app(
+            ["evaluate", str(near), place, "--length", "32", "--json"], result_action="return_value"
+        )
+        found.append(capsys.readouterr().out)
+    assert found[0] == found[1]
+
+
+def test_a_student_learns_from_a_corpus_at_a_url(url: str, corpus: Corpus, tmp_path: Path) -> None:
+    teacher = run(str(corpus.folder), tmp_path / "teacher")
+    settings = ["training.until=2 steps", "batch.n=256", *SETTINGS[-3:]]
+    students = []
+    for name, place in (("far", url), ("near", str(corpus.folder))):
+        out = tmp_path / name
+        app(
+            ["distil", str(teacher), place, "--out", str(out), *settings],
+            result_action="return_value",
+        )
+        students.append(load_file(out / "model" / "model.safetensors"))
+    assert all((students[0][key] == value).all() for key, value in students[1].items())
+    bothways.distil(
+        str(teacher),
+        url,
+        out=tmp_path / "python",
+        until="1 step",
+        progress=False,
+        shuffle={"kind": "windows", "documents": 24, "run": 6},
+    )
 
 
 def test_a_cache_that_is_too_small_is_an_error_before_the_run(

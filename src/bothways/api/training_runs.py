@@ -273,8 +273,8 @@ def distil(  # noqa: PLR0913 – one option per question
 
     Args:
         teacher: a model folder, the folder of a run, or a Hub id.
-        data: a corpus or its folder, built with the teacher's tokenizer; or labelled data as for
-            `finetune`.
+        data: a corpus, its folder or its URL, built with the teacher's tokenizer; or labelled data
+            as for `finetune`.
         student: with a corpus a preset or a model folder, `None` for half of the teacher's layers;
             with labelled data a model folder or a Hub id.
         dev: labelled data by which the best weights are chosen.
@@ -302,6 +302,7 @@ def distil(  # noqa: PLR0913 – one option per question
     """
     from bothways.core.config import reader
     from bothways.data.corpus import Corpus
+    from bothways.data.manifest import holds_corpus
     from bothways.finetuning import run as finetuning
     from bothways.finetuning.prepare import load_config, taught_finetuning
     from bothways.pretraining import run as pretraining
@@ -313,14 +314,15 @@ def distil(  # noqa: PLR0913 – one option per question
     if until is not None:
         settings["training"] = {"until": until, **settings.get("training", {})}
     common: Any = {"resume": resume, "device": device, "on_event": on_event}
-    if isinstance(data, Corpus) or (isinstance(data, str | Path) and Path(data).is_dir()):
-        text = data if isinstance(data, Corpus) else Corpus.open(Path(data))
+    named = isinstance(data, str | Path) and (Path(data).is_dir() or holds_corpus(data))
+    if named or isinstance(data, Corpus):
+        text = data if isinstance(data, Corpus) else Corpus.open(data)  # type: ignore[arg-type]
         base = distillation(str(teacher), text, name, recipe)
         config = reader.load(PretrainConfig, base=base, overrides=settings)
         with shown_progress(progress) as shown:
             return pretraining.pretrain(config, text, folder, progress=shown, **common)
-    named = None if dev is None else source_name(dev, "dev")
-    task = taught_finetuning(str(teacher), source_name(data, "train"), name, recipe, named)
+    measured = None if dev is None else source_name(dev, "dev")
+    task = taught_finetuning(str(teacher), source_name(data, "train"), name, recipe, measured)
     with shown_progress(progress) as shown:
         return finetuning.finetune(
             load_config(task, settings), folder, train=data, dev=dev, progress=shown, **common

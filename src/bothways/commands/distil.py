@@ -41,8 +41,8 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
     teacher
         A model folder, the folder of a run, or a Hub id; with labelled data a fine-tuned one.
     data
-        A folder made by `bothways corpus build … --tokenizer TEACHER`, or labelled data as for
-        `bothways finetune`.
+        A folder made by `bothways corpus build … --tokenizer TEACHER`, or its URL, or labelled data
+        as for `bothways finetune`.
     overrides
         Settings by dotted path, such as encoder.depth=4 objective.losses.0.temperature=3, or with
         labelled data teacher.weight=0.7.
@@ -63,18 +63,20 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
     resume
         Continue from the newest checkpoint in the folder, or start a run if there is none.
     """
+    from bothways.data.manifest import holds_corpus
+
     if resume:
         check_begun(out)
     say_kernels(device)
     run = _Run(out, (*overrides, *end.settings), config, resume, device)
-    if not Path(data).is_dir():
+    if not (Path(data).is_dir() or holds_corpus(data)):
         _finetune_student(teacher, data, student, recipe, dev, run)
     elif dev is None:
-        _pretrain_student(teacher, Path(data), student, recipe, run)
+        _pretrain_student(teacher, data, student, recipe, run)
     else:
         from bothways.core.errors import ConfigError
 
-        what = f"is for labelled data, and {data} is a folder: a corpus"
+        what = f"is for labelled data, and {data} is a corpus"
         raise ConfigError(what, where="dev", fix="Leave it out; held_out=0.01 sets aside text.")
 
 
@@ -90,7 +92,7 @@ class _Run:
 
 
 def _pretrain_student(
-    teacher: str, corpus: Path, student: str | None, recipe: str | None, run: _Run
+    teacher: str, corpus: str, student: str | None, recipe: str | None, run: _Run
 ) -> None:
     """Pre-train a student on a corpus, and print its metrics."""
     from bothways.core.config import reader as configs

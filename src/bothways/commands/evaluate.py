@@ -62,7 +62,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
         A fine-tuned model folder, the folder of a fine-tuning run, or a Hub id.
     file
         Labelled data (.csv, .tsv, .jsonl, .parquet, or hub:owner/name:configuration:split), or the
-        folder of a corpus for the losses and the perplexity of a pre-trained model.
+        folder or URL of a corpus for the losses and the perplexity of a pre-trained model.
     settings
         Settings of the task, such as variant=word_l2r for likelihood.
     task
@@ -84,6 +84,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     from bothways.commands.progress import say_kernels
     from bothways.core.atomic_files import check_output_path
     from bothways.core.errors import ConfigError
+    from bothways.data.manifest import holds_corpus
     from bothways.prediction.int8_report import MAX_LOSS
     from bothways.prediction.pair_suite import open_pairs
     from bothways.prediction.predictor import Predictor, open_task
@@ -96,10 +97,10 @@ def evaluate(  # noqa: PLR0913 – one option per question
         _evaluate_pairs(Predictor(learner, precision), folder, blimp, json)
         return
     if file is None:
-        fix = "Give a file, the folder of a corpus, or --blimp DIR."
+        fix = "Give a file, the folder or URL of a corpus, or --blimp DIR."
         raise ConfigError("there is no data to evaluate on", where="file", fix=fix)
     say_kernels(device)
-    if Path(file, "manifest.json").is_file():
+    if holds_corpus(file):
         _refuse(
             "a corpus", settings, {"--task": task, "--text": text, "--text-b": text_b,
             "--label": label, "--report": report, "--limit": limit,

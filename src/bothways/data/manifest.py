@@ -12,6 +12,7 @@ from bothways.cleaning.config import Cleaning
 from bothways.core.atomic_files import file_digest, replace_file
 from bothways.core.errors import DataError
 from bothways.core.json_reader import read_object
+from bothways.core.urls import place_of, status_of
 from bothways.data.documents import Origin
 
 MANIFEST = "manifest.json"
@@ -138,6 +139,16 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
             del stored["parts"]
     text = json.dumps(tree, indent=2, ensure_ascii=False)
     replace_file(folder / MANIFEST, lambda place: place.write_text(text, encoding="utf-8"))
+
+
+def holds_corpus(name: str | Path) -> bool:
+    """Return True if a folder, or a URL, is that of a corpus: it has a manifest.
+
+    Raises:
+        ResourceError: the store of the URL cannot be reached.
+    """
+    manifest = place_of(name) / MANIFEST
+    return manifest.is_file() if isinstance(manifest, Path) else status_of(manifest) is not None
 
 
 def read_manifest(folder: Path) -> Manifest:
