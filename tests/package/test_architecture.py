@@ -36,3 +36,10 @@ def test_files_that_are_named_exist(page: str) -> None:
     text = (ROOT / page).read_text("utf8")
     for name in set(re.findall(r"`([\w/]+/[\w./]*\w+\.py)", text.replace("NAME/", ""))):
         assert (SOURCE / name).exists() or (ROOT / name).exists(), name
+
+
+def test_the_path_from_text_to_a_loss_has_as_many_files_as_it_says() -> None:
+    path = PAGE.split("## From a line of text to a loss")[1].split("Next to this path")[0]
+    files = set(re.findall(r"`([\w/]+\.py):", path))
+    assert f"{len(files)} files" in path
+    assert len(files) <= 25
