@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
+import torch
 
+from bothways.attention.patterns import Causal, Full
+from bothways.core.batch import Batch
+from bothways.core.layout import Layout
+from bothways.families.catalogue import preset
 from bothways.kernels import library
 from bothways.kernels.library import Feature
+from bothways.model.heads import Head, MaskedHead, NextTokenHead
+from bothways.model.model import Model
+from bothways.model.readout import Readout
 from bothways.prediction.engine import predict_sequences
 from bothways.prediction.predictor import Predictor, read_input
-from bothways.prediction.prepared_model import PredictPrecision, PreparedModel
+from bothways.prediction.prepared_model import PredictPrecision, PreparedModel, prepare_model
 from toy_folder import make_folder
 from toy_predictors import TASKS, predictor
 
@@ -44,6 +54,34 @@ def test_outputs_are_the_same_bits_in_any_company(
     assert isinstance(ready.task.model, PreparedModel)
     assert ready.task.model.batch_invariant
     assert not any(outputs_differ(ready, TASKS[name][1]))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("head", [MaskedHead(), NextTokenHead()], ids=["masked", "causal"])
+@pytest.mark.usefixtures("processor")
+def test_a_head_with_a_matrix_of_its_own_is_computed(
+    head: Head, precision: Literal["fp32", "bf16"]
+) -> None:
+    """A folder with "tie_word_embeddings": false."""
+    if precision == "bf16" and not library.multiplies("bf16"):
+        pytest.skip("no products in bf16 here")
+    torch.manual_seed(1)
+    causal = isinstance(head, NextTokenHead)
+    config = replace(
+        preset("bert-tiny"),
+        vocab=40,
+        readout=Readout(output="own"),
+        patterns=(Causal() if causal else Full(),),
+    )
+    model, ids = Model(config, (head,)).eval(), torch.randint(40, (12,))
+    batch = Batch(ids, torch.zeros_like(ids), Layout.of([9, 3]))
+    ready = prepare_model(model, precision, batch_invariant=True)
+    with torch.no_grad():
+        wanted = model(batch, heads=[head.kind]).logits[head.kind]
+        with torch.autocast("cpu", ready.autocast_dtype, enabled=precision == "bf16"):
+            found = ready(batch, heads=[head.kind]).logits[head.kind]
+    tolerance = 1e-5 if precision == "fp32" else 0.05
+    torch.testing.assert_close(found.float(), wanted, rtol=0, atol=tolerance)
 
 
 @pytest.mark.usefixtures("processor")

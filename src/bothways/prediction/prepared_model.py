@@ -30,6 +30,7 @@ from bothways.kernels.linear import CompiledLinear, OneDNNLinear, PanelLinear
 from bothways.model.block import Block
 from bothways.model.embedding import Embedding
 from bothways.model.encoder import Encoder, Hidden, spread
+from bothways.model.head_modules import MaskedOutput, NextTokenOutput
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Learned, Sinusoidal
 from bothways.runtime.devices import (
@@ -241,7 +242,10 @@ class PreparedModel(Model):
         )
         if pack_head is not None:
             for module in list(self.heads.modules()):
-                _pack_layers(module, tuple(dict(module.named_children())), pack_head)
+                names = dict(module.named_children())
+                if isinstance(module, MaskedOutput | NextTokenOutput):
+                    names.pop("output", None)  # its weight is read, as the token embedding's is
+                _pack_layers(module, tuple(names), pack_head)
         self._process = os.getpid()
         self.eval()
 
