@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from bothways.attention.patterns import Causal, Full
 from bothways.core.batch import Batch
@@ -82,6 +83,28 @@ def test_a_head_with_a_matrix_of_its_own_is_computed(
             found = ready(batch, heads=[head.kind]).logits[head.kind]
     tolerance = 1e-5 if precision == "fp32" else 0.05
     torch.testing.assert_close(found.float(), wanted, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.usefixtures("processor")
+def test_narrow_embeddings_are_projected_alike_in_any_company(precision: PredictPrecision) -> None:
+    """As ELECTRA's small sizes have them."""
+    if precision == "bf16" and not library.multiplies("bf16"):
+        pytest.skip("no products in bf16 here")
+    torch.manual_seed(0)
+    model = Model(replace(preset("bert-tiny"), embedding=48, initial_range=0.3), ()).eval()
+    ready, lengths = prepare_model(model, precision, batch_invariant=True), [64, 65, 15, 16, 3]
+
+    def encoded(ids: Tensor, lengths: list[int]) -> Tensor:
+        batch = Batch(ids, torch.zeros_like(ids), Layout.of(lengths))
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            return ready.encoder(batch).last
+
+    assert ready.batch_invariant
+    ids = torch.randint(1000, (sum(lengths),))
+    together = torch.split(encoded(ids, lengths), lengths)
+    for part, wanted in zip(torch.split(ids, lengths), together, strict=True):
+        assert torch.equal(encoded(part, [len(part)]), wanted)
 
 
 @pytest.mark.usefixtures("processor")

@@ -210,7 +210,8 @@ class PreparedModel(Model):
         parts: a copy of a model, whose modules become those of this one.
         pack: makes the packed form of a dense layer.
         precision: of matrix products.
-        pack_head: the same for the dense layers of heads; None to leave them as they are.
+        pack_head: the same for the dense layers of heads and for the one that projects narrow
+            embeddings; None to leave them as they are.
 
     Attributes:
         device: of the model.
@@ -232,6 +233,8 @@ class PreparedModel(Model):
         nn.Module.__init__(self)
         self.config, self.specification = parts.config, parts.specification
         self.precision, self.heads, encoder = precision, parts.heads, parts.encoder
+        if pack_head is not None and isinstance(encoder, Encoder):
+            _pack_layers(encoder.embedding, ("project",), pack_head)
         self.encoder = PreparedEncoder(encoder, pack) if isinstance(encoder, Encoder) else encoder
         self.device = next(parts.parameters()).device
         self.autocast_dtype = torch.bfloat16 if precision == "bf16" else torch.float32
