@@ -155,6 +155,21 @@ def test_stable_adamw_divides_the_rate_by_the_rms(steps):
     assert not all(clipped)
 
 
+@pytest.mark.parametrize(
+    "config", [AdamW(lr=0.1), Lamb(lr=0.1), StableAdamW(lr=0.1), Muon(lr=0.1)], ids=lambda c: c.kind
+)
+def test_a_single_number_is_updated_as_a_vector_of_one(config):
+    """Such as the factor of a learned sum of layers."""
+    weights = {"scale": nn.Parameter(torch.tensor(2.0)), "vector": nn.Parameter(torch.tensor([2.0]))}
+    block = nn.Parameter(torch.ones(2, 2))
+    optimizer = build_optimizer(config, [*weights.items(), ("block", block)], matrices={"block": 1})
+    for size in (0.5, -3.0, 40.0):
+        for weight in (*weights.values(), block):
+            weight.grad = torch.full_like(weight, size)
+        update(optimizer, clip_norm=None)
+    assert weights["scale"].item() == weights["vector"].item() != 2.0
+
+
 def test_stable_adamw_is_adamw_while_the_rms_is_at_most_1():
     ours, theirs = network(), network()
     settings = {"lr": 0.02, "betas": (0.9, 0.98), "eps": 1e-6, "decay": 0.1}

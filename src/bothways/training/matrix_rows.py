@@ -52,7 +52,8 @@ class OwnRows:
     @property
     def shape(self) -> tuple[int, int, int]:
         """The number of matrices, their rows and their columns, over all ranks."""
-        parts, rows = int(self.group["parts"]), len(self.parameter)
+        # A single number, without dimensions, is a row of one.
+        parts, rows = int(self.group["parts"]), len(torch.atleast_1d(self.parameter))
         return parts, rows // parts, self.parameter.numel() // max(rows, 1)
 
     def count_step(self) -> Tensor:
