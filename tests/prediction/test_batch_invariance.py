@@ -123,6 +123,12 @@ def test_without_it_a_short_text_alone_is_computed_otherwise(folder: Path) -> No
     assert any(outputs_differ(ready, TASKS["embed"][1]))
 
 
+def test_heads_that_the_kernel_does_not_take_are_promised_nothing() -> None:
+    """TinyBERT's have 26 features: its attention is torch's, which depends on the batch."""
+    shape = replace(preset("bert-tiny"), width=52)
+    assert not prepare_model(Model(shape, ()), batch_invariant=True).batch_invariant
+
+
 def test_without_the_kernels_it_is_not_promised(folder: Path) -> None:
     with library.limit(Feature(0)):
         ready = predictor(folder, "embed", batch_invariant=True)

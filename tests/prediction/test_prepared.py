@@ -56,7 +56,7 @@ def made(precision: str) -> str:
 
 
 def config(**changes: object) -> EncoderConfig:
-    return EncoderConfig(50, 32, 2, 4, 64, position=Learned(24), initial_range=0.2, **changes)  # type: ignore[arg-type]
+    return EncoderConfig(50, 32, 2, 2, 64, position=Learned(24), initial_range=0.2, **changes)  # type: ignore[arg-type]
 
 
 def layers(model: nn.Module) -> dict[str, list[str]]:
@@ -184,6 +184,7 @@ def test_every_preset_in_small_says_the_same(
         ({"position": Sinusoidal()}, True, True),
         ({"patterns": (Window(8),)}, False, True),
         ({"position": Rotary()}, False, True),
+        ({"heads": 4}, False, True),
         ({"order": PreNorm()}, False, False),
         ({"mlp": Gated()}, False, False),
         ({"activation": "relu"}, False, False),

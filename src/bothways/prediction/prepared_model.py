@@ -23,6 +23,7 @@ from bothways.attention.patterns import Full
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, ResourceError
 from bothways.kernels import library
+from bothways.kernels.attention import HEAD_STEP
 from bothways.kernels.encoder import CompiledBlockTail, CompiledLayers
 from bothways.kernels.int8 import Int8Linear
 from bothways.kernels.library import Feature, multiplies
@@ -156,7 +157,10 @@ class PreparedEncoder(Encoder):
         self.layers = self._fuse_layers()
 
     def _fuse_layers(self) -> CompiledLayers | None:
-        """Return the kernel of all layers, if each is one fused block and all attend to all."""
+        """Return the kernel of all layers, if each is one fused block and all attend to all.
+
+        Its attention needs heads of a multiple of `HEAD_STEP` features.
+        """
         config = self.config
         blocks = [block for layer in range(config.depth) for block in self.layer(layer)]
         prepared = [block for block in blocks if isinstance(block, PreparedBlock)]
@@ -167,6 +171,7 @@ class PreparedEncoder(Encoder):
             and isinstance(config.position, Learned | Sinusoidal)
             and self.convolution is None
             and prepared[0].attention.bias is None
+            and config.width // config.heads % HEAD_STEP == 0
         )
         if not plain or projections is None or not len(fused) == config.depth == len(blocks):
             return None
