@@ -236,6 +236,17 @@ def test_predict_does_every_task(
     ]
 
 
+def test_encode_leaves_no_second_text_out(place: Path) -> None:
+    import pandas
+
+    embed = open_task(place / "bert", "embed")
+    pairs = pandas.DataFrame({"sentence1": ["a film", "a play"], "sentence2": ["x", "y"]})
+    for given in ([("a film", "x")], [["a film", "x"]], pairs, {"text": "a film", "text_b": "x"}):
+        with pytest.raises(DataError, match=r"^input 1: has two texts, and encode returns one"):
+            embed.encode(given)
+    assert len(embed(pairs)[0].vectors) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

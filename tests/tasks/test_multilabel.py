@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -167,12 +168,21 @@ def test_a_certain_mistake_costs_much_and_not_everything(tmp_path: Path) -> None
         (["b", "a", "b"], ("a", "b")), ([], ()), ("", ()), ("b, a", ("a", "b")), ("a", ("a",)), (None, None),
         ([2, 10, "x"], ("2", "10", "x")), (3, ("3",)), (" , ", ()), ([None, "a"], ("a",)),
         ("nan", None), (" NaN ", None), (float("nan"), None), ("nan, a", ("a",)), (["NaN"], ()),
+        ('["b, c", "a"]', ("a", "b, c")), (" [] ", ()), ("[2, 10]", ("2", "10")), ("[a", ("[a",)),
     ],
 )  # fmt: skip
 def test_labels_of_any_form(tmp_path: Path, value: object, labels: tuple[str, ...] | None) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "t", "labels": value}))
     (example,) = MultilabelTask().read(str(tmp_path / "a.jsonl")).examples
     assert example.labels == labels
+
+
+@pytest.mark.parametrize("printed", ["['b', 'a']", "['b' 'a']", "[b, a]"])
+def test_lists_as_python_and_numpy_print_them_are_refused(tmp_path: Path, printed: str) -> None:
+    (tmp_path / "a.csv").write_text(f'text,labels\nt,"{printed}"\n')
+    what = rf"a\.csv:2: column 'labels' holds \"{re.escape(printed)}\", a printed list"
+    with pytest.raises(DataError, match=what.replace('\\"', "['\"]")):
+        list(MultilabelTask().read(str(tmp_path / "a.csv")).examples)
 
 
 def test_files_of_every_kind(tmp_path: Path) -> None:

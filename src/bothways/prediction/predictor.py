@@ -171,6 +171,7 @@ class Predictor:
 
         Raises:
             ConfigError: the predictor was opened for another task, or has no such prompt.
+            DataError: an input has two texts.
         """
         if not isinstance(self.task, Embedder):
             what = f"encode is for the task 'embed', and this predictor has {self.task.task.name!r}"
@@ -178,7 +179,7 @@ class Predictor:
         lead = self.task.task.prompt_text(prompt_name, prompt)
         one = isinstance(texts, str | Mapping)
         items = enumerate([texts] if one else given_rows(texts, "texts"), 1)
-        inputs = (_prompted(read_input(self.task, item, at), lead) for at, item in items)
+        inputs = (_prompted(read_input(self.task, item, at), lead, at) for at, item in items)
         vectors = [prediction.vectors[0] for prediction in self.stream(inputs)]
         if one:
             vector: NDArray[np.float32] = vectors[0]
@@ -247,8 +248,16 @@ def _is_one(inputs: Any) -> bool:
     return (texts and len(inputs) > 0) or isinstance(inputs, str | Mapping) or is_example(inputs)
 
 
-def _prompted(example: Any, prompt: str) -> Any:
-    """Return an example of one text with a prompt, unless it has one of its own."""
+def _prompted(example: Any, prompt: str, number: int) -> Any:
+    """Return an example of one text with a prompt, unless it has one of its own.
+
+    Raises:
+        DataError: it has two texts, of which `encode` would leave one out.
+    """
+    if isinstance(example, TextExample) and example.text_b is not None:
+        what = "has two texts, and encode returns one vector for each input"
+        fix = "Give one text, or call the predictor, which returns a vector for each of the two."
+        raise DataError(what, where=f"input {number}", fix=fix)
     if isinstance(example, PromptedText) or not isinstance(example, TextExample):
         return example
     return PromptedText(**vars(example), prompt=prompt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -33,23 +34,40 @@ class MultilabelExample:
 
 
 def parse_labels(value: Any, separator: str, column: str, where: str) -> tuple[str, ...] | None:
-    """Return the labels in a cell: a list, or a text with separators.
+    """Return the labels in a cell: a list, also as JSON, or a text with separators.
 
     An empty list or text means that the example has no label; null and NaN that it is unknown.
 
     Raises:
-        DataError: an item cannot be a label.
+        DataError: an item cannot be a label, or a text is a list in another form than JSON.
     """
     if is_absent(value):
         return None
     if isinstance(value, str):
-        value = value.split(separator)
+        value = _labels_in(value, separator, column, where)
     if isinstance(value, list | tuple):
         _check_names_of(value, column, where)
         names = (label_of(item, column, where) for item in value)
         return in_order(name for name in names if name is not None)
     one = label_of(value, column, where)
     return None if one is None else (one,)
+
+
+def _labels_in(text: str, separator: str, column: str, where: str) -> list[Any]:
+    """Return the labels in a text: a JSON list, or labels with separators.
+
+    A list as Python or NumPy prints it, such as pandas writes to .csv files, is refused: cut at
+    separators it would give labels with brackets and quotation marks.
+    """
+    if not (text.strip().startswith("[") and text.strip().endswith("]")):
+        return text.split(separator)
+    try:
+        labels = json.loads(text)
+    except ValueError:
+        what = f"column {column!r} holds {text[:60]!r}, a printed list that is not JSON"
+        fix = "Join the labels before the file is written, or write a .jsonl or .parquet file."
+        raise DataError(what, where=where, fix=fix) from None
+    return list(labels)
 
 
 def _check_names_of(labels: Many[Any], column: str, where: str) -> None:
