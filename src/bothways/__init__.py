@@ -59,8 +59,19 @@ if TYPE_CHECKING:
     from bothways.text.tokenizer import Tokenizer as Tokenizer
 
 
+_ELSEWHERE = {
+    "AutoModel": "load_model", "AutoTokenizer": "Tokenizer.load", "CrossEncoder": "load",
+    "SentenceTransformer": "load", "Trainer": "finetune", "TrainingArguments": "finetune",
+    "classify": "load", "embed": "load", "evaluate": "load(MODEL).evaluate",
+    "pipeline": "load", "predict": "load", "train": "finetune",
+}  # fmt: skip
+"""Names of other libraries and of commands → the names here."""
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        what = f"module 'bothways' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}"
+        near = f"; see bothways.{_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+        names = ", ".join(sorted(_HOME))
+        what = f"module 'bothways' has no attribute {name!r}{near}; it has {names}"
         raise AttributeError(what)
     return getattr(importlib.import_module(f"bothways.{_HOME[name]}"), name)

@@ -92,6 +92,21 @@ def test_a_program_without_gradients_can_train(model: Path, off: Any) -> None:
     assert run.metrics == plain.metrics
 
 
+def test_the_state_of_torch_is_left_as_it_was(model: Path) -> None:
+    """Also where another type is the default, in which a run would compute."""
+    settings: dict[str, Any] = {"epochs": 0.5, "max_length": 16, "device": "cpu", "progress": False}
+    plain = bothways.finetune(model, rows(32, 0), rows(30, 1), **settings)
+    before = torch.get_rng_state()
+    torch.set_default_dtype(torch.float64)
+    try:
+        run = bothways.finetune(model, rows(32, 0), rows(30, 1), **settings)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert run.metrics == plain.metrics
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_tags_of_a_dataset_have_the_names_of_its_classes(model: Path) -> None:
     import datasets
 

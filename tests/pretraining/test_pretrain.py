@@ -422,6 +422,19 @@ def test_names_of_metrics_cost_nothing_where_none_is_looked_for(
         pretrain(settings(corpus, 2), corpus, on_event=stop)
 
 
+def test_the_state_of_torch_is_left_as_it_was(corpus: Corpus) -> None:
+    plain = pretrain(settings(corpus, 1), corpus)
+    before = torch.get_rng_state()
+    torch.set_default_dtype(torch.float64)
+    try:
+        again = pretrain(settings(corpus, 1), corpus)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert again.metrics == plain.metrics
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_settings_are_noted_by_a_resumed_run_that_has_no_checkpoint_yet(
     corpus: Corpus, tmp_path: Path
 ) -> None:

@@ -15,6 +15,8 @@ from bothways.commands.options import (
     TextColumn,
 )
 
+_FILES = (".parquet", ".jsonl", ".json", ".csv", ".tsv", ".txt", ".npy")
+
 
 def predict(  # noqa: PLR0913 – one option per question
     folder: str,
@@ -44,8 +46,8 @@ def predict(  # noqa: PLR0913 – one option per question
         hub:owner/name:configuration:split, or - for standard input; with --out any number of files.
         Then settings of the task, such as top=10 for fill or pooling=max for embed.
     out
-        A folder for any number of files: predictions in parts, in processes or on a cluster. The
-        same command continues where it was stopped.
+        A folder for any number of files: predictions in parts, in processes or on a cluster, as
+        JSON lines or Parquet (--format). The same command continues where it was stopped.
     task
         A task of finetune, fill, likelihood, prefer, embed, or another usual name of one of them;
         default: the task of the model.
@@ -71,6 +73,13 @@ def predict(  # noqa: PLR0913 – one option per question
     require_at_least(1, top=top)
     files, settings = split_inputs(inputs)
     if out is not None:
+        if out.suffix in _FILES and not out.is_dir():
+            what = f"{str(out)!r} names a file, and predictions in parts are files in a folder"
+            fix = (
+                f"Name a folder: --out {out.stem}, with --format parquet for Parquet. For one file "
+                "of JSON lines: bothways predict … > FILE"
+            )
+            raise ConfigError(what, where="--out", fix=fix)
         if window is not None:
             what, fix = "is for predictions that are printed", "Leave it out; parts have --rows."
             raise ConfigError(what, where="--window", fix=fix)

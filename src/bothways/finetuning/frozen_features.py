@@ -30,6 +30,7 @@ from bothways.finetuning.feature_data import (
 )
 from bothways.model.layer_mix import LayerChoice, LayerSum, chosen_layers
 from bothways.runtime.devices import choose_device
+from bothways.runtime.torch_state import own_torch_state
 from bothways.tasks.base import EncodedExample, Metrics, Output
 from bothways.tasks.predictions import TagPrediction
 from bothways.tasks.tagging.examples import TagExample
@@ -148,6 +149,7 @@ def compute_features(
     return FeatureData(task, train, dev, sentences.data.dev_examples, encoder.config.depth)
 
 
+@own_torch_state()
 def fit_features(
     data: FeatureData,
     settings: FeatureConfig,

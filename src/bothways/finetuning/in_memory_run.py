@@ -25,6 +25,7 @@ from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.preflight.machine import compute_as
 from bothways.runtime.devices import choose_device
+from bothways.runtime.torch_state import own_torch_state
 from bothways.training.parallel import Single
 from bothways.training.run import OnEvent
 from bothways.training.store import MemoryStore
@@ -44,6 +45,7 @@ def start_from(start: Model | ModelConfig, heads: Iterable[Head], seed: int) -> 
     return model
 
 
+@own_torch_state()
 def fit_task(
     start: Model | ModelConfig,
     data: LabelledData,

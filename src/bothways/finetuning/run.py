@@ -13,8 +13,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bothways.analysis.report import analyse_encoded, write_report
 from bothways.core.config import reader as configs
 from bothways.core.errors import installed
@@ -37,6 +35,7 @@ from bothways.model.flops import forward_flops
 from bothways.prediction.engine import PredictionCounts
 from bothways.preflight.machine import peak_of
 from bothways.runtime.devices import choose_device
+from bothways.runtime.torch_state import own_torch_state
 from bothways.tasks.base import Task
 from bothways.training.parallel import Plan, connected, is_main, plan_here, rank_device
 from bothways.training.run import OnEvent
@@ -46,8 +45,7 @@ from bothways.training.store import FolderStore, MemoryStore
 __all__ = ["FinetuneConfig", "FinetuneResult", "finetune"]
 
 
-# Also where the calling program has turned gradients off.
-@torch.inference_mode(False)
+@own_torch_state()
 def finetune(
     settings: FinetuneConfig,
     folder: Path | None = None,

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -36,6 +36,7 @@ from bothways.prediction.engine import (
     predict,
     prepare_task,
 )
+from bothways.prediction.other_names import check_settings, missing_attribute, refuse_arguments
 from bothways.prediction.prepared_model import PredictPrecision, PreparedModel
 from bothways.prediction.session_model import Runtime, SessionModel, open_session
 from bothways.preflight.text import check_model
@@ -133,7 +134,13 @@ class Predictor:
             raise ConfigError(what, where="predictor", fix=fix)
         return self._reopen
 
-    def __call__(self, inputs: Any) -> Any:
+    if not TYPE_CHECKING:  # a type checker shall know the attributes
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError, with the name here of what other libraries call so."""
+            raise missing_attribute(name)
+
+    def __call__(self, inputs: Any, **unknown: object) -> Any:
         """Return the prediction for one input, or the list of predictions for several.
 
         Args:
@@ -142,8 +149,10 @@ class Predictor:
                 these, or a table such as a DataFrame, whose rows are the inputs.
 
         Raises:
+            ConfigError: another argument is given; arguments of other libraries have advice.
             DataError: an input that the task cannot read.
         """
+        refuse_arguments("a predictor", unknown, ["inputs"])
         if _is_one(inputs):
             [prediction] = self.stream([inputs])
             return prediction
@@ -161,6 +170,7 @@ class Predictor:
         *,
         prompt_name: str | None = None,
         prompt: str | None = None,
+        **unknown: object,
     ) -> Float[NDArray[np.float32], "*texts width"]:
         """Return the vectors of texts `(texts, width)`, or that of one text `(width,)`.
 
@@ -170,9 +180,11 @@ class Predictor:
             prompt: a prompt instead of a named one; "" for none.
 
         Raises:
-            ConfigError: the predictor was opened for another task, or has no such prompt.
+            ConfigError: the predictor was opened for another task, or has no such prompt; or
+                another argument is given, see `other_names`.
             DataError: an input has two texts.
         """
+        refuse_arguments("encode", unknown, ["texts", "prompt_name", "prompt"])
         if not isinstance(self.task, Embedder):
             what = f"encode is for the task 'embed', and this predictor has {self.task.task.name!r}"
             raise ConfigError(what, where="task", fix='Open the model with task="embed".')
@@ -204,6 +216,7 @@ class Predictor:
         data: str | Path | Reading[Any] | Given,
         config: PredictConfig = DEFAULT_PREDICT,
         counts: PredictionCounts | None = None,
+        **unknown: object,
     ) -> Metrics:
         """Return the metrics on labelled data, in constant memory.
 
@@ -211,8 +224,10 @@ class Predictor:
             data: a file, a Hub data set, a reading, or rows.
 
         Raises:
+            ConfigError: another argument is given, see `other_names`.
             DataError: an example has no label, or a label that the model does not have.
         """
+        refuse_arguments("evaluate", unknown, ["data", "config", "counts"])
         return evaluate_task(self.task, self._examples(data, labelled=True), config, counts)
 
     def predict(
@@ -380,6 +395,8 @@ def _bind(
     settings: Tree | Iterable[str],
 ) -> TaskLearner[Any, Any]:
     """Return the task of a folder with its model, in evaluation mode."""
+    if isinstance(settings, Mapping):
+        check_settings(settings)
     record = _record(loaded, None if task is None else task_kind(task))
     definition = configs.load(type(record.task), base=record.task, overrides=settings)
     _check_heads(definition, loaded)

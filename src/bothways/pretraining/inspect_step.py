@@ -27,6 +27,7 @@ from bothways.pretraining.build import build_models, mixed_loader_of, vocabulary
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.run import phases_of
 from bothways.runtime.devices import choose_device, resolve_precision
+from bothways.runtime.torch_state import own_torch_state
 from bothways.training.average import Average
 from bothways.training.checkpoint import Checkpoint, checkpoints, read_checkpoint
 from bothways.training.loop import fit
@@ -71,6 +72,7 @@ class InspectedStep:
     sequences: tuple[InspectedSequence, ...]
 
 
+@own_torch_state()
 def inspect_step(
     folder: Path,
     step: int,

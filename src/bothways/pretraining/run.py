@@ -42,6 +42,7 @@ from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.evaluation import HeldOut, MixedHeldOut
 from bothways.pretraining.run_page import write_run_page
 from bothways.runtime.devices import choose_device
+from bothways.runtime.torch_state import own_torch_state
 from bothways.training import run
 from bothways.training.durations import part_of
 from bothways.training.parallel import Plan, connected, is_main, plan_here, rank_device
@@ -83,8 +84,7 @@ class PretrainResult:
         return self.progress.finished(training.end)
 
 
-# Also where the calling program has turned gradients off.
-@torch.inference_mode(False)
+@own_torch_state()
 def pretrain(
     settings: PretrainConfig,
     corpus: Corpus | Mapping[str, Corpus],
