@@ -11,9 +11,11 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -338,6 +340,49 @@ def test_processes_share_a_cache(
     assert len(fetched) == 40
     if room > 40_000:
         assert max(fetched.values()) == 1  # whoever asked first, for all
+
+
+@pytest.mark.parametrize("number", [7, 8])
+def test_room_of_a_killed_process_is_free_at_once(
+    number: int, data: Path, store: type[FlakyStore], tmp_path: Path
+) -> None:
+    cache, context = Cache(tmp_path / "cache", 1500), multiprocessing.get_context("fork")
+    killed = context.Process(target=_stop_while_fetching, args=(data, cache))
+    killed.start()
+    while not [*cache.folder.glob("key/.writing-*")]:
+        time.sleep(0.01)
+    killed.kill()
+    killed.join()
+    reader = threading.Thread(target=file_of(data, cache).fetch, args=(number,), daemon=True)
+    reader.start()
+    reader.join(5)
+    assert not reader.is_alive()
+    assert [path.suffix for path in cache.folder.glob("key/*")] == [f".{number:06d}"]
+    assert int((cache.folder / ".used").read_text()) == held(cache) == 1000
+
+
+def test_room_is_kept_for_a_process_that_is_slow_whatever_the_clock_says(
+    data: Path, store: type[FlakyStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, real = Cache(tmp_path / "cache", 1500), CachedFile._get
+    begun, go_on = threading.Event(), threading.Event()
+
+    def get(self: CachedFile, number: int, start: int, stop: int) -> bytes:
+        if number == 7:
+            os.utime(*cache.folder.glob("key/.writing-*"), (0, 0))
+            begun.set()
+            go_on.wait(20)
+        return real(self, number, start, stop)
+
+    monkeypatch.setattr(CachedFile, "_get", get)
+    with ThreadPoolExecutor(2) as threads:
+        slow = threads.submit(file_of(data, cache).read, 7000, 8000)
+        begun.wait(20)
+        other = threads.submit(file_of(data, cache).read, 8000, 9000)
+        time.sleep(0.1)
+        assert not other.done()
+        go_on.set()
+        assert slow.result(20) + other.result(20) == data.read_bytes()[7000:9000]
 
 
 def test_mistakes(

@@ -8,6 +8,9 @@
 A part is fetched once, by the process that asks first. Where there is no more room, the
 parts that nobody has read for the longest time make way. A reader has opened its part or mapped it
 into memory, and reads to the end what is deleted from the folder meanwhile.
+
+The room for a part is in use as long as the lock of its name is held. The operating system frees
+the lock of a process that ends, however it ends; the next one that needs room then takes it.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
@@ -42,8 +45,6 @@ FETCHERS = 16
 
 _STRIPES = 64
 _WAIT = 0.01
-_LEFT_BEHIND = 900.0
-"""Seconds after which a part on its way is one of a process that was killed."""
 _TOUCHED = 10.0
 """Seconds in which a part that is read again is not marked again."""
 _WRITING = ".writing-"
@@ -82,12 +83,11 @@ class Cache:
     @contextlib.contextmanager
     def fetching(self, name: str) -> Iterator[None]:
         """Wait until no other thread or process fetches what has this name."""
-        stripe = zlib.crc32(name.encode()) % _STRIPES
-        with self._locked(f".lock-{stripe:02d}"):
+        with self._locked(_stripe(name)):
             yield
 
     def reserve(self, place: Path, size: int) -> Path:
-        """Make room for a part, and return the file to write it to."""
+        """Make room for a part that is being fetched, and return the file to write it to."""
         writing = place.with_name(f"{_WRITING}{place.name}")
         while not self._reserved(writing, size):
             time.sleep(_WAIT)  # the rest of the room is for parts that are on their way
@@ -96,8 +96,8 @@ class Cache:
     def _reserved(self, writing: Path, size: int) -> bool:
         with self._locked(".lock"):
             used = self._used()
-            if used + size > self.bytes:
-                used = self._evict(size)
+            if used + size > self.bytes or writing.exists():  # of a process that was killed
+                used = self._evict(size, _stripe(_name(writing)))
             if used + size > self.bytes:
                 return False
             with writing.open("wb") as file:
@@ -132,25 +132,38 @@ class Cache:
 
     def _parts(self) -> list[tuple[float, int, Path]]:
         """Return the time of the last reading, the size and the place of each part."""
-        found, now = [], time.time()
+        found = []
         for path in self.folder.glob("*/*"):
             writing = path.name.startswith(_WRITING)
             if not (writing or path.suffix[1:].isdecimal()):
                 continue
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
-                if writing and now - status.st_mtime > _LEFT_BEHIND:
-                    path.unlink()
-                else:
-                    age = math.inf if writing else status.st_mtime
-                    found.append((age, status.st_size, path))
+                found.append((math.inf if writing else status.st_mtime, status.st_size, path))
         return found
 
-    def _evict(self, size: int) -> int:
+    def _drop_abandoned(self, held: str) -> None:
+        """Delete the files of parts on their way that nobody fetches any more.
+
+        Args:
+            held: the lock that the caller holds; none of its parts is being written yet.
+        """
+        for path in self.folder.glob(f"*/{_WRITING}*"):
+            stripe = _stripe(_name(path))
+            lock = FileLock(self.folder / stripe, thread_local=False)
+            with contextlib.suppress(Timeout, OSError):
+                if stripe == held:
+                    path.unlink()
+                else:
+                    with lock.acquire(timeout=0):
+                        path.unlink()
+
+    def _evict(self, size: int, held: str) -> int:
         """Delete the parts that were read the longest time ago; return the bytes that are left.
 
         A little more room is made than is asked for, since looking at all parts takes time.
         """
+        self._drop_abandoned(held)
         parts = sorted(self._parts())
         used = sum(each for _, each, _ in parts)
         goal = self.bytes - max(size, self.bytes // 20)
@@ -161,6 +174,16 @@ class Cache:
                 path.unlink()
                 used -= each
         return used
+
+
+def _name(place: Path) -> str:
+    """Return the name of a part in its cache, also from the file that it is written to."""
+    return f"{place.parent.name}/{place.name.removeprefix(_WRITING)}"
+
+
+def _stripe(name: str) -> str:
+    """Return the file of the lock for what has this name."""
+    return f".lock-{zlib.crc32(name.encode()) % _STRIPES:02d}"
 
 
 @dataclass
@@ -252,7 +275,7 @@ class CachedFile:
         place = self._place(number)
         with os_errors(self.cache.folder, CACHE_FIX):
             place.parent.mkdir(parents=True, exist_ok=True)
-            with self.cache.fetching(f"{self.key}/{place.name}"):
+            with self.cache.fetching(_name(place)):
                 with contextlib.suppress(FileNotFoundError):
                     return self._found(number).read_bytes()  # another process was first
                 start = number * self.part
