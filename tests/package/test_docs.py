@@ -156,6 +156,15 @@ def test_names_and_files_of_the_code_exist(page: Path) -> None:
     assert [file for file in files if not (ROOT / file).exists()] == []
 
 
+def other_blocks(page: Path) -> list[tuple[str, str]]:
+    """The fenced blocks that are not Python, without comments and what stands to the right of three spaces."""
+    return [
+        (language, re.sub(r"(?<=\S)[^\S\n]+(?:#|  ).*", "", text))
+        for language, text in fences(page)
+        if language != "python"
+    ]
+
+
 @pytest.mark.parametrize(("english", "chinese"), PAIRS, ids=lambda path: path.name)
 def test_both_languages_show_the_same_examples(english: Path, chinese: Path) -> None:
     assert list(commands(english)) == list(commands(chinese))
@@ -164,6 +173,7 @@ def test_both_languages_show_the_same_examples(english: Path, chinese: Path) -> 
         for page in (english, chinese)
     ]
     assert both[0] == both[1]
+    assert other_blocks(english) == other_blocks(chinese)
 
 
 def named_in_sentences(page: Path) -> set[str]:
@@ -234,6 +244,21 @@ def test_lists_are_indented_for_the_site() -> None:
     assert docs_site.indented(text) == (
         "Text:\n\n1. one\n    - inner\n\n    | a |\n    |---|\n\n2. two\n    lines\n\n```\n- code\n```\n"
     )
+
+
+@every_page
+def test_no_line_of_a_sentence_looks_like_an_item_of_a_list(page: Path) -> None:
+    text, other = (ROOT / page).read_text("utf8"), set[int]()  # items, and lines of code
+    for token in docs_site.COMMON_MARK.parse(text):
+        if token.map and token.type in {"list_item_open", "fence", "code_block", "html_block"}:
+            begin, end = token.map
+            other |= {begin} if token.type == "list_item_open" else set(range(begin, end))
+    looks = re.compile(r" *(?:[-*+]|\d+\.) ")  # the site begins a list there, a code host does not
+    assert [
+        f"{n + 1}: {line}"
+        for n, line in enumerate(text.split("\n"))
+        if n not in other and looks.match(line)
+    ] == []
 
 
 def test_links_of_the_site() -> None:
