@@ -36,7 +36,7 @@ def load(
         task: a name such as "classify", "ner", "qa", "fill" or "embed"; `None` for the task that
             the model was trained for.
         precision: precision of matrix products: "fp32", "bf16", "int8" or "auto".
-        device: "auto", "cpu", "cuda" or "cuda:N".
+        device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
         length: maximum length of a text in tokens; `None` as in training.
         batch_invariant: whether a text has the same prediction in any company, to the bit, as
             `bothways predict` computes it; without it a short text alone is computed sooner.
@@ -139,10 +139,14 @@ def export_model(
         length: maximum length of a text in tokens; `None` as in training.
         int8: labelled data, a file, a Hub data set or rows: a file in int8 is written, too, for
             each of `to`, if it scores as well there as fp32.
-        limit: points of the metric that int8 may lose.
+        limit: points of the metric that int8 may lose; a point is 0.01.
         progress: True shows progress on standard error, False nothing; an object with `stage`,
             `advance` and `message` receives it.
         settings: settings of the task, such as `pooling="cls"`.
+
+    Returns:
+        The exported `folder`, the largest differences from the model (`comparisons`), the cost of
+        `int8` by runtime, and the `sizes` of the files in bytes.
 
     Raises:
         FolderError: the folder cannot be read or its model cannot be a graph, or `out` holds

@@ -55,11 +55,16 @@ def pretrain(  # noqa: PLR0913 – one option per question
         recipe: "modern", "paper", "short", "electra", "roberta", "albert", "spanbert", "deberta" or
             "deberta_v3".
         resume: continue from the newest checkpoint in `out`.
+        device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
         progress: True shows progress on standard error, False nothing; an object with `stage`,
             `advance` and `message` receives it.
         on_event: called after each step, report, evaluation and checkpoint.
         settings: further settings as nested dicts of dotted paths, such as
             `training={"optimizer": {"lr": 1e-3}}`.
+
+    Returns:
+        The trained model (`model`), the metrics of held-out documents by name (`metrics`), and the
+        model folder (`folder`; None in memory).
 
     Raises:
         BothwaysError: a setting, the corpus or the machine is not suitable, or a loss is not
@@ -132,9 +137,14 @@ def adapt(  # noqa: PLR0913 – one option per question
             least 1,000 updates.
         length: tokens of a sequence.
         resume: continue from the newest checkpoint in `out`.
+        device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
         progress: True shows progress on standard error, False nothing; an object with `stage`,
             `advance` and `message` receives it.
         settings: further settings of `PretrainConfig`, such as `held_out=0.1`.
+
+    Returns:
+        The metrics of held-out text `before` and `after`, by "domain" and "general", the model
+        folder (`folder`), and how the vocabulary fits the domain (`vocabulary`).
 
     Raises:
         BothwaysError: the model, the text or a setting is not suitable.
@@ -190,6 +200,7 @@ def finetune(  # noqa: PLR0913 – one option per question
         task: a name such as "classify", "ner" or "qa", or a task.
         out: folder of the run with checkpoints and metrics; `None` trains in memory.
         resume: continue from the newest checkpoint in `out`.
+        device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
         seed: seed of new heads and of the order of the data.
         recipe: "modern", "paper" or "electra".
         metrics: functions by name that take the predictions and the examples of the dev data, and
@@ -200,6 +211,10 @@ def finetune(  # noqa: PLR0913 – one option per question
         on_event: called after each step, report, evaluation and checkpoint.
         settings: common names such as `lr`, `epochs`, `batch_size`, `max_length`, or nested dicts
             of dotted paths.
+
+    Returns:
+        The metrics of the best weights on the dev data (`metrics`; empty without dev data), with
+        the methods `predictor()` and `save(folder)`.
 
     Raises:
         BothwaysError: the data, a setting or the machine is not suitable, or a loss is not finite.
@@ -283,11 +298,16 @@ def distil(  # noqa: PLR0913 – one option per question
         recipe: "distilbert", "tinybert" or "minilm" with a corpus, "modern", "paper" or "tinybert"
             with labelled data; `None` for the first.
         resume: continue from the newest checkpoint in `out`.
+        device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
         progress: True shows progress on standard error, False nothing; an object with `stage`,
             `advance` and `message` receives it.
         on_event: called after each step, report, evaluation and checkpoint.
         settings: further settings as nested dicts of dotted paths, such as
             `teacher={"weight": 0.7}`; with labelled data common names such as `lr`, too.
+
+    Returns:
+        The result of `bothways.pretrain` with a corpus, that of `bothways.finetune` with labelled
+        data.
 
     Raises:
         BothwaysError: the teacher, the data, a setting or the machine is not suitable, or a loss is

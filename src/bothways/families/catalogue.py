@@ -55,10 +55,13 @@ def family_for(config: ModelConfig, vocabulary: str | None = None) -> Family | N
 
 
 def preset(name: str) -> ModelConfig:
-    """Return the configuration of this name.
+    """Return the configuration of a published model.
+
+    Args:
+        name: such as "bert-base"; the pages about the families have all names.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no preset of this name.
 
     Examples:
         >>> preset("bert-tiny").width

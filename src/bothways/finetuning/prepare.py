@@ -56,6 +56,9 @@ REPORTED = 256
 class FinetuneConfig(FinetuneSettings):
     """The settings of a fine-tuning run on files.
 
+    `bothways.finetuning.config.FinetuneSettings` documents the inherited fields, such as `task`,
+    `training`, `batch` and `length`.
+
     Attributes:
         model: a model folder, the folder of a pre-training run, or a Hub id.
         train, dev: files or Hub data sets ("hub:owner/name:configuration:split"); without `dev`

@@ -340,7 +340,12 @@ def save_model(
         ResourceError: the disk is full or writing is not permitted; an older model is kept.
 
     Examples:
-        >>> save_model("folder", model, tokenizer, labels=["no", "yes"])  # doctest: +SKIP
+        >>> model = bothways.load_model("my-classifier")
+        >>> labels = ["bad", "good"]
+        >>> bothways.save_model("renamed", model, model.tokenizer, labels=labels).name
+        'BertForSequenceClassification'
+        >>> bothways.load("renamed", task="classify")("a good film").label
+        'good'
     """
     place = Path(folder)
     config = write_hf_config(model, tokenizer, labels, problem, place)

@@ -36,10 +36,10 @@ class ModelOutput:
     """What a model computes of a batch. `batch.split` divides tensors of tokens by sequence.
 
     Attributes:
-        last_hidden_state: the vector of each token after the last layer.
+        last_hidden_state: `(tokens, width)`, the vector of each token after the last layer.
         logits: the outputs of each head by kind, `(sequences, outputs)` or `(tokens, outputs)`.
-        pooler_output: the pooled vector of each sequence; None for a model without a pooler.
-        hidden_states: if asked for, the embeddings and the output of each layer.
+        pooler_output: `(sequences, width)`, the pooled vectors; None for a model without a pooler.
+        hidden_states: if asked for, the embeddings and the output of each layer, `(tokens, width)`.
         attentions: if asked for, of each layer one tensor `(heads, queries, keys)` for each
             sequence, in its own length and without dropout.
 
