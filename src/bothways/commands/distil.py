@@ -50,7 +50,7 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
         With a corpus a preset, such as distilbert-base-uncased, or a model folder; default: half of
         the teacher's layers. With labelled data a model folder or Hub id.
     dev
-        Labelled data by which the best checkpoint is chosen.
+        Labelled data by which the best checkpoint is chosen; without it the last one is kept.
     recipe
         With a corpus: distilbert (the default: predictions, masked LM, cosine), tinybert (hidden
         states and attention scores) or minilm (relations of one layer, for any width). With
@@ -59,7 +59,7 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
     out
         The run's folder: checkpoints, metrics, and at the end model/, a Hugging Face folder.
     config
-        A TOML file with settings; the overrides win over it.
+        A TOML file with settings; settings on the command line have priority.
     resume
         Continue from the newest checkpoint in the folder, or start a run if there is none.
     """

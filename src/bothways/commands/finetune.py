@@ -64,17 +64,19 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         Settings by dotted path or common name, such as metric=mcc warmup=0.06
         stability.layer_decay=0.9.
     dev
-        Labelled data by which the best checkpoint is chosen.
+        Labelled data by which the best checkpoint is chosen; without it the last one is kept.
     lr
-        The peak learning rate.
+        The peak learning rate; default: that of the recipe, which is by the width of the model for
+        modern (5e-5 for BERT-base).
     batch_size
-        Examples per update.
+        Examples per update; default: that of the recipe, 32 for modern.
     max_length
-        The longest sequence in tokens, special tokens included; longer texts are cut.
+        The longest sequence in tokens, special tokens included; longer texts are cut. Default: the
+        task's, or what holds 95 % of the training texts whole, if that is more.
     out
         The run's folder: checkpoints, metrics, and at the end model/, a Hugging Face folder.
     config
-        A TOML file with settings; options and overrides win over it.
+        A TOML file with settings; settings on the command line have priority.
     seeds
         Run several seeds: a count (5), a list (3,14,15), or heads × data orders (5x3). Each run
         has a folder seed-N; model/ is that of the best run.

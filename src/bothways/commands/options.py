@@ -21,7 +21,7 @@ TrainedTask = Annotated[
         "one of them, such as sentiment, ner or qa."
     ),
 ]
-Device = Annotated[str, Parameter(help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[str, Parameter(help="auto (a GPU, if there is one), cpu, cuda or cuda:N.")]
 TextColumn = Annotated[
     str | None,
     Parameter(
@@ -53,8 +53,8 @@ RuntimeChoice = Annotated[
 FineRecipe = Annotated[
     Literal["modern", "paper", "electra"],
     Parameter(
-        help="modern is AdamW; paper is Adam without bias correction, as BERT's own code has it; "
-        "electra has ELECTRA's lower rates for lower layers."
+        help="modern is AdamW; paper is Adam without bias correction, as in BERT's own code; "
+        "electra has lower rates for lower layers, as in ELECTRA's code."
     ),
 ]
 
@@ -64,10 +64,16 @@ FineRecipe = Annotated[
 class RunLength:
     """The options for the length of a run; each gives the setting `training.until`."""
 
-    epochs: Annotated[float | None, Parameter(help="How many times the data is read.")] = None
+    epochs: Annotated[
+        float | None,
+        Parameter(help="How many times the data is read; default: the length of the recipe."),
+    ] = None
     until: Annotated[
         str | None,
-        Parameter(help='End of the run, such as "2 hours", "10000 steps", "2e9 tokens".'),
+        Parameter(
+            help='End of the run instead of --epochs, such as "2 hours", "10000 steps", "2e9 '
+            'tokens".'
+        ),
     ] = None
 
     @property
@@ -114,8 +120,8 @@ class PartOptions:
     format: Annotated[
         Literal["jsonl", "parquet", "npy"] | None,
         Parameter(
-            help="With --out DIR: of the parts. Default: npy for vectors, parquet if the input is "
-            "or if vectors have columns to keep, else jsonl."
+            help="With --out DIR: format of the parts. Default: npy for vectors, parquet if the "
+            "input is or if vectors have columns to keep, else jsonl."
         ),
     ] = None
     rows: Annotated[int, Parameter(help="With --out DIR: rows of a part.")] = 4096
@@ -124,7 +130,7 @@ class PartOptions:
         Parameter(
             negative="",
             help="With --out DIR: write rows that cannot be read or predicted to DIR/_rejects "
-            "instead of ending at the first.",
+            "instead of stopping at the first one.",
         ),
     ] = False
     processes: Annotated[
@@ -133,7 +139,10 @@ class PartOptions:
     ] = None
     threads: Annotated[
         int | None,
-        Parameter(help="With --out DIR: of each process; default: all cores, shared; on Ray 1."),
+        Parameter(
+            help="With --out DIR: threads of each process; default: an equal share of the cores; "
+            "on Ray 1."
+        ),
     ] = None
     ray: Annotated[
         str | None,

@@ -55,7 +55,7 @@ def plan(  # noqa: PLR0913 – one option per question
     utilisation
         The share of the card's rate that a step reaches, as you have measured it; default 0.35.
     price
-        Of a card or of this machine for an hour.
+        Price of a card, or of this machine, per hour, in any currency.
     json
         Print one JSON object.
     """

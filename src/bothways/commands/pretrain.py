@@ -64,17 +64,17 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
         The shape to start from: bert-tiny, bert-mini, bert-small, bert-medium, bert-base,
         bert-large, roberta-base and others. Vocabulary and padding are the corpus' own.
     recipe
-        modern is current practice; paper is Devlin et al. 2018 to the letter; short is for
+        modern is current practice; paper has the settings of Devlin et al. 2018; short is for
         minutes: many small updates, on short sequences at first; electra is ELECTRA-small's, with
         a generator; roberta, albert, spanbert, deberta and deberta_v3 are the settings of these
         papers, with large batches. Without it, short for a budget of 30 minutes or less, else
         modern.
     start
-        A model folder or Hub id whose weights to go on from; it decides the encoder, and the
-        corpus is built with its tokenizer. Heads that it lacks start at random where that is asked
-        for: fresh=masked,pair.
+        A model folder or Hub id whose pre-training to continue, instead of --model; build the
+        corpus with its tokenizer. Name the heads that it lacks, to start them at random:
+        fresh=masked,pair.
     config
-        A TOML file with settings; the overrides win over it.
+        A TOML file with settings; settings on the command line have priority.
     resume
         Continue from the newest checkpoint in the folder, or start a run if there is none.
     """

@@ -60,7 +60,7 @@ def search(  # noqa: PLR0913 – one option per question
     out
         Folder for all runs; model/ is the best model, search.json has all results.
     config
-        A TOML file with settings; options and overrides win over it.
+        A TOML file with settings; settings on the command line have priority.
     resume
         Skip finished runs and continue the interrupted one.
     """

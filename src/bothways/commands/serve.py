@@ -79,11 +79,11 @@ def serve(  # noqa: PLR0913 – one option per question
         The address of an OpenTelemetry collector, such as http://localhost:4318, to which spans of
         requests are sent (OTLP over HTTP).
     log
-        requests: a JSON line for each request on standard error, without its text; errors: those
-        alone.
+        requests: a JSON line on standard error for each request, without its text; errors: only
+        for those that fail.
     play
-        Have the page /play to try the models, and the route /explain; by default on the addresses
-        of this machine alone.
+        Serve the page /play to try the models, and the route /explain; by default only on the
+        addresses of this machine.
     """
     import os
     import sys
