@@ -92,7 +92,7 @@ if (location.protocol === "file:") window.Worker = window.IFrameWorker = class e
 
 def chinese(source: str) -> bool:
     """Return whether a page is one of the Chinese ones."""
-    return source.startswith(("zh/", "guide/zh/"))
+    return source.startswith(("zh/", "guide/zh/")) or source.endswith(".zh.md")
 
 
 def translation(source: str) -> str:
@@ -101,6 +101,8 @@ def translation(source: str) -> str:
         return source.replace("guide/zh/", "guide/", 1)
     if source.startswith("guide/"):
         return source.replace("guide/", "guide/zh/", 1)
+    if Path(source).name in {"glossary.md", "glossary.zh.md"}:
+        return "glossary.md" if chinese(source) else "glossary.zh.md"
     return "index.md" if chinese(source) else "zh/index.md"
 
 
