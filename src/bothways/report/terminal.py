@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import assert_never
 
+from bothways.report.fitted_table import FittedTable
 from bothways.report.sections import (
     Cell,
     ComparisonChart,
@@ -31,7 +32,6 @@ from bothways.report.sections import (
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.table import Table as Grid
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 32
@@ -79,7 +79,7 @@ def render_report(section: Section) -> RenderableType:
             assert_never(section)
 
 
-def titled(title: str, table: Grid) -> RenderableType:
+def titled(title: str, table: RenderableType) -> RenderableType:
     """Put a title above a table: one of the table's own would wrap to the width of the table."""
     from rich.console import Group
     from rich.text import Text
@@ -87,19 +87,14 @@ def titled(title: str, table: Grid) -> RenderableType:
     return Group(Text(title, style="bold"), table) if title else table
 
 
-def _grid(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Grid:
+def _grid(
+    columns: Sequence[str], rows: Sequence[Sequence[Cell]], total: bool = False
+) -> FittedTable:
     """Build a table; columns of numbers are aligned to the right."""
-    from rich import box
-    from rich.table import Table as Grid
-    from rich.text import Text
-
-    grid = Grid(box=box.SIMPLE_HEAD, show_header=any(columns), pad_edge=False)
-    for place, column in enumerate(columns):
-        numeric = any(isinstance(row[place], int | float) for row in rows)
-        grid.add_column(Text(column), justify="right" if numeric else "left")
-    for row in rows:
-        grid.add_row(*(Text(cell_text(cell)) for cell in row))
-    return grid
+    places = range(len(columns))
+    numeric = [any(isinstance(row[place], int | float) for row in rows) for place in places]
+    cells = [[cell_text(cell) for cell in row] for row in rows]
+    return FittedTable(columns, cells, numeric, total=total)
 
 
 def cell_text(cell: Cell) -> str:
@@ -119,10 +114,7 @@ def _table(table: TableSection) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    grid = _grid(table.columns, table.rows)
-    if table.total and grid.rows:
-        grid.rows[-1].style = "bold"
-    shown = titled(table.title, grid)
+    shown = titled(table.title, _grid(table.columns, table.rows, table.total))
     return Group(shown, Text(table.note, style="dim")) if table.note else shown
 
 
@@ -214,15 +206,9 @@ def metric_table(
         head: title of the first column.
         shown: formats a metric, given its name and value.
     """
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table()
-    table.add_column(head)
-    for name in columns:
-        table.add_column(name, justify="right")
-    for metric in next(iter(columns.values())):
-        table.add_row(
-            Text(metric), *(shown(metric, metrics[metric]) for metrics in columns.values())
-        )
-    return titled(title, table)
+    rows = [
+        [metric, *(shown(metric, metrics[metric]) for metrics in columns.values())]
+        for metric in next(iter(columns.values()))
+    ]
+    numeric = [False, *(True for _ in columns)]
+    return titled(title, FittedTable([head, *columns], rows, numeric, framed=True))

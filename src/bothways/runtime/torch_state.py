@@ -17,7 +17,7 @@ def own_torch_state() -> Iterator[None]:
     """
     chosen = torch.get_default_dtype()
     # The state of CUDA is only read where it exists, since reading would start CUDA.
-    count = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+    count = torch.cuda.device_count() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
     with torch.inference_mode(False), torch.random.fork_rng(devices=range(count)):
         torch.set_default_dtype(torch.float32)
         try:
