@@ -247,6 +247,15 @@ def test_every_page_of_the_guide_is_in_the_navigation_of_the_site() -> None:
         assert [docs_site.translation(page) for page in english] == chinese
 
 
+@pytest.mark.parametrize(
+    ("readme", "guide"), [("README.md", GUIDE), ("README.zh.md", GUIDE / "zh")]
+)
+def test_the_readme_links_every_page_of_the_guide(readme: str, guide: Path) -> None:
+    text = (ROOT / readme).read_text("utf8")
+    pages = [str(page.relative_to(ROOT)) for page in guide.glob("*.md")]
+    assert [page for page in pages if f"]({page})" not in text] == []
+
+
 def test_every_public_name_and_command_is_in_the_reference() -> None:
     pages = docs_site.reference()
     assert (
