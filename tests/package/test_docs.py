@@ -17,6 +17,8 @@ import yaml
 
 import bothways
 from bothways.cli import app
+from bothways.core.config.reader import load
+from bothways.serving.limits import DEFAULT_LIMITS, Limits
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guide"
@@ -121,6 +123,15 @@ def test_command_lines_are_understood(page: Path) -> None:
             app.parse_args(shlex.split(command)[1:], exit_on_error=False, print_error=False)
         except Exception as error:  # of whatever kind: it is said with its line
             pytest.fail(f"{command}: {error}")
+
+
+@every_page
+def test_limits_of_the_server_in_examples_are_accepted(page: Path) -> None:
+    lines = [shlex.split(command) for command in commands(ROOT / page)]
+    given = [words[words.index("--limit") + 1] for words in lines if "--limit" in words]
+    text = "".join(text for language, text in fences(ROOT / page) if language == "python")
+    for limits in [*given, *re.findall(r"\bLimits\(([^)]*)\)", text)]:
+        load(Limits, base=DEFAULT_LIMITS, overrides=limits.replace(" ", "").split(","))
 
 
 @every_page

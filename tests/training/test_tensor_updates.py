@@ -160,7 +160,10 @@ def test_stable_adamw_divides_the_rate_by_the_rms(steps):
 )
 def test_a_single_number_is_updated_as_a_vector_of_one(config):
     """Such as the factor of a learned sum of layers."""
-    weights = {"scale": nn.Parameter(torch.tensor(2.0)), "vector": nn.Parameter(torch.tensor([2.0]))}
+    weights = {
+        "scale": nn.Parameter(torch.tensor(2.0)),
+        "vector": nn.Parameter(torch.tensor([2.0])),
+    }
     block = nn.Parameter(torch.ones(2, 2))
     optimizer = build_optimizer(config, [*weights.items(), ("block", block)], matrices={"block": 1})
     for size in (0.5, -3.0, 40.0):
