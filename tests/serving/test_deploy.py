@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bothways.cli import app as cli
-from bothways.serving.app import OPEN
+from bothways.serving.app import OPEN, POSTS
+from bothways.serving.errors import STATUS, RequestError
 from bothways.serving.limits import DEFAULT_LIMITS
 from bothways.serving.metrics import Metrics
+from bothways.serving.run import KEEP_ALIVE_SECONDS
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML")
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -76,6 +81,61 @@ def test_the_dashboard_is_one_that_grafana_reads() -> None:
             assert target["expr"].count("(") == target["expr"].count(")")
 
 
+def test_requests_that_are_counted_leave_out_probes_and_nothing_else() -> None:
+    for file in ("grafana/dashboard.json", "prometheus/alerts.yml"):
+        source = (DEPLOY / file).read_text("utf8").replace('\\"', '"')
+        left_out = set(re.findall(r'route!~"([^"]*)"', source))
+        assert len(left_out) == 1, file
+        (pattern,) = left_out
+        for path in (*OPEN, "/metrics"):
+            assert re.fullmatch(pattern, path), path
+        for path in (*POSTS, "unknown"):
+            assert not re.fullmatch(pattern, path), path
+
+
+def test_refused_requests_are_divided_by_all_requests() -> None:
+    """A request that is refused unread has no model, and a probe that fails is no request."""
+    rules = load("prometheus/alerts.yml")[0]["groups"][0]["rules"]
+    (alert,) = (rule["expr"] for rule in rules if rule.get("alert") == "BothwaysRefuses")
+    dashboard = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text("utf8"))
+    (panel,) = (p["targets"][0]["expr"] for p in dashboard["panels"] if p["title"] == "Refused")
+    for expression in (alert, panel):
+        refused, every = (part for part in expression.split(" / "))
+        assert re.sub(r"status=~[^,}]*,?", "", refused).count("route!~") == 1
+        assert every.count("route!~") == 1
+        assert "model" not in every
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
+def test_prometheus_takes_the_files_and_fires_the_alerts() -> None:
+    metrics = Metrics(100)
+    metrics.request("/classify", "films", 200, 0.1)
+    metrics.loaded("films", 1)
+    folder = DEPLOY / "prometheus"
+    for words, given in (
+        (["check", "config", "--syntax-only", "prometheus.yml"], b""),
+        (["check", "rules", "alerts.yml"], b""),
+        (["check", "metrics"], metrics.text()),
+        (["test", "rules", "alerts_test.yml"], b""),
+    ):
+        done = subprocess.run(
+            ["promtool", *words], cwd=folder, input=given, capture_output=True, check=False
+        )
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+
+
+def test_every_alert_has_a_case() -> None:
+    rules = load("prometheus/alerts.yml")[0]["groups"][0]["rules"]
+    cases = [
+        each
+        for test in load("prometheus/alerts_test.yml")[0]["tests"]
+        for each in test["alert_rule_test"]
+    ]
+    fires = {case["alertname"] for case in cases if case.get("exp_alerts")}
+    quiet = {case["alertname"] for case in cases if not case.get("exp_alerts")}
+    assert fires == quiet == {rule["alert"] for rule in rules}
+
+
 def grouping(operand: str) -> str | None:
     """Return the labels by which an operand is summed; None for one that keeps all its labels."""
     found = re.match(r"\(?\s*(?:sum|min|max|avg)(?: by \(([^)]*)\))?\s*\(", operand.strip())
@@ -130,6 +190,53 @@ def test_the_commands_of_containers_are_those_of_the_server() -> None:
     assert probes == ["/ready", "/ready", "/live"]
     assert set(probes) <= set(OPEN)
     assert "127.0.0.1:8080/ready" in image
+
+
+def unit() -> dict[str, str]:
+    """The settings of the service of systemd."""
+    lines = (DEPLOY / "bothways.service").read_text("utf8").splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+
+
+def test_the_service_starts_the_server_and_waits_for_its_end(tmp_path: Path) -> None:
+    program, command, *words = unit()["ExecStart"].split()
+    assert command == "serve"
+    delay = float(check_words(words)["drain_delay"])
+    assert int(unit()["TimeoutStopSec"]) > delay + DEFAULT_LIMITS.drain_seconds
+    # A second signal ends workers at once, and the process above passes the first one on.
+    assert unit()["KillMode"] == "mixed"
+    assert unit()["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    if shutil.which("systemd-analyze") is None:
+        return
+    here = tmp_path / "bothways.service"
+    here.write_text((DEPLOY / here.name).read_text("utf8").replace(program, sys.executable))
+    done = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_proxy_passes_what_the_server_says(tmp_path: Path) -> None:
+    source = (DEPLOY / "nginx.conf").read_text("utf8")
+    size, seconds = re.findall(r"client_max_body_size (\d+)m;|proxy_read_timeout (\d+)s;", source)
+    assert int(size[0]) << 20 > DEFAULT_LIMITS.body_bytes
+    assert int(seconds[1]) > DEFAULT_LIMITS.deadline_seconds
+    (idle,) = re.findall(r"keepalive_timeout (\d+)s;", source)
+    assert int(idle) < KEEP_ALIVE_SECONDS
+    (command,) = re.findall(r"#   bothways serve (.*)", source)
+    (name,) = re.findall(r"server_name (.*);", source)
+    assert check_words(command.split())["allow_host"] == (name,)
+    (body,) = re.findall(r"return 503 '(.*)';", source)
+    assert STATUS[json.loads(body)["error_type"]] == 503
+    error = RequestError("not_ready", json.loads(body)["error"]["message"])
+    assert json.loads(body) == error.to_json()
+    if shutil.which("nginx") is None:
+        return
+    (tmp_path / "site.conf").write_text(source.replace("listen 80;", "listen 127.0.0.1:8099;"))
+    (tmp_path / "nginx.conf").write_text(
+        f"pid {tmp_path}/pid; events {{}} http {{ access_log off; include {tmp_path}/site.conf; }}"
+    )
+    words = ["nginx", "-t", "-q", "-e", "stderr", "-p", tmp_path, "-c", tmp_path / "nginx.conf"]
+    done = subprocess.run(words, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_containers_are_not_privileged() -> None:

@@ -22,6 +22,8 @@ import httpx
 import numpy as np
 import pytest
 
+from bothways.cli import app as cli
+from bothways.core.errors import FolderError
 from bothways.hub.model_folder import load_model, save_model
 from bothways.kernels import library
 from bothways.model.heads import LabelHead, PoolerHead
@@ -332,12 +334,25 @@ def test_a_text_that_fails_is_alone_in_failing(
         assert answers == {text: 500 if "awful" in text else 200 for text in texts}
 
 
-def test_weights_that_are_not_numbers_are_named(folder: Path) -> None:
+def test_weights_that_are_not_numbers_are_named(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     broken = predictor(folder, "classify")
-    broken.task.model.heads["labels"].dense.bias.data.fill_(float("nan"))  # type: ignore[union-attr]
     with running(app(broken)) as url:
+        broken.task.model.heads["labels"].dense.bias.data.fill_(float("nan"))  # type: ignore[union-attr]
         answer = httpx.post(f"{url}/classify", json={"inputs": "good"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "not_finite")
+    assert ["not finite" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_model_that_computes_no_numbers_is_not_served(folder: Path, tmp_path: Path) -> None:
+    loaded = load_model(folder)
+    model = Model(loaded.model.config, (PoolerHead(), LabelHead(2)), loaded.model.encoder)
+    for name, parameter in model.heads.named_parameters():
+        parameter.data.fill_(3e38 if "labels" in name else 1.0)  # sums overflow
+    save_model(tmp_path / "films", model, loaded.tokenizer(), labels=("neg", "pos"))
+    with pytest.raises(FolderError, match=r"films: the model cannot compute a text: .* not finite"):
+        cli(["serve", str(tmp_path / "films"), "--port", "0"], result_action="return_value")
 
 
 def test_a_signal_ends_the_command_after_the_requests_under_way(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import multiprocessing
 import os
 import re
 import shutil
@@ -34,7 +35,7 @@ from bothways.serving.app import app, requests_log
 from bothways.serving.deployment import Deployment, Reloader, events_log
 from bothways.serving.run import bind, serve, url_of
 from bothways.serving.tracing import tracing
-from bothways.serving.workers import _usable, pinned_cores
+from bothways.serving.workers import Workers, _say, _usable, pinned_cores
 from running_server import running
 from toy_folder import make_folder
 from toy_predictors import TEXTS, predictor
@@ -392,6 +393,23 @@ def test_two_processes_answer_on_one_socket(base: Path, tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         until(lambda: not any(Path(f"/proc/{child}").exists() for child in below))
+
+
+def test_a_process_whose_parent_has_ended_says_nothing() -> None:
+    parent, pipe = multiprocessing.Pipe()
+    parent.close()
+    with pipe:
+        _say(pipe)  # it is starting; it stops once it reads the end of the pipe
+        _say(pipe, ConfigError("no"))
+
+
+def test_the_process_above_accepts_no_connections_when_it_stops() -> None:
+    with bind("127.0.0.1", 0) as bound:
+        workers = Workers(Deployment({}), bound, [], lambda: None)
+        workers._pass_on(signal.SIGHUP)
+        assert bound.fileno() >= 0
+        workers._pass_on(signal.SIGTERM)
+        assert bound.fileno() == -1  # those below have their own, until they stop
 
 
 @two_cores

@@ -144,9 +144,13 @@ def serve(  # noqa: PLR0913 – one option per question
             torch.set_num_threads(threads)
         application = deployment.app()
         names = listed(f"{model.name} ({model.kind})" for model in application.models)
-        seconds = time.perf_counter() - start
-        print(f"serving {names} on {url_of(bound)}, loaded in {seconds:.1f} s", file=sys.stderr)
-        run(application, bound, deployment)
+
+        def opened() -> None:
+            """Print the line."""
+            loaded = f"loaded in {time.perf_counter() - start:.1f} s"
+            print(f"serving {names} on {url_of(bound)}, {loaded}", file=sys.stderr, flush=True)
+
+        run(application, bound, deployment, opened=opened)
 
 
 def play(

@@ -8,7 +8,6 @@ Everything but tokenizing long texts and computing happens in the event loop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import logging
 import math
@@ -20,11 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from bothways.core.errors import ConfigError, optional
+from bothways.core.errors import ConfigError, FolderError, optional
 from bothways.prediction.predictor import Predictor
 from bothways.serving import explain, hugging_face, openai, openapi, play, rerank, tei
 from bothways.serving.batcher import Batcher, Ticket, internal, late, settle
-from bothways.serving.errors import RequestError
+from bothways.serving.errors import FAILURES, RequestError
 from bothways.serving.limits import DEFAULT_LIMITS, Limits
 from bothways.serving.metrics import Metrics
 from bothways.serving.models import Models, ServedModel
@@ -113,7 +112,11 @@ class App:
         return self._warm and not self.draining
 
     async def start(self) -> None:
-        """Start the model's thread, and compute one text by each model."""
+        """Start the model's thread, and compute one text by each model.
+
+        Raises:
+            FolderError: a model fails.
+        """
         if self._started is None:
             self._started = asyncio.ensure_future(self._start())
         await asyncio.shield(self._started)
@@ -121,8 +124,14 @@ class App:
     async def _start(self) -> None:
         self.batcher.start(asyncio.get_running_loop())
         for model in self.models:
-            with contextlib.suppress(RequestError):  # such as a likelihood that is too long
+            try:
                 await self.warm_up(model)
+            except RequestError as error:
+                what = f"the model cannot compute a text: {error.message}"
+                fix = (
+                    "Run bothways predict or bothways embed with its folder; try --precision fp32."
+                )
+                raise FolderError(what, where=model.name, fix=fix) from error
         self._warm = True
         self.metrics.ready(self.is_ready())
 
@@ -130,22 +139,17 @@ class App:
         """Compute a long text, so that the first request finds memory and kernels ready.
 
         Raises:
-            RequestError: the text is beyond a limit, or the model fails.
+            RequestError: the model fails, by an exception or by numbers that are not finite.
         """
-        task = model.task
-        long = "a " * min(task.length, self.limits.text_characters // 4)
-        samples: dict[str, Any] = {
-            "answer": ("a", long),
-            "fill": task.tokenizer.token(task.tokenizer.specials.mask),
-            "likelihood": "a",
-            "prefer": ("a", "a"),
-            "rerank": ("a", long),
-            "choice": {"context": "a", "endings": ["a", "a"]},
-        }
-        examples = model.examples([samples.get(model.kind, long)], self.limits)
-        encoded, answer = model.encode(examples), asyncio.get_running_loop().create_future()
-        self.batcher.submit(Ticket(model, examples, encoded, math.inf, answer))
-        await answer
+        try:
+            examples = model.examples([model.long_input(self.limits)], self.limits)
+            encoded, answer = model.encode(examples), asyncio.get_running_loop().create_future()
+            self.batcher.submit(Ticket(model, examples, encoded, math.inf, answer))
+            await answer
+        except RequestError as error:
+            if error.code in FAILURES:
+                raise
+            # Else the text is beyond a limit, such as a likelihood that is too long.
 
     def replace_keys(self, keys: Many[str]) -> bool:
         """Ask for one of these keys from the next request on; return whether they are others."""
@@ -279,7 +283,7 @@ class App:
         known = posts or path in self._gets(name)
         if not known:
             raise RequestError("not_found", f"there is no {path[:200]!r}; GET /info lists models")
-        exchange.route = path
+        exchange.route = "/ready" if (method, path) == ("GET", "/") else path  # POST / computes
         allowed = [m for m, has in (("GET", path in self._gets(name)), ("POST", posts)) if has]
         if method not in allowed:
             message = f"{path} takes {' and '.join(allowed)}, not {method[:20]}"

@@ -365,6 +365,7 @@ def late() -> RequestError:
 def internal(error: Exception) -> RequestError:
     """Return the error that a client receives for a failure; the log has the rest."""
     if isinstance(error, DivergedError):
+        _log.error("a prediction failed: %s", error.what)
         return RequestError("not_finite", error.what)
     if isinstance(error, BothwaysError):
         return RequestError("invalid", str(error), param="inputs")

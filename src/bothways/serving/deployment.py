@@ -17,7 +17,6 @@ from bothways.hub.provenance import digest_of_folder
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.serving.app import App
-from bothways.serving.errors import RequestError
 from bothways.serving.limits import DEFAULT_LIMITS, Limits
 from bothways.serving.models import ServedModel
 from bothways.serving.tracing import Tracing, tracing
@@ -154,7 +153,7 @@ class Reloader:
             if new.kind != old.kind:
                 what = f"the new model is for {new.kind}, and the served one for {old.kind}"
                 raise ConfigError(what, where=folder, fix="Serve it under another name.")
-            await self._try(new)
+            await self.application.warm_up(new)
             self.application.models.replace(new)
             self.application.metrics.loaded(name, new.created)
             line |= {"result": "replaced", "digest": new.digest}
@@ -163,14 +162,6 @@ class Reloader:
         finally:
             self.application.metrics.reload(name, line["result"])
             events_log.info(line)
-
-    async def _try(self, model: ServedModel) -> None:
-        """Compute a text by a model; raise RequestError if it fails."""
-        try:
-            await self.application.warm_up(model)
-        except RequestError as error:
-            if error.code in ("internal", "not_finite"):
-                raise
 
 
 def named_models(models: Many[str]) -> dict[str, tuple[str, str | None]]:

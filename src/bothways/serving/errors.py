@@ -38,6 +38,8 @@ STATUS = {
 }
 """The status of each code. Nobody receives 499: it is in logs and metrics."""
 
+FAILURES = ("internal", "not_finite")
+"""Codes of a model that fails."""
 TRY_AGAIN = (429, 503)
 """Statuses that come with the seconds until a client should try again."""
 

@@ -48,6 +48,20 @@ class ServedModel:
         """True if each example is a batch by itself, so that its answer depends on no other."""
         return self.kind in OVER_THE_VOCABULARY
 
+    def long_input(self, limits: Limits) -> Any:
+        """Return an input of the task with a text as long as the model reads, within a limit."""
+        tokenizer = self.task.tokenizer
+        long = "a " * min(self.task.length, limits.text_characters // 4)
+        inputs: dict[str, Any] = {
+            "answer": ("a", long),
+            "fill": tokenizer.token(tokenizer.specials.mask),
+            "likelihood": "a",
+            "prefer": ("a", "a"),
+            "rerank": ("a", long),
+            "choice": {"context": "a", "endings": ["a", "a"]},
+        }
+        return inputs.get(self.kind, long)
+
     def examples(self, inputs: Many[Any], limits: Limits) -> list[Any]:
         """Return the examples in the inputs of a request.
 

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from asyncio import TimerHandle
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection as Pipe
 from types import FrameType
 from typing import Any
@@ -195,9 +195,12 @@ class Server(uvicorn.Server):
     Args:
         app: what is served.
         delay: seconds between the first signal and the end of accepting connections.
+        opened: called when all models have computed a text.
     """
 
-    def __init__(self, app: App, delay: float = 0.0) -> None:
+    def __init__(
+        self, app: App, delay: float = 0.0, opened: Callable[[], None] = lambda: None
+    ) -> None:
         config = uvicorn.Config(
             app,
             http=Connection,
@@ -211,7 +214,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=max(1, round(app.limits.drain_seconds)),
         )
         super().__init__(config)
-        self.app, self.delay = app, delay
+        self.app, self.delay, self.opened = app, delay, opened
         self._exit_at: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -221,6 +224,12 @@ class Server(uvicorn.Server):
             return
         self.app.drain()
         self._exit_at = time.monotonic() + self.delay
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Try the models, then accept connections; errors as `App.start`."""
+        await self.app.start()
+        self.opened()
+        await super().startup(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to stop."""
@@ -299,7 +308,12 @@ def logged_as_json(*, requests: bool) -> Iterator[None]:
 
 
 def serve(
-    app: App, bound: socket.socket, deployment: Deployment, *, parent: Pipe | None = None
+    app: App,
+    bound: socket.socket,
+    deployment: Deployment,
+    *,
+    opened: Callable[[], None] = lambda: None,
+    parent: Pipe | None = None,
 ) -> None:
     """Serve until a signal ends it; see `Server`. SIGHUP lets `Reloader` look for changes.
 
@@ -309,9 +323,13 @@ def serve(
         app: of the deployment.
         bound: the socket.
         deployment: what is served.
+        opened: called when all models have computed a text.
         parent: a pipe from the process above, at whose end the server stops; None for none.
+
+    Raises:
+        FolderError: a model fails.
     """
-    server, reloader = Server(app, deployment.delay), Reloader(app, deployment)
+    server, reloader = Server(app, deployment.delay, opened), Reloader(app, deployment)
     terminal = sys.stderr.isatty()
 
     def hang_up() -> None:

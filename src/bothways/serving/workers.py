@@ -8,6 +8,7 @@ for one. Metrics are counted together, in files that all processes map.
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -81,12 +82,20 @@ def _work(deployment: Deployment, bound: socket.socket, pipe: Connection, cores:
     torch.set_num_threads(len(cores))
     try:
         application = deployment.app()
+        opened = functools.partial(_say, pipe)
+        serve(application, bound, deployment, opened=opened, parent=pipe)
     except BothwaysError as error:
+        _say(pipe, error)
+
+
+def _say(pipe: Connection, error: BothwaysError | None = None) -> None:
+    """Report to the process above, unless it has ended, that this one answers, or why it cannot."""
+    said = None
+    if error is not None:
         where = None if error.where is None else os.fspath(error.where)
-        pipe.send((type(error), error.what, where, error.fix))
-        return
-    pipe.send(None)
-    serve(application, bound, deployment, parent=pipe)
+        said = type(error), error.what, where, error.fix
+    with contextlib.suppress(BrokenPipeError):
+        pipe.send(said)
 
 
 class Workers:
@@ -203,6 +212,8 @@ class Workers:
         if number != signal.SIGHUP:
             number = signal.SIGTERM
             self._stopping = self._stopping or time.monotonic()
+            # Else clients would connect to it, and wait in vain, once the processes below stop.
+            self._bound.close()
         for worker in self._workers:
             if worker.process.pid is not None:
                 with contextlib.suppress(ProcessLookupError):
