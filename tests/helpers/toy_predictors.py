@@ -38,7 +38,7 @@ TASKS: dict[str, tuple[AnyTask, list[Any]]] = {
     "answer": (QuestionAnsweringTask(), [(a, " ".join([b] * 4)) for a, b in PAIRS]),
     "fill": (MaskFillingTask(top=3), [f"{text} [MASK] [MASK]" for text in TEXTS]),
     "likelihood": (LikelihoodTask(), TEXTS),
-    "embed": (SentenceEmbeddingTask(prompts={"ask": "the film "}), TEXTS),
+    "embed": (SentenceEmbeddingTask(prompts={"ask": "the film ", "passage": "good "}), TEXTS),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -82,8 +83,6 @@ def check_openai(client: openai.OpenAI, predictors: dict[str, Predictor]) -> Non
         found = client.embeddings.create(model="embed", input=TEXTS[:3], **encoding)  # type: ignore[call-overload]
         given = [item.embedding for item in found.data]
         if encoding.get("encoding_format") == "base64":
-            import base64
-
             given = [np.frombuffer(base64.b64decode(each), "<f4") for each in given]
         assert (np.array(given, np.float32) == unit.astype(np.float32)).all()
     tokens = sum(len(predictors["embed"].task.tokenizer.encode(text)) + 2 for text in TEXTS[:3])
@@ -117,6 +116,51 @@ def test_cohere(url: str, predictors: dict[str, Predictor]) -> None:
     ranking = predictors["rerank"]((TEXTS[0], TEXTS[1:6])).ranking[:3]
     assert [item.index for item in found] == [ranked.index for ranked in ranking]
     assert [item.relevance_score for item in found] == [ranked.score for ranked in ranking]
+
+
+def test_cohere_embed(url: str, predictors: dict[str, Predictor]) -> None:
+    with httpx.Client() as transport:
+        client = cohere.ClientV2("none", base_url=url, httpx_client=transport)
+        check_cohere_embed(client, predictors["embed"])
+
+
+def check_cohere_embed(client: cohere.ClientV2, predictor: Predictor) -> None:
+    vectors = predictor.encode(TEXTS[:3])
+    unit = vectors / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+    asked: dict[str, Any] = {
+        "model": "embed",
+        "input_type": "search_query",
+    }  # it has no such prompt
+    found = client.embed(texts=TEXTS[:3], embedding_types=["float", "base64"], **asked)
+    assert found.embeddings.float_ is not None
+    assert found.embeddings.base64 is not None
+    assert np.array_equal(np.float32(found.embeddings.float_), unit.astype(np.float32))
+    coded = [np.frombuffer(base64.b64decode(each), "<f4") for each in found.embeddings.base64]
+    assert np.array_equal(coded, unit.astype(np.float32))
+    assert found.texts == TEXTS[:3]
+    tokens = sum(len(predictor.task.tokenizer.encode(text)) + 2 for text in TEXTS[:3])
+    assert found.meta is not None
+    assert found.meta.billed_units is not None
+    assert found.meta.billed_units.input_tokens == tokens
+    content = [{"type": "text", "text": part} for part in ("a dog", "barks")]
+    short = client.embed(inputs=[{"content": content}], output_dimension=5, **asked)  # type: ignore[list-item]
+    joined = predictor.encode("a dog\nbarks")[:5]
+    (row,) = short.embeddings.float_ or []  # the type that is the default
+    assert np.allclose(row, joined / np.linalg.norm(joined), atol=1e-6)
+    passage = client.embed(texts=["film"], **{**asked, "input_type": "search_document"})
+    as_passage = predictor.encode("film", prompt_name="passage")
+    (row,) = passage.embeddings.float_ or []
+    assert np.allclose(row, as_passage / np.linalg.norm(as_passage), atol=1e-6)
+    for wrong, message in (
+        ({"texts": ["a"], "input_type": "image"}, "input_type must be search_query or"),
+        ({"texts": ["a"], "embedding_types": ["int8"]}, "must be float or base64, not 'int8'"),
+        ({"images": ["data:,"]}, "images is not served"),
+        ({"inputs": [{"content": [{"type": "image_url"}]}]}, "each input must be texts"),
+        ({"texts": ["a"], "truncate": "START"}, "truncate must be END or NONE"),
+        ({"texts": ["film " * 500], "truncate": "NONE"}, "longer than the model reads"),
+    ):
+        with pytest.raises(cohere.core.ApiError, match=message):
+            client.embed(**{**asked, **wrong})
 
 
 def test_jina_and_tei_rerank(url: str, predictors: dict[str, Predictor]) -> None:
@@ -219,7 +263,9 @@ def test_tei(url: str, predictors: dict[str, Predictor]) -> None:
     info = httpx.get(f"{url}/info").json()
     assert {model["name"] for model in info["models"]} == predictors.keys()
     assert info["limits"]["queue_tokens"] == 131_072
-    assert [model["prompts"] for model in info["models"] if model["task"] == "embed"] == [["ask"]]
+    assert [model["prompts"] for model in info["models"] if model["task"] == "embed"] == [
+        ["ask", "passage"]
+    ]
 
 
 def test_kserve(url: str, predictors: dict[str, Predictor]) -> None:

@@ -22,7 +22,7 @@ from toy_predictors import TASKS, predictor
 REFUSED = {"function_to_apply", "targets"}
 """Fields that are read to be refused."""
 SOURCE = Path(serving.__file__).parent
-SHAPES = ("shapes", "explain", "hugging_face", "kserve", "openai", "rerank", "tei")
+SHAPES = ("cohere", "shapes", "explain", "hugging_face", "kserve", "openai", "rerank", "tei")
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_the_fields_that_are_read_are_those_of_the_document() -> None:
     read = set().union(*map(read_fields, SHAPES))
     assert len(read) > 15
     assert read - REFUSED <= described
-    assert described - read == {"text"}  # of a document, which is matched
+    assert described - read == {"content", "text", "type"}  # of objects that are matched
 
 
 def unnamed(value: Any, schema: dict[str, Any]) -> set[str]:

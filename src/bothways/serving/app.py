@@ -21,7 +21,7 @@ from typing import Any
 
 from bothways.core.errors import ConfigError, FolderError, optional
 from bothways.prediction.predictor import Predictor
-from bothways.serving import explain, hugging_face, openai, openapi, play, rerank, tei
+from bothways.serving import cohere, explain, hugging_face, openai, openapi, play, rerank, tei
 from bothways.serving.batcher import Batcher, Ticket, internal, late, settle
 from bothways.serving.errors import FAILURES, RequestError
 from bothways.serving.limits import DEFAULT_LIMITS, Limits
@@ -59,6 +59,7 @@ requests_log = logging.getLogger("bothways.serving.requests")
 POSTS: dict[str, Shape] = {
     **{f"/{kind}": own(kind) for kind in ALL_TASKS if kind not in ("embed", "rerank")},
     "/embed": tei.embed,
+    "/v2/embed": cohere.embed,
     "/predict": tei.predict,
     "/similarity": tei.similarity,
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), rerank.rerank),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bothways.serving import explain
+from bothways.serving import cohere, explain
 from bothways.serving.hugging_face import TASKS
 from bothways.serving.tei import CLASSIFIERS
 
@@ -271,6 +271,36 @@ def _embeddings() -> Operation:
     )
 
 
+def _cohere() -> Operation:
+    types = {"enum": list(cohere.TYPES)}
+    content = obj({"type": {"const": "text"}, "text": TEXT})
+    vectors = obj({}, {"float": listed(VECTOR), "base64": listed(TEXT)})
+    answer = {
+        "id": TEXT,
+        "response_type": {"const": "embeddings_by_type"},
+        "embeddings": vectors,
+        "texts": listed(TEXT),
+        "meta": {"type": "object"},
+    }
+    return Operation(
+        "Cohere's embeddings: vectors of length 1",
+        ("embed",),
+        {
+            "texts": maybe(listed(TEXT, minItems=1)),
+            "inputs": maybe(listed(obj({"content": listed(content, minItems=1)}), minItems=1)),
+            "input_type": {"enum": [*cohere.PROMPTS, None]},
+            "embedding_types": maybe(listed(types)),
+            "output_dimension": maybe({"type": "integer", "minimum": 1}),
+            "prompt_name": PROMPT,
+            "truncate": {"enum": [*cohere.TRUNCATE, None], "default": cohere.TRUNCATE[0]},
+        },
+        (),
+        obj(answer),
+        {"texts": ["a dog barks", "it rains"], "input_type": "search_document"},
+        one_of=("texts", "inputs"),
+    )
+
+
 def _tei() -> dict[str, Operation]:
     texts = either(TEXT, listed(TEXT, minItems=1))
     batch = listed(either(TEXT, listed(TEXT, minItems=1, maxItems=2)), minItems=1)
@@ -402,6 +432,7 @@ def _pipeline() -> Operation:
 OPERATIONS: dict[str, Operation] = {
     **{f"/{kind}": own_operation(kind) for kind in PREDICTIONS},
     **_tei(),
+    "/v2/embed": _cohere(),
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), _rerank()),
     **dict.fromkeys(("/v1/embeddings", "/embeddings"), _embeddings()),
     **dict.fromkeys(("/", "/invocations"), _pipeline()),
