@@ -52,8 +52,8 @@ class OwnRows:
     @property
     def shape(self) -> tuple[int, int, int]:
         """The number of matrices, their rows and their columns, over all ranks."""
-        # A single number, without dimensions, is a row of one.
-        parts, rows = int(self.group["parts"]), len(torch.atleast_1d(self.parameter))
+        parts = int(self.group["parts"])
+        rows = len(self.parameter) if self.parameter.ndim else 1  # a single number is a row
         return parts, rows // parts, self.parameter.numel() // max(rows, 1)
 
     def count_step(self) -> Tensor:
