@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +14,18 @@ from bothways.core.errors import ResourceError
 from bothways.model.config import EncoderConfig
 from bothways.model.flops import LossFloats, kept_floats
 from bothways.model.heads import MaskedHead, PairHead
+from bothways.model.model import Model
 from bothways.preflight.memory import USABLE, Load, choose_placement
 from bothways.training.durations import Steps
-from bothways.training.optimizers import AdamW
+from bothways.training.optimizers import (
+    AdamW,
+    BertAdam,
+    Lamb,
+    Muon,
+    StableAdamW,
+    build_optimizer,
+    update,
+)
 from bothways.training.run import Training
 from bothways.training.schedules import Constant
 
@@ -49,6 +60,43 @@ def test_the_parts_of_a_whole_rank() -> None:
     assert memory.activations == pytest.approx(4 * 1024 * kept)
     assert memory.gathered == 0
     assert LOAD.memory(CPU, "replicated", 8) == memory
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        AdamW(), AdamW(lr="auto"), BertAdam(), Lamb(), StableAdamW(), Muon(),
+        functools.partial(torch.optim.SGD, lr=0.1),
+        functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        functools.partial(torch.optim.AdamW, amsgrad=True),
+    ],
+)  # fmt: skip
+def test_the_moments_are_those_that_the_optimizer_keeps(optimizer: Any) -> None:
+    encoder = dataclasses.replace(ENCODER, depth=2)
+    model = Model(encoder, (MaskedHead(), PairHead()))
+    matrices = {
+        f"{name}.{own}": count
+        for name, module in model.named_modules()
+        for own, count in getattr(module, "hidden_matrices", {}).items()
+    }
+    given = dataclasses.replace(optimizer, lr=1.0) if hasattr(optimizer, "kind") else optimizer
+    real = build_optimizer(given, model.named_parameters(), matrices=matrices)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    update(real, None)
+    kept = sum(
+        value.nbytes
+        for parameter, state in real.state.items()
+        for value in state.values()
+        if value.shape == parameter.shape
+    )
+    training = dataclasses.replace(TRAINING, optimizer=optimizer)
+    load = dataclasses.replace(
+        LOAD, models=((encoder, (MaskedHead(), PairHead())),), training=training
+    )
+    assert load.memory(CPU).optimizer == kept
+    assert load.saved == 4 * load.parameters + kept
+    assert load.memory(CPU, "sharded", 4).optimizer == kept / 4
 
 
 def test_a_shard_holds_its_part_and_what_it_gathers() -> None:

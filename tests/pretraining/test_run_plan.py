@@ -87,12 +87,42 @@ def test_the_largest_batch_fits_and_one_more_token_does_not() -> None:
 
 
 def test_hours_are_the_other_way_round() -> None:
-    plan = plan_run(settings(until=Hours(2.0)), Cards(CARD, 4))
+    plan = plan_run(settings(until=Hours(2.0), evaluate=None), Cards(CARD, 4))
     work = sum(plan.seconds[name] for name in ("training", "updates", "exchange"))
     assert work == pytest.approx(7200, rel=1e-3)
-    same = plan_run(settings(until=Tokens(int(plan.tokens))), Cards(CARD, 4))
+    same = plan_run(settings(until=Tokens(int(plan.tokens)), evaluate=None), Cards(CARD, 4))
     assert same.total == pytest.approx(plan.total, rel=1e-3)
     assert plan_run(settings(until=Steps(100)), Cards(CARD)).tokens == 100 * 8192
+
+
+@pytest.mark.parametrize("until", [Hours(1.0), Steps(300), Tokens(300 * 8192)])
+def test_evaluations_and_checkpoints_are_within_a_length_in_hours(
+    until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for those at its end. In other units, all of them are on top of the work."""
+    per = StepSeconds((1e-3,), 0.5, per_byte=1e-6)
+    monkeypatch.setattr(run_plan, "measure_step", lambda *_: per)
+    monkeypatch.setattr(run_plan, "memory_available", lambda _: 2**34)
+    run = settings("bert-tiny", until=until, evaluate=Steps(50), save=Steps(20))
+    plan = plan_run(dataclasses.replace(run, evaluation_tokens=90_000), Here("cpu"))
+    evaluation, checkpoint = 30.0, 1e-6 * plan.checkpoint
+    count = math.ceil(plan.updates / 50)
+    assert plan.seconds["evaluation"] == pytest.approx(count * evaluation)
+    assert plan.seconds["checkpoints"] == pytest.approx(math.ceil(plan.updates / 20) * checkpoint)
+    work = plan.tokens * 1e-3 + plan.updates * 0.5
+    assert plan.total == pytest.approx(
+        work + plan.seconds["evaluation"] + plan.seconds["checkpoints"]
+    )
+    if isinstance(until, Hours):
+        assert plan.total - evaluation - checkpoint == pytest.approx(
+            3600, abs=evaluation + checkpoint + 9
+        )
+        short = dataclasses.replace(
+            run, training=dataclasses.replace(run.training, until=Hours(1e-3))
+        )
+        assert plan_run(short, Here("cpu")).updates == 1
+    else:
+        assert plan.updates == 300
 
 
 def test_a_ramp_of_budgets_has_more_updates() -> None:
@@ -106,7 +136,8 @@ def test_a_ramp_of_budgets_has_more_updates() -> None:
     plan = plan_run(run, Cards(CARD))
     assert plan.updates == pytest.approx(updates, rel=0.01)
     hours = dataclasses.replace(run, training=dataclasses.replace(
-        run.training, until=Hours(sum(plan.seconds[n] for n in ("training", "updates")) / 3600)
+        run.training, evaluate=None,
+        until=Hours(sum(plan.seconds[n] for n in ("training", "updates")) / 3600),
     ))  # fmt: skip
     again = plan_run(hours, Cards(CARD))
     assert again.tokens == pytest.approx(20_000_000, rel=1e-3)
@@ -173,7 +204,7 @@ def test_phases_count_by_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None
     assert steps.seconds["training"] == pytest.approx(900 * 12.8 + 100 * 102.4)
     assert tokens.updates == 4500 + 125
     assert tokens.seconds["training"] == pytest.approx(57_600 + 12_800)
-    hours = plan(Hours(10.0))  # an update takes 13.8 or 103.4 s
+    hours = plan(Hours(10.0), evaluate=None)  # an update takes 13.8 or 103.4 s
     assert hours.updates == math.ceil(32_400 / 13.8 + 3600 / 103.4)
     per = [3 * run.objective.forward_flops(run.encoder, length) for length in (128, 512)]
     read = [900 * 12_800, 100 * 51_200]

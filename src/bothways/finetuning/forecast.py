@@ -23,9 +23,10 @@ from bothways.finetuning.data import LabelledData, updates_per_epoch
 from bothways.finetuning.fit import learning_by_rows
 from bothways.model.flops import BACKWARD
 from bothways.preflight.machine import seconds_per_byte, speed, update_seconds
-from bothways.preflight.memory import SAVED_BYTES, WEIGHT
+from bothways.preflight.memory import WEIGHT
 from bothways.tasks.base import TaskLearner
 from bothways.training.durations import Duration, Epochs, Hours, Steps, Tokens
+from bothways.training.moments import moment_bytes
 from bothways.training.optimizers import FusedAdamW, build_optimizer, set_rate
 from bothways.training.run import Training
 
@@ -63,10 +64,10 @@ def forecast(
     scored = _times(epochs, training.evaluate, data, settings) if data.dev else 0
     saved = 0 if folder is None else max(scored, _times(epochs, training.save, data, settings))
     dev = sum(len(sequence) for item in data.dev for sequence in item.sequences)
-    size = sum(
-        weight.numel() * (SAVED_BYTES if weight.requires_grad else WEIGHT)
-        for _, weight in task.trained_parameters()
-    )
+    size, kept, matrices = 0, moment_bytes(training.optimizer), task.matrices()
+    for name, weight in task.trained_parameters():
+        moments = kept.hidden if name in matrices else kept.others
+        size += weight.numel() * (WEIGHT + moments * weight.requires_grad)
     # The best weights are scored once more at the end.
     read = data.tokens * epochs + (scored + bool(scored)) * dev / (1 + BACKWARD)
     seconds = (

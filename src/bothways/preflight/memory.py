@@ -25,13 +25,12 @@ from bothways.model.heads import Head
 from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
+from bothways.training.moments import moment_bytes
 from bothways.training.run import Training
 from bothways.training.schedules import WSD
 
-WEIGHT, GRADIENT, MOMENTS = 4, 4, 8
-"""Bytes per parameter in training: the weight, its gradient, Adam's two moments, in fp32."""
-SAVED_BYTES = WEIGHT + MOMENTS
-"""Bytes per parameter in a checkpoint."""
+WEIGHT, GRADIENT = 4, 4
+"""Bytes per parameter in training: the weight and its gradient, in fp32."""
 AVERAGE_BYTES = 4
 """Bytes per parameter of the moving average of the weights, in training and in a checkpoint."""
 USABLE = 0.9
@@ -51,7 +50,7 @@ class RankMemory:
 
     Attributes:
         weights, gradients: in fp32.
-        optimizer: Adam's moments, and the moving average of the weights.
+        optimizer: its moments, and the moving average of the weights.
         activations: values that the backward pass keeps, and those of the losses: predictions over
             the vocabulary, and what a frozen model computes.
         frozen: the weights of models that are only read, such as a teacher, in fp32.
@@ -142,8 +141,8 @@ class Load:
 
     @property
     def fixed(self) -> int:
-        """The bytes of the weights, their gradients, Adam's moments and the average, and of the
-        weights that are only read.
+        """The bytes of the weights, their gradients, the moments and the average, and of what is
+        only read.
         """
         return sum(self._fixed) + WEIGHT * self.frozen_parameters
 
@@ -153,11 +152,14 @@ class Load:
         weights, _, moments = self._fixed
         return weights + moments
 
-    @property
+    @functools.cached_property
     def _fixed(self) -> tuple[int, int, int]:
         """The bytes of the weights, of their gradients, and of the moments and the average."""
         trained = self.parameters if self.trained is None else self.trained
-        return WEIGHT * self.parameters, GRADIENT * trained, (MOMENTS + self._average) * trained
+        kept = moment_bytes(self.training.optimizer)
+        hidden = 0 if kept.hidden == kept.others else min(trained, _hidden(self.models))
+        moments = kept.hidden * hidden + kept.others * (trained - hidden)
+        return WEIGHT * self.parameters, GRADIENT * trained, moments + self._average * trained
 
     @property
     def _average(self) -> int:
@@ -233,6 +235,18 @@ class Load:
 
 def _parameters(models: Models) -> int:
     return sum(parameter_table(*model).total for model in models)
+
+
+def _hidden(models: Models) -> int:
+    """Return the number of parameters in hidden matrices."""
+    count = 0
+    for spec in models:
+        with without_weights():
+            model = Model(*spec)
+        for module in model.modules():
+            if names := getattr(module, "hidden_matrices", {}):
+                count += sum(w.numel() for name, w in module.named_parameters() if name in names)
+    return count
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from typing_extensions import assert_never
 
 from bothways.core.batch import Batch, pack
 from bothways.core.config.checks import require_at_least
@@ -24,7 +23,7 @@ from bothways.core.keyed_rng import rng
 from bothways.core.progress import SILENT, Progress
 from bothways.core.sequence import Sequence
 from bothways.core.targets import LabelTargets
-from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
+from bothways.data.batching import ExampleBudget
 from bothways.data.masking import Vocabulary
 from bothways.model.config import EncoderConfig
 from bothways.model.flops import BACKWARD, forward_flops
@@ -39,11 +38,12 @@ from bothways.preflight.memory import (
     choose_placement,
     size_text,
 )
-from bothways.pretraining.build import load_of, tokens_of_phases
+from bothways.pretraining.build import load_of
 from bothways.pretraining.config import PretrainConfig
+from bothways.pretraining.run_course import StepSeconds, course_of
 from bothways.runtime.cards import CARDS, MACHINE, NETWORK, Accelerator
 from bothways.runtime.devices import choose_device, describe_device, memory_available
-from bothways.training.durations import Duration, Epochs, Hours, Steps, Tokens
+from bothways.training.durations import Epochs
 from bothways.training.optimizers import build_optimizer, set_rate
 
 UTILISATION = 0.35
@@ -85,23 +85,6 @@ class Cards:
 
 
 Hardware = Here | Cards
-
-
-@dataclass(frozen=True)
-class StepSeconds:
-    """The parts of the time of a run.
-
-    Attributes:
-        per_token: of forward and backward pass on one rank, in seconds, in each phase.
-        update: of one update, in seconds.
-        exchange: of an update, in seconds: what the exchange between ranks adds to it.
-        per_byte: of a checkpoint, in seconds; 0 if it is not known.
-    """
-
-    per_token: tuple[float, ...]
-    update: float
-    exchange: float = 0.0
-    per_byte: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -198,28 +181,14 @@ def plan_run(
     except ResourceError as error:
         raise _with_cards(error, load, hardware) from error
     per = seconds_of(settings, hardware, load, choice, out, progress)
-    phases = _tokens_read(settings, text, per, ranks)
-    tokens, updates = sum(phases), math.ceil(_updates(settings, phases) - 1e-6)
-    seconds = {
-        "training": float(np.dot(phases, per.per_token)) / ranks,
-        "updates": updates * per.update,
-        "exchange": updates * per.exchange,
-    }
-    run = _Amounts(tokens, updates, sum(seconds.values()), text)
-    evaluations = run.times(settings.training.evaluate, settings.training.end)
-    longest = max(range(len(phases)), key=lambda n: settings.phases[n].length)
-    one = settings.evaluation_tokens * per.per_token[longest] / (1 + BACKWARD) / ranks
-    seconds["evaluation"] = evaluations * one
-    checkpoints = run.times(settings.training.save, settings.training.end)
-    if settings.training.keep.best is not None:  # each evaluation is followed by one
-        checkpoints = max(checkpoints, evaluations)
-    seconds["checkpoints"] = checkpoints * load.saved * per.per_byte
+    made = course_of(settings, per, ranks, load, text)
+    seconds = made.seconds
     hours = sum(seconds.values()) / 3600
     return RunPlan(
-        _title(hardware), ranks, load.parameters, tokens, updates,
-        float(np.dot(phases, _operations(settings))) / tokens, choice, free,
+        _title(hardware), ranks, load.parameters, made.tokens, made.updates,
+        float(np.dot(made.phases, _operations(settings))) / made.tokens, choice, free,
         load.microbatch, load.largest_microbatch(free, device, choice.placement, ranks),
-        seconds, load.saved, checkpoints,
+        seconds, load.saved, made.checkpoints,
         None if price is None else price * ranks * hours, _assumed(hardware),
     )  # fmt: skip
 
@@ -387,71 +356,6 @@ def _tokens_per_step(settings: PretrainConfig) -> float:
     if isinstance(batch, ExampleBudget):
         return sum(phase.share * batch.n * phase.length for phase in settings.phases)
     return float(batch.n)
-
-
-def _tokens_read(
-    settings: PretrainConfig, text: float | None, per: StepSeconds, ranks: int
-) -> list[float]:
-    """Return the tokens that the run reads in each phase."""
-    end = settings.training.end
-    if not isinstance(end, Hours):
-        phases = tokens_of_phases(settings, text or 0.0)
-        assert phases is not None
-        return phases
-    phases = []
-    for phase, seconds in zip(settings.phases, per.per_token, strict=True):
-        each, room = seconds / ranks, 3600 * end.count * phase.share
-        before, low, high = _updates(settings, phases), 0.0, room / each
-        while high - low > 1e-6 * high:
-            middle = (low + high) / 2
-            more = _updates(settings, [*phases, middle]) - before
-            takes = middle * each + more * (per.update + per.exchange)
-            low, high = (middle, high) if takes < room else (low, middle)
-        phases.append(high)
-    return phases
-
-
-def _updates(settings: PretrainConfig, phases: list[float]) -> float:
-    """Return the updates in which the run reads these tokens in each of its first phases."""
-    match settings.batch:
-        case TokenRamp() as ramp:
-            return ramp.steps(sum(phases))
-        case TokenBudget(n):
-            return sum(phases) / n
-        case ExampleBudget(n):
-            pairs = zip(phases, settings.phases, strict=False)
-            return sum(tokens / (n * phase.length) for tokens, phase in pairs)
-        case _:
-            assert_never(settings.batch)
-
-
-@dataclass(frozen=True)
-class _Amounts:
-    """How long a run is, in each unit; the text is the tokens of an epoch, if known."""
-
-    tokens: float
-    updates: float
-    seconds: float
-    text: float | None
-
-    def times(self, every: Duration | None, end: Duration) -> int:
-        """Return how often something is done that is done after each duration, and at the end."""
-        match every, end:
-            case None, _:
-                count = 1.0
-            case Steps(each), _:
-                count = self.updates / each
-            case Tokens(each), _:
-                count = self.tokens / each
-            case Hours(each), _:
-                count = self.seconds / 3600 / each
-            case Epochs(each), Epochs(whole):
-                count = whole / each
-            case Epochs(each), _:
-                count = self.tokens / (self.text * each) if self.text else 1.0
-            case _:
-                assert_never(every)
-        return math.ceil(count - 1e-9)
 
 
 def memory_rows(plan: RunPlan) -> list[tuple[str, str]]:
