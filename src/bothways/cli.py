@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 import bothways
 from bothways.core.errors import BothwaysError
@@ -32,6 +32,10 @@ app = App(
     version=bothways.__version__,
     help="From raw text to a deployed bidirectional encoder: BERT and its family, end to end.",
     suppress_keyboard_interrupt=False,  # `main` reports it
+    default_parameter=Parameter(
+        negative_iterable="",  # no --empty-NAME
+        show_default=lambda value: None if value in (None, ()) else str(value),
+    ),
 )
 tokenizer = App(
     name="tokenizer", help="Train a vocabulary, encode with it, report how well it fits a text."
@@ -44,68 +48,65 @@ app.command(tokenizer)
 app.command(corpus)
 app.command(reproduce)
 
-# name: (function in bothways.commands, one line of help)
+# name: function in bothways.commands, whose docstring is the help
 _COMMANDS = {
-    "quickstart": (
-        "quickstart:quickstart",
-        "Measure the gain of pre-training on this machine, in five minutes.",
-    ),
-    "pretrain": ("pretrain:pretrain", "Pre-train with masked LM and next sentence prediction."),
-    "adapt": ("adapt:adapt", "Continue pre-training on text of a domain, and measure the effect."),
-    "finetune": ("finetune:finetune", "Fine-tune a model folder on labelled data."),
-    "distil": ("distil:distil", "Train a smaller model on what a teacher computes."),
-    "evaluate": ("evaluate:evaluate", "Score a model on labelled data, a corpus or minimal pairs."),
-    "predict": ("predict:predict", "Predict labels with probabilities, as JSON lines."),
-    "features": ("features:features", "Tag words with a BiLSTM on a frozen encoder's vectors."),
-    "embed": ("embed:embed", "Compute a vector per text, into .npy, .parquet or .jsonl."),
-    "serve": ("serve:serve", "Serve models over HTTP, for every task and for existing clients."),
-    "play": ("serve:play", "Try models in the browser: predictions as pictures, tokens, and why."),
-    "search": ("search:search", "Fine-tune over a grid of settings, and keep the best model."),
-    "compare": ("compare:compare", "Test whether two fine-tuned models differ significantly."),
-    "compare-runs": (
-        "compare:compare_runs",
-        "Compare the curves, settings and speed of runs on one page.",
-    ),
-    "inspect-step": (
-        "inspect_step:inspect_step",
-        "Repeat one step of a pre-training run, sequence by sequence.",
-    ),
-    "convert": (
-        "convert:convert",
-        "Convert a TensorFlow checkpoint, or a model to a Longformer or another vocabulary.",
-    ),
-    "export": ("export:export", "Write a model for onnxruntime, OpenVINO or a browser."),
-    "describe": ("describe:describe", "Show a model's configuration and its parameters by part."),
-    "speedrun": ("speedrun:speedrun", "Time pre-training to a fixed held-out loss."),
-    "plan": ("plan:plan", "Forecast time, memory and price of a pre-training run."),
-    "bench": ("bench:bench", "Measure this machine against transformers, or a server on it."),
+    "quickstart": "quickstart:quickstart",
+    "pretrain": "pretrain:pretrain",
+    "adapt": "adapt:adapt",
+    "finetune": "finetune:finetune",
+    "distil": "distil:distil",
+    "evaluate": "evaluate:evaluate",
+    "predict": "predict:predict",
+    "features": "features:features",
+    "embed": "embed:embed",
+    "serve": "serve:serve",
+    "play": "serve:play",
+    "search": "search:search",
+    "compare": "compare:compare",
+    "compare-runs": "compare:compare_runs",
+    "inspect-step": "inspect_step:inspect_step",
+    "convert": "convert:convert",
+    "export": "export:export",
+    "describe": "describe:describe",
+    "speedrun": "speedrun:speedrun",
+    "plan": "plan:plan",
+    "bench": "bench:bench",
 }
 _TOKENIZER = {
-    "train": ("tokenizer:train", "Train a WordPiece, byte-level BPE or Unigram vocabulary."),
-    "encode": ("tokenizer:encode", "Encode lines of text to ids, tokens and offsets."),
-    "report": ("tokenizer:report", "Report unknown rate, fertility and coverage on a text."),
+    "train": "tokenizer:train",
+    "encode": "tokenizer:encode",
+    "report": "tokenizer:report",
 }
 _CORPUS = {
-    "build": ("corpus:build", "Build a corpus: documents, sentences, token ids."),
-    "inspect": ("corpus:inspect", "Show a corpus' counts, lengths and some documents."),
+    "build": "corpus:build",
+    "inspect": "corpus:inspect",
 }
 _REPRODUCE = {
-    "glue": ("reproduce:glue", "GLUE: table 1 of the paper."),
-    "squad": ("reproduce:squad", "SQuAD 1.1 and 2.0: tables 2 and 3."),
-    "swag": ("reproduce:swag", "SWAG: table 4."),
-    "ner": ("reproduce:ner", "Named entities, fine-tuned and by frozen features: table 7."),
-    "pretraining": (
-        "reproduce:pretraining",
-        "Tables on pre-training: tasks, sizes, masks, of BERT and its successors.",
-    ),
+    "glue": "reproduce:glue",
+    "squad": "reproduce:squad",
+    "swag": "reproduce:swag",
+    "ner": "reproduce:ner",
+    "pretraining": "reproduce:pretraining",
 }
 _GROUPS = (
     (app, _COMMANDS), (tokenizer, _TOKENIZER), (corpus, _CORPUS), (reproduce, _REPRODUCE),
 )  # fmt: skip
 for _group, _verbs in _GROUPS:
-    for _name, (_home, _summary) in _verbs.items():
-        _group.command(f"bothways.commands.{_home}", name=_name, help=_summary)
+    for _name, _home in _verbs.items():
+        _group.command(f"bothways.commands.{_home}", name=_name)
 app.register_install_completion_command()
+
+
+_LISTS: tuple[list[str], ...] = ([], ["tokenizer"], ["corpus"], ["reproduce"])
+"""Words after which the commands are listed."""
+
+
+def import_for_help(words: list[str]) -> None:
+    """Import all commands if these words ask for help, which lists the first line of each."""
+    if {"--help", "-h"} & {*words} or words in _LISTS:
+        for group, verbs in _GROUPS:
+            for verb in verbs:
+                _ = group[verb]
 
 
 def _expand_home(word: str) -> str:
@@ -143,7 +144,9 @@ def main() -> None:
     limit_threads()
     tune_allocator()
     try:
-        app([_expand_home(word) for word in sys.argv[1:]], result_action="return_value")
+        words = [_expand_home(word) for word in sys.argv[1:]]
+        import_for_help(words)
+        app(words, result_action="return_value")
         sys.stdout.flush()  # here, where a full disk or a closed pipe is caught
     except BothwaysError as error:
         _fail(str(error))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 import bothways
-from bothways.cli import app
+from bothways.cli import app, import_for_help
 from bothways.commands.predict import predict
 from bothways.core.errors import ConfigError
 from bothways.tasks.catalogue import ALL_TASKS, TASKS, trainable_task
@@ -36,3 +37,26 @@ def test_a_task_without_training_is_one_message(name: str, tmp_path: Path) -> No
         bothways.finetune("m", [{"text": "a", "label": "b"}], task=name)
     with pytest.raises(ConfigError, match=message):
         bothways.finetune("m", "d.tsv", task=name, out=tmp_path / "run")
+
+
+def test_the_help_of_a_command_is_its_docstring(capsys: pytest.CaptureFixture[str]) -> None:
+    app(["serve", "--help"], result_action="return_value")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "in the shapes of OpenAI, TEI, Hugging Face, Cohere and KServe." in shown
+    assert "SIGHUP reads the file of keys again" in shown
+    assert "--empty-limit" not in shown
+    assert "[default: ()]" not in shown
+
+
+@pytest.mark.parametrize("group", ["", "corpus", "tokenizer", "reproduce"])
+def test_the_list_of_commands_has_a_line_about_each(
+    group: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*group.split(), "--help"]
+    import_for_help(words)
+    app(words, result_action="return_value")
+    names = [word for word in (app[group] if group else app) if not word.startswith("-")]
+    shown = capsys.readouterr().out
+    assert names
+    for name in names:
+        assert re.search(rf"^│ {name} +[A-Z][\w-]+[ :]", shown, re.MULTILINE), name

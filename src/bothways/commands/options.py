@@ -100,7 +100,7 @@ def _check_names(kind: object, names: str | Iterable[str] | None) -> None:
             raise ValueError(f"Unknown option: {name}")
 
 
-INPUTS = Parameter(negative_iterable="", allow_leading_hyphen=True, validator=_check_names)
+INPUTS = Parameter(allow_leading_hyphen=True, validator=_check_names)
 """File names as arguments of a command, including "-"."""
 
 
@@ -112,7 +112,6 @@ class PartOptions:
     keep: Annotated[
         tuple[str, ...],
         Parameter(
-            negative_iterable="",
             help="With --out DIR: a column to copy to the output, such as a key; old=new renames "
             "it. May be repeated.",
         ),
