@@ -13,7 +13,9 @@ import pytest
 
 from bothways.attention.patterns import Causal
 from bothways.cli import app
+from bothways.core.config.reader import load
 from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.core.progress import SILENT
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Masking
 from bothways.data.next_sentence import NextSentence
@@ -28,6 +30,7 @@ from bothways.paper.pretraining_page import difference, table_report, write_tabl
 from bothways.paper.pretraining_runs import TableRequest, base_settings, run_table
 from bothways.paper.pretraining_tables import COLUMNS, TABLES
 from bothways.pretraining.config import PretrainConfig
+from bothways.pretraining.from_text import corpus_of_text
 from bothways.report.html import write_html
 from bothways.training.durations import Hours, Steps
 from toy_animals import document
@@ -270,6 +273,32 @@ def test_small_runs_read_every_length_that_is_used_later() -> None:
             assert first == (Masking(0.4) if cell.objective.masks and not own else None)
             assert others == [None, None], "the table's own masks"
     assert "length=128" in runs.SCALES["small"].answers
+
+
+def test_small_replaced_tokens_begin_after_masked_lm(place: Path, tmp_path: Path) -> None:
+    """From random weights nothing was detected within minutes (docs/log.md, 2026-11-25)."""
+    request = request_of(place, tmp_path, "electra", seeds=1, budget=Steps(5))
+    base = base_settings(request)
+    (bert, *_), (first, masked, _), *others = runs.planned(request, base)
+    assert (bert, first) == ("bert", "first")
+    assert masked.objective == MaskedLM(masking=Masking(0.4))
+    assert masked.training.until == Steps(2)
+    for _, settings, after in others:
+        assert (after, settings.training.until) == ("first", Steps(3))
+        assert [(p.length, p.share, p.masking) for p in settings.phases] == [
+            (64, 0.5, None), (128, 0.5, None),
+        ]  # fmt: skip
+    large = runs.planned(dataclasses.replace(request, scale="paper"), base)
+    assert [name for name, *_ in large] == [bert, *(name for name, *_ in others)]
+    corpus = corpus_of_text(request.text, tmp_path, 300, SILENT)
+    alone = dataclasses.replace(request, cells=("electra",))
+    for name, *rest in runs.planned(alone, base_settings(alone, corpus.tokenizer)):
+        run = runs.PretrainRun(name, *rest, corpus)
+        done = run.start(tmp_path / "cells" / name, resume=False, device="cpu", progress=SILENT)
+        assert done is not None
+    assert (done.name, done.steps) == ("electra", 3)
+    written = load(PretrainConfig, file=tmp_path / "cells" / "electra" / "config.toml")
+    assert written.start == str(tmp_path / "cells" / "first" / "model")
 
 
 def test_pair_heads_are_probed_with_the_other_pairs(

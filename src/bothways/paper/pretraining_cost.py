@@ -27,6 +27,7 @@ from bothways.paper.pretraining_runs import (
     base_settings,
     experiments_of,
     finetuning_folder,
+    planned,
 )
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.run_plan import Here, plan_run
@@ -55,11 +56,10 @@ def table_cost(
     base = base_settings(request, tokenizer)
     tokens = sum(map(len, tokenizer.encode([document.text for document in documents]))) / share
     rows, left, runs, done = list[list[Cell]](), 0.0, 0, 0
-    for cell in request.chosen:
-        settings = cell.settings(base)
-        finished = int((request.out / "cells" / cell.name / RESULT).exists())
+    for run, settings, _ in planned(request, base):
+        finished = int((request.out / "cells" / run / RESULT).exists())
         seconds = 0.0 if finished else _seconds(settings, tokens, device)
-        rows.append([f"pre-training {cell.name}", 1, finished, time_text(seconds)])
+        rows.append([f"pre-training {run}", 1, finished, time_text(seconds)])
         left, runs, done = left + seconds, runs + 1, done + finished
     for name, cost, finished in _finetuning(request, base, tokenizer, device):
         number = cost.runs * len(request.rows)

@@ -24,8 +24,10 @@ from bothways.data.corpus import Corpus
 from bothways.data.masking import Masking
 from bothways.data.next_sentence import NextSentence
 from bothways.hub.model_folder import load_model
-from bothways.objectives.masked_lm import MaskedLMNextSentence, with_masking
+from bothways.model.heads import MaskedHead
+from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence, with_masking
 from bothways.objectives.objective import Objective
+from bothways.objectives.replaced_tokens import GeneratorObjective
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.paper import glue, ner, squad
 from bothways.paper.cells import CellOutcome
@@ -51,7 +53,8 @@ from bothways.sweeps.runs import Series, SweepFolder, SweepOutcome, run_all
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import checkpoints
 from bothways.training.durations import Duration, Hours, part_of
-from bothways.training.schedules import Linear
+from bothways.training.optimizers import peak_rate
+from bothways.training.schedules import Constant, Linear
 
 SMALL_BUDGET = Hours(5 / 60)
 """The budget of a small run without one: bert-5 then takes about an hour on two cores."""
@@ -59,6 +62,9 @@ SMALL_BUDGET = Hours(5 / 60)
 FIRST_MASKS = Masking(0.4)
 """The masks of the first phase of small runs, also where the table's own are others: with [MASK]
 alone, a masked LM of minutes remained at word frequencies (docs/log.md, 2026-11-25)."""
+
+FIRST_RUN = "first"
+"""The run of masked LM that small runs with a generator begin with (`in_two`)."""
 
 EVALUATIONS = 8
 """Evaluations and checkpoints of a pre-training run with a budget."""
@@ -202,12 +208,53 @@ def base_settings(request: TableRequest, tokenizer: Tokenizer | None = None) -> 
     return configs.load(PretrainConfig, base=base, overrides=request.overrides)
 
 
+def in_two(settings: PretrainConfig) -> tuple[PretrainConfig, PretrainConfig]:
+    """Return masked LM for the first phase of a run with a generator, and the rest of the run.
+
+    From random weights a second network learned nothing within minutes: neither from a generator
+    at word frequencies, nor from one that knew as much as the network itself could learn. After
+    masked LM it detects what a narrow, new generator replaces; this begins with the tables of the
+    model (docs/log.md, 2026-11-25).
+    """
+    assert isinstance(settings.objective, GeneratorObjective)
+    phase, *later = settings.phases
+    training, rest = settings.training, 1 - phase.share
+    heads = (head.kind for head in settings.objective.model_heads if head != MaskedHead())
+    first = dataclasses.replace(
+        settings,
+        objective=MaskedLM(masking=FIRST_MASKS),
+        phases=(dataclasses.replace(phase, share=1.0),),
+        evaluation_masking=Masking(),
+        training=dataclasses.replace(
+            training, until=part_of(training.end, phase.share), schedule=Constant(0.15)
+        ),
+    )
+    optimizer = training.optimizer
+    second = dataclasses.replace(
+        settings,
+        objective=dataclasses.replace(settings.objective, sharing="disentangled"),
+        phases=tuple(dataclasses.replace(each, share=each.share / rest) for each in later),
+        training=dataclasses.replace(
+            training,
+            until=part_of(training.end, rest),
+            optimizer=dataclasses.replace(optimizer, lr=peak_rate(optimizer) / 2),
+        ),
+        fresh=tuple(heads),
+    )
+    return first, second
+
+
 @dataclass(frozen=True)
 class PretrainRun:
-    """A pre-training run of a series; its finished folder keeps the model and no checkpoints."""
+    """A pre-training run of a series; its finished folder keeps the model and no checkpoints.
+
+    Attributes:
+        after: the run beside it, by name, from whose model it starts; None for random weights.
+    """
 
     name: str
     settings: PretrainConfig
+    after: str | None
     corpus: Corpus = field(repr=False)
 
     def digests(self) -> dict[str, str]:
@@ -218,8 +265,12 @@ class PretrainRun:
         self, folder: Path, *, resume: bool, device: str, progress: Progress
     ) -> SweepOutcome | None:
         """Pre-train, or continue."""
+        settings = self.settings
+        if self.after is not None:
+            start = str(folder.parent / self.after / "model")
+            settings = dataclasses.replace(settings, start=start)
         done = pretrain(
-            self.settings, self.corpus, folder, resume=resume, device=device, progress=progress
+            settings, self.corpus, folder, resume=resume, device=device, progress=progress
         )
         if not done.finished(self.settings.training):
             return None
@@ -254,6 +305,22 @@ class RowOutcome:
         return tuple(100 * run.metrics[metric] for run in scored)
 
 
+def planned(
+    request: TableRequest, base: PretrainConfig
+) -> Iterator[tuple[str, PretrainConfig, str | None]]:
+    """Yield name and settings of each run in order, and the name of the run that it starts from."""
+    begun = False
+    for cell in request.chosen:
+        settings, after = cell.settings(base), None
+        if request.scale == "small" and isinstance(settings.objective, GeneratorObjective):
+            first, settings = in_two(settings)
+            after = FIRST_RUN
+            if not begun:
+                yield FIRST_RUN, first, None
+            begun = True
+        yield cell.name, settings, after
+
+
 def run_table(
     request: TableRequest,
     *,
@@ -273,7 +340,7 @@ def run_table(
     """
     corpus = corpus_of_text(request.text, request.out, request.vocabulary, progress)
     base = base_settings(request, corpus.tokenizer)
-    runs = [PretrainRun(cell.name, cell.settings(base), corpus) for cell in request.chosen]
+    runs = [PretrainRun(name, *rest, corpus) for name, *rest in planned(request, base)]
     place = SweepFolder(request.out / "cells", True, device, progress, "pre-training, ")
     series, rows = Series(), list[RowOutcome]()
     for run in runs:
