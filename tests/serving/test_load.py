@@ -243,7 +243,8 @@ def test_a_refusal_is_forgotten_when_the_queue_becomes_shorter_meanwhile(
     with running(application) as url:
 
         def ask() -> int:
-            return httpx.post(f"{url}/classify", json={"inputs": "good film"}).status_code
+            asked = {"inputs": "good film"}
+            return httpx.post(f"{url}/classify", json=asked, timeout=30).status_code
 
         statuses: list[int] = []
         threads = [in_thread(lambda: statuses.append(ask()))]
