@@ -25,7 +25,9 @@ MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_ADDR MASTER_PORT=29500 CORPUS OUT
 
 # Since Slurm 22.05, srun takes the number of processors from its own option alone.
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 bash -c '
+# A task that fails ends the others, which could not go on. One that is finished does not (--wait=0),
+# whatever WaitTime of the cluster is: the first task may still be writing the model.
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 --wait=0 bash -c '
     export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
     export LOCAL_WORLD_SIZE=$((SLURM_NTASKS / SLURM_NNODES)) OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
     exec python -m bothways pretrain "$CORPUS" --out "$OUT" --resume "$@"

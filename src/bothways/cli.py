@@ -14,7 +14,7 @@ import sys
 from cyclopts import App, Parameter
 
 import bothways
-from bothways.core.errors import BothwaysError
+from bothways.core.errors import BothwaysError, LostRankError
 from bothways.runtime.allocator import tune_allocator
 from bothways.runtime.limits import limit_threads
 
@@ -139,7 +139,9 @@ def _prepare_terminal() -> None:
 
 
 def main() -> None:
-    """Run the command line; exit with 0, 2 (an error the user can fix) or 130 (interrupted)."""
+    """Run the command line; exit with 0, 2 (an error the user can fix), 1 (another rank of the run
+    is lost, or a traceback) or 130 (interrupted).
+    """
     _prepare_terminal()
     limit_threads()
     tune_allocator()
@@ -149,7 +151,7 @@ def main() -> None:
         app(words, result_action="return_value")
         sys.stdout.flush()  # here, where a full disk or a closed pipe is caught
     except BothwaysError as error:
-        _fail(str(error))
+        _fail(str(error), 1 if isinstance(error, LostRankError) else 2)
     except RuntimeError as error:
         # torch's error is recognized by name, since importing torch here would slow every command.
         if type(error).__name__ != "OutOfMemoryError":
@@ -171,6 +173,6 @@ def main() -> None:
         _fail(f"the output cannot be written: {error.strerror}\n  Free some space for it.")
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, status: int = 2) -> None:
     print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(status)

@@ -6,11 +6,15 @@ import subprocess
 import sys
 
 import pytest
+from torch.distributed import DistNetworkError
 
+from bothways import cli
 from bothways.core.errors import DivergedError
 from bothways.training import meter
 from bothways.training.pace import ENDED_BY_WATCHDOG, Pace, Watchdog, stragglers
-from bothways.training.parallel import Replicated, Single
+from bothways.training.parallel import Replicated, Single, lost_contact
+
+GLOO = "[/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:1: Connection reset by peer"
 
 
 def paced(*seconds: float) -> dict[str, float]:
@@ -68,6 +72,35 @@ def test_a_rank_that_hangs_says_what_it_was_doing_and_ends() -> None:
     assert "step 5: rank 3 has been reading its batch for more than 0.2 seconds" in done.stderr
     assert "bothways inspect-step RUN 5 CORPUS" in done.stderr
     assert "Current thread" in done.stderr or "Thread" in done.stderr
+
+
+@pytest.mark.parametrize("error", [DistNetworkError("Broken pipe"), RuntimeError(GLOO)])
+def test_a_lost_rank_is_one_message(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lose() -> None:
+        with Watchdog(Replicated(3, 4, 3), None) as dog:
+            dog.note("exchanging gradients", 812)
+            raise ValueError("in a checkpoint") from error
+
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    monkeypatch.setattr(cli, "app", lambda *_, **__: lose())
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: step 812: rank 3 has lost contact with another rank")
+    assert "with --resume" in second
+
+
+def test_other_errors_of_a_step_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (RuntimeError("shapes differ"), DivergedError("gloo"), KeyboardInterrupt()):
+        with pytest.raises(type(error)) as caught, Watchdog(Replicated(3, 4, 3), None):
+            raise error
+        assert caught.value is error
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    lost = lost_contact(Replicated(0, 2, 0), RuntimeError(GLOO))
+    assert "while --max-restarts allows it" in str(lost)
 
 
 def test_without_a_limit_nothing_is_watched() -> None:

@@ -7,9 +7,11 @@
     ├── FolderError       a model folder that cannot be read or written
     ├── CheckpointError   a checkpoint that is corrupt, or belongs to something else
     ├── ResourceError     no disk space, no permission, a folder in use, a missing device or package
+    │   └── LostRankError     another rank of a run has ended or cannot be reached
     └── DivergedError     a loss or a gradient that is not finite
 
-The command line prints only the message, without a traceback, and exits with status 2.
+The command line prints only the message, without a traceback, and exits with status 2; with 1 for
+a lost rank, where the same command may succeed.
 """
 
 from __future__ import annotations
@@ -82,6 +84,10 @@ class CheckpointError(BothwaysError):
 
 class ResourceError(BothwaysError):
     """No disk space, no permission, a folder in use, a missing device or package."""
+
+
+class LostRankError(ResourceError):
+    """Another rank of a run has ended or cannot be reached."""
 
 
 class DivergedError(BothwaysError):

@@ -13,11 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Literal
 
 import torch
 
-from bothways.training.parallel import Plan, gather
+from bothways.training.parallel import Plan, gather, lost_contact
 
 SLOW = 1.5
 """A rank is a straggler from this multiple of the median time on."""
@@ -103,8 +104,16 @@ class Watchdog:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._over.set()
+        when = f"step {self._now[1]}: "
+        if error is not None and (lost := lost_contact(self._plan, error, when)):
+            raise lost from error
 
     def _watch(self) -> None:
         assert self._limit is not None

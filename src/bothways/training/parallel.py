@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import itertools
 import os
 import secrets
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from typing_extensions import assert_never
 
-from bothways.core.errors import BothwaysError, ConfigError, ResourceError
+from bothways.core.errors import BothwaysError, ConfigError, LostRankError, ResourceError
 from bothways.core.learner import Learner
 
 
@@ -228,10 +230,67 @@ def connected(
             )
             try:
                 yield
+            except BaseException as error:
+                # Their variables are modules, which hold groups of ranks.
+                traceback.clear_frames(error.__traceback__)
+                if lost := lost_contact(plan, error):
+                    raise lost from None
+                raise
             finally:
                 torch.distributed.destroy_process_group()
+                _end_threads()
         case _:
             assert_never(plan)
+
+
+_MESHES: list[Any] = []
+
+
+def mesh_of(kind: str, shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
+    """Return torch's mesh of the ranks on devices of this kind; all ranks call this."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    _MESHES.append(init_device_mesh(kind, shape, mesh_dim_names=names))
+    return _MESHES[-1]
+
+
+def _end_threads() -> None:
+    """End the threads of groups that are destroyed but still held, by caches of torch and cycles.
+
+    One that is still at work while Python ends may need Python, and then ends the process by
+    SIGABRT.
+    """
+    while _MESHES:  # which torch's caches of operations on tensors in parts keep for ever
+        getattr(_MESHES.pop(), "_pg_registry", {}).clear()
+    gc.collect()
+
+
+def lost_contact(plan: Plan, error: BaseException, when: str = "") -> LostRankError | None:
+    """Return the error of a rank that cannot reach another one; None if this is another error.
+
+    Args:
+        when: the beginning of the message.
+    """
+    if isinstance(error, BothwaysError | KeyboardInterrupt | SystemExit):
+        return None
+    cause: BaseException | None = error
+    while cause is not None and not _is_of_network(cause):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return None
+    fix = "Its own message says why: above, or in the log of its machine. "
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        fix += "torchrun starts all ranks again while --max-restarts allows it; else add --resume."
+    else:
+        fix += "Start all ranks again with --resume: they continue from the last checkpoint."
+    what = f"{when}rank {plan.rank} has lost contact with another rank, which has probably ended"
+    return LostRankError(what, fix=fix)
+
+
+def _is_of_network(error: BaseException) -> bool:
+    """Return whether torch could not reach another rank; gloo has no type of its own for it."""
+    network = getattr(torch.distributed, "DistError", ())
+    return isinstance(error, network) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 def _leaving_buffers() -> dict[str, Any]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from bothways.core.errors import ConfigError
 from bothways.core.learner import Learner
 from bothways.core.loss import Loss
-from bothways.training.parallel import Plan, Sharded
+from bothways.training.parallel import Plan, Sharded, mesh_of
 
 
 @contextlib.contextmanager
@@ -124,7 +124,6 @@ class _Own:
 
 
 def _shard(learner: Learner, plan: Sharded) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     sharding, device = plan.sharding, next(learner.parameters()).device
@@ -136,7 +135,7 @@ def _shard(learner: Learner, plan: Sharded) -> None:
     shape = (plan.world,) if one else (machines, plan.local_world)
     names = ("ranks",) if one else ("machines", "ranks")
     settings: dict[str, Any] = {
-        "mesh": init_device_mesh(device.type, shape, mesh_dim_names=names),
+        "mesh": mesh_of(device.type, shape, names),
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if sharding.gathered == "bf16" else None,
             reduce_dtype=torch.float32 if sharding.gathered == "bf16" else None,
