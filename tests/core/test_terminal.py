@@ -8,7 +8,7 @@ import pytest
 
 from bothways.core.errors import DataError, ResourceError, optional
 from bothways.core.json_reader import read_json, read_object
-from bothways.core.terminal import listed, printable, time_text
+from bothways.core.terminal import counted, listed, printable, time_text
 
 
 def test_control_characters_are_escaped() -> None:
@@ -24,6 +24,22 @@ def test_control_characters_of_names_do_not_reach_messages() -> None:
 def test_long_lists_are_cut() -> None:
     assert listed("abcd", 2) == "a, b and 2 more"
     assert listed("ab", 2) == "a, b"
+
+
+def test_one_is_singular() -> None:
+    assert counted(2, "dev examples are cut") == "2 dev examples are cut"
+    assert counted(1, "dev examples are cut") == "1 dev example is cut"
+    assert counted(1000, "rows") == "1,000 rows"
+    assert [counted(1, noun) for noun in ("queries", "batches", "classes", "boxes", "rows")] == [
+        "1 query",
+        "1 batch",
+        "1 class",
+        "1 box",
+        "1 row",
+    ]
+    assert counted(1, "questions have none and are cut") == "1 question has none and is cut"
+    assert counted(1, "of 9 examples are cut") == "1 of 9 examples is cut"
+    assert counted(0, "labels have none") == "0 labels have none"
 
 
 def test_times_of_any_length_are_texts() -> None:

@@ -764,7 +764,7 @@ def test_two_documents_are_held_out_where_two_stay(
 
 
 def test_one_document_cannot_be_split(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    with pytest.raises(DataError, match="1 documents cannot be split"):
+    with pytest.raises(DataError, match="1 document cannot be split"):
         build_corpus([Document("A cat.", "d")], tokenizer, tmp_path, workers=1).split(0.5, 0)
 
 

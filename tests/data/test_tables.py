@@ -235,7 +235,7 @@ def test_a_data_set_that_cannot_be_fetched_is_an_error(monkeypatch: pytest.Monke
         (
             "a.csv",
             b"text,label\na,1\nhe said, no,1\n",
-            r"a\.csv:3: has 3 values, but there are 2 columns \(text, label\)",
+            r"a\.csv:3: has 3 values for 2 columns \(text, label\)",
         ),
         (
             "a.csv",

@@ -272,10 +272,10 @@ def test_every_flaw_is_in_one_message(files: Files, tmp_path: Path) -> None:
         "length: sequences of 64 tokens are longer than the model's 32 positions. Set length=32 or less."
         in message
     )
-    assert f"1 examples have an empty text: {tmp_path}/train.csv:3" in message
-    assert f"1 examples have no label (empty, null or NaN): {tmp_path}/train.csv:4" in message
+    assert f"1 example has an empty text: {tmp_path}/train.csv:3" in message
+    assert f"1 example has no label (empty, null or NaN): {tmp_path}/train.csv:4" in message
     assert (
-        f"1 dev examples have labels without a training example: {tmp_path}/dev.csv:2 ('odd')"
+        f"1 dev example has labels without a training example: {tmp_path}/dev.csv:2 ('odd')"
         in message
     )
     assert not list((tmp_path / "run").glob("step-*"))

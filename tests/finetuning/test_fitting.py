@@ -262,7 +262,7 @@ def test_flaws_of_the_data_stop_before_training(data: LabelledData) -> None:
     )
     with pytest.raises(
         BothwaysError,
-        match=r"^2 errors must be corrected before training:\n  1\. 1 examples have an empty text: t:1",
+        match=r"^2 errors must be corrected before training:\n  1\. 1 example has an empty text: t:1",
     ):
         label(ClassificationTask(), data.tokenizer, train, dev, LENGTH)
 

@@ -141,7 +141,7 @@ def test_absent_values_of_a_frame_are_absent(model: Path) -> None:
 
     for column, message in (("text", "have an empty text"), ("label", "have no label")):
         frame = pandas.DataFrame([*rows(8, 0), {"text": "ape", "label": "a", column: float("nan")}])
-        with pytest.raises(BothwaysError, match=f"1 examples {message}.*train row 9"):
+        with pytest.raises(BothwaysError, match=f"1 example {message}.*train row 9"):
             bothways.finetune(model, frame, progress=False)
 
 

@@ -210,7 +210,7 @@ def test_outputs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     one = Model(config, (PoolerHead(), LabelHead(1)))
     with pytest.raises(FolderError, match="single-label classification needs two outputs or more"):
         save_model(tmp_path / "ours", one, problem="single_label_classification")
-    with pytest.raises(FolderError, match="1 labels were given for 0 outputs"):
+    with pytest.raises(FolderError, match="1 label was given for 0 outputs"):
         save_model(tmp_path / "ours", own("Model"), labels=["a"])
     assert not (tmp_path / "ours").exists()
 

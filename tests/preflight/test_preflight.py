@@ -55,25 +55,25 @@ def test_good_data_gets_a_baseline_and_no_complaint() -> None:
             [TextExample(" ", None, "x", "a:3")],
             [],
             ("rows", "error"),
-            "1 examples have an empty text: a:3",
+            "1 example has an empty text: a:3",
         ),
         (
             [TextExample("t", "", "x", "a:4")],
             [],
             ("rows", "error"),
-            "1 examples have an empty text: a:4",
+            "1 example has an empty text: a:4",
         ),
         (
             [TextExample("t", None, None, "a:5")],
             [],
             ("labels", "error"),
-            r"1 examples have no label .*: a:5",
+            r"1 example has no label .*: a:5",
         ),
         (
             [],
             [TextExample("t", None, "z", "d:1")],
             ("labels", "error"),
-            r"1 dev examples have labels without a training example: d:1 \('z'\)",
+            r"1 dev example has labels without a training example: d:1 \('z'\)",
         ),
         (
             [TextExample("t", None, "z", "a:6")],
@@ -98,7 +98,7 @@ def test_good_data_gets_a_baseline_and_no_complaint() -> None:
             [],
             [TextExample("text 3", None, "y", "d:9")],
             ("overlap", "warning"),
-            "1 of 1 dev examples are also in the training data: d:9",
+            "1 of 1 dev examples is also in the training data: d:9",
         ),
         (
             [TextExample(f"t{n}", None, f"{n % 5}.{n}") for n in range(90)],

@@ -208,7 +208,7 @@ def test_a_text_that_is_labelled_several_times_is_trained_or_tested_on(tmp_path:
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("One document. It is short.\n", encoding="utf8")
-    with pytest.raises(DataError, match="1 documents are too few"):
+    with pytest.raises(DataError, match="1 document is too few"):
         gather_documents((str(tmp_path / "one.txt"),), SMALL.words)
     (tmp_path / "few.tsv").write_text("text\tlabel\na b\tx\nc d\ty\n", encoding="utf8")
     with pytest.raises(DataError, match="labelled examples are too few"):

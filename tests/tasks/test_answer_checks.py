@@ -39,10 +39,10 @@ def test_rows_that_cannot_be_used() -> None:
         ("rows", "error")
     ] * 4
     assert [finding.what for finding in findings[:4]] == [
-        "1 questions have an empty question: t.json:a",
-        "1 questions have an empty context: t.json:a",
+        "1 question has an empty question: t.json:a",
+        "1 question has an empty context: t.json:a",
         "2 questions share their id with others: t.json:a, t.json:again",
-        "1 questions have no answer and are not marked as impossible: d.json:a",
+        "1 question has no answer and is not marked as impossible: d.json:a",
     ]
 
 
@@ -62,13 +62,13 @@ def test_answers_that_are_not_where_they_should_be() -> None:
     assert skipped.what.endswith("skipped: t.json:b ('dog')")
     assert shifted.severity == "note"
     assert shifted.what.startswith(
-        "1 training answers do not begin at the given character; the nearest"
+        "1 training answer does not begin at the given character; the nearest"
     )
     assert shifted.what.endswith("t.json:c ('cat')")
     assert lost == Finding(
         "labels",
         "warning",
-        "1 of 2 dev questions have no answer in their context, but count: d.json:a ('cow')",
+        "1 of 2 dev questions has no answer in their context, but count: d.json:a ('cow')",
     )
     (refused,) = check([GOOD, away], [], QuestionAnsweringTask(unfound="error"))
     assert (refused.severity, refused.fix) == (
@@ -134,5 +134,5 @@ def test_where_no_question_has_an_answer_there_is_nothing_to_learn() -> None:
 def test_questions_that_training_and_dev_data_share() -> None:
     (finding,) = check([GOOD], [replace(GOOD, id="z", where="d.json:z"), OTHER])
     assert (finding.check, finding.severity) == ("overlap", "warning")
-    assert finding.what == "1 of 2 dev questions are also in the training data: d.json:z"
+    assert finding.what == "1 of 2 dev questions is also in the training data: d.json:z"
     assert check([GOOD], [replace(OTHER, question=GOOD.question, context=f"{CONTEXT} So.")]) == []

@@ -136,11 +136,11 @@ def test_flaws_of_scores_are_found() -> None:
         [*fair, TextExample("t", None, "x", "b:1"), TextExample("u", None, "nan", "b:2")], []
     ) == [("labels", "error", "2 labels are not numbers: b:1 ('x'), b:2 ('nan')")]
     assert findings([*fair, TextExample(" ", None, "1", "b:3")], []) == [
-        ("rows", "error", "1 examples have an empty text: b:3")
+        ("rows", "error", "1 example has an empty text: b:3")
     ]
     ((check, severity, what),) = findings([*fair, TextExample("t", None, None, "b:4")], [])
     assert (check, severity) == ("labels", "error")
-    assert what.startswith("1 examples have no label")
+    assert what.startswith("1 example has no label")
     ((check, severity, what),) = findings(fair, [fair[3], TextExample("u", None, "1")])
     assert (check, severity) == ("overlap", "warning")
     flat = [TextExample("a", None, "2"), TextExample("b", None, "2.0")]

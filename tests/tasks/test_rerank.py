@@ -272,7 +272,7 @@ def test_relevant_documents_and_others(positive: str, negative: str) -> None:
         ({"query": "a", "documents": [1]}, r"holds a value of type int, where a document"),
         ({"query": "a", "documents": None}, r"holds a null, where a document"),
         ({"query": 3, "documents": "b"}, r"column 'query' holds int, not text"),
-        ({"query": "a", "documents": ["b"], "labels": [1, 0]}, r"holds 2 labels for 1 documents"),
+        ({"query": "a", "documents": ["b"], "labels": [1, 0]}, r"holds 2 labels for 1 document"),
         (
             {"query": "a", "document": "b", "label": -1},
             r"'label' holds -1, which is not a relevance",
@@ -300,19 +300,19 @@ def test_flaws_of_rankings_are_found() -> None:
     graded = RankExample("new", ("a", "b"), (3.0, 0.0), "d:1")
     assert findings(fair, [graded]) == []
     assert findings([*fair, graded], []) == [
-        ("error", "1 training examples have labels above 1: d:1")
+        ("error", "1 training example has labels above 1: d:1")
     ]
     assert findings(fair, [RankExample("x", ("a",), (0.0,), "d:2")]) == [
-        ("warning", "1 dev queries have no relevant document, and count 0 in each metric: d:2")
+        ("warning", "1 dev query has no relevant document, and count 0 in each metric: d:2")
     ]
     assert findings(fair, [fair[1]])[0] == (
         "warning",
-        "1 of 1 dev queries are also in the training data: t:1",
+        "1 of 1 dev queries is also in the training data: t:1",
     )
     for wrong, message in (
-        (RankExample("q", (), (), "t:9"), "1 examples have no document: t:9"),
+        (RankExample("q", (), (), "t:9"), "1 example has no document: t:9"),
         (RankExample("q", ("a", " "), (1.0, 0.0), "t:9"), "empty query or document: t:9"),
-        (RankExample("q", ("a",), None, "t:9"), "1 examples have no label"),
+        (RankExample("q", ("a",), None, "t:9"), "1 example has no label"),
     ):
         ((severity, what),) = findings([*fair, wrong], [])
         assert severity == "error"

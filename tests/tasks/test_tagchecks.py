@@ -53,7 +53,7 @@ def test_sentences_without_words_or_tags() -> None:
         ]
     )
     assert found["error"] == [
-        "rows: 1 sentences have no word: t:1. Remove them.",
+        "rows: 1 sentence has no word: t:1. Remove them.",
         "labels: 2 sentences have words without a tag: t:2, t:3. Tag all of their words or remove them.",
     ]
     (warning,) = said([*ENOUGH, TagExample(("a", " ", ""), ("O", "O", "O"), "t:4")])["warning"]
@@ -119,7 +119,7 @@ def test_rare_types_and_shared_sentences() -> None:
     )
     (warning,) = said(ENOUGH, made("a/O b/B-X c/O", "d/O", name="dev"))["warning"]
     assert warning.startswith(
-        "overlap: 1 of 2 dev sentences are also in the training data: dev:1. Remove"
+        "overlap: 1 of 2 dev sentences is also in the training data: dev:1. Remove"
     )
 
 

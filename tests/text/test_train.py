@@ -16,6 +16,7 @@ import transformers
 from hypothesis import given, settings
 
 from bothways.core.errors import ConfigError, DataError, TokenizerError
+from bothways.text import trainers
 from bothways.text.sampling import Sample, sample, sample_languages
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_files import Bert, bert_backend
@@ -224,6 +225,21 @@ def test_unigram_pieces_are_probable_short_and_plain():
 @pytest.mark.parametrize(("asked", "made"), [(311, 311), (318, 318), (368, 368), (400, 368)])
 def test_unigram_keeps_its_size_until_the_trainer_finds_no_more(asked, made):
     assert train_tokenizer(TEXT, Unigram(size=asked)).size == made
+
+
+def test_unigram_leaves_rare_characters_out(monkeypatch):
+    """As SentencePiece with `character_coverage`; the first 1,000 stay in any case."""
+    texts = [*TEXT, "Ka ﬄ ж ka", "ж"]  # the normaliser makes "ffl" of the ligature
+    known = {0.99: False, 1.0: True}
+    for coverage, kept in known.items():
+        monkeypatch.setattr(trainers, "ALPHABET", 10)
+        tokenizer = train_tokenizer(texts, Unigram(size=300, coverage=coverage))
+        assert any("ж" in token for token in tokenizer.backend.get_vocab()) is kept
+        assert (tokenizer.specials.unknown in tokenizer.encode(["ж"])[0]) is not kept
+    monkeypatch.undo()
+    assert "ж" in train_tokenizer(texts, Unigram(size=300)).backend.get_vocab()
+    with pytest.raises(ConfigError, match=r"Unigram\.coverage: must be between 0 and 1, is 2"):
+        Unigram(coverage=2)
 
 
 def test_unigram_does_not_hold_its_text_a_second_time():

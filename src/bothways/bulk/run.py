@@ -23,6 +23,7 @@ from bothways.bulk.worker import PartWorker
 from bothways.core.errors import BothwaysError
 from bothways.core.folder_lock import discard_begun, lock_folder
 from bothways.core.progress import SILENT, Progress
+from bothways.core.terminal import counted
 from bothways.data.documents import check_origin
 from bothways.data.hub_rows import HUB
 from bothways.data.text_io import file_at
@@ -241,7 +242,7 @@ class _BulkRun:
         self.folder.write(result)
         self.result.add_result(result)
         self.done += result.share * self._bytes(result.file)
-        self.progress.advance(self.done, f"{self.result.rows:,} rows")
+        self.progress.advance(self.done, counted(self.result.rows, "rows"))
         self._open[result.file] -= 1
         self._close(result.file)
 

@@ -16,7 +16,7 @@ from bothways.commands.options import (
     TrainedTask,
 )
 from bothways.commands.progress import check_begun, say_kernels, stop_saved
-from bothways.core.terminal import say, show_lines
+from bothways.core.terminal import counted, say, show_lines
 from bothways.report.terminal import metric_table
 
 if TYPE_CHECKING:
@@ -200,4 +200,4 @@ def _series_table(series: Series) -> RenderableType:
             value = getattr(summary, name)
             table.add_row(name, "–" if value is None else f"{value:.4f}", "")
         table.add_row("failed runs", f"{summary.failed} of {len(series.runs)}", "")
-    return titled(f"{len(series.runs)} runs, scored on the dev data", table)
+    return titled(f"{counted(len(series.runs), 'runs')}, scored on the dev data", table)

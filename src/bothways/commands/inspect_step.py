@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bothways.commands.options import Device
-from bothways.core.terminal import say, show_lines
+from bothways.core.terminal import counted, say, show_lines
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -70,4 +70,4 @@ def _table(found: InspectedStep) -> RenderableType:
         text = each.text if len(each.text) <= SHOWN else f"{each.text[:SHOWN]}…"
         losses = (f"{each.losses[name]:.4g}" for name in names)
         table.add_row(Text(text), str(each.tokens), *losses, f"{each.gradient_norm:.4g}")
-    return titled(f"Step {found.step:,}: {len(found.sequences)} sequences", table)
+    return titled(f"Step {found.step:,}: {counted(len(found.sequences), 'sequences')}", table)

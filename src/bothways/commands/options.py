@@ -193,7 +193,7 @@ def predict_parts(out: Path, options: PartOptions, **asked: Any) -> None:
     from bothways.bulk.request import BulkRequest
     from bothways.bulk.run import predict_files
     from bothways.commands.progress import error_console, keeping, say_kernels, terminal_progress
-    from bothways.core.terminal import say
+    from bothways.core.terminal import counted, say
 
     request = BulkRequest(
         **asked,
@@ -208,11 +208,11 @@ def predict_parts(out: Path, options: PartOptions, **asked: Any) -> None:
     with keeping(out, console, "What is finished"), terminal_progress(console) as progress:
         done = predict_files(request, out, workers, progress)
     again = f", {done.again:,} of which were finished before" if done.again else ""
-    say(console, f"{done.rows:,} rows in {out}, in {done.parts:,} parts{again}")
+    say(console, f"{counted(done.rows, 'rows')} in {out}, in {counted(done.parts, 'parts')}{again}")
     for warning in done.warnings:
         print(warning, file=sys.stderr)
     if done.rejected:
-        what = f"warning: {done.rejected:,} rows were rejected: see {out / '_rejects'}"
+        what = f"warning: {counted(done.rejected, 'rows were rejected')}: see {out / '_rejects'}"
         print(what, file=sys.stderr)
 
 

@@ -53,7 +53,7 @@ class Options:
     alphabet
         The number of characters to keep (1,000, or what coverage needs). wordpiece only.
     coverage
-        The share of the text's characters to keep (0.9995). wordpiece only.
+        The share of the text's characters to keep, beyond the first 1,000 (0.9995). Not for bpe.
     prefix_space
         Treat the first word of a text as if it followed a space (yes). bpe only.
     longest

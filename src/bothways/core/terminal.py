@@ -35,6 +35,33 @@ def listed(names: Iterable[str], limit: int = 8) -> str:
     return ", ".join(names[:limit]) + more
 
 
+_OF_ONE = {
+    "have": "has",
+    "are": "is",
+    "were": "was",
+    "share": "shares",
+    "do": "does",
+    "break": "breaks",
+}
+
+
+def counted(count: int, phrase: str) -> str:
+    """Return a count and a phrase in the plural, in the singular for one: its first noun, verbs.
+
+    Example: counted(2, "dev examples are cut") → "2 dev examples are cut", and for one
+    "1 dev example is cut". After "of" the noun stays: "1 of 9 examples is cut".
+    """
+    if count != 1:
+        return f"{count:,} {phrase}"
+    words = [_OF_ONE.get(word, word) for word in phrase.split(" ")]
+    noun = next(place for place, word in enumerate(phrase.split(" ")) if word.endswith("s"))
+    for plural, one in (("ies", "y"), ("sses", "ss"), ("ches", "ch"), ("xes", "x"), ("s", "")):
+        if words[0] != "of" and words[noun].endswith(plural):
+            words[noun] = words[noun].removesuffix(plural) + one
+            break
+    return f"1 {' '.join(words)}"
+
+
 def show_lines(console: Console, *parts: RenderableType) -> None:
     """Print texts and tables below each other; long texts, such as paths, are not broken."""
     console.print(*parts, sep="\n", soft_wrap=True)

@@ -44,6 +44,7 @@ from bothways.core.keyed_rng import rng
 from bothways.core.part_cache import Cache
 from bothways.core.progress import SILENT, Progress
 from bothways.core.sequence import Ids
+from bothways.core.terminal import counted
 from bothways.core.urls import Place, Url, place_of
 from bothways.data.cleaning_notes import large_steps, nothing_left, unsuited_steps
 from bothways.data.documents import Document, DocumentReader, Origin, check_versions
@@ -276,7 +277,8 @@ class Corpus:
             what = f"must be between 0 and 1, not {share}"
             raise ConfigError(what, where="held_out", fix="0.01 holds out one in a hundred.")
         if len(self) < 2:
-            what = f"{len(self)} documents cannot be split into training and held-out documents"
+            held = counted(len(self), "documents")
+            what = f"{held} cannot be split into training and held-out documents"
             fix = (
                 "Give more documents; in a .txt file a blank line ends one "
                 "(see the boundary setting)."

@@ -26,7 +26,7 @@ from typing import Any
 
 from bothways.core.errors import DataError, optional
 from bothways.core.json_reader import parse_json, parse_object
-from bothways.core.terminal import listed
+from bothways.core.terminal import counted, listed
 from bothways.core.urls import Place
 from bothways.data.hub_rows import HUB, HubData
 from bothways.data.text_io import (
@@ -332,7 +332,8 @@ def _without_blanks(records: Records, columns: int) -> Records:
 def _record(where: str, names: list[str], line: int, values: list[str]) -> TableRow:
     """Name the values of a row; a short row lacks its last columns, a long one is an error."""
     if len(values) > len(names):
-        what = f"has {len(values)} values, but there are {len(names)} columns ({listed(names, 20)})"
+        columns = f"{counted(len(names), 'columns')} ({listed(names, 20)})"
+        what = f"has {counted(len(values), 'values')} for {columns}"
         fix = "Quote values that hold the separator, or remove the row."
         raise RowError(what, where=f"{where}:{line}", fix=fix)
     return TableRow(dict(zip(names, values, strict=False)), f"{where}:{line}")

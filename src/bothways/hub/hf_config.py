@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from bothways.core.errors import FolderError
 from bothways.core.json_reader import read_object
-from bothways.core.terminal import listed
+from bothways.core.terminal import counted, listed
 from bothways.families.catalogue import FAMILIES, family_for, family_named
 from bothways.families.config_rules import read_choice, read_number
 from bothways.families.family import Architecture, Family
@@ -292,7 +292,8 @@ def _output_settings(
         fix = "Give the head two outputs, or set the problem to regression."
         raise FolderError(what, where=where, fix=fix)
     if labels and len(labels) != count:
-        what = f"{len(labels)} labels were given for {count} outputs: {listed(labels)}"
+        given = f"{counted(len(labels), 'labels were')} given"
+        what = f"{given} for {counted(count, 'outputs')}: {listed(labels)}"
         raise FolderError(what, where=where)
     settings: dict[str, Any] = {}
     if count:

@@ -27,6 +27,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from bothways.core.terminal import counted
 from bothways.kernels import abi
 
 FILE = Path(__file__).with_name("libkernels.so")
@@ -176,7 +177,7 @@ def _describe(features: Feature) -> str:
     if Feature.AVX512 not in features:
         return "kernels: PyTorch's operators; the processor has no AVX-512"
     used = " + ".join(name for feature, name in _NAMES.items() if feature in features)
-    return f"kernels: {used}, {torch.get_num_threads()} threads"
+    return f"kernels: {used}, {counted(torch.get_num_threads(), 'threads')}"
 
 
 class LabelError(IndexError):

@@ -13,6 +13,7 @@ from bothways.core.atomic_files import replace_file
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
+from bothways.core.terminal import counted
 from bothways.data.batching import ExampleBudget
 from bothways.data.text_io import COMPRESSED
 from bothways.finetuning.config import paper_finetuning
@@ -73,7 +74,7 @@ class Request:
         """
         result = [*self.overrides]
         if seeds is not None and self.seeds not in (None, seeds):
-            result.append(f"{self.seeds} runs per setting instead of {seeds}")
+            result.append(f"{counted(self.seeds, 'runs')} per setting instead of {seeds}")
         if self.limit is not None:
             result.append(f"only the first {self.limit:,} training examples")
         if self.grid == "electra":

@@ -17,7 +17,7 @@ from typing import Any
 
 import bothways
 from bothways.core.atomic_files import replace_file
-from bothways.core.terminal import time_text
+from bothways.core.terminal import counted, time_text
 from bothways.paper.pretraining_runs import SCALES, RowOutcome, TableRequest, base_settings
 from bothways.paper.pretraining_tables import COLUMNS
 from bothways.pretraining.run_page import POINTS, read_records
@@ -136,7 +136,8 @@ def table_report(request: TableRequest, rows: Many[RowOutcome], *, device: str) 
     most = "all" if limit is None else f"at most {limit:,}"
     lead = (
         f"{len(cells)} of {len(request.plan.cells)} pre-training runs, {base.training.until} each, "
-        f"on {', '.join(request.text)}; fine-tuned with {seeds} seeds on {most} examples."
+        f"on {', '.join(request.text)}; fine-tuned with {counted(seeds, 'seeds')} on {most} "
+        "examples."
     )
     parts: list[s.Section] = [*_comparison(request, rows)]
     if differences := _differences(request, rows):

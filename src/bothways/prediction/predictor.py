@@ -18,7 +18,7 @@ from bothways.core.config import reader as configs
 from bothways.core.config.tree import Tree
 from bothways.core.errors import ConfigError, DataError, FolderError
 from bothways.core.finding import report_findings
-from bothways.core.terminal import listed
+from bothways.core.terminal import counted, listed
 from bothways.data.given_rows import Given, given_rows, is_example, plain_value
 from bothways.hub.hf_config import RECORD
 from bothways.hub.model_folder import LoadedModel, load_model
@@ -427,7 +427,7 @@ def _check_heads(definition: AnyTask, loaded: LoadedModel) -> None:
         what = f"its label head is for {loaded.problem}, not for {definition.problem}"
         raise FolderError(what, where=loaded.folder, fix=_CHOOSE_OTHER)
     if isinstance(definition, RegressionTask | RerankingTask) and len(loaded.labels) > 1:
-        outputs = f"{len(loaded.labels)} outputs ({listed(loaded.labels)})"
+        outputs = f"{counted(len(loaded.labels), 'outputs')} ({listed(loaded.labels)})"
         what = f"its label head has {outputs}, and {name} has one"
         raise FolderError(what, where=loaded.folder, fix=_CHOOSE_OTHER)
     if "labels" in needed:

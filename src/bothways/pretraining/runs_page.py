@@ -12,6 +12,7 @@ from bothways._version import __version__
 from bothways.core.config.toml import read_toml
 from bothways.core.config.tree import flatten
 from bothways.core.errors import CheckpointError, ConfigError
+from bothways.core.terminal import counted
 from bothways.pretraining.run_page import Records, line_of, read_records
 from bothways.report import sections as s
 from bothways.report.html import write_html
@@ -43,7 +44,7 @@ def compare_runs(folders: Many[Path], file: Path) -> None:
     }
     report = s.Report(
         "Runs: " + ", ".join(names),
-        f"{len(names)} runs",
+        counted(len(names), "runs"),
         "Curves over the tokens read.",
         (
             s.TableSection("Speed", _SPEED, [_speed(name, records[name]) for name in names]),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bothways.core.errors import DataError
 from bothways.core.keyed_rng import rng
+from bothways.core.terminal import counted
 from bothways.data.documents import Document, read_documents
 from bothways.data.sentences import detect_language
 from bothways.quickstart.installed_docs import installed_documentation
@@ -29,7 +30,9 @@ def gather_documents(files: Sequence[str] | None, words: int) -> list[Document]:
     """
     documents = list(read_documents(files) if files else installed_documentation(max_words=words))
     if len(documents) < 10:
-        what = f"{len(documents)} documents are too few to train on and to hold some out"
+        what = (
+            f"{counted(len(documents), 'documents are')} too few to train on and to hold some out"
+        )
         fix = "Give at least ten documents; in a .txt file, blank lines separate documents."
         raise DataError(what, where=", ".join(files or ["installed documentation"]), fix=fix)
     return documents

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Many
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 from bothways.core.finding import Check, Finding, places
+from bothways.core.terminal import counted
 from bothways.tasks.text_encoding import Texts
 
 RARE, COMMON = 0.01, 0.9
@@ -38,9 +39,9 @@ def report_rows(
     """Return a finding with the number and the first places of faulty rows; none without any.
 
     Example: report_rows("rows", ["a.tsv:3"], "examples have an empty text") →
-    "1 examples have an empty text: a.tsv:3".
+    "1 example has an empty text: a.tsv:3".
     """
-    what = f"{len(where)} {fault}: {places(where)}"
+    what = f"{counted(len(where), fault)}: {places(where)}"
     return [Finding(check, severity, what, fix=fix)] if where else []
 
 

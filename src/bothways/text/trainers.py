@@ -43,7 +43,7 @@ CEILING = 200_000_000
 """The default limit of the training text, in characters."""
 
 ALPHABET = 1000
-"""The number of characters that WordPiece keeps, whatever the coverage."""
+"""The number of characters that WordPiece and Unigram keep, whatever the coverage."""
 
 # Decimals of Unigram's scores, natural logarithms. Between runs they differ by up to 4e-11.
 _DECIMALS = 4
@@ -74,11 +74,7 @@ class WordPiece:
 
     def __post_init__(self) -> None:
         _check_positive(self, "size", "min_frequency", "alphabet")
-        if not 0 <= self.coverage <= 1:
-            what = f"must be between 0 and 1, is {self.coverage}"
-            raise ConfigError(
-                what, where="WordPiece.coverage", fix="0.9995 keeps all but rare ones."
-            )
+        _check_coverage(self)
 
 
 @dataclass(frozen=True)
@@ -107,15 +103,19 @@ class Unigram:
         size: tokens, the special ones included; fewer if the text does not need as many.
         lowercase, strip_accents: None for `strip_accents` means as `lowercase`.
         longest: the longest piece, in characters.
+        coverage: the share of the text's characters to keep, beyond the first 1,000, as far as
+            `size` has room; others are unknown. SentencePiece's default.
     """
 
     size: int = 30_000
     lowercase: bool = True
     strip_accents: bool | None = None
     longest: int = 16
+    coverage: float = 0.9995
 
     def __post_init__(self) -> None:
         _check_positive(self, "size", "longest")
+        _check_coverage(self)
 
 
 Kind = WordPiece | ByteBPE | Unigram
@@ -128,6 +128,13 @@ def _check_positive(kind: Kind, *names: str) -> None:
             where, what = f"{type(kind).__name__}.{name}", f"is {getattr(kind, name)}"
             fix = "Give a positive number."
             raise ConfigError(f"must be at least 1, {what}", where=where, fix=fix)
+
+
+def _check_coverage(kind: WordPiece | Unigram) -> None:
+    if not 0 <= kind.coverage <= 1:
+        where, what = f"{type(kind).__name__}.coverage", f"is {kind.coverage}"
+        fix = "0.9995 keeps all but rare ones."
+        raise ConfigError(f"must be between 0 and 1, {what}", where=where, fix=fix)
 
 
 def train_tokenizer(
@@ -196,10 +203,21 @@ def _alphabet(counts: Counter[str], kind: WordPiece, backend: tokenizers.Tokeniz
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     if kind.alphabet is not None:
         return [letter for letter, _ in ranked[: kind.alphabet]]
-    letters, total, covered = list[str](), sum(counts.values()), 0
+    return _covering(ranked, kind, lambda letter: 1 + _goes_on(letter, backend))
+
+
+def _covering(
+    ranked: list[tuple[str, int]], kind: WordPiece | Unigram, tokens: Callable[[str], int]
+) -> list[str]:
+    """Return the first characters, and those after them up to the coverage or the size.
+
+    Args:
+        tokens: returns how many tokens a character needs.
+    """
+    letters, total, covered = list[str](), sum(count for _, count in ranked), 0
     room = kind.size - len(SPECIALS)
     for letter, count in ranked:
-        room -= 1 + _goes_on(letter, backend)
+        room -= tokens(letter)
         if len(letters) >= ALPHABET and (covered >= kind.coverage * total or room < 0):
             break
         letters.append(letter)
@@ -238,18 +256,22 @@ def _learn_unigram(texts: Sample, kind: Unigram, read: Reader) -> tokenizers.Tok
         [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()]
     )
     backend.decoder = decoders.Metaspace()
-    letters = set[str]()
+    counts = Counter[str]()
     for text in texts.read():
-        letters.update(backend.normalizer.normalize_str(text))
-    letters.discard(" ")
+        counts.update(backend.normalizer.normalize_str(text))
+    del counts[" "]
+    ranked_letters = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    letters = {*_covering(ranked_letters, kind, lambda letter: 1)}
     needed = len(letters | {"▁"}) if letters else 0
     _check_size(
         kind.size, needed, f"{needed} characters", "raise size, or drop texts with rare characters"
     )
-    scores = _unigram_scores(backend, read(texts), kind, kind.size)
+    rare = dict.fromkeys(map(ord, counts.keys() - letters), " ")
+    scores = _unigram_scores(backend, _without(rare, read(texts), kind), kind, kind.size)
     # The trainer drops rare pieces once more after it has come down to the size.
     if len(SPECIALS) + len(scores) < kind.size:
-        scores = _unigram_scores(backend, texts.read(), kind, kind.size * 3 // 2)
+        again = _without(rare, texts.read(), kind)
+        scores = _unigram_scores(backend, again, kind, kind.size * 3 // 2)
     ranked = sorted(_steady(scores).items(), key=lambda item: (-item[1], item[0]))
     single = [piece for piece, _ in ranked if len(piece) == 1]
     longer = [piece for piece, _ in ranked if len(piece) > 1]
@@ -258,6 +280,18 @@ def _learn_unigram(texts: Sample, kind: Unigram, read: Reader) -> tokenizers.Tok
     pieces = [item for item in ranked if item[0] in kept]
     backend.model = models.Unigram([(name, 0.0) for name in SPECIALS] + pieces, unk_id=1)
     return backend
+
+
+def _without(rare: dict[int, str], texts: Iterator[str], kind: Unigram) -> Iterator[str]:
+    """Return normalised texts without rare characters, or the same texts if there are none.
+
+    The trainer itself keeps every character of its text.
+    """
+    if not rare:
+        return texts
+    # Not that of the tokenizer in training, which is locked while the trainer reads.
+    normalizer = _sentencepiece_normalizer(kind)
+    return (normalizer.normalize_str(text).translate(rare) for text in texts)
 
 
 def _unigram_scores(

@@ -15,6 +15,7 @@ from typing import Any
 
 from bothways.core.errors import DataError
 from bothways.core.finding import Finding
+from bothways.core.terminal import counted
 from bothways.data.tables import Table, TableRow, open_table
 from bothways.data.text_io import STDIN
 from bothways.tasks.base import Row
@@ -162,7 +163,8 @@ def _labels(row: Row, column: str, documents: int, where: str) -> tuple[float, .
     if all(is_absent(item) or item == "" for item in many):
         return None
     if len(many) != documents:
-        what = f"column {column!r} holds {len(many)} labels for {documents} documents"
+        held = f"{counted(len(many), 'labels')} for {counted(documents, 'documents')}"
+        what = f"column {column!r} holds {held}"
         raise DataError(what, where=where, fix="Give each document one label.")
     return tuple(_label(item, column, where) for item in many)
 

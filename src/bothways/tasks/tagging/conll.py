@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from bothways.core.errors import DataError
+from bothways.core.terminal import counted
 
 DOCSTART = "-DOCSTART-"
 _COMMENT = re.compile(r"#\s+(newdoc\b|newpar\b|id\s|[\w.]+ = )")
@@ -81,7 +82,8 @@ def _sentences(
             chosen = _chosen(fields, word, tag, f"{where}:{number}")
             first, width = first if rows else number, width or len(fields)
             if tag is not None and min(word, tag) < 0 and len(fields) != width:
-                what = f"has {len(fields)} columns ({' | '.join(fields)[:60]}), and the first line "
+                found = f"{counted(len(fields), 'columns')} ({' | '.join(fields)[:60]})"
+                what = f"has {found}, and the first line "
                 fix = "Give all lines the same columns, or name two by number: --text 0 --label 1."
                 raise DataError(f"{what}{width}", where=f"{where}:{number}", fix=fix)
             rows.append(chosen)

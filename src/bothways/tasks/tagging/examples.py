@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bothways.core.errors import DataError
+from bothways.core.terminal import counted
 from bothways.data.hub_rows import HUB
 from bothways.data.tables import Table, open_table
 from bothways.data.text_io import (
@@ -80,7 +81,7 @@ class TagExample:
 
     def __post_init__(self) -> None:
         if self.tags is not None and len(self.tags) != len(self.words):
-            what = f"has {len(self.words)} words and {len(self.tags)} tags"
+            what = f"has {counted(len(self.words), 'words')} and {counted(len(self.tags), 'tags')}"
             raise DataError(what, where=self.where, fix="Give each word one tag.")
 
     @property
