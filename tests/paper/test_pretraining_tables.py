@@ -292,10 +292,11 @@ def test_small_replaced_tokens_begin_after_masked_lm(place: Path, tmp_path: Path
     assert [name for name, *_ in large] == [bert, *(name for name, *_ in others)]
     corpus = corpus_of_text(request.text, tmp_path, 300, SILENT)
     alone = dataclasses.replace(request, cells=("electra",))
-    for name, *rest in runs.planned(alone, base_settings(alone, corpus.tokenizer)):
-        run = runs.PretrainRun(name, *rest, corpus)
+    done = None
+    for name, settings, after in runs.planned(alone, base_settings(alone, corpus.tokenizer)):
+        run = runs.PretrainRun(name, settings, after, corpus)
         done = run.start(tmp_path / "cells" / name, resume=False, device="cpu", progress=SILENT)
-        assert done is not None
+    assert done is not None
     assert (done.name, done.steps) == ("electra", 3)
     written = load(PretrainConfig, file=tmp_path / "cells" / "electra" / "config.toml")
     assert written.start == str(tmp_path / "cells" / "first" / "model")

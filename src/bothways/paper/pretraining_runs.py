@@ -53,7 +53,7 @@ from bothways.sweeps.runs import Series, SweepFolder, SweepOutcome, run_all
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import checkpoints
 from bothways.training.durations import Duration, Hours, part_of
-from bothways.training.optimizers import peak_rate
+from bothways.training.optimizers import AdamW, BertAdam, peak_rate
 from bothways.training.schedules import Constant, Linear
 
 SMALL_BUDGET = Hours(5 / 60)
@@ -230,6 +230,8 @@ def in_two(settings: PretrainConfig) -> tuple[PretrainConfig, PretrainConfig]:
         ),
     )
     optimizer = training.optimizer
+    if isinstance(optimizer, AdamW | BertAdam):
+        optimizer = dataclasses.replace(optimizer, lr=peak_rate(optimizer) / 2)
     second = dataclasses.replace(
         settings,
         objective=dataclasses.replace(settings.objective, sharing="disentangled"),
@@ -237,7 +239,7 @@ def in_two(settings: PretrainConfig) -> tuple[PretrainConfig, PretrainConfig]:
         training=dataclasses.replace(
             training,
             until=part_of(training.end, rest),
-            optimizer=dataclasses.replace(optimizer, lr=peak_rate(optimizer) / 2),
+            optimizer=optimizer,
         ),
         fresh=tuple(heads),
     )
@@ -249,7 +251,8 @@ class PretrainRun:
     """A pre-training run of a series; its finished folder keeps the model and no checkpoints.
 
     Attributes:
-        after: the run beside it, by name, from whose model it starts; None for random weights.
+        after: the name of the run in the same folder from whose model it starts; None for random
+            weights.
     """
 
     name: str
@@ -312,7 +315,8 @@ def planned(
     begun = False
     for cell in request.chosen:
         settings, after = cell.settings(base), None
-        if request.scale == "small" and isinstance(settings.objective, GeneratorObjective):
+        small = request.scale == "small" and len(settings.phases) > 1
+        if small and isinstance(settings.objective, GeneratorObjective):
             first, settings = in_two(settings)
             after = FIRST_RUN
             if not begun:
@@ -340,7 +344,8 @@ def run_table(
     """
     corpus = corpus_of_text(request.text, request.out, request.vocabulary, progress)
     base = base_settings(request, corpus.tokenizer)
-    runs = [PretrainRun(name, *rest, corpus) for name, *rest in planned(request, base)]
+    plan = planned(request, base)
+    runs = [PretrainRun(name, settings, after, corpus) for name, settings, after in plan]
     place = SweepFolder(request.out / "cells", True, device, progress, "pre-training, ")
     series, rows = Series(), list[RowOutcome]()
     for run in runs:
