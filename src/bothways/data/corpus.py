@@ -277,8 +277,8 @@ class Corpus:
             what = f"must be between 0 and 1, not {share}"
             raise ConfigError(what, where="held_out", fix="0.01 holds out one in a hundred.")
         if len(self) < 2:
-            held = counted(len(self), "documents")
-            what = f"{held} cannot be split into training and held-out documents"
+            few = counted(len(self), "documents")
+            what = f"{few} cannot be split into training and held-out documents"
             fix = (
                 "Give more documents; in a .txt file a blank line ends one "
                 "(see the boundary setting)."
