@@ -41,7 +41,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "finetune bert train.tsv --text txet",
             r"has no column 'txet'; it has .*\n  Name the columns: --text NAME",
         ),
-        ("finetune bert train.tsv --dev unseen.tsv", r"dev examples have labels without"),
+        ("finetune bert train.tsv --dev unseen.tsv", r"1 dev example has labels without"),
         (
             "evaluate classifier unseen.tsv",
             r"unseen\.tsv:2: label 'pso' is not among .*did you mean 'pos'\?\n  Give data with",
