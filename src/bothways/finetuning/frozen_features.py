@@ -29,8 +29,7 @@ from bothways.finetuning.feature_data import (
     read_tagged_sentences,
 )
 from bothways.model.layer_mix import LayerChoice, LayerSum, chosen_layers
-from bothways.runtime.devices import choose_device
-from bothways.runtime.torch_state import own_torch_state
+from bothways.runtime.devices import choose_device, own_torch_state
 from bothways.tasks.base import EncodedExample, Metrics, Output
 from bothways.tasks.predictions import TagPrediction
 from bothways.tasks.tagging.examples import TagExample

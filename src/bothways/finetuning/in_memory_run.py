@@ -24,8 +24,7 @@ from bothways.model.config import ModelConfig
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.preflight.machine import compute_as
-from bothways.runtime.devices import choose_device
-from bothways.runtime.torch_state import own_torch_state
+from bothways.runtime.devices import choose_device, own_torch_state
 from bothways.training.parallel import Single
 from bothways.training.run import OnEvent
 from bothways.training.store import MemoryStore

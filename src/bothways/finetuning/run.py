@@ -34,8 +34,7 @@ from bothways.hub.provenance import digest_of_model, without_places
 from bothways.model.flops import forward_flops
 from bothways.prediction.engine import PredictionCounts
 from bothways.preflight.machine import peak_of
-from bothways.runtime.devices import choose_device
-from bothways.runtime.torch_state import own_torch_state
+from bothways.runtime.devices import choose_device, own_torch_state
 from bothways.tasks.base import Task
 from bothways.training.parallel import Plan, connected, is_main, plan_here, rank_device
 from bothways.training.run import OnEvent

@@ -26,8 +26,7 @@ from bothways.preflight.machine import compute_as
 from bothways.pretraining.build import build_models, mixed_loader_of, vocabulary_of
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.run import phases_of
-from bothways.runtime.devices import choose_device, resolve_precision
-from bothways.runtime.torch_state import own_torch_state
+from bothways.runtime.devices import choose_device, own_torch_state, resolve_precision
 from bothways.training.average import Average
 from bothways.training.checkpoint import Checkpoint, checkpoints, read_checkpoint
 from bothways.training.loop import fit

@@ -41,8 +41,7 @@ from bothways.pretraining.build import (
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.evaluation import HeldOut, MixedHeldOut
 from bothways.pretraining.run_page import write_run_page
-from bothways.runtime.devices import choose_device
-from bothways.runtime.torch_state import own_torch_state
+from bothways.runtime.devices import choose_device, own_torch_state
 from bothways.training import run
 from bothways.training.durations import part_of
 from bothways.training.parallel import Plan, connected, is_main, plan_here, rank_device

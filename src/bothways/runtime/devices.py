@@ -2,11 +2,13 @@
 
 Nothing is assumed from a name. A processor without bf16 instructions emulates them, several times
 slower than fp32, so the instructions are detected. The speed that a step is compared with is
-measured, because two machines of one name differ.
+measured, because two machines of one name differ. What a run changes in torch itself is restored by
+`own_torch_state`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import inspect
@@ -14,6 +16,7 @@ import os
 import platform
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -210,3 +213,22 @@ def wait(device: torch.device) -> None:
     """Wait until a GPU has finished its work; return at once on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+@contextlib.contextmanager
+def own_torch_state() -> Iterator[None]:
+    """Work with gradients and fp32 tensors by default, and restore torch's state at the end.
+
+    A run seeds the generators, and the calling program may have turned gradients off or chosen
+    another default type. Use it also as a decorator: `@own_torch_state()`.
+    """
+    chosen = torch.get_default_dtype()
+    # The state of CUDA is only read where it exists, since reading would start CUDA.
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    count = torch.cuda.device_count() if started else 0
+    with torch.inference_mode(False), torch.random.fork_rng(devices=range(count)):
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(chosen)

@@ -98,8 +98,7 @@ class App:
         self._posts = {**POSTS, "/explain": explain.explain} if playground else POSTS
         self.models = Models(models)
         self.draining, self._warm = False, False
-        self._keys = _encoded(keys)
-        self._tracing = tracing
+        self._keys, self._tracing = _encoded(keys), tracing
         self.metrics = Metrics(limits.queue_tokens)
         self._routes = self._get_routes()
         for model in self.models:
