@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import sys
 
 import pyarrow
@@ -57,6 +58,20 @@ def test_train_writes_what_train_returns(tmp_path, capsys, text, options, kind):
         len(transformers.AutoTokenizer.from_pretrained(tmp_path / "new" / "vocabulary"))
         == made.size
     )
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+def test_train_says_that_it_removes_accents(tmp_path, capsys, kind):
+    (tmp_path / "de.txt").write_text("die größeren Häuser\n" * 300)
+    (tmp_path / "en.txt").write_text("the larger houses\n" * 300 + "Beyoncé\n")
+    options = ["--kind", kind, "--size", 60]
+    run("train", tmp_path / "de.txt", "--out", tmp_path / "a", *options)
+    said = " ".join(capsys.readouterr().err.split())
+    assert re.search("note: 11.8% of the letters .* such as '[öä]', .*--no-strip-accents", said)
+    run("train", tmp_path / "de.txt", "--out", tmp_path / "b", *options, "--no-strip-accents")
+    run("train", tmp_path / "de.txt", "--out", tmp_path / "c", *options, "--strip-accents")
+    run("train", tmp_path / "en.txt", "--out", tmp_path / "d", *options)
+    assert "note:" not in capsys.readouterr().err
 
 
 def test_train_says_what_it_left_out(tmp_path, capsys, text):

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 Inputs = Annotated[list[str], INPUTS]
 
 _LINES = 256
+_NOTED_MARKS = 0.0075
+"""In files of English Wikipedia up to 0.004 of the letters have an accent."""
 
 
 @Parameter(name="*")
@@ -108,7 +110,7 @@ def train(
         Column of the text in .jsonl and .parquet.
     """
     from bothways.text.sampling import sample, sample_languages
-    from bothways.text.trainers import learn
+    from bothways.text.trainers import ByteBPE, learn, removed_marks
 
     chosen = _kind(kind, options)
     console = error_console()
@@ -129,6 +131,14 @@ def train(
     share = share if alpha is None else f"a sample of {len(inputs)} languages, alpha {alpha:g},"
     text = f"trained on {share} of {texts.seen / 1e6:,.1f} million characters"
     say(console, f"{out}: {tokenizer.size:,} tokens{fewer}, {text}")
+    if not isinstance(chosen, ByteBPE) and chosen.lowercase and chosen.strip_accents is None:
+        marks, letter = removed_marks(texts.read())
+        if marks > _NOTED_MARKS:
+            say(
+                console,
+                f"note: {marks:.1%} of the letters have an accent or another mark, such as "
+                f"{letter!r}, which this vocabulary removes; --no-strip-accents keeps them",
+            )
 
 
 def encode(inputs: Inputs | None = None, *, tokenizer: Path, out: Path | None = None) -> None:

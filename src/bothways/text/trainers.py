@@ -17,7 +17,9 @@ Special tokens come first, with their family's names and ids: [PAD] is 0, then [
 
 from __future__ import annotations
 
+import itertools
 import json
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -311,6 +313,32 @@ def _unigram_scores(
         for piece, score in json.loads(backend.to_str())["model"]["vocab"]
         if piece not in SPECIALS
     }
+
+
+def removed_marks(texts: Iterable[str]) -> tuple[float, str]:
+    """Return the share of letters with a mark that `strip_accents` removes, and the most frequent.
+
+    Marks are those of Unicode's category Mn after its decomposition NFD: accents and umlauts, but
+    also the voiced marks of Japanese and most vowel signs of Hindi. Of the first 1,000 texts the
+    first 2,000 characters are read.
+
+        ["größer"] → (1 / 6, "ö")
+    """
+    counts = Counter[str]()
+    for text in itertools.islice(texts, 1000):
+        counts.update(text[:2000])
+    marked = Counter({x: n for x, n in counts.items() if len(_without_marks(x)) < len(_nfd(x))})
+    letters = sum(n for x, n in counts.items() if x.isalpha() or x in marked)
+    [(letter, _)] = marked.most_common(1) or [("", 0)]
+    return marked.total() / max(letters, 1), letter
+
+
+def _nfd(text: str) -> str:
+    return unicodedata.normalize("NFD", text)
+
+
+def _without_marks(text: str) -> str:
+    return "".join(each for each in _nfd(text) if unicodedata.category(each) != "Mn")
 
 
 def _sentencepiece_normalizer(kind: Unigram) -> normalizers.Normalizer:
