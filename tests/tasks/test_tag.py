@@ -405,7 +405,7 @@ def test_what_cannot_be_scored_is_refused(tokenizer: Tokenizer) -> None:
         evaluate_task(task, [TagExample(("ape", "bee"), ("O", "I-ORG"), "a:4")])
     with pytest.raises(DataError, match="there is no word to score"):
         evaluate_task(task, [TagExample((), ())])
-    with pytest.raises(DataError, match=r"^a:5: has 2 words and 1 tags\n  Give each word one tag"):
+    with pytest.raises(DataError, match=r"^a:5: has 2 words and 1 tag\n  Give each word one tag"):
         TagExample(("ape", "bee"), ("O",), "a:5")
     with pytest.raises(ConfigError, match=r"^task\.stride: must be at least 1, not 0"):
         TaggingTask(stride=0)

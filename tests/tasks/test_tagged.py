@@ -304,7 +304,7 @@ def test_documents_of_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "asked", "message"),
     [
-        ({"words": ["a", "b"], "tags": ["O"]}, TagColumns(), r":1: has 2 words and 1 tags"),
+        ({"words": ["a", "b"], "tags": ["O"]}, TagColumns(), r":1: has 2 words and 1 tag"),
         (
             {"words": "a b", "tags": ["O"]},
             TagColumns(),
