@@ -139,7 +139,7 @@ def test_data_without_rows_is_one_message(model: Path, data: Any, message: str) 
 def test_absent_values_of_a_frame_are_absent(model: Path) -> None:
     import pandas
 
-    for column, message in (("text", "have an empty text"), ("label", "have no label")):
+    for column, message in (("text", "has an empty text"), ("label", "has no label")):
         frame = pandas.DataFrame([*rows(8, 0), {"text": "ape", "label": "a", column: float("nan")}])
         with pytest.raises(BothwaysError, match=f"1 example {message}.*train row 9"):
             bothways.finetune(model, frame, progress=False)
