@@ -148,7 +148,7 @@ def compute_features(
     return FeatureData(task, train, dev, sentences.data.dev_examples, encoder.config.depth)
 
 
-@own_torch_state()
+@own_torch_state(torch.float32)
 def fit_features(
     data: FeatureData,
     settings: FeatureConfig,

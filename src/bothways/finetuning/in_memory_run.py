@@ -44,7 +44,7 @@ def start_from(start: Model | ModelConfig, heads: Iterable[Head], seed: int) -> 
     return model
 
 
-@own_torch_state()
+@own_torch_state(torch.float32)
 def fit_task(
     start: Model | ModelConfig,
     data: LabelledData,

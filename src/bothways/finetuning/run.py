@@ -13,6 +13,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bothways.analysis.report import analyse_encoded, write_report
 from bothways.core.config import reader as configs
 from bothways.core.errors import installed
@@ -44,7 +46,7 @@ from bothways.training.store import FolderStore, MemoryStore
 __all__ = ["FinetuneConfig", "FinetuneResult", "finetune"]
 
 
-@own_torch_state()
+@own_torch_state(torch.float32)
 def finetune(
     settings: FinetuneConfig,
     folder: Path | None = None,

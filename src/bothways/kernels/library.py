@@ -27,7 +27,6 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from bothways.core.terminal import counted
 from bothways.kernels import abi
 
 FILE = Path(__file__).with_name("libkernels.so")
@@ -177,7 +176,8 @@ def _describe(features: Feature) -> str:
     if Feature.AVX512 not in features:
         return "kernels: PyTorch's operators; the processor has no AVX-512"
     used = " + ".join(name for feature, name in _NAMES.items() if feature in features)
-    return f"kernels: {used}, {counted(torch.get_num_threads(), 'threads')}"
+    threads = torch.get_num_threads()
+    return f"kernels: {used}, {threads} thread{'' if threads == 1 else 's'}"
 
 
 class LabelError(IndexError):

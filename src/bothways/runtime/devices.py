@@ -216,18 +216,22 @@ def wait(device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def own_torch_state() -> Iterator[None]:
-    """Work with gradients and fp32 tensors by default, and restore torch's state at the end.
+def own_torch_state(dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Work with gradients, and restore torch's generators and default type at the end.
 
-    A run seeds the generators, and the calling program may have turned gradients off or chosen
-    another default type. Use it also as a decorator: `@own_torch_state()`.
+    A run seeds the generators, and the calling program may have turned gradients off. Use it also
+    as a decorator: `@own_torch_state()`.
+
+    Args:
+        dtype: the default type of new tensors meanwhile, for a run whose model has weights of this
+            type from a file; None for that of the calling program.
     """
     chosen = torch.get_default_dtype()
     # The state of CUDA is only read where it exists, since reading would start CUDA.
     started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     count = torch.cuda.device_count() if started else 0
     with torch.inference_mode(False), torch.random.fork_rng(devices=range(count)):
-        torch.set_default_dtype(torch.float32)
+        torch.set_default_dtype(dtype or chosen)
         try:
             yield
         finally:
