@@ -185,6 +185,12 @@ def test_lists_as_python_and_numpy_print_them_are_refused(tmp_path: Path, printe
         list(MultilabelTask().read(str(tmp_path / "a.csv")).examples)
 
 
+def test_brackets_that_are_nested_too_deeply_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"text,labels\nt,{'[' * 100_000}{']' * 100_000}\n")
+    with pytest.raises(DataError, match=r"a\.csv:2: column 'labels' holds .* printed list"):
+        list(MultilabelTask().read(str(tmp_path / "a.csv")).examples)
+
+
 def test_files_of_every_kind(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("text\ttext_b\tlabels\nape\tbee\tred;blue\ncat\tdog\t\n")
     reading = MultilabelTask(separator=";").read(str(tmp_path / "a.tsv"))

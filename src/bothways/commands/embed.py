@@ -60,6 +60,7 @@ def embed(  # noqa: PLR0913 – one option per question
     from bothways.commands.progress import asked, say_guess, say_kernels, watched
     from bothways.core.config.tree import parse_overrides
     from bothways.core.errors import ConfigError, DataError
+    from bothways.core.terminal import counted
     from bothways.prediction.layer_sweep import check_out, write_vectors
     from bothways.prediction.predictor import open_task
 
@@ -108,7 +109,7 @@ def embed(  # noqa: PLR0913 – one option per question
     for warning in tally.warnings:
         print(warning, file=sys.stderr)
     print(
-        f"{tally.examples:,} vectors of {width} components in {out}, "
+        f"{counted(tally.examples, 'vectors')} of {width} components in {out}, "
         f"computed in {opened.precision}",
         file=sys.stderr,
     )

@@ -64,7 +64,7 @@ FIRST_MASKS = Masking(0.4)
 alone, a masked LM of minutes remained at word frequencies (docs/log.md, 2026-11-25)."""
 
 FIRST_RUN = "first"
-"""The run of masked LM that small runs with a generator begin with (`in_two`)."""
+"""The run of masked LM that small runs with a generator begin with (`masked_lm_first`)."""
 
 EVALUATIONS = 8
 """Evaluations and checkpoints of a pre-training run with a budget."""
@@ -208,7 +208,7 @@ def base_settings(request: TableRequest, tokenizer: Tokenizer | None = None) -> 
     return configs.load(PretrainConfig, base=base, overrides=request.overrides)
 
 
-def in_two(settings: PretrainConfig) -> tuple[PretrainConfig, PretrainConfig]:
+def masked_lm_first(settings: PretrainConfig) -> tuple[PretrainConfig, PretrainConfig]:
     """Return masked LM for the first phase of a run with a generator, and the rest of the run.
 
     From random weights a second network learned nothing within minutes: neither from a generator
@@ -317,7 +317,7 @@ def planned(
         settings, after = cell.settings(base), None
         small = request.scale == "small" and len(settings.phases) > 1
         if small and isinstance(settings.objective, GeneratorObjective):
-            first, settings = in_two(settings)
+            first, settings = masked_lm_first(settings)
             after = FIRST_RUN
             if not begun:
                 yield FIRST_RUN, first, None

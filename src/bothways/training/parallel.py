@@ -244,6 +244,7 @@ def connected(
 
 
 _MESHES: list[Any] = []
+"""The meshes of this process, until its groups end."""
 
 
 def mesh_of(kind: str, shape: tuple[int, ...], names: tuple[str, ...]) -> Any:

@@ -63,7 +63,7 @@ def _labels_in(text: str, separator: str, column: str, where: str) -> list[Any]:
         return text.split(separator)
     try:
         labels = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         what = f"column {column!r} holds {text[:60]!r}, a printed list that is not JSON"
         fix = "Join the labels before the file is written, or write a .jsonl or .parquet file."
         raise DataError(what, where=where, fix=fix) from None
