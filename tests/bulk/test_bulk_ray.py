@@ -59,15 +59,15 @@ def test_a_cluster_writes_the_bytes_of_one_process_and_survives_a_killed_worker(
 def test_ray_serve_answers_as_the_server_does(cluster: Any, model: str) -> None:
     from ray import serve
 
-    from bothways.serving.deployment import Deployment
+    from bothways.serving.deployment import Deployment, NamedModel
     from bothways.serving.ray_serve import deployment
 
     text, both = "the film was fine", ["the film was fine", "the film was dull and long"]
     asked = [("/v1/embeddings", {"model": "vectors", "input": both})] + [
         (path, {"inputs": text}) for path in ("/predict", "/models/films/predict") for _ in range(9)
     ]
-    folders, tasks = {"films": model, "vectors": model}, {"vectors": "embed"}
-    with running(Deployment(folders, tasks=tasks).app()) as url:
+    models = {"films": NamedModel(model), "vectors": NamedModel(model, "embed")}
+    with running(Deployment(models).app()) as url:
         expected = [_answer(f"{url}{path}", body) for path, body in asked]
     # Both machines are this one, and a proxy on each would take the same port.
     serve.start(proxy_location="HeadOnly", http_options={"port": 8123})

@@ -32,7 +32,7 @@ from bothways.prediction import engine
 from bothways.prediction.predictor import open_task
 from bothways.serving import batcher
 from bothways.serving.app import app, requests_log
-from bothways.serving.deployment import Deployment, Reloader, events_log
+from bothways.serving.deployment import Deployment, NamedModel, Reloader, events_log
 from bothways.serving.run import bind, serve, url_of
 from bothways.serving.tracing import tracing
 from bothways.serving.workers import Workers, _say, _usable, pinned_cores
@@ -81,7 +81,7 @@ class Site:
     def __init__(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO, "bothways.serving.events")
         self.records = caplog.records
-        deployment = Deployment({"films": str(folder)})
+        deployment = Deployment({"films": NamedModel(str(folder))})
         self.application = deployment.app()
         self.reloader = Reloader(self.application, deployment)
         self.url = ""
@@ -175,7 +175,9 @@ def test_keys_are_read_again(base: Path, tmp_path: Path, caplog: pytest.LogCaptu
     caplog.set_level(logging.INFO, "bothways.serving.events")
     file = tmp_path / "keys"
     file.write_text("first\nshared\n")
-    deployment = Deployment({"films": str(write(tmp_path / "films", base, 1))}, keys=file)
+    deployment = Deployment(
+        {"films": NamedModel(str(write(tmp_path / "films", base, 1)))}, keys=file
+    )
     application = deployment.app()
     reloader = Reloader(application, deployment)
 
@@ -222,7 +224,7 @@ def test_a_server_that_has_ended_leaves_the_loggers_as_they_were(
         return [(logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
 
     before = states()
-    deployment = Deployment({"films": str(write(tmp_path / "films", base, 1))})
+    deployment = Deployment({"films": NamedModel(str(write(tmp_path / "films", base, 1)))})
     application = deployment.app()
 
     def stop() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from bothways.bench.race import BenchRow
     from bothways.bench.serving import ServerComparison
 
 
@@ -48,9 +50,8 @@ def bench(
         For serve: how long each of five loads lasts.
     """
     from rich.console import Console
-    from rich.table import Table
 
-    from bothways.bench import race as recipe
+    from bothways.bench import race
     from bothways.bench.workloads import SUITED, WORKLOADS
     from bothways.commands.progress import terminal_progress
     from bothways.core.config.checks import require_at_least
@@ -75,29 +76,36 @@ def bench(
         load = WORKLOADS[name]
         with terminal_progress() as progress:
             progress.stage(f"measuring {load.name}, {rounds} rounds in turns")
-            rows = recipe.measure(load, rounds, where)
-        table = Table()
-        for title in ("", "ms (min–max)", "tokens/s", "× default", "× same", "of GEMM", "memory"):
-            table.add_column(title, justify="right" if title else "left")
-        for row in rows:
-            timing = row.timing
-            table.add_row(
-                f"{timing.contender} {timing.precision}",
-                f"{timing.median * 1e3:.0f} "
-                f"({min(timing.rounds) * 1e3:.0f}–{max(timing.rounds) * 1e3:.0f})",
-                f"{row.tokens_per_second:,.0f}",
-                f"{row.against_default:.2f}",
-                f"{row.against_same:.2f}",
-                f"{row.share_of_gemm:.0%}",
-                "–" if timing.memory is None else f"{timing.memory / 2**20:,.0f} MiB",
-            )
+            rows = race.measure(load, rounds, where)
         title = f"Pre-training step, {load.name}, {load.rows} × {load.length} tokens, MLM + NSP"
-        show_lines(console, titled(title, table))
+        show_lines(console, titled(title, _step_table(rows)))
         console.print(
             "× default: relative to transformers in fp32, its default; × same: in equal precision",
             style="dim",
         )
-    console.print(recipe.hardware(where), style="dim")
+    console.print(race.hardware(where), style="dim")
+
+
+def _step_table(rows: Iterable[BenchRow]) -> Table:
+    """Return the times of a pre-training step, a row for each contender."""
+    from rich.table import Table
+
+    table = Table()
+    for title in ("", "ms (min–max)", "tokens/s", "× default", "× same", "of GEMM", "memory"):
+        table.add_column(title, justify="right" if title else "left")
+    for row in rows:
+        timing = row.timing
+        table.add_row(
+            f"{timing.contender} {timing.precision}",
+            f"{timing.median * 1e3:.0f} "
+            f"({min(timing.rounds) * 1e3:.0f}–{max(timing.rounds) * 1e3:.0f})",
+            f"{row.tokens_per_second:,.0f}",
+            f"{row.against_default:.2f}",
+            f"{row.against_same:.2f}",
+            f"{row.share_of_gemm:.0%}",
+            "–" if timing.memory is None else f"{timing.memory / 2**20:,.0f} MiB",
+        )
+    return table
 
 
 def _serve(model: str, task: str | None, file: Path | None, seconds: float) -> None:

@@ -53,26 +53,18 @@ def embed(  # noqa: PLR0913 – one option per question
     length
         Maximum length of a text in tokens; default: as in the folder, else all positions.
     """
-    import json
     import sys
 
     from bothways.commands.options import is_folder, one_file, predict_parts, split_inputs
     from bothways.commands.progress import asked, say_guess, say_kernels, watched
-    from bothways.core.config.tree import parse_overrides
-    from bothways.core.errors import ConfigError, DataError
+    from bothways.core.errors import DataError
     from bothways.core.terminal import counted
     from bothways.prediction.layer_sweep import check_out, write_vectors
     from bothways.prediction.predictor import open_task
 
     files, settings = split_inputs(inputs)
-    if prompt_name is not None and prompt is not None:
-        what = "a prompt is given, and the name of one"
-        raise ConfigError(what, where="prompt", fix="Leave one of them out.")
+    settings += _prompt_settings(prompt_name, prompt)
     if is_folder(out):
-        named = {"prompt_name": prompt_name, "prompt": prompt}.items()
-        settings += tuple(
-            f"{name}={json.dumps(value)}" for name, value in named if value is not None
-        )
         predict_parts(
             out, parts,
             model=folder, files=files, settings=settings, task="embed", text=text, length=length,
@@ -82,18 +74,10 @@ def embed(  # noqa: PLR0913 – one option per question
     file = one_file(files, parts)
     check_out(out, file)
     say_kernels(device)
-    chosen: dict[str, str | None] = {} if prompt is None else {"prompt": prompt}
-    if prompt_name is not None:
-        chosen = {"prompt_name": prompt_name, "prompt": None}
     opened = open_task(
-        folder,
-        "embed",
-        length=length,
-        device=device,
-        precision=precision,
-        batch_invariant=True,
-        settings={**parse_overrides(settings), **chosen},
-    )
+        folder, "embed", length=length, device=device, precision=precision, batch_invariant=True,
+        settings=settings,
+    )  # fmt: skip
     given = asked(opened, text=text)
     reading = opened.read(file, given, labelled=False)
     say_guess(opened, reading, given, file)
@@ -113,6 +97,24 @@ def embed(  # noqa: PLR0913 – one option per question
         f"computed in {opened.precision}",
         file=sys.stderr,
     )
+
+
+def _prompt_settings(name: str | None, prompt: str | None) -> tuple[str, ...]:
+    """Return the settings of a prompt, given or named.
+
+    Raises:
+        ConfigError: both are given.
+    """
+    import json
+
+    from bothways.core.errors import ConfigError
+
+    if name is not None and prompt is not None:
+        what = "a prompt is given, and the name of one"
+        raise ConfigError(what, where="prompt", fix="Leave one of them out.")
+    if name is not None:
+        return f"prompt_name={json.dumps(name)}", "prompt=none"
+    return () if prompt is None else (f"prompt={json.dumps(prompt)}",)
 
 
 def sweep_table(found: Sweep, title: str) -> RenderableType:

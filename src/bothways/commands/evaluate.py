@@ -85,21 +85,19 @@ def evaluate(  # noqa: PLR0913 – one option per question
     from bothways.core.atomic_files import check_output_path
     from bothways.core.errors import ConfigError
     from bothways.data.manifest import holds_corpus
-    from bothways.prediction.int8_report import MAX_LOSS
     from bothways.prediction.pair_suite import open_pairs
     from bothways.prediction.predictor import Predictor, open_task
 
+    say_kernels(device)
     if blimp is not None:
         # There is no FILE: all that is left are settings.
         settings = settings if file is None else (file, *settings)
-        say_kernels(device)
-        learner = open_pairs(folder, settings, length=length, device=device)
-        _evaluate_pairs(Predictor(learner, precision), folder, blimp, json)
+        pairs = open_pairs(folder, settings, length=length, device=device)
+        _evaluate_pairs(Predictor(pairs, precision), folder, blimp, json)
         return
     if file is None:
         fix = "Give a file, the folder or URL of a corpus, or --blimp DIR."
         raise ConfigError("there is no data to evaluate on", where="file", fix=fix)
-    say_kernels(device)
     if holds_corpus(file):
         _refuse(
             "a corpus", settings, {"--task": task, "--text": text, "--text-b": text_b,
@@ -112,20 +110,22 @@ def evaluate(  # noqa: PLR0913 – one option per question
         return
     if report is not None:
         check_output_path(report, [file])
-    if limit is not None and precision != "int8":
-        what = f"limits the loss of int8, and the precision is {precision}"
-        fix = "Add --precision int8, or leave --limit out."
-        raise ConfigError(what, where="limit", fix=fix)
-    common: Any = {"length": length, "device": device, "runtime": runtime, "settings": settings}
 
     def open_in(precision: PredictPrecision) -> Predictor:
         """Open the model for a precision."""
-        return open_task(folder, task, precision=precision, **common)
+        return open_task(
+            folder, task, length=length, device=device, precision=precision, runtime=runtime,
+            settings=settings,
+        )  # fmt: skip
 
     data = _Data(folder, file, {"text": text, "text_b": text_b, "label": label}, json)
     if precision == "int8":
-        _compare_int8(open_in, data, report, MAX_LOSS if limit is None else limit)
+        _compare_int8(open_in, data, report, limit)
         return
+    if limit is not None:
+        what = f"limits the loss of int8, and the precision is {precision}"
+        fix = "Add --precision int8, or leave --limit out."
+        raise ConfigError(what, where="limit", fix=fix)
     predictor = open_in(precision)
     name = predictor.task.task.name
     if task is None and name == "embed":
@@ -157,10 +157,13 @@ def _score(predictor: Predictor, data: _Data, report: Path | None) -> None:
 
 
 def _compare_int8(
-    open_in: Callable[[PredictPrecision], Predictor], data: _Data, report: Path | None, limit: float
+    open_in: Callable[[PredictPrecision], Predictor],
+    data: _Data,
+    report: Path | None,
+    limit: float | None,
 ) -> None:
     """Print the metrics and the speed of fp32 and int8; raise an error for too great a loss."""
-    from bothways.prediction.int8_report import measure_int8
+    from bothways.prediction.int8_report import MAX_LOSS, measure_int8
 
     measured = measure_int8(open_in, data.score)
     if report is not None:
@@ -169,7 +172,7 @@ def _compare_int8(
     data.show(measured.to_json(), both)
     if not data.json:
         print(measured)
-    measured.check(limit)
+    measured.check(MAX_LOSS if limit is None else limit)
 
 
 def _sweep_layers(predictor: Predictor, embedder: Embedder, data: _Data) -> None:

@@ -65,24 +65,14 @@ def predict(  # noqa: PLR0913 – one option per question
     from bothways.commands.options import one_file, predict_parts, split_inputs
     from bothways.commands.progress import asked, say_guess, watched
     from bothways.core.config.checks import require_at_least
-    from bothways.core.errors import ConfigError
     from bothways.data.text_io import STDIN
     from bothways.prediction.engine import PredictConfig
     from bothways.prediction.predictor import open_task
 
-    require_at_least(1, top=top)
+    require_at_least(1, top=top, window=window)
     files, settings = split_inputs(inputs)
     if out is not None:
-        if out.suffix in _FILES and not out.is_dir():
-            what = f"{str(out)!r} names a file, and predictions in parts are files in a folder"
-            fix = (
-                f"Name a folder: --out {out.stem}, with --format parquet for Parquet. For one file "
-                "of JSON lines: bothways predict … > FILE"
-            )
-            raise ConfigError(what, where="--out", fix=fix)
-        if window is not None:
-            what, fix = "is for predictions that are printed", "Leave it out; parts have --rows."
-            raise ConfigError(what, where="--window", fix=fix)
+        _check_parts(out, window)
         predict_parts(
             out, parts,
             model=folder, files=files, settings=settings, task=task, text=text, text_b=text_b,
@@ -91,22 +81,14 @@ def predict(  # noqa: PLR0913 – one option per question
         return
     file = one_file(files or (STDIN,), parts)
     opened = open_task(
-        folder,
-        task,
-        length=length,
-        device=device,
-        precision=precision,
-        batch_invariant=True,
-        runtime=runtime,
-        settings=settings,
-    )
+        folder, task, length=length, device=device, precision=precision, batch_invariant=True,
+        runtime=runtime, settings=settings,
+    )  # fmt: skip
     columns = asked(opened, text=text, text_b=text_b)
     reading = opened.read(file, columns, labelled=False)
     say_guess(opened, reading, columns, file)
     typed = file == STDIN and sys.stdin.isatty()
-    pace = PredictConfig(
-        window=(1 if typed else PredictConfig.window) if window is None else window
-    )
+    pace = PredictConfig(window=window or (1 if typed else PredictConfig.window))
     # What is typed or printed on the same terminal would run through the bar.
     with watched(reading, "predicting", hidden=typed or sys.stdout.isatty()) as tally:
         for _, prediction in opened.predict(reading, pace, tally):
@@ -116,3 +98,19 @@ def predict(  # noqa: PLR0913 – one option per question
         print(f"note: predicted in {opened.precision}", file=sys.stderr)
     for warning in tally.warnings:
         print(warning, file=sys.stderr)
+
+
+def _check_parts(out: Path, window: int | None) -> None:
+    """Refuse a file as the folder of parts, and an option of predictions that are printed."""
+    from bothways.core.errors import ConfigError
+
+    if out.suffix in _FILES and not out.is_dir():
+        what = f"{str(out)!r} names a file, and predictions in parts are files in a folder"
+        fix = (
+            f"Name a folder: --out {out.stem}, with --format parquet for Parquet. For one file "
+            "of JSON lines: bothways predict … > FILE"
+        )
+        raise ConfigError(what, where="--out", fix=fix)
+    if window is not None:
+        what, fix = "is for predictions that are printed", "Leave it out; parts have --rows."
+        raise ConfigError(what, where="--window", fix=fix)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from bothways.commands.options import Device, Precision
+
+if TYPE_CHECKING:
+    from bothways.serving.deployment import Deployment
 
 LAST_PORT = 65535
 """A port is a number of 16 bits."""
@@ -85,58 +88,50 @@ def serve(  # noqa: PLR0913 – one option per question
         Serve the page /play to try the models, and the route /explain; by default only on the
         addresses of this machine.
     """
-    import os
-    import sys
-    import time
-
     from bothways.core.config import reader as configs
     from bothways.core.config.checks import require_at_least
     from bothways.core.errors import require
-    from bothways.core.terminal import listed
 
     require_at_least(1, workers=workers, threads=threads or 1)
     require("serve", "bothways serve", "uvicorn", "httptools", "orjson", "prometheus_client")
-    from bothways.serving.deployment import Deployment, named_models, read_keys
+    from bothways.serving.deployment import Deployment, named_models
     from bothways.serving.limits import DEFAULT_LIMITS, Limits
-    from bothways.serving.run import LOOPBACK, bind, url_of
-    from bothways.serving.run import serve as run
+    from bothways.serving.run import LOOPBACK
     from bothways.serving.tracing import require_tracing
-    from bothways.serving.workers import pinned_cores, serve_by
 
     if traces is not None:
         require_tracing(traces)
-    named = named_models(models)
-    folders = {name: folder for name, (folder, _) in named.items()}
+    named = named_models(models, task)
     limits = configs.load(Limits, base=DEFAULT_LIMITS, overrides=limit)
-    keys: tuple[str, ...] | Path = tuple(os.environ.get("BOTHWAYS_API_KEY", "").split())
-    if api_key_file is not None:
-        first = read_keys(api_key_file)  # a mistake is told before the models are opened
-        keys = api_key_file if api_key_file.is_file() else tuple(first)  # a pipe is read once
+    keys = _keys(api_key_file)
     local = host in ("127.0.0.1", "localhost", "::1")
     check_address(host, port, open_to_all=not (local or keys or no_auth))
-    hosts = [name.lower() for name in allow_host] or (list(LOOPBACK) if local else None)
     deployment = Deployment(
-        folders,
-        task,
-        length,
-        device,
-        precision,
-        limits,
-        keys,
-        None if hosts is None else tuple(hosts),
-        traces,
-        requests=log == "requests",
-        delay=drain_delay,
-        tasks={name: own for name, (_, own) in named.items() if own is not None},
+        named, length, device, precision, limits, keys,
+        hosts=tuple(name.lower() for name in allow_host) or (LOOPBACK if local else None),
+        traces=traces, requests=log == "requests", delay=drain_delay,
         playground=local if play is None else play,
-    )
+    )  # fmt: skip
+    _listen(deployment, host, port, workers, threads)
+
+
+def _listen(
+    deployment: Deployment, host: str, port: int, workers: int, threads: int | None
+) -> None:
+    """Serve in this process, or in several, until a signal; print the address when it answers."""
+    import sys
+    import time
+
+    from bothways.core.terminal import listed
+    from bothways.serving.run import bind, serve, url_of
+    from bothways.serving.workers import pinned_cores, serve_by
+
     start = time.perf_counter()
     with bind(host, port) as bound:
         if workers > 1:
             cores = pinned_cores(workers, threads)
-            banner = f"serving {listed(folders)} on {url_of(bound)}"
-            how = f"by {workers} processes of {len(cores[0])} threads"
-            serve_by(deployment, bound, cores, f"{banner}, {how}")
+            how = f"{url_of(bound)}, by {workers} processes of {len(cores[0])} threads"
+            serve_by(deployment, bound, cores, f"serving {listed(deployment.models)} on {how}")
             return
         if threads is not None:
             import torch
@@ -150,7 +145,19 @@ def serve(  # noqa: PLR0913 – one option per question
             loaded = f"loaded in {time.perf_counter() - start:.1f} s"
             print(f"serving {names} on {url_of(bound)}, {loaded}", file=sys.stderr, flush=True)
 
-        run(application, bound, deployment, opened=opened)
+        serve(application, bound, deployment, opened=opened)
+
+
+def _keys(file: Path | None) -> tuple[str, ...] | Path:
+    """Return the keys of clients: a file that can be read again, or the keys themselves."""
+    import os
+
+    from bothways.serving.deployment import read_keys
+
+    if file is None:
+        return tuple(os.environ.get("BOTHWAYS_API_KEY", "").split())
+    keys = read_keys(file)  # a mistake is told before the models are opened
+    return file if file.is_file() else tuple(keys)  # a pipe is read once
 
 
 def play(
@@ -192,16 +199,13 @@ def play(
     from bothways.serving.run import serve as run
 
     check_address("127.0.0.1", port, open_to_all=False)
-    named = named_models(models)
     deployment = Deployment(
-        {name: folder for name, (folder, _) in named.items()},
-        task,
+        named_models(models, task),
         length,
         device,
         precision,
         hosts=LOOPBACK,
         requests=False,
-        tasks={name: own for name, (_, own) in named.items() if own is not None},
         playground=True,
     )
     with bind("127.0.0.1", port) as bound:

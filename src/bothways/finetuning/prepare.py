@@ -192,14 +192,9 @@ def make_ready(
     loaded = load_for(settings, definition.heads(definition.labels(first), settings.dropout))
     model, tokenizer = loaded.model, loaded.tokenizer()
     data = examine(
-        definition,
-        tokenizer,
-        first,
-        examples.get("dev", []),
-        settings.length,
-        model.config.max_positions,
-        progress,
-    )
+        definition, tokenizer, first, examples.get("dev", []), settings.length,
+        model.config.max_positions, progress,
+    )  # fmt: skip
     if source := settings.teacher and settings.teacher.unlabelled:
         more, _ = _examples(source, definition, "unlabelled", progress, labelled=False)
         examples["unlabelled"] = more

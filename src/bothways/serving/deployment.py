@@ -8,9 +8,9 @@ import re
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.hub.provenance import digest_of_folder
@@ -40,14 +40,20 @@ def read_keys(file: Path) -> list[str]:
     return keys
 
 
+class NamedModel(NamedTuple):
+    """What is served under a name: a folder and the task to open it for, None for its own."""
+
+    folder: str
+    task: str | None = None
+
+
 @dataclass(frozen=True)
 class Deployment:
     """The settings of a server process.
 
     Attributes:
-        folders: model folders, folders of runs or Hub ids, by the names that requests use.
-        task, length, device, precision: as `open_task`.
-        tasks: of single models, by name; `task` is for the others.
+        models: model folders, folders of runs or Hub ids, by the names that requests use.
+        length, device, precision: as `open_task`.
         limits, hosts: as `serving.app`.
         keys: as `serving.app`, or a file with one a line.
         traces: the address of an OpenTelemetry collector; None for no traces.
@@ -56,8 +62,7 @@ class Deployment:
         playground: as `serving.app`.
     """
 
-    folders: Mapping[str, str]
-    task: str | None = None
+    models: Mapping[str, NamedModel]
     length: int | None = None
     device: str = "auto"
     precision: PredictPrecision = "fp32"
@@ -67,14 +72,12 @@ class Deployment:
     traces: str | None = None
     requests: bool = True
     delay: float = 0.0
-    tasks: Mapping[str, str] = field(default_factory=dict)
     playground: bool = False
 
     def open(self, name: str) -> Predictor:
         """Return the predictor of a name; errors as `open_task`."""
         return open_task(
-            self.folders[name],
-            self.tasks.get(name, self.task),
+            *self.models[name],
             length=self.length,
             device=self.device,
             precision=self.precision,
@@ -83,13 +86,13 @@ class Deployment:
 
     def served(self, name: str) -> ServedModel:
         """Return the model of a name, opened now."""
-        digest = digest_of_folder(self.folders[name])  # first: a later change is then noticed
+        digest = digest_of_folder(self.models[name].folder)  # first: a later change is then noticed
         return ServedModel(name, self.open(name), int(time.time()), digest)
 
     def app(self) -> App:
         """Return the app with all models opened; errors as `open_task`."""
         spans: Tracing | None = None if self.traces is None else tracing(self.traces)
-        models = {name: self.served(name) for name in self.folders}
+        models = {name: self.served(name) for name in self.models}
         return App(models, self.limits, self.key_list(), self.hosts, spans, self.playground)
 
     def key_list(self) -> Many[str]:
@@ -127,7 +130,7 @@ class Reloader:
             self._again = False
             if isinstance(self.deployment.keys, Path):
                 self._reload_keys()
-            for name in self.deployment.folders:
+            for name in self.deployment.models:
                 await self._reload(name)
 
     def _reload_keys(self) -> None:
@@ -144,7 +147,7 @@ class Reloader:
         loop, old = asyncio.get_running_loop(), self.application.models.named(name)
         line: dict[str, Any] = {"event": "reload", "model": name}
         try:
-            folder = self.deployment.folders[name]
+            folder = self.deployment.models[name].folder
             digest = await loop.run_in_executor(None, digest_of_folder, folder)
             if digest == old.digest:
                 line["result"] = "unchanged"
@@ -164,8 +167,11 @@ class Reloader:
             events_log.info(line)
 
 
-def named_models(models: Many[str]) -> dict[str, tuple[str, str | None]]:
-    """Return the folders by name, each with the task that is named for it, if any.
+def named_models(models: Many[str], task: str | None = None) -> dict[str, NamedModel]:
+    """Return the models that words such as FOLDER, NAME=FOLDER and NAME=FOLDER:TASK name.
+
+    Args:
+        task: of models for which no task is named.
 
     Raises:
         ConfigError: there is none; a name occurs twice, or has other characters than letters,
@@ -174,12 +180,12 @@ def named_models(models: Many[str]) -> dict[str, tuple[str, str | None]]:
     if not models:
         fix = "Name one: bothways serve FOLDER, or NAME=FOLDER."
         raise ConfigError("there is no model to serve", where="models", fix=fix)
-    found: dict[str, tuple[str, str | None]] = {}
+    found: dict[str, NamedModel] = {}
     for word in models:
         name, equals, named = word.partition("=")
         if not equals or Path(word).exists():
             name, named = "", word
-        folder, task = _folder_and_task(named)
+        folder, own = _folder_and_task(named)
         if not name:
             place = Path(folder)
             name = place.resolve().name if place.exists() else place.name
@@ -189,7 +195,7 @@ def named_models(models: Many[str]) -> dict[str, tuple[str, str | None]]:
         if name in found:
             what = f"two models are called {name!r}"
             raise ConfigError(what, where="models", fix="Give each a name: NAME=FOLDER.")
-        found[name] = folder, task
+        found[name] = NamedModel(folder, own or task)
     return found
 
 

@@ -49,13 +49,7 @@ def deployment(
     with optional("ray", "a deployment of Ray Serve"):
         from ray import serve
 
-    named = named_models(models)
-    settings = Deployment(
-        {name: folder for name, (folder, _) in named.items()},
-        precision=precision,
-        limits=limits,
-        tasks={name: task for name, (_, task) in named.items() if task is not None},
-    )
+    settings = Deployment(named_models(models), precision=precision, limits=limits)
     server = serve.deployment(
         # Ray wants a function, and sends it to the replicas by its code.
         serve.ingress(lambda: opened(settings, cores))(),

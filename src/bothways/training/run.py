@@ -186,7 +186,8 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
         average = None if training.ema is None else Average(learner, training.ema)
         if average is not None and evaluation is not None:
             evaluation = average.evaluating(evaluation)
-        schedule, waiting = factor(training.schedule, training.end), _waiting(training, evaluation)
+        end = training.end
+        schedule, waiting = factor(training.schedule, end), _waiting(training, evaluation)
         state, metrics, notes = store.restore(learner, optimizer, plan, training.keep)
         for note in notes:
             progress.message(note)
@@ -197,20 +198,11 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
             on_event(Event("checkpoint", state, metrics))
 
         with store.session(plan, state, training.trackers) as (trackers, interruption):
-            clock, speed = clock_from(state.seconds), Speed(training.end, peak)
+            clock, speed = clock_from(state.seconds), Speed(end, peak)
             watch = _Watch(
-                training,
-                state,
-                metrics,
-                trackers,
-                waiting,
-                evaluation,
-                save,
-                clock,
-                progress,
-                on_event,
-            )
-            watch.alone = plan.world == 1
+                training, state, metrics, trackers, waiting, evaluation, save, clock, progress,
+                on_event, alone=plan.world == 1,
+            )  # fmt: skip
             speed.mark(state)
 
             def on_step(state: RunState, meter: Meter) -> bool:
@@ -236,9 +228,10 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
             watch.finish(state)
         # Where one rank ends, torchrun and Slurm kill the others: also one that is still saving.
         wait_for_all(plan)
-        if average is not None and (waiting.over or state.share(training.end) >= 1):
+        reached = state.share(end) >= 1
+        if average is not None and (waiting.over or reached):
             average.apply_to_weights()
-        return dataclasses.replace(state, early=waiting.over and state.share(training.end) < 1)
+        return dataclasses.replace(state, early=waiting.over and not reached)
 
 
 def _one_by_one(
@@ -290,9 +283,11 @@ class _Watch:
         clock: Callable[[], float],
         shown: Progress,
         on_event: OnEvent,
+        *,
+        alone: bool,
     ) -> None:
         self._training, self._trackers, self._waiting = training, trackers, waiting
-        self._checkpoint, self._on_event, self.alone = save, on_event, True
+        self._checkpoint, self._on_event, self._alone = save, on_event, alone
         self._evaluation = evaluation and waiting.watched(evaluation)
         self._before, self._metrics = progress, waiting.restore(metrics)
         self._evaluated = progress.steps if self._metrics else None
@@ -358,7 +353,7 @@ class _Watch:
         assert self._evaluation is not None
         with contextlib.ExitStack() as failed:
             # Other ranks may have got through it, and would not take part in the save.
-            if self.alone:
+            if self._alone:
                 failed.callback(self._save, progress)  # no step is lost to a failed evaluation
             metrics = dict(self._evaluation(self._shown))
             self._training.keep.check(metrics)
