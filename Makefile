@@ -80,7 +80,7 @@ api: .venv/.test
 
 # Exported folders in Node, by transformers.js.
 node: .venv/.test
-	npm install --prefix .node --ignore-scripts --no-fund --no-audit --silent @huggingface/transformers@4.3.1
+	npm install --prefix .node --ignore-scripts --no-fund --no-audit --loglevel error @huggingface/transformers@4.3.1
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/export/test_node.py
 
 # The playground in Chromium (apt install chromium), with axe-core from npm for accessibility.
@@ -88,7 +88,7 @@ BROWSER ?= $(shell command -v chromium || command -v chromium-browser || command
 AXE := .browser/node_modules/axe-core/axe.min.js
 browser: .venv/.test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt playwright
-	[ -e $(AXE) ] || ! command -v npm > /dev/null || npm install --silent --no-audit --no-fund --prefix .browser axe-core@4
+	[ -e $(AXE) ] || ! command -v npm > /dev/null || npm install --loglevel error --no-audit --no-fund --prefix .browser axe-core@4
 	OMP_NUM_THREADS=1 BOTHWAYS_BROWSER=$(BROWSER) BOTHWAYS_AXE=$$(ls $(AXE) 2> /dev/null) $(BIN)/python -m pytest -rs tests/serving/test_browser.py
 
 format: .venv/.test
