@@ -153,7 +153,7 @@ class Workshop:
         settings = (
             f"training.until={steps} steps", "training.save=1 steps",
             "encoder.width=16", "encoder.heads=2", "encoder.intermediate_size=32",
-            "phases.0.length=16", "batch.n=64", "training.precision=fp32",
+            "phases.0.length=16", "batch.kind=tokens", "batch.n=64", "training.precision=fp32",
         )  # fmt: skip
         words = ("pretrain", self.corpus, "--out", out, "--model", "bert-tiny", *settings)
         return [*map(str, (*words, "--device", "cpu", *more))]

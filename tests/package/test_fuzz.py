@@ -20,6 +20,11 @@ def test_damage_changes_the_content_and_repeats_with_the_seed(tmp_path: Path) ->
     assert sum(item != content for item in damaged) > 15
 
 
+def test_what_the_fuzzers_damage_can_be_made(tmp_path: Path) -> None:
+    workshop = Workshop(tmp_path, np.random.default_rng(3))
+    assert (workshop.classifier / "model.safetensors").exists()
+
+
 def refuse() -> None:
     raise DataError("is damaged")
 
