@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar, Literal
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bert_peers import Input, draw_config, draw_input, gradients, ours, peer
 from bothways.core.errors import ConfigError
-from bothways.model.config import EncoderConfig
+from bothways.core.layout import Layout
+from bothways.model.config import EncoderConfig, ModelConfig
+from bothways.model.head_modules import Pooler
 from bothways.model.heads import (
     ChoiceHead,
     Head,
@@ -111,6 +114,37 @@ def test_a_head_that_is_read_alone_has_the_outputs_of_a_call(name: str) -> None:
             torch.testing.assert_close(found, output.logits[head.kind], **CLOSE)
             rows = batch.layout.sequences if head.of_sequences else batch.layout.tokens
             assert found.shape == (rows, head.outputs)
+
+
+class MaxPooler(Pooler):
+    """Reads the largest feature of all tokens of a sequence."""
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        largest = [part.amax(0) for part in x.split(layout.lengths)]
+        result: Tensor = self.dense(torch.stack(largest))
+        return result
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxHead(TagHead):
+    """A row for each sequence, of which it reads all tokens: a head says which it reads."""
+
+    kind: Literal["max"] = "max"  # type: ignore[assignment]
+    of_sequences: ClassVar[bool] = True
+
+    def build(self, config: ModelConfig) -> nn.Module:
+        return MaxPooler(config)
+
+
+def test_a_head_of_sequences_that_is_read_alone_may_read_all_tokens() -> None:
+    config = draw_config(5, "post")
+    head, text = MaxHead(1), draw_input(config, [7, 4, 11])
+    assert head.share_read(config, 8, 0.0) == 1
+    assert LabelHead(2).share_read(config, 8, 0.0) == 1 / 8
+    model = Model(config, [head]).eval()
+    with torch.no_grad():
+        output = model(text.batch, heads=["max"])
+        torch.testing.assert_close(model.read("max", text.batch), output.logits["max"], **CLOSE)
 
 
 def test_a_prepared_model_has_attentions_and_a_longformer_gradients_through_them() -> None:

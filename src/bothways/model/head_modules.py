@@ -246,10 +246,6 @@ class BiLMOutput(nn.Module):
         return on_round_rows(lambda rows: nn.functional.linear(rows, embedding, self.bias), read)
 
 
-OUTPUTS = (LinearOutput, OwnOutput, LSTMOutput, DeepOutput, ReplacedOutput)
-"""The modules of heads with a fixed number of outputs."""
-
-
 def pooled_tokens(layout: Layout, causal: bool) -> Int[Tensor, " sequences"]:
     """Return the token that represents each sequence: the first, [CLS], or the last if causal.
 

@@ -64,9 +64,13 @@ class HeadValue:
         """Return operations per token, where this share of tokens is predicted."""
         raise NotImplementedError
 
+    def reads_one_token(self, config: ModelConfig) -> bool:
+        """Return whether it reads one token of each sequence, that of the pooler, and no other."""
+        return False
+
     def share_read(self, config: ModelConfig, length: int, predicted: float) -> float:
         """Return the share of tokens whose last vectors it reads."""
-        return 1.0
+        return 1 / length if self.reads_one_token(config) else 1.0
 
     def reads_pooler(self, config: ModelConfig) -> bool:
         """Return whether it reads the pooled vector."""
@@ -106,10 +110,10 @@ class _PooledValue(HeadValue):
         """Return whether it has no dense layer of its own."""
         return isinstance(self._source(config), FromPooler)
 
-    def share_read(self, config: ModelConfig, length: int, predicted: float) -> float:
-        """Return one token per sequence, or all for their mean."""
+    def reads_one_token(self, config: ModelConfig) -> bool:
+        """Return True, but for the mean of all tokens."""
         source = self._source(config)
-        return 1.0 if isinstance(source, Own) and source.reads == "mean" else 1 / length
+        return not (isinstance(source, Own) and source.reads == "mean")
 
     def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
         """Count its layers once per sequence."""
@@ -190,9 +194,9 @@ class LabelHead(_PooledValue):
         """Return False for a BiLSTM."""
         return not self.lstm and super().reads_pooler(config)
 
-    def share_read(self, config: ModelConfig, length: int, predicted: float) -> float:
-        """Return all tokens for a BiLSTM."""
-        return 1.0 if self.lstm else super().share_read(config, length, predicted)
+    def reads_one_token(self, config: ModelConfig) -> bool:
+        """Return False for a BiLSTM."""
+        return not self.lstm and super().reads_one_token(config)
 
     def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
         """Count its layers once per sequence, a BiLSTM on each token."""

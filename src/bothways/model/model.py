@@ -15,7 +15,6 @@ from bothways.core.errors import ConfigError
 from bothways.model.config import LSTMConfig, ModelConfig
 from bothways.model.encoder import Attentions, Encoder, Hidden, recorded_attentions
 from bothways.model.head_modules import (
-    OUTPUTS,
     BiLMOutput,
     DeepOutput,
     LinearOutput,
@@ -27,7 +26,7 @@ from bothways.model.head_modules import (
     ReplacedOutput,
     pooled_tokens,
 )
-from bothways.model.heads import Head, with_pooler
+from bothways.model.heads import HEADS, Head, with_pooler
 from bothways.model.lstm import AnyEncoder, LSTMEncoder
 
 
@@ -144,7 +143,7 @@ class Model(nn.Module):
         return [
             value.kind
             for value in self.specification
-            if value.outputs is not None and isinstance(self.heads[value.kind], OUTPUTS)
+            if value.outputs is not None and HEADS.get(value.kind) is type(value)
         ]
 
     def _check(self, batch: object, attentions: bool) -> None:
@@ -163,9 +162,8 @@ class Model(nn.Module):
 
     def read(self, kind: str, batch: Batch) -> Float[Tensor, "rows ..."]:
         """Return the outputs of a head, from no more vectors than it reads."""
-        head, only = self.heads[kind], None
-        reads_all = isinstance(head, LSTMOutput) or getattr(head, "reads", None) == "mean"
-        if self._is_of_sequences(kind) and not reads_all:
+        value, only = self._value(kind), None
+        if value is not None and value.reads_one_token(self.config):
             causal = not isinstance(self.config, LSTMConfig) and self.config.is_causal
             only = pooled_tokens(batch.layout, causal)
         return self.outputs(kind, batch, self.encoder(batch, only=only))
@@ -209,8 +207,12 @@ class Model(nn.Module):
                 raise ConfigError(what, where="heads", fix=f"Call model.heads[{kind!r}] yourself.")
         return result
 
+    def _value(self, kind: str) -> Head | None:
+        return next((value for value in self.specification if value.kind == kind), None)
+
     def _is_of_sequences(self, kind: str) -> bool:
-        return any(value.kind == kind and value.of_sequences for value in self.specification)
+        value = self._value(kind)
+        return value is not None and value.of_sequences
 
 
 def build_encoder(config: ModelConfig) -> AnyEncoder:
