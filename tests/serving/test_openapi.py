@@ -39,7 +39,9 @@ def url(application: App) -> Iterator[str]:
 
 
 def test_every_route_is_in_the_document(application: App, url: str) -> None:
-    assert OPERATIONS.keys() == POSTS.keys() | {"/tokenize", "/infer", "/explain"}
+    routes = POSTS.keys() | {"/tokenize", "/infer", "/explain"}
+    missing = f"add the predictions of a new task to PREDICTIONS: {routes - OPERATIONS.keys()}"
+    assert OPERATIONS.keys() == routes, missing
     shown = httpx.get(f"{url}/openapi.json").json()["paths"]
     gets = {path for path, entry in shown.items() if "get" in entry and "{" not in path}
     assert gets == {p for p in application._gets(None) if not p.startswith("/play")}
@@ -51,7 +53,8 @@ def test_every_route_is_in_the_document(application: App, url: str) -> None:
         "/v2/models/{model}/infer",
     }
     posts = {path for path, entry in shown.items() if "post" in entry and "{" not in path}
-    assert posts == OPERATIONS.keys() - {"/infer", "/prefer"}  # no model here prefers
+    wanted = OPERATIONS.keys() - {"/infer", "/prefer"}  # no model here prefers
+    assert posts == wanted, f"add a new task to TASKS of toy_predictors.py: {wanted - posts}"
 
 
 def test_routes_without_a_model_are_left_out(application: App) -> None:

@@ -48,7 +48,7 @@ def pipeline(models: Models, body: Mapping[str, Any], task: str | None = None) -
     match model.kind:
         case "rerank" if "query" in body:
             return rerank.rerank(models, body)
-        case "classify" | "multilabel" | "regress" | "rerank":
+        case kind if kind in tei.CLASSIFIERS:
             return _text_classification(model, body)
         case "tag":
             return _token_classification(model, body)

@@ -24,6 +24,7 @@ from bothways.serving.shapes import (
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 
 CLASSIFIERS = ("classify", "multilabel", "regress", "rerank")
+"""The tasks whose predictions `class_scores` writes as labels with scores."""
 
 
 def embed(models: Models, body: Mapping[str, Any]) -> Query:
