@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import docs_site
 import pytest
@@ -18,7 +18,9 @@ import yaml
 import bothways
 from bothways.cli import app
 from bothways.core.config.reader import load
+from bothways.objectives.catalogue import AnyObjective
 from bothways.serving.limits import DEFAULT_LIMITS, Limits
+from bothways.tasks.catalogue import TASKS
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guide"
@@ -268,7 +270,19 @@ def test_every_page_of_the_guide_is_in_the_navigation_of_the_site() -> None:
 def test_the_readme_links_every_page_of_the_guide(readme: str, guide: Path) -> None:
     text = (ROOT / readme).read_text("utf8")
     pages = [str(page.relative_to(ROOT)) for page in guide.glob("*.md")]
-    assert [page for page in pages if f"]({page})" not in text] == []
+    missing = [page for page in pages if f"]({page})" not in text]
+    assert missing == [], f"link these pages in {readme}"
+
+
+@pytest.mark.parametrize("guide", [GUIDE, GUIDE / "zh"], ids=["english", "chinese"])
+def test_the_guide_has_every_objective_and_every_task_that_is_trained(guide: Path) -> None:
+    pretrain, finetune = (
+        (guide / f"{page}.md").read_text("utf8") for page in ("pretrain", "finetune")
+    )
+    objectives = {cls.__dataclass_fields__["kind"].default for cls in get_args(AnyObjective)}
+    assert {kind for kind in objectives if f"| `{kind}`" not in pretrain} == set()
+    tasks = {kind for kind in TASKS if not (guide / f"{kind}.md").exists()}
+    assert {kind for kind in tasks if f"| {kind} |" not in finetune} == set()
 
 
 def test_every_public_name_and_command_is_in_the_reference() -> None:

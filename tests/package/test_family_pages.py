@@ -80,4 +80,4 @@ def test_no_preset_and_no_family_is_left_out() -> None:
 @pytest.mark.parametrize("overview", OVERVIEWS, ids=["english", "chinese"])
 def test_the_overview_links_every_page(overview: Path) -> None:
     linked = re.findall(r"\]\(families/(\S+?\.md)\)", overview.read_text("utf8"))
-    assert sorted(linked) == [page.name for page in ENGLISH]
+    assert sorted(linked) == [page.name for page in ENGLISH], f"link every page in {overview.name}"
