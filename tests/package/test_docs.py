@@ -280,9 +280,11 @@ def test_the_guide_has_every_objective_and_every_task_that_is_trained(guide: Pat
         (guide / f"{page}.md").read_text("utf8") for page in ("pretrain", "finetune")
     )
     objectives = {cls.__dataclass_fields__["kind"].default for cls in get_args(AnyObjective)}
-    assert {kind for kind in objectives if f"| `{kind}`" not in pretrain} == set()
+    missing = {kind for kind in objectives if f"| `{kind}`" not in pretrain}
+    assert missing == set(), "add a row to the objectives in pretrain.md"
     tasks = {kind for kind in TASKS if not (guide / f"{kind}.md").exists()}
-    assert {kind for kind in tasks if f"| {kind} |" not in finetune} == set()
+    missing = {kind for kind in tasks if f"| {kind} |" not in finetune}
+    assert missing == set(), "add a row to the tasks in finetune.md, or a page"
 
 
 def test_every_public_name_and_command_is_in_the_reference() -> None:
