@@ -330,6 +330,8 @@ def test_numbers_reach_into_the_lists_of_a_file(tmp_path: Path) -> None:
             r"training\.optimizer\.decai: unknown key 'decai'; did you mean decay\?",
         ),
         ("zzz=1", r"^zzz: unknown key 'zzz'\n  Known here: encoder, training"),
+        ("lr=1e-3", r"^lr: unknown key 'lr'; did you mean training\.optimizer\.lr\?"),
+        ("until=3 steps", r"^until: unknown key 'until'; did you mean training\.until\?"),
         (
             "training.optimizer.kind=adam",
             r"training\.optimizer\.kind: unknown kind 'adam'; did you mean adamw\?",

@@ -57,7 +57,7 @@ def test_every_shorthand_is_a_setting() -> None:
 
 
 def test_a_setting_without_its_path_is_told_it() -> None:
-    with pytest.raises(ConfigError, match=r"'clip_norm'; its path is training\.clip_norm"):
+    with pytest.raises(ConfigError, match=r"'clip_norm'; did you mean training\.clip_norm\?"):
         load_config(BASE, ["clip_norm=1"])
     with pytest.raises(ConfigError, match="unknown key 'lrr'"):
         load_config(BASE, ["lrr=1"])

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Annotated, Any
 
-from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least, require_probability
 from bothways.core.config.reader import Members
-from bothways.core.config.tree import Tree, flatten, merge, parse_overrides
+from bothways.core.config.tree import Tree, merge, parse_overrides
 from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.finetuning.lora import LoRA
@@ -259,19 +258,8 @@ def expand_shorthands(overrides: Tree | Iterable[str]) -> dict[str, Any]:
     return tree
 
 
-def check_paths(tree: Tree, known: Iterable[str]) -> None:
-    """Raise ConfigError for a setting without its path, or by its name in other libraries.
-
-    The message names the path.
-
-    Args:
-        known: the names that need no path.
-    """
-    for name in tree.keys() - set(known):
-        if name in ELSEWHERE:
-            what, fix = f"unknown setting {name!r}", f"Its name here is {ELSEWHERE[name]}."
-            raise ConfigError(what, where=name, fix=fix)
-        paths = [path for path in flatten(configs.to_dict(USUAL)) if path.endswith(f".{name}")]
-        if paths:
-            what = f"unknown setting {name!r}; its path is {' or '.join(paths)}"
-            raise ConfigError(what, where=name, fix=f"Write {paths[0]}=VALUE.")
+def check_names(tree: Tree) -> None:
+    """Raise ConfigError for a setting by its name in other libraries; the message says ours."""
+    for name in tree.keys() & ELSEWHERE.keys():
+        what, fix = f"unknown setting {name!r}", f"Its name here is {ELSEWHERE[name]}."
+        raise ConfigError(what, where=name, fix=fix)

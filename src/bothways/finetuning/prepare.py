@@ -22,7 +22,7 @@ from bothways.finetuning.automatic import choose, tokens_read
 from bothways.finetuning.config import (
     RECIPES,
     FinetuneSettings,
-    check_paths,
+    check_names,
     expand_shorthands,
     tinybert_finetuning,
 )
@@ -123,7 +123,7 @@ def load_config(
         ConfigError: an unknown setting, or a value that is not allowed.
     """
     tree = expand_shorthands(overrides)
-    check_paths(tree, [field.name for field in dataclasses.fields(FinetuneConfig)])
+    check_names(tree)
     return configs.load(FinetuneConfig, base=base, file=file, overrides=tree)
 
 

@@ -24,7 +24,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bothways.core.config.toml import NONE, inline, read_toml, write_toml
-from bothways.core.config.tree import Tree, depth, join_path, merge, parse_overrides
+from bothways.core.config.tree import (
+    Tree,
+    depth,
+    flatten,
+    join_path,
+    merge,
+    parse_overrides,
+)
 from bothways.core.errors import ConfigError
 
 C = TypeVar("C")
@@ -171,7 +178,7 @@ def _record(cls: type[Any], tree: Any, base: Any, where: str) -> Any:
     fields, hints = {field.name: field for field in _fields(cls)}, _hints(cls)
     for key in tree:
         if key not in fields:
-            raise _unknown("key", key, fields, join_path(where, key))
+            raise _unknown("key", key, fields, join_path(where, key), _deeper(key, base))
     values = {}
     for name, field in fields.items():
         below = getattr(base, name) if isinstance(base, cls) else _default(field)
@@ -333,12 +340,22 @@ def _split(hint: Any, given: Any) -> Any:
     return [part.strip().strip("\"'") for part in parts if part.strip()]
 
 
-def _unknown(what: str, given: str, known: Iterable[str], where: str) -> ConfigError:
-    near = difflib.get_close_matches(given, list(known), 1)
+def _unknown(
+    what: str, given: str, known: Iterable[str], where: str, deeper: Iterable[str] = ()
+) -> ConfigError:
+    near = [*deeper, *difflib.get_close_matches(given, list(known), 1)]
     guess = f"; did you mean {near[0]}?" if near else ""
     return ConfigError(
         f"unknown {what} {given!r}{guess}", where=where, fix=f"Known here: {', '.join(known)}."
     )
+
+
+def _deeper(key: str, config: Any) -> list[str]:
+    """Return the paths of the settings of this name in the tables of a configuration."""
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        return []
+    paths = [path for path in flatten(to_dict(config)) if path.rpartition(".")[2] == key]
+    return sorted(paths, key=lambda path: path.count("."))
 
 
 _WORDS = {
