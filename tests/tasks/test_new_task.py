@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence as Many
 from pathlib import Path
 
 import pytest
 
-from bothways.core.errors import FolderError
+from bothways.core.errors import ConfigError, FolderError
 from bothways.data.batching import ExampleBudget
 from bothways.finetuning.config import FinetuneSettings, finetune_adam
 from bothways.finetuning.data import label
@@ -16,6 +17,7 @@ from bothways.finetuning.in_memory_run import fit_task
 from bothways.hub.model_folder import load_model
 from bothways.model.config import EncoderConfig
 from bothways.model.flops import forward_flops
+from bothways.model.heads import Head
 from bothways.model.parameters import parameter_table
 from bothways.model.positions import Learned
 from bothways.prediction.engine import evaluate_task
@@ -67,6 +69,23 @@ def test_a_task_and_a_head_of_ones_own_are_trained_and_predict(tmp_path: Path) -
         load_model(place)
     with pytest.raises(FolderError, match=r"bothways\.heads: holds .*'count': 2.* is given"):
         load_model(place, heads=(RelationHead(3),))
+
+
+@dataclasses.dataclass(frozen=True)
+class UnnamedOutput(RelationTask):
+    """Has a head with an output that no label names."""
+
+    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        return (RelationHead(len(labels) + 1),)
+
+
+def test_labels_that_do_not_fit_the_head_are_found_before_training(tmp_path: Path) -> None:
+    task, examples = UnnamedOutput(), make_relations(20, 0)
+    data = label(task, make_tokenizer(tmp_path), examples, examples[:4], LENGTH)
+    method = FinetuneSettings(finetune_adam(), LENGTH, ExampleBudget(16), metric="accuracy")
+    wanted = r"relation has 2 labels, and its head 'relation' 3 outputs\n  A task names each output"
+    with pytest.raises(ConfigError, match=wanted):
+        fit_task(CONFIG, data, method, device="cpu")
 
 
 def test_its_parameters_and_operations_are_counted() -> None:

@@ -15,11 +15,13 @@ from bothways.core.finding import Finding, report_findings
 from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress
 from bothways.core.sequence import Sequence
+from bothways.core.terminal import counted
 from bothways.data.batching import ExampleBudget
 from bothways.data.list_source import ListPlan, ListSource, Shuffled
 from bothways.data.loader import Loader, Share, unchanged
 from bothways.finetuning.config import FinetuneSettings
 from bothways.finetuning.metrics import Metric, scored
+from bothways.model.heads import LabelHead, TagHead
 from bothways.prediction.engine import (
     PredictConfig,
     PredictionCounts,
@@ -218,3 +220,14 @@ def check_metric(method: FinetuneSettings, data: LabelledData) -> None:
             f"{method.chosen_by!r}: it must be one of {', '.join(known)}"
         )
         raise ConfigError(what, where="metric", fix=f"Set metric={data.definition.metric}.")
+
+
+def check_outputs(data: LabelledData) -> None:
+    """Raise ConfigError if a head of the task has more or fewer outputs than it has labels."""
+    for head in data.definition.heads(data.labels, None):
+        if data.labels and isinstance(head, LabelHead | TagHead) and head.count != len(data.labels):
+            what = (
+                f"{data.definition.name} has {counted(len(data.labels), 'labels')}, and its head "
+                f"{head.kind!r} {counted(head.count, 'outputs')}"
+            )
+            raise ConfigError(what, where="task", fix="A task names each output by a label.")

@@ -16,7 +16,7 @@ from bothways.core.errors import ConfigError
 from bothways.core.progress import SILENT, Progress
 from bothways.finetuning.automatic import UNKNOWN, choose
 from bothways.finetuning.config import USUAL, FinetuneSettings
-from bothways.finetuning.data import LabelledData, check_metric
+from bothways.finetuning.data import LabelledData, check_metric, check_outputs
 from bothways.finetuning.fit import FinetuneResult, fit
 from bothways.finetuning.lora import add_changes
 from bothways.finetuning.stability import fresh_pooler, steady
@@ -72,6 +72,7 @@ def fit_task(
     config, tokens = (start.config, UNKNOWN) if isinstance(start, Model) else (start, 0.0)
     method, _ = choose(method, config, data, tokens)
     check_metric(method, data)
+    check_outputs(data)
     definition, where = data.definition, choose_device(device)
     model = start_from(start, definition.heads(data.labels, method.dropout), seed)
     _check_start(start, method)

@@ -26,7 +26,7 @@ from bothways.finetuning.config import (
     expand_shorthands,
     tinybert_finetuning,
 )
-from bothways.finetuning.data import LabelledData, check_metric, examine
+from bothways.finetuning.data import LabelledData, check_metric, check_outputs, examine
 from bothways.finetuning.fit import training_of
 from bothways.finetuning.forecast import forecast
 from bothways.finetuning.layer_stage import LayerStage, objective_of
@@ -223,6 +223,7 @@ def make_ready(
         precision = settings.training.precision
         data = taught(data, settings.teacher, device, precision, folder, progress)
     check_metric(settings, data)
+    check_outputs(data)
     compute_as(model.encoder, settings.training, device)
     task = definition.learner(model, tokenizer, data.labels, data.length).to(device)
     training = training_of(settings, data)
