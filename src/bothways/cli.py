@@ -9,7 +9,10 @@ import codecs
 import errno
 import os
 import signal
+import stat
 import sys
+import threading
+from types import FrameType
 
 from cyclopts import App, Parameter
 
@@ -22,8 +25,11 @@ _OUT_OF_MEMORY = (
     "out of GPU memory\n  In training, halve microbatch_tokens, then set training.recompute=true, "
     "and continue with --resume: checkpoints are complete. For predictions, use --device cpu."
 )
+_OF_A_DISK = {errno.ENOSPC, errno.EIO, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC)}
+"""Errors of the disk, not of the program: no room, none for this user, a defect, no writing."""
+_LOOK_AT_IT = "Look at the disk, then run the same command again, with --resume if it has that."
 INTERRUPTED = 130
-"""Exit status after Ctrl-C, as in shells."""
+"""Exit status after Ctrl-C, as in shells, and after other signals that end a program."""
 _NARROWEST = 20
 """Smaller values of COLUMNS are ignored."""
 
@@ -138,11 +144,32 @@ def _prepare_terminal() -> None:
             del os.environ[name]
 
 
+def _end_as_by_ctrl_c() -> None:
+    """Let the signals that end a program do what Ctrl-C does; a second one ends it at once.
+
+    Runs and servers have handlers of their own. What is ignored stays so: `nohup` ignores SIGHUP. A
+    rank is left alone: while it waits for others, in torch, no handler of Python would run.
+    """
+    if "RANK" in os.environ or threading.current_thread() is not threading.main_thread():
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        """Raise what Ctrl-C raises."""
+        signal.signal(number, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    for name in ("SIGTERM", "SIGHUP", "SIGUSR1"):
+        number = getattr(signal, name, None)  # Windows has only the first
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, interrupt)
+
+
 def main() -> None:
     """Run the command line; exit with 0, 2 (an error the user can fix), 1 (another rank of the run
-    is lost, or a traceback) or 130 (interrupted).
+    is lost, or a traceback) or 130 (interrupted, by Ctrl-C or another signal).
     """
     _prepare_terminal()
+    _end_as_by_ctrl_c()
     limit_threads()
     tune_allocator()
     try:
@@ -166,11 +193,22 @@ def main() -> None:
         # The reader of the output, such as `head`, has finished: end silently.
         sys.stderr.close()
     except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
+        if error.errno not in _OF_A_DISK:
             raise
+        if error.filename is not None or not _is_full(sys.stdout.fileno()):
+            what = f"{error.filename or 'a file'}: cannot be read or written: {error.strerror}"
+            _fail(f"{what}\n  {_LOOK_AT_IT}")
         # Python flushes stdout once more at exit; send that to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail(f"the output cannot be written: {error.strerror}\n  Free some space for it.")
+
+
+def _is_full(output: int) -> bool:
+    """Return True if this open file is on a disk without room, or a device such as /dev/full."""
+    mode = os.fstat(output).st_mode
+    if stat.S_ISREG(mode) and hasattr(os, "fstatvfs"):
+        return os.fstatvfs(output).f_bavail == 0
+    return stat.S_ISCHR(mode) and not os.isatty(output)
 
 
 def _fail(message: str, status: int = 2) -> None:

@@ -272,6 +272,22 @@ def test_the_parts_that_were_read_the_longest_time_ago_make_way(
     assert held(smaller) <= 2000
 
 
+def test_parts_read_before_the_clock_was_set_back_make_way_first(
+    data: Path, store: type[FlakyStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They seemed to be read last, for as long as the clock had been ahead."""
+    cache, real = Cache(tmp_path / "cache", 4000), time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + 86_400 * 10**9)
+    ahead = file_of(data, cache)
+    for number in (0, 1, 0, 1):
+        ahead.array(number)
+    monkeypatch.setattr(time, "time_ns", real)
+    file = file_of(data, cache)
+    for number in (2, 3, 2, 3, 4, 5):
+        file.array(number)
+    assert sorted(int(path.suffix[1:]) for path in cache.folder.glob("key/*")) == [2, 3, 4, 5]
+
+
 def test_damaged_parts_are_fetched_again(
     data: Path, store: type[FlakyStore], tmp_path: Path
 ) -> None:

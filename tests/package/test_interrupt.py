@@ -1,10 +1,25 @@
-"""Ctrl-C where no job catches it: one word and the status that shells know, no traceback."""
+"""Signals where no job catches them: one word and the status that shells know, no traceback."""
 
 from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
 
 import pytest
 
 from bothways import cli
+
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+@pytest.fixture
+def as_at_the_start() -> Iterator[None]:
+    """The handlers of a process that has just begun."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_ctrl_c_ends_with_130(
@@ -19,3 +34,38 @@ def test_ctrl_c_ends_with_130(
         cli.main()
     assert status.value.code == cli.INTERRUPTED
     assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.usefixtures("as_at_the_start")
+@pytest.mark.parametrize("number", ENDING)
+def test_other_signals_end_as_ctrl_c_does(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So that a job says how to continue; the default is to end without a word."""
+
+    def ended(*words: object) -> None:
+        assert signal.getsignal(number) != signal.SIG_DFL
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr("bothways.commands.describe._find", ended)
+    monkeypatch.setattr("sys.argv", ["bothways", "describe", "bert-base"])
+    with pytest.raises(SystemExit) as status:
+        cli.main()
+    assert status.value.code == cli.INTERRUPTED
+    assert capsys.readouterr().err == "interrupted\n"
+    assert signal.getsignal(number) == signal.SIG_DFL
+
+
+@pytest.mark.usefixtures("as_at_the_start")
+@pytest.mark.parametrize("rank", [False, True])
+def test_what_is_ignored_stays_so_and_a_rank_has_no_handler(
+    rank: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if rank:
+        monkeypatch.setenv("RANK", "1")
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    monkeypatch.setattr("sys.argv", ["bothways", "describe", "bert-tiny"])
+    cli.main()
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    assert (signal.getsignal(signal.SIGTERM) == signal.SIG_DFL) == rank
+    assert "bert-tiny" in capsys.readouterr().out

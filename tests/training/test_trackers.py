@@ -123,6 +123,27 @@ def test_tensorboard_reads_what_is_written_and_forgets_what_a_resume_repeats(tmp
     assert "step" not in found.Tags()["scalars"]
 
 
+def test_tensorboard_reads_a_session_after_the_clock_was_set_back_as_the_last_one(
+    tmp_path, monkeypatch
+):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for session, now in enumerate((86_400.0, 3600.0, 3600.0)):
+        monkeypatch.setattr(trackers.time, "time", lambda now=now: now)
+        tracker = TensorBoard(tmp_path, 10 * session)
+        for step in (10 * session + 10, 10 * session + 20):
+            tracker.write({"step": step, "loss/masked": float(session)})
+        tracker.close()
+    found = EventAccumulator(str(tmp_path))
+    found.Reload()
+    assert [(each.step, each.value) for each in found.Scalars("loss/masked")] == [
+        (10, 0.0),
+        (20, 1.0),
+        (30, 2.0),
+        (40, 2.0),
+    ]
+
+
 @pytest.fixture
 def clock(monkeypatch):
     class Clock:

@@ -22,7 +22,7 @@ from typing import Any
 
 from bothways.bulk.parts import PartJob, PartResult, RejectedRow
 from bothways.bulk.request import BulkRequest, PartFormat
-from bothways.core.atomic_files import HIDDEN, replace_file
+from bothways.core.atomic_files import HIDDEN, make_folder, replace_file
 from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, ResourceError
 from bothways.core.folder_lock import LOCK, OWNER
@@ -97,7 +97,7 @@ class BulkFolder:
                 fix = "Choose a new or empty folder."
                 raise ResourceError(what, where=self.out, fix=fix)
         for name in (PARTS, REJECTS, FILES):
-            (self.out / name).mkdir(exist_ok=True)
+            make_folder(self.out / name)
         named = [replace(each, name=without_revision(each.name)) for each in self.origins]
         check_versions(self.out / FILES, named)
         _write_json(place, asked)

@@ -23,12 +23,15 @@ _NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 @contextlib.contextmanager
-def replace_folder(place: Path) -> Iterator[Path]:
+def replace_folder(place: Path, fix: str = _FIX) -> Iterator[Path]:
     """Yield a hidden folder that becomes `place` when the context ends, or vanishes on an error.
 
     A folder that exists at `place` is replaced. Where the system can exchange two names, `place`
     exists at every moment; elsewhere `recover_folder` repairs what a crash between two renames
     leaves.
+
+    Args:
+        fix: what to do if it cannot be written.
 
     Raises:
         ConfigError: `place` is a URL.
@@ -36,7 +39,7 @@ def replace_folder(place: Path) -> Iterator[Path]:
     """
     require_local(place)
     hidden = hidden_folder(place)
-    with os_errors(place, _FIX):
+    with os_errors(place, fix):
         recover_folder(place)
         try:
             shutil.rmtree(hidden, ignore_errors=True)
@@ -66,6 +69,16 @@ def recover_folder(place: Path) -> None:
     if old.exists() and not place.exists():
         with contextlib.suppress(FileNotFoundError):  # another process has restored it
             old.rename(place)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and those above it; one that exists stays as it is.
+
+    Raises:
+        ResourceError: no space or no permission.
+    """
+    with os_errors(folder, _FIX):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def replace_file(place: Path, write: Callable[[Path], object]) -> None:

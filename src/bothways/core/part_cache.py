@@ -47,6 +47,8 @@ _STRIPES = 64
 _WAIT = 0.01
 _TOUCHED = 10.0
 """Seconds in which a part that is read again is not marked again."""
+_AHEAD = 60.0
+"""Seconds by which the clock of a file server may be ahead."""
 _WRITING = ".writing-"
 CACHE_FIX = f"Free some space, or set {FOLDER} to another folder, or {GIGABYTES} lower."
 
@@ -132,14 +134,16 @@ class Cache:
 
     def _parts(self) -> list[tuple[float, int, Path]]:
         """Return the time of the last reading, the size and the place of each part."""
-        found = []
+        found, latest = [], time.time() + _AHEAD
         for path in self.folder.glob("*/*"):
             writing = path.name.startswith(_WRITING)
             if not (writing or path.suffix[1:].isdecimal()):
                 continue
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
-                found.append((math.inf if writing else status.st_mtime, status.st_size, path))
+                # Read before the clock was set back: how long ago is not known.
+                read = status.st_mtime if status.st_mtime <= latest else 0.0
+                found.append((math.inf if writing else read, status.st_size, path))
         return found
 
     def _drop_abandoned(self, held: str) -> None:

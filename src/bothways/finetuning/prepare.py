@@ -13,6 +13,7 @@ import torch
 
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_seed
+from bothways.core.config.toml import read_toml
 from bothways.core.config.tree import Tree
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.finding import Finding, report_findings
@@ -123,6 +124,12 @@ def load_config(
         ConfigError: an unknown setting, or a value that is not allowed.
     """
     tree = expand_shorthands(overrides)
+    if "sharding" in {**(read_toml(file) if file else {}), **tree}:
+        what = "fine-tuning holds the whole model in each rank, and has no such setting"
+        fix = (
+            "Leave it out; less memory: training.recompute=true, microbatch_tokens=…, lora.rank=8."
+        )
+        raise ConfigError(what, where="sharding", fix=fix)
     check_names(tree)
     return configs.load(FinetuneConfig, base=base, file=file, overrides=tree)
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import assert_never
 
-from bothways.core.atomic_files import replace_file
+from bothways.core.atomic_files import make_folder, replace_file
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
 from bothways.core.finding import places
@@ -271,7 +271,7 @@ def taught(
     else:
         scores = _scores(prepare_task(learner, precision), sequences, device, progress)
         if kept is not None and is_main(plan_here()):
-            kept.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(kept.parent)
             found = scores  # for the closure
             replace_file(kept, lambda place: _write(place, found))
     return _with_targets(data, scores[:, columns], _rows(sequences, learner.scale))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from bothways.core.atomic_files import replace_file
+from bothways.core.atomic_files import make_folder, replace_file
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
@@ -93,7 +93,7 @@ def find_file(request: Request, *names: str) -> str | None:
 
 def write_rows(place: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     """Write rows as JSON lines; return the path."""
-    place.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(place.parent)
 
     def write(file: Path) -> None:
         """Write one row per line."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bothways.core.atomic_files import replace_file
+from bothways.core.atomic_files import make_folder, replace_file
 from bothways.core.progress import SILENT, Progress
 from bothways.data.tables import open_table
 from bothways.paper.cells import CellOutcome
@@ -48,7 +48,7 @@ def write_submission(
                 if task.name == "WNLI"
                 else _predicted(task, test, best[task.name], device, progress)
             )
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             file = folder / f"{name}.tsv"
             replace_file(file, lambda place, rows=predictions: write_predictions(rows, place))
             files.append(file)

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bothways.core.atomic_files import replace_file
+from bothways.core.atomic_files import make_folder, replace_file
 from bothways.core.errors import ConfigError
 from bothways.data.text_io import read_lines
 from bothways.finetuning.bilstm_tagger import BiLSTMTagger
@@ -87,7 +87,7 @@ def _experiment(name: str, request: Request) -> Experiment | Frozen | NotRun:
     source = Path(train)
     if request.limit is not None:
         source = request.out / "data" / f"train-{request.limit}.conll"
-        source.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(source.parent)
         lines = first_sentences((line for _, line in read_lines(Path(train))), request.limit)
         text = "".join(f"{line}\n" for line in lines)
         replace_file(source, lambda file: file.write_text(text, encoding="utf8"))

@@ -12,7 +12,7 @@ from typing import Any
 from typing_extensions import assert_never
 
 import bothways
-from bothways.core.atomic_files import replace_file
+from bothways.core.atomic_files import make_folder, replace_file
 from bothways.paper.cells import CellOutcome
 from bothways.paper.experiment import BenchmarkPlan, Experiment, Frozen, NotRun, Request
 from bothways.report import sections as s
@@ -56,7 +56,7 @@ def write_results(request: Request, plan: BenchmarkPlan, outcomes: Many[CellOutc
         "tasks": {entry.name: _entry(entry, done.get(entry.name)) for entry in plan.experiments},
         "bothways": bothways.__version__,
     }
-    request.out.mkdir(parents=True, exist_ok=True)
+    make_folder(request.out)
     file, text = request.out / "results.json", json.dumps(values, indent=1, ensure_ascii=False)
     replace_file(file, lambda place: place.write_text(text, encoding="utf8"))
     return file

@@ -15,8 +15,9 @@ from typing import Literal
 
 import torch
 
+from bothways.core.atomic_files import make_folder
 from bothways.core.batch import Batch
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, os_errors
 from bothways.core.finding import Finding
 from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress, track
@@ -132,15 +133,16 @@ def update_seconds(
 
 def seconds_per_byte(folder: Path) -> float:
     """Return the time to write a byte to a folder's disk and to hash it, as checkpoints are."""
-    content = bytes(PROBE)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder) as file:
+    make_folder(folder)
+    content = bytes(max(4096, min(PROBE, disk_free(folder) // 4)))
+    fix = "Make room, or choose a folder on another disk."
+    with os_errors(folder, fix), tempfile.TemporaryFile(dir=folder) as file:
         start = time.perf_counter()
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
         hashlib.sha256(content)
-        return (time.perf_counter() - start) / PROBE
+        return (time.perf_counter() - start) / len(content)
 
 
 def _check_disk(load: Load, folder: Path) -> list[Finding]:

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 
-from bothways.core.atomic_files import replace_file
+from bothways.core.atomic_files import make_folder, replace_file
 from bothways.core.config import reader as configs
 from bothways.core.errors import (
     ConfigError,
@@ -312,7 +312,7 @@ def _corpus(
             raise ConfigError(what, where=name, fix="Give the text itself.")
         return corpus
     folder = out / "corpora" / name
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     return build_corpus(read_documents(given), tokenizer, folder, progress=Part(progress, name))
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from bothways.core.atomic_files import replace_file, replace_folder
+from bothways.core.atomic_files import make_folder, replace_file, replace_folder
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, DivergedError, FolderError, ResourceError
 from bothways.core.json_reader import read_object
@@ -327,5 +327,5 @@ def _write_json(file: Path, values: Mapping[str, Any]) -> None:
     if is_main(plan_here()):
         text = json.dumps(values, indent=1) + "\n"
         # A run may have diverged before it wrote anything.
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         replace_file(file, lambda hidden: hidden.write_text(text, encoding="utf8"))

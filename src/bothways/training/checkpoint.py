@@ -29,12 +29,18 @@ import bothways
 from bothways.core.atomic_files import file_digest, hidden_folder, remove_folder, replace_folder
 from bothways.core.config.checks import require_at_least
 from bothways.core.config.tree import flatten
-from bothways.core.errors import CheckpointError, ConfigError, ResourceError, os_errors
+from bothways.core.errors import (
+    BothwaysError,
+    CheckpointError,
+    ConfigError,
+    ResourceError,
+    os_errors,
+)
 from bothways.core.json_reader import read_object
 from bothways.core.keyed_rng import rng
 from bothways.core.learner import Learner
 from bothways.runtime.devices import disk_free
-from bothways.training.parallel import Plan, gather, is_main
+from bothways.training.parallel import Plan, gather, is_main, shared
 from bothways.training.saved_state import (
     SHARDS,
     STATE,
@@ -227,7 +233,7 @@ class NewCheckpoint:
         """
         if not self.state.in_parts:
             if is_main(self.plan):
-                with replace_folder(self.place) as folder:
+                with replace_folder(self.place, _MAKE_ROOM) as folder:
                     self.state.write_whole(folder)
                     self._finish(folder, {WEIGHTS: file_digest(folder / WEIGHTS)}, WHOLE)
             return
@@ -236,20 +242,27 @@ class NewCheckpoint:
             failed: list[Any] = [None]
             if is_main(self.plan):
                 try:
-                    stack.enter_context(replace_folder(self.place))
+                    stack.enter_context(replace_folder(self.place, _MAKE_ROOM))
                 except ResourceError as error:
                     failed = [error.what]
             torch.distributed.broadcast_object_list(failed, 0, group, device=_HOST)
             if failed[0] is not None:
                 raise ResourceError(failed[0], where=self.place, fix=_MAKE_ROOM)
-            with os_errors(self.place, _MAKE_ROOM):
-                hidden.mkdir(parents=True, exist_ok=True)  # on a machine without the main rank
-                self.state.write_parts(hidden, group)
-                own = _own_files(hidden / SHARDS, self.plan.rank)
-                keep_part(hidden, own)
-                digests = {f"{SHARDS}/{file.name}": file_digest(file) for file in own}
+            own: dict[str, str] | BothwaysError = {}
+            try:
+                with os_errors(self.place, _MAKE_ROOM):
+                    hidden.mkdir(parents=True, exist_ok=True)  # on a machine without the main rank
+                    self.state.write_parts(hidden, group)
+                    files = _own_files(hidden / SHARDS, self.plan.rank)
+                    keep_part(hidden, files)
+                    own = {f"{SHARDS}/{file.name}": file_digest(file) for file in files}
+            except BothwaysError as error:
+                own = error  # told to the other ranks, which would wait for this one
             gathered: list[Any] = [None] * self.plan.world
-            torch.distributed.all_gather_object(gathered, digests, group)
+            torch.distributed.all_gather_object(gathered, own, group)
+            for each in gathered:
+                if isinstance(each, BothwaysError):
+                    raise each
             if is_main(self.plan):
                 self.state.write_rest(hidden)
                 self._finish(hidden, {k: v for each in gathered for k, v in each.items()}, IN_PARTS)
@@ -284,8 +297,7 @@ def new_checkpoint(
         ResourceError: there is no room for it.
     """
     random = _random(_device(learner), plan)
-    if is_main(plan):
-        _check_room(run, size_of(learner, optimizer))
+    shared(plan, lambda: _check_room(run, size_of(learner, optimizer)))
     record = {"progress": progress.to_json(), "metrics": dict(metrics), "config": config}
     state = state_of(learner, optimizer, plan, random, aside=aside)
     return NewCheckpoint(run / f"step-{progress.steps}", state, record, plan)
@@ -344,7 +356,7 @@ def prune(run: Path, keep: Keep, newest: int | None = None, plateau: int = 0) ->
 
 
 _HOST = torch.device("cpu")
-_MAKE_ROOM = "Make room; the checkpoints before are whole."
+_MAKE_ROOM = "Make room, then continue with --resume: the checkpoints before are whole."
 _GO_BACK = "Delete the folder to continue from the checkpoint before it."
 
 

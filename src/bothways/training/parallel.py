@@ -376,14 +376,31 @@ def shared(plan: Plan, make: Callable[[], T]) -> T:
     if is_main(plan):
         try:
             sent = [make(), None]
-        except BothwaysError as error:  # in parts: an exception with named arguments cannot be sent
-            sent = [None, (type(error), error.what, error.where, error.fix)]
+        except BothwaysError as error:
+            sent = [None, error]
     torch.distributed.broadcast_object_list(sent, src=0, device=torch.device("cpu"))
     result, failed = sent
     if failed is not None:
-        kind, what, where, fix = failed
-        raise kind(what, where=where, fix=fix)
+        raise failed
     return cast(T, result)
+
+
+def together(plan: Plan, work: Callable[[], object]) -> None:
+    """Do something on each rank, and return when all have done it; an error is raised on all."""
+    if isinstance(plan, Single):
+        work()
+        return
+    failed: BothwaysError | None = None
+    try:
+        work()
+    except LostRankError:  # which no other rank can be told
+        raise
+    except BothwaysError as error:
+        failed = error
+    errors: list[BothwaysError | None] = [None] * plan.world
+    torch.distributed.all_gather_object(errors, failed)
+    if (first := failed or next(filter(None, errors), None)) is not None:
+        raise first
 
 
 def is_main(plan: Plan) -> bool:

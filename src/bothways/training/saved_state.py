@@ -11,9 +11,10 @@ ranks: a rank takes its part of a whole file, and DCP finds in the files of othe
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from bothways.training.parallel import Plan, Sharded, is_main
 from bothways.training.sharding import is_part, like, whole
 
 WEIGHTS, STATE, SHARDS = "model.safetensors", "state.pt", "shards"
+_RETRY = "Every rank reads all parts: look at the disk, and run the same command again."
 WHOLE_BYTES = 2**30
 """Checkpoints of sharded models up to this size are written whole, by the main rank."""
 
@@ -60,11 +62,16 @@ class SavedState:
         self.write_rest(folder)
 
     def write_parts(self, folder: Path, group: Group) -> None:
-        """Write this rank's part; all ranks call this."""
+        """Write this rank's part; all ranks call this.
+
+        Raises:
+            OSError: on all ranks, if one cannot write.
+        """
         dcp = _dcp()
         tensors = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
-        writer = dcp.FileSystemWriter(folder / SHARDS)
-        dcp.save(tensors | dict(self.parts), storage_writer=writer, process_group=group)
+        writer = _writer(folder / SHARDS)
+        with _error_of_a_rank():
+            dcp.save(tensors | dict(self.parts), storage_writer=writer, process_group=group)
 
     def write_rest(self, folder: Path) -> None:
         """Write what is not in parts."""
@@ -225,6 +232,42 @@ def _dcp() -> Any:
     return dcp
 
 
+def _writer(folder: Path) -> Any:
+    """Return torch's writer of parts, which raises the error of the disk as it is."""
+
+    class Writer(_dcp().FileSystemWriter):  # type: ignore[misc]
+        """Raises OSError where `torch.save` hides it, since other ranks get no context of it."""
+
+        def write_data(self, plan: Any, planner: Any) -> Any:
+            """Write the file of this rank."""
+            try:
+                return super().write_data(plan, planner)
+            except RuntimeError as error:
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
+
+    return Writer(folder)
+
+
+@contextlib.contextmanager
+def _error_of_a_rank() -> Iterator[None]:
+    """Raise the error of the first rank that failed instead of torch's report about all of them.
+
+    That report is no `Exception`, and its message is a traceback.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as report:
+        rank, (error, _) = min(report.failures.items(), key=lambda failed: failed[0])
+        if isinstance(error, OSError) and error.errno is not None:
+            what = f"{error.strerror} (rank {rank})"
+            raise OSError(error.errno, what, error.filename) from report
+        raise error from report
+
+
 def _metadata(folder: Path) -> Mapping[str, Any]:
     found: Mapping[str, Any] = (
         _dcp().FileSystemReader(folder / SHARDS).read_metadata().state_dict_metadata
@@ -250,7 +293,12 @@ def _read_parts(folder: Path, targets: dict[str, Tensor], prefix: str) -> None:
     reader = dcp.FileSystemReader(folder / SHARDS)
     with warnings.catch_warnings():  # one process without a group is meant
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(targets, storage_reader=reader)
+        try:
+            with _error_of_a_rank():
+                dcp.load(targets, storage_reader=reader)
+        except OSError as error:
+            what = f"{SHARDS} cannot be read: {error.strerror or error}"
+            raise CheckpointError(what, where=folder, fix=_RETRY) from error
 
 
 def _gathered(tensor: Tensor, keep: bool) -> Tensor:

@@ -33,7 +33,7 @@ from bothways.training.checkpoint import (
 )
 from bothways.training.early_stopping import BEST, WAITED, Metrics
 from bothways.training.hosted_trackers import HostedTracker, open_hosted
-from bothways.training.parallel import Plan, is_main, shared, wait_for_all
+from bothways.training.parallel import Plan, is_main, shared, together, wait_for_all
 from bothways.training.remote import open_remote
 from bothways.training.run_folder import note_settings
 from bothways.training.saved_state import Group
@@ -136,8 +136,12 @@ class FolderStore:
         metrics: Metrics,
         keep: Keep,
     ) -> None:
-        """Write a checkpoint and delete those that need not stay."""
-        self._background.wait()  # for the copy in memory of the one before
+        """Write a checkpoint and delete those that need not stay; all ranks wait for it.
+
+        A rank that went on would take the main one for one that hangs, and would only learn that
+        it is lost if the disk is full.
+        """
+        together(plan, self._background.wait)  # for the copy in memory of the one before
         new = new_checkpoint(
             self.folder, learner, optimizer, plan, progress,
             metrics=metrics, config=self.config, aside=keep.asynchronous,
@@ -159,7 +163,7 @@ class FolderStore:
             group = self._background.group(plan)
             self._background.run(lambda: write(group))
         else:
-            write()
+            together(plan, write)
 
     def load_best(self, learner: Learner, wanted: Best) -> None:
         """Give the learner the best weights, if any evaluation has the metric."""
@@ -185,6 +189,7 @@ class FolderStore:
                     stack.enter_context(contextlib.closing(tracker))
             try:
                 yield trackers, interruption
+                together(plan, self._background.wait)
             finally:
                 self._background.wait()
 

@@ -6,7 +6,10 @@ holds each step once, however often the run was stopped and resumed.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -23,7 +26,7 @@ from bothways.training.state import RunState
 
 Record = Mapping[str, int | float]
 
-_FIX = "Make room or choose another folder; the checkpoints are whole."
+_FIX = "Make room, then continue with --resume: the checkpoints are whole."
 
 
 def record(report: StepReport) -> dict[str, int | float]:
@@ -119,10 +122,10 @@ class TensorBoard:
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
             from tensorboard.summary.writer.record_writer import RecordWriter
 
+        self._folder = folder
         with os_errors(folder, _FIX):
             folder.mkdir(parents=True, exist_ok=True)
-            name = f"events.out.tfevents.{time.time():.6f}"
-            self._file = RecordWriter((folder / name).open("wb"))
+            self._file = RecordWriter((folder / _next_name(folder)).open("wb"))
         self._put(Event(file_version="brain.Event:2"))
         if step:
             self._put(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
@@ -141,12 +144,27 @@ class TensorBoard:
 
     def _put(self, event: Any) -> None:
         event.wall_time = time.time()
-        self._file.write(event.SerializeToString())
-        self._file.flush()
+        with os_errors(self._folder, _FIX):
+            self._file.write(event.SerializeToString())
+            self._file.flush()
 
     def close(self) -> None:
         """Close the event file."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # of an event that could not be written, as was said
+            self._file.close()
+
+
+def _next_name(folder: Path) -> str:
+    """Return a name for a new event file, after those that are there: TensorBoard reads by name.
+
+    A clock that was set back would put it before them.
+    """
+    begun = [name.removeprefix(_EVENTS) for name in os.listdir(folder) if name.startswith(_EVENTS)]
+    after = max((float(each) for each in begun if _NUMBER.fullmatch(each)), default=0.0)
+    return f"{_EVENTS}{max(time.time(), after + 1):.6f}"
+
+
+_EVENTS, _NUMBER = "events.out.tfevents.", re.compile(r"\d+(\.\d+)?")
 
 
 def line(record: Record) -> str:
