@@ -208,7 +208,8 @@ def _is_full(output: int) -> bool:
     mode = os.fstat(output).st_mode
     if stat.S_ISREG(mode) and hasattr(os, "fstatvfs"):
         return os.fstatvfs(output).f_bavail == 0
-    return stat.S_ISCHR(mode) and not os.isatty(output)
+    null = os.stat(os.devnull).st_rdev
+    return stat.S_ISCHR(mode) and not os.isatty(output) and os.fstat(output).st_rdev != null
 
 
 def _fail(message: str, status: int = 2) -> None:

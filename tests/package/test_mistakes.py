@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import socket
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ import torch
 from rich.console import Console
 
 from bothways import cli
-from bothways.commands.progress import stop_saved
+from bothways.commands.progress import run_progress, stop_saved
 from bothways.core.errors import BothwaysError, DataError, ResourceError
 from bothways.data.documents import Document
 from bothways.quickstart.labelled_data import labelled_examples
@@ -103,6 +105,50 @@ def test_a_gpu_without_memory_is_no_traceback(
     said = capsys.readouterr().err
     assert ended.value.code == 2
     assert said.startswith("error: out of GPU memory\n  In training, halve microbatch_tokens")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_an_error_of_the_disk_that_no_job_expects_is_no_traceback(
+    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), "run/parts")
+
+    monkeypatch.setattr(cli, "app", failing)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith(f"error: run/parts: cannot be read or written: {os.strerror(number)}\n")
+    assert said.count("\n") == 2
+
+
+def test_an_output_is_full_only_if_it_is(tmp_path: Path) -> None:
+    """A file that cannot be written has no name in the error of a write: the output was blamed."""
+    for name, full in ((tmp_path / "out", False), (os.devnull, False), ("/dev/full", True)):
+        if name != "/dev/full" or Path(name).exists():  # Linux has it
+            with Path(name).open("w") as file:
+                assert cli._is_full(file.fileno()) == full
+
+
+@pytest.mark.parametrize("saved", ["", "run/step-3", "seed-0/step-3"])
+def test_a_run_that_is_interrupted_outside_of_a_step_says_how_to_go_on(
+    saved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it reads the data or saves the model."""
+    console = Console(file=io.StringIO(), width=300)
+    monkeypatch.setattr(sys, "argv", ["bothways", "pretrain", "corpus", "--out", "run"])
+    if saved:
+        (tmp_path / saved).mkdir(parents=True)
+        (tmp_path / saved / "manifest.json").touch()
+    with pytest.raises(KeyboardInterrupt), run_progress(tmp_path, console):
+        raise KeyboardInterrupt
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    if saved:
+        assert "The checkpoints are kept. To resume: bothways pretrain corpus" in said
+        assert "--resume" in said
+    else:
+        assert "Stopped before the first checkpoint: the same command begins again." in said
 
 
 def test_the_line_that_goes_on_is_the_one_that_was_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from bothways.commands.pretrain import conclude_pretraining
 from bothways.commands.progress import (
     check_begun,
     error_console,
+    run_progress,
     say_kernels,
-    terminal_progress,
 )
 
 
@@ -104,7 +104,7 @@ def _pretrain_student(
     text, console = Corpus.open(corpus), error_console()
     usual = distillation(teacher, text, student, recipe)
     settings = configs.load(PretrainConfig, base=usual, file=run.config, overrides=run.overrides)
-    with terminal_progress(console) as progress:
+    with run_progress(run.out, console) as progress:
         done = job.pretrain(
             settings, text, run.out, resume=run.resume, device=run.device, progress=progress
         )
@@ -120,7 +120,7 @@ def _finetune_student(
 
     base, console = taught_finetuning(teacher, train, student, recipe, dev), error_console()
     settings = load_config(base, run.overrides, run.config)
-    with terminal_progress(console) as progress:
+    with run_progress(run.out, console) as progress:
         done = job.finetune(
             settings, run.out, resume=run.resume, device=run.device, progress=progress
         )

@@ -86,7 +86,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     resume
         Continue from the newest checkpoint in the folder; skip finished runs of several.
     """
-    from bothways.commands.progress import error_console, terminal_progress
+    from bothways.commands.progress import error_console, run_progress
     from bothways.finetuning import run as job
     from bothways.sweeps.runs import SweepFolder
     from bothways.sweeps.seeds import finetune_seeds, parse_seeds
@@ -102,12 +102,12 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     console = error_console()
     say_kernels(device)
     if seeds is None:
-        with terminal_progress(console) as progress:
+        with run_progress(out, console) as progress:
             done = job.finetune(settings, out, resume=resume, device=device, progress=progress)
         conclude_finetuning(done, out, console)
     else:
         chosen = parse_seeds(seeds, settings.seed)
-        with terminal_progress(console) as progress:
+        with run_progress(out, console) as progress:
             series = finetune_seeds(settings, chosen, SweepFolder(out, resume, device, progress))
         print_series(series, out, console)
 

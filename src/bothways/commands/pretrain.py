@@ -78,7 +78,7 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
     resume
         Continue from the newest checkpoint in the folder, or start a run if there is none.
     """
-    from bothways.commands.progress import error_console, say_kernels, terminal_progress
+    from bothways.commands.progress import error_console, run_progress, say_kernels
     from bothways.core.config import reader as configs
     from bothways.data.corpus import Corpus
     from bothways.data.mixture import Smoothed, open_corpora
@@ -108,7 +108,7 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
         print(f"note: --recipe {usual}, for a budget of {settings.training.until}", file=sys.stderr)
     console = error_console()
     say_kernels(device)
-    with terminal_progress(console) as progress:
+    with run_progress(out, console) as progress:
         done = job.pretrain(settings, text, out, resume=resume, device=device, progress=progress)
     conclude_pretraining(done, settings, console)
 

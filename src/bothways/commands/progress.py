@@ -192,6 +192,25 @@ def keeping(out: Path, console: Console, kept: str = "Finished work") -> Iterato
         raise
 
 
+@contextmanager
+def run_progress(out: Path, console: Console) -> Iterator[Progress]:
+    """Show the progress of runs in a folder; if interrupted outside of a step, say how to go on.
+
+    A run that is interrupted in a step saves and returns (`training.signals`).
+    """
+    from bothways.training.parallel import is_main, plan_here
+
+    with terminal_progress(console) as progress:
+        try:
+            yield progress
+        except KeyboardInterrupt:
+            if next(out.rglob("step-*/manifest.json"), None) is not None:
+                stop_saved(console, "The checkpoints are kept.")
+            if is_main(plan_here()):
+                say(console, "Stopped before the first checkpoint: the same command begins again.")
+            raise
+
+
 def check_begun(out: Path) -> None:
     """Print a note if there is no run to resume: a new one starts."""
     if not out.exists():
