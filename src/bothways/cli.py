@@ -169,10 +169,10 @@ def main() -> None:
     is lost, or a traceback) or 130 (interrupted, by Ctrl-C or another signal).
     """
     _prepare_terminal()
-    _end_as_by_ctrl_c()
     limit_threads()
     tune_allocator()
     try:
+        _end_as_by_ctrl_c()
         words = [_expand_home(word) for word in sys.argv[1:]]
         import_for_help(words)
         app(words, result_action="return_value")
@@ -185,10 +185,11 @@ def main() -> None:
             raise
         _fail(_OUT_OF_MEMORY)
     except KeyboardInterrupt:
-        # Another Ctrl-C, while Python shuts down, would print a traceback: it ends the process.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        print("interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        _interrupted()
+    except (ImportError, SystemError) as error:
+        if not isinstance(error.__cause__, KeyboardInterrupt):  # in the middle of an import in C
+            raise
+        _interrupted()
     except BrokenPipeError:
         # The reader of the output, such as `head`, has finished: end silently.
         sys.stderr.close()
@@ -201,6 +202,13 @@ def main() -> None:
         # Python flushes stdout once more at exit; send that to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail(f"the output cannot be written: {error.strerror}\n  Free some space for it.")
+
+
+def _interrupted() -> None:
+    # Another Ctrl-C, while Python shuts down, would print a traceback: it ends the process.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    print("interrupted", file=sys.stderr)
+    sys.exit(INTERRUPTED)
 
 
 def _is_full(output: int) -> bool:

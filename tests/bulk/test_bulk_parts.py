@@ -304,6 +304,29 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(model: str, tmp_path
     assert [row["id"] for row in lines(out)] == [*range(3000, 3020), *range(2000, 2020)]
 
 
+class Rewriting(Changing):
+    """Writes to the file that is read, at the first report."""
+
+    def advance(self, done: float | int, note: str | None = None) -> None:
+        Heard.advance(self, done, note)
+        if self.file.read_bytes() != self.content:
+            self.file.write_bytes(self.content)
+
+
+def test_a_file_that_is_written_to_while_it_is_read_is_one_message(
+    model: str, tmp_path: Path
+) -> None:
+    """The predictions were those of rows of both, and complete."""
+    asked, out = request(model, tmp_path), tmp_path / "out"
+    other = (tmp_path / "1.jsonl").read_bytes().replace(b'"id": 10', b'"id": 30')
+    with pytest.raises(DataError, match="has changed while it was read\n  Run the same") as caught:
+        predict_files(asked, out, progress=Rewriting(tmp_path / "1.jsonl", other))
+    assert caught.value.where == str(tmp_path / "1.jsonl")
+    assert not (out / SUCCESS).exists()
+    predict_files(asked, out)
+    assert [row["id"] for row in lines(out)] == [*range(3000, 3020), *range(2000, 2020)]
+
+
 def test_output_that_changes_is_not_complete_until_the_end(model: str, tmp_path: Path) -> None:
     asked, out = request(model, tmp_path), tmp_path / "out"
     predict_files(asked, out)

@@ -253,6 +253,10 @@ def test_empty_texts_are_answered_with_a_warning(
             "lenght: unknown key 'lenght'; did you mean length?",
         ),
         (
+            "finetune bert train.tsv --out x sharding.kind=sharding",
+            "sharding: fine-tuning holds the whole model in each rank, and has no such setting",
+        ),
+        (
             "finetune bert train.tsv --out x --label kind",
             "train.tsv: has no column 'kind'; it has sentence, label",
         ),

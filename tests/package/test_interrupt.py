@@ -36,6 +36,20 @@ def test_ctrl_c_ends_with_130(
     assert capsys.readouterr().err == "interrupted\n"
 
 
+def test_ctrl_c_while_a_package_written_in_c_is_imported_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*words: object) -> None:
+        raise ImportError("initialization failed") from KeyboardInterrupt()
+
+    monkeypatch.setattr("bothways.commands.describe._find", interrupted)
+    monkeypatch.setattr("sys.argv", ["bothways", "describe", "bert-base"])
+    with pytest.raises(SystemExit) as status:
+        cli.main()
+    assert status.value.code == cli.INTERRUPTED
+    assert capsys.readouterr().err == "interrupted\n"
+
+
 @pytest.mark.usefixtures("as_at_the_start")
 @pytest.mark.parametrize("number", ENDING)
 def test_other_signals_end_as_ctrl_c_does(

@@ -20,7 +20,7 @@ from bothways.bulk.output import column_types, file_types
 from bothways.bulk.parts import FileReader, PartFailure, PartJob, PartResult
 from bothways.bulk.request import BulkRequest, check_not_inside
 from bothways.bulk.worker import PartWorker
-from bothways.core.errors import BothwaysError
+from bothways.core.errors import BothwaysError, DataError
 from bothways.core.folder_lock import discard_begun, lock_folder
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import counted
@@ -207,6 +207,7 @@ class _BulkRun:
             for marker in known:
                 self._skip(number, marker)
             return
+        before = self._status(number)
         reader, self._open[number] = FileReader(self.request, self.task, number), 0
         for job in reader.read():
             if job.part == 0:
@@ -217,8 +218,25 @@ class _BulkRun:
                 continue
             self._open[number] += 1
             yield replace(job, types=self.types)
+        self._check_unchanged(number, before)
         self._read[number] = reader.parts
         self._close(number)
+
+    def _status(self, number: int) -> tuple[int, int, int] | None:
+        """Return what changes when a file is written to; None for a data set of the Hub."""
+        name = self.request.files[number]
+        if name.startswith(HUB):
+            return None
+        status = file_at(name).stat()
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+    def _check_unchanged(self, number: int, before: tuple[int, int, int] | None) -> None:
+        """Raise DataError if a file was written to; one that was replaced was read as it was."""
+        now = self._status(number)
+        if before and now and now[0] == before[0] and now != before:
+            what = "has changed while it was read"
+            fix = "Run the same command again: rows that are the same are not predicted again."
+            raise DataError(what, where=self.request.files[number], fix=fix)
 
     def _skip(self, number: int, marker: PartMarker) -> None:
         self.result.add(marker)
