@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from bothways.core import atomic_files as files
 from bothways.core.atomic_files import replace_file, replace_folder
-from bothways.core.errors import ResourceError
+from bothways.core.errors import ResourceError, os_errors
 
 
 def test_a_folder_that_cannot_take_its_place_leaves_what_stood_there(
@@ -93,3 +94,15 @@ def test_a_reader_that_takes_the_pause_between_two_renames_for_a_crash_does_no_h
         (hidden / "a").write_text("later")
     assert (place / "a").read_text() == "later"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_error_names_the_folder_that_will_be_not_the_hidden_one(tmp_path: Path) -> None:
+    for inner in ("", "tokenizer.json"):
+        with (
+            pytest.raises(ResourceError) as caught,
+            replace_folder(tmp_path / "model") as hidden,
+            os_errors(hidden / inner, "Make room."),
+        ):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        assert caught.value.where == tmp_path / "model" / inner
+    assert not [*tmp_path.iterdir()]

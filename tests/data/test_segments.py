@@ -647,3 +647,21 @@ def test_the_share_of_an_epoch_is_that_of_its_text(documents):
             assert source.epochs(cursor) == pytest.approx(read / (14 * documents), abs=0.02)
             if cursor.epoch:
                 break
+
+
+@pytest.mark.parametrize("name", ["tokens", "sentences", "documents"])
+def test_a_file_that_is_cut_short_while_it_is_read_is_one_message(tmp_path, name):
+    """Reading what is gone would end the process by SIGBUS, without a word."""
+    columns = corpus_of([[5, 6], [7, 8], [9, 4]])
+    for each in ("tokens", "sentences", "documents"):
+        getattr(columns, each).tofile(tmp_path / each)
+        mapped = np.memmap(tmp_path / each, getattr(columns, each).dtype, "r")
+        setattr(columns, each, mapped)
+    source = CorpusSource(columns, TEMPLATE, FullSentences(16), np.arange(3), 1)
+    stream = source.read(Cursor())
+    plan, _ = next(stream)
+    source.build(plan)
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(DataError, match=r"is shorter than .*\n.*continue with --resume") as caught:
+        source.build(plan) if name == "tokens" else next(source.read(Cursor(1)))
+    assert caught.value.where == str(tmp_path / name)

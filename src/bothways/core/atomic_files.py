@@ -50,6 +50,10 @@ def replace_folder(place: Path, fix: str = _FIX) -> Iterator[Path]:
             if not (place.exists() and _exchange(hidden, place)):
                 _rename_twice(hidden, place)
             _flush(place.parent)
+        except ResourceError as error:
+            if error.where is not None and Path(error.where).is_relative_to(hidden):
+                error.where = place / Path(error.where).relative_to(hidden)
+            raise
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Ids, Sequence
 from bothways.data.epoch_order import BLOCKS, DocumentIds, Selection, Windows
-from bothways.data.remote_arrays import Arrays, RemoteArray
+from bothways.data.remote_arrays import Arrays, Column, RemoteArray
 from bothways.data.segments import PairPlan, Segments, SpanPlan
 from bothways.data.words import unpack_words
 
@@ -64,6 +64,8 @@ class CorpusSource:
         self.data_copies = data_copies
         remote = isinstance(corpus.tokens, RemoteArray)
         self._corpus = corpus
+        self._texts = _mapped(corpus.tokens, corpus.words)
+        self._offsets = _mapped(corpus.sentences, corpus.documents)
         self._tokens = corpus.tokens if remote else np.asarray(corpus.tokens)
         self._selection = Selection(corpus, chosen, shuffle)
         self._plans = functools.lru_cache(maxsize=2)(
@@ -81,11 +83,13 @@ class CorpusSource:
         from bothways.core.source import Cursor
 
         epoch, block, item, _ = cursor
+        _check_whole(self._offsets)
         self._check(cursor)
         while True:
             view, empty = self._view(epoch), block == 0
             following: int | None = block
             while following is not None:
+                _check_whole(self._offsets)
                 block, plans = following, self._plans(view, following)
                 following = self._selection.following(self.seed, view, block)
                 after = Cursor(epoch + 1) if following is None else Cursor(epoch, following)
@@ -100,9 +104,14 @@ class CorpusSource:
             epoch, block = epoch + 1, 0
 
     def build(self, plan: PairPlan | SpanPlan) -> Sequence:
-        """Return the sequence of a plan; a pair has its label as `targets["pair"]`."""
+        """Return the sequence of a plan; a pair has its label as `targets["pair"]`.
+
+        Raises:
+            DataError: a file of the corpus is shorter than when it was opened.
+        """
         from bothways.core.targets import LabelTargets
 
+        _check_whole(self._texts)
         sequence = self._assembled(plan, self._slice)
         if (words := self._corpus.words) is not None:
             starts = self._assembled(
@@ -248,6 +257,20 @@ class ContinuedSource:
             return np.zeros(0, np.int64), 0.0
         ids, share = source.unread(cursor)
         return ids, share * (self._share if source is self._rest else 1.0)
+
+
+def _mapped(*columns: Column | None) -> list[np.memmap[Any, Any]]:
+    return [each for each in columns if isinstance(each, np.memmap)]
+
+
+def _check_whole(arrays: list[np.memmap[Any, Any]]) -> None:
+    """Raise DataError if a file was cut short: reading what is gone would end the process."""
+    for array in arrays:
+        mapped = getattr(array, "_mmap", None)  # None in a copy
+        if mapped is not None and mapped.size() < array.nbytes:
+            what = "is shorter than when it was opened: something has written to it"
+            fix = "Restore it, and continue with --resume; a corpus must stay as it is."
+            raise DataError(what, where=str(array.filename), fix=fix)
 
 
 def _first_tokens(plan: PairPlan | SpanPlan) -> list[int]:

@@ -235,7 +235,7 @@ def _dcp() -> Any:
 def _writer(folder: Path) -> Any:
     """Return torch's writer of parts, which raises the error of the disk as it is."""
 
-    class Writer(_dcp().FileSystemWriter):  # type: ignore[misc]
+    class Writer(_dcp().FileSystemWriter):
         """Raises OSError where `torch.save` hides it, since other ranks get no context of it."""
 
         def write_data(self, plan: Any, planner: Any) -> Any:
