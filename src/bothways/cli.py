@@ -17,7 +17,7 @@ from types import FrameType
 from cyclopts import App, Parameter
 
 import bothways
-from bothways.core.errors import BothwaysError, LostRankError
+from bothways.core.errors import AGAIN, BothwaysError, LostRankError
 from bothways.runtime.allocator import tune_allocator
 from bothways.runtime.limits import limit_threads
 
@@ -27,7 +27,6 @@ _OUT_OF_MEMORY = (
 )
 _OF_A_DISK = {errno.ENOSPC, errno.EIO, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC)}
 """Errors of the disk, not of the program: no room, none for this user, a defect, no writing."""
-_LOOK_AT_IT = "Look at the disk, then run the same command again, with --resume if it has that."
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells, and after other signals that end a program."""
 _NARROWEST = 20
@@ -198,7 +197,7 @@ def main() -> None:
             raise
         if error.filename is not None or not _is_full(sys.stdout.fileno()):
             what = f"{error.filename or 'a file'}: cannot be read or written: {error.strerror}"
-            _fail(f"{what}\n  {_LOOK_AT_IT}")
+            _fail(f"{what}\n  Look at the disk, then {AGAIN}.")
         # Python flushes stdout once more at exit; send that to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail(f"the output cannot be written: {error.strerror}\n  Free some space for it.")

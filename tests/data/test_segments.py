@@ -662,6 +662,8 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_one_message(tmp_path, name
     plan, _ = next(stream)
     source.build(plan)
     (tmp_path / name).write_bytes(b"")
-    with pytest.raises(DataError, match=r"is shorter than .*\n.*continue with --resume") as caught:
+    with pytest.raises(
+        DataError, match=r"is shorter than .*\n.*same command again, with --resume"
+    ) as caught:
         source.build(plan) if name == "tokens" else next(source.read(Cursor(1)))
     assert caught.value.where == str(tmp_path / name)

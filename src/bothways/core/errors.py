@@ -24,6 +24,9 @@ from pathlib import Path
 
 from bothways.core.terminal import printable
 
+AGAIN = "run the same command again, with --resume if it has that"
+"""What continues any work that was ended, for the sentence that says what to do."""
+
 
 class BothwaysError(Exception):
     """Base class of the errors that users can fix.

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import assert_never
 
-from bothways.core.errors import ConfigError, DataError
+from bothways.core.errors import AGAIN, ConfigError, DataError
 from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Ids, Sequence
 from bothways.data.epoch_order import BLOCKS, DocumentIds, Selection, Windows
@@ -269,7 +269,7 @@ def _check_whole(arrays: list[np.memmap[Any, Any]]) -> None:
         mapped = getattr(array, "_mmap", None)  # None in a copy
         if mapped is not None and mapped.size() < array.nbytes:
             what = "is shorter than when it was opened: something has written to it"
-            fix = "Restore it, and continue with --resume; a corpus must stay as it is."
+            fix = f"Restore it, then {AGAIN}; a corpus must stay as it is."
             raise DataError(what, where=str(array.filename), fix=fix)
 
 

@@ -36,7 +36,9 @@ def write_html(report: Report, file: Path) -> None:
         file.write_text(page, encoding="utf8")
     except OSError as error:
         what = f"cannot be written: {error.strerror}"
-        raise ResourceError(what, where=file, fix="Choose another path.") from error
+        raise ResourceError(
+            what, where=file, fix="Free some space, or choose another path."
+        ) from error
 
 
 @functools.cache

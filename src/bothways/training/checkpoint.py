@@ -30,6 +30,7 @@ from bothways.core.atomic_files import file_digest, hidden_folder, remove_folder
 from bothways.core.config.checks import require_at_least
 from bothways.core.config.tree import flatten
 from bothways.core.errors import (
+    AGAIN,
     BothwaysError,
     CheckpointError,
     ConfigError,
@@ -356,7 +357,7 @@ def prune(run: Path, keep: Keep, newest: int | None = None, plateau: int = 0) ->
 
 
 _HOST = torch.device("cpu")
-_MAKE_ROOM = "Make room, then continue with --resume: the checkpoints before are whole."
+_MAKE_ROOM = f"Make room, then {AGAIN}: the checkpoints before are whole."
 _GO_BACK = "Delete the folder to continue from the checkpoint before it."
 
 

@@ -24,13 +24,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bothways.core.errors import CheckpointError
+from bothways.core.errors import AGAIN, CheckpointError
 from bothways.core.learner import Learner
 from bothways.training.parallel import Plan, Sharded, is_main
 from bothways.training.sharding import is_part, like, whole
 
 WEIGHTS, STATE, SHARDS = "model.safetensors", "state.pt", "shards"
-_RETRY = "Every rank reads all parts: look at the disk, and run the same command again."
+_RETRY = f"Every rank reads all parts: look at the disk, then {AGAIN}."
 WHOLE_BYTES = 2**30
 """Checkpoints of sharded models up to this size are written whole, by the main rank."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from bothways.core.atomic_files import replace_file
-from bothways.core.errors import BothwaysError, CheckpointError, optional, os_errors
+from bothways.core.errors import AGAIN, BothwaysError, CheckpointError, optional, os_errors
 from bothways.core.json_reader import parse_object
 from bothways.training.durations import Duration
 from bothways.training.meter import EvaluationScores, StepReport
@@ -26,7 +26,7 @@ from bothways.training.state import RunState
 
 Record = Mapping[str, int | float]
 
-_FIX = "Make room, then continue with --resume: the checkpoints are whole."
+_FIX = f"Make room, then {AGAIN}: the checkpoints are whole."
 
 
 def record(report: StepReport) -> dict[str, int | float]:
