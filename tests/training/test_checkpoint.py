@@ -6,6 +6,7 @@ import pickle
 import resource
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ from bothways.training.checkpoint import (
 from bothways.training.optimizers import AdamW, build_optimizer
 from bothways.training.parallel import Replicated
 from bothways.training.state import RunState
+from bothways.training.store import FolderStore
 from toy_training import CONFIG, SINGLE, Toy, fit_toy, processes, steps, toy
 
 
@@ -327,6 +329,27 @@ def test_a_full_disk_is_said_and_leaves_what_was_saved(tmp_path, monkeypatch, fl
     assert caught.value.where == tmp_path / "step-2"
     # The sixth flush is of the folder that holds the checkpoints, after the new one took its place.
     assert_only(tmp_path, "step-1", *(["step-2"] if flush == 6 else []))
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "progress.json"])
+def test_a_file_that_the_disk_does_not_give_is_no_damage(tmp_path, monkeypatch, name):
+    """A resumed run deletes the checkpoints that it skips, and the next reading may succeed."""
+    save_at(tmp_path, 1)
+    save_at(tmp_path, 2)
+    usual, bad = Path.open, tmp_path / "step-2" / name
+
+    def failing(path, *arguments, **named):
+        if path == bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return usual(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "open", failing)
+    with pytest.raises(ResourceError, match="cannot be read: Input/output error") as caught:
+        FolderStore(tmp_path, CONFIG)._newest()
+    assert Path(caught.value.where) == bad
+    monkeypatch.undo()
+    found, notes = FolderStore(tmp_path, CONFIG)._newest()
+    assert (found.folder, notes) == (tmp_path / "step-2", [])
 
 
 def fills_the_disk(run, limit):

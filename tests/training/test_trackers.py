@@ -102,6 +102,12 @@ def test_records_that_cannot_be_written_are_said(tmp_path):
         TensorBoard(tmp_path / "file", 0)
 
 
+def test_records_that_cannot_be_read_are_said(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()  # reading it is an error of the system
+    with pytest.raises(ResourceError, match="metrics.jsonl: cannot be read: Is a directory"):
+        JsonLines(tmp_path / "metrics.jsonl", 3)
+
+
 def test_tensorboard_reads_what_is_written_and_forgets_what_a_resume_repeats(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

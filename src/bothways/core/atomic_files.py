@@ -134,11 +134,22 @@ def remove_folder(folder: Path) -> None:
 
 
 def file_digest(file: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ResourceError: it cannot be read.
+    """
     result = hashlib.sha256()
-    with file.open("rb") as stream:
-        while chunk := stream.read(1 << 20):
-            result.update(chunk)
+    try:
+        with file.open("rb") as stream:
+            while chunk := stream.read(1 << 20):
+                result.update(chunk)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        what, fix = f"cannot be read: {error.strerror or error}", "Check the disk and permissions."
+        raise ResourceError(what, where=file, fix=fix) from error
     return result.hexdigest()
 
 

@@ -369,6 +369,8 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
     try:
         return read_object(folder / name, DamagedError, _GO_BACK)
     except ResourceError as error:
+        if (folder / name).is_file():  # it may be whole: a run that skips it would delete it
+            raise
         what = f"is not a checkpoint: {name} cannot be read"
         raise DamagedError(what, where=folder, fix=_GO_BACK) from error
 

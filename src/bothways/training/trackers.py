@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from bothways.core.atomic_files import replace_file
-from bothways.core.errors import AGAIN, BothwaysError, CheckpointError, optional, os_errors
+from bothways.core.errors import (
+    AGAIN,
+    BothwaysError,
+    CheckpointError,
+    ResourceError,
+    optional,
+    os_errors,
+)
 from bothways.core.json_reader import parse_object
 from bothways.training.durations import Duration
 from bothways.training.meter import EvaluationScores, StepReport
@@ -102,6 +109,9 @@ def _whole_lines(file: Path) -> list[str]:
     except UnicodeDecodeError as error:
         fix = "Move it away: the run continues with new records."
         raise CheckpointError("is not UTF-8", where=file, fix=fix) from error
+    except OSError as error:
+        what = f"cannot be read: {error.strerror or error}"
+        raise ResourceError(what, where=file, fix=f"Look at the disk, then {AGAIN}.") from error
     # By "\n" alone: the name of a metric may hold other characters at which `splitlines` cuts.
     return [f"{line}\n" for line in text.split("\n")[:-1]]
 
