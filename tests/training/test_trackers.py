@@ -104,7 +104,7 @@ def test_records_that_cannot_be_written_are_said(tmp_path):
 
 def test_records_that_cannot_be_read_are_said(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()  # reading it is an error of the system
-    with pytest.raises(ResourceError, match="metrics.jsonl: cannot be read: Is a directory"):
+    with pytest.raises(ResourceError, match=r"metrics\.jsonl: cannot be read: Is a directory"):
         JsonLines(tmp_path / "metrics.jsonl", 3)
 
 
