@@ -266,6 +266,13 @@ def test_a_text_becomes_what_the_field_is(override: str, expected) -> None:  # t
         assert expected(load(*(override.split(",") if "phases.1" in override else [override])))
 
 
+def test_lists_and_tables_are_written_as_in_a_file() -> None:
+    read = load("phases=[{length=32, share=0.75}, {length=64, share=0.25}]")
+    assert read.phases == (PretrainPhase(32, 0.75), PretrainPhase(64, 0.25))
+    assert load("encoder.dropout={hidden=0.25}").encoder.dropout.hidden == 0.25
+    assert load('training.schedule={kind="constant"}').training.schedule == Constant()
+
+
 def test_booleans_are_read_from_texts() -> None:
     assert configs.read(FullSentences, {"cross": "false"}) == FullSentences(cross=False)
 
@@ -374,6 +381,11 @@ def test_numbers_reach_into_the_lists_of_a_file(tmp_path: Path) -> None:
             r"^training\.optimizer\.betas: '0\.9' is given, but it must be a list of 2, each a n",
         ),
         ("phases.2.length=64", r"^phases\.2: there are 1 items, counted from 0"),
+        ("phases.x=64", r"^phases\.x: there are 1 items, counted from 0"),
+        ("phases=64", r"^phases: '64' is given, but it must be a list.*\n.*: phases\.0\.length="),
+        ("phases=[{length=64}", r"^phases: '\[\{length=64\}' is given, but it must be a list"),
+        ("phases=[64]", r"^phases\.0: 64 is given, but it must be a table"),
+        ("phases=[{lenght=64}]", r"^phases\.0\.lenght: unknown key .*did you mean length"),
         ("phases.1.length=64", r"^phases: the shares add up to 2"),
         ("phases.0.length=100000", r"^phases\.0\.length: sequences of 100000 tokens exceed"),
         ("phases.0.share=0.5", r"^phases: the shares add up to 0\.5"),

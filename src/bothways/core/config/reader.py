@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bothways.core.config.toml import NONE, inline, read_toml, write_toml
+from bothways.core.config.toml import NONE, inline, read_inline, read_toml, write_toml
 from bothways.core.config.tree import (
     Tree,
     depth,
@@ -223,10 +223,16 @@ def _value(hint: Any, given: Any, base: Any, where: str) -> Any:
     if shape.optional and given in (None, NONE):
         return None
     item = _item(hint)
+    if isinstance(given, str) and (item is not None or shape.classes):
+        given = read_inline(given)  # as in a TOML file
     if item is not None and given in map(_kind, _shape(item).classes):
         given = [given]
     if item is not None and isinstance(given, Mapping | list | tuple):
         return _items(item, given, base or (), where)
+    if item is not None and given is not base:
+        what = f"{given!r} is given, but it must be {_allowed(hint)}"
+        fix = _how_to_write(_shape(item), given, join_path(where, "0"))
+        raise ConfigError(what, where=where, fix=fix)
     if shape.classes:
         given = _table(shape, given)
         if isinstance(given, Mapping):
@@ -256,7 +262,7 @@ def _items(
             _value(item, value, None, join_path(where, str(place)))
             for place, value in enumerate(given)
         )
-    count = max(len(base), *(int(key) + 1 for key in given if key.isdecimal()))
+    count = max([len(base), *(int(key) + 1 for key in given if key.isdecimal())])
     for key in given:
         if not key.isdecimal() or not all(str(n) in given for n in range(len(base), count)):
             what = f"there are {len(base)} items, counted from 0"

@@ -32,6 +32,17 @@ def read_toml(file: Path) -> dict[str, Any]:
     return tree
 
 
+def read_inline(text: str) -> Any:
+    """Return the list or table in a text, such as "[{length = 64}]"; the text if it is none."""
+    if not text.lstrip().startswith(("[", "{")):
+        return text
+    parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        return parser.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+
+
 def write_toml(tree: Mapping[str, Any]) -> str:
     """Return the text of a TOML file with this tree; None becomes "none"."""
     return "\n".join([*_table(tree, ""), ""])
