@@ -110,6 +110,10 @@ def test_the_commands_print_a_table_and_write_a_page(
     assert "training.optimizer.lr" in html
     assert "other/run" in html
     assert "Settings that differ" in html
+    with (other / "metrics.jsonl").open("ab") as stream:
+        stream.write(b"\xff\xfe{")
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl: is not UTF-8"):
+        cli.app(["compare-runs", str(run), str(other), "--out", str(page)])
     with pytest.raises(CheckpointError, match=r"has no metrics.jsonl"):
         cli.app(["compare-runs", str(run), str(tmp_path), "--out", str(page)])
     with pytest.raises(ConfigError, match=r"two runs or more can be compared, not 1"):

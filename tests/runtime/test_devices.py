@@ -101,6 +101,8 @@ def test_bf16_without_hardware_is_refused(monkeypatch):
     with pytest.raises(ConfigError, match="has no bf16 instructions") as caught:
         resolve_precision("bf16", CPU)
     assert caught.value.where == "precision"
+    with pytest.raises(ConfigError, match=r"'bf17' is unknown: it must be auto, fp32 or bf16"):
+        resolve_precision("bf17", CPU)  # type: ignore[arg-type]
     assert describe_device(CPU) in caught.value.what
 
 

@@ -396,3 +396,10 @@ def test_shares_of_languages_are_those_of_the_formula(ceiling: int) -> None:
     assert abs(count / mixed.kept - 1 / 11) < 0.02
     with pytest.raises(DataError, match="b: has no text"):
         sample_languages({"a": ["x"], "b": []}, 0.5, ceiling)
+
+
+def test_a_vocabulary_without_bound_is_refused() -> None:
+    """The trainer reserves its memory at once, and ended Python."""
+    for kind in (WordPiece, ByteBPE, Unigram):
+        with pytest.raises(ConfigError, match=r"size: must be at most 10,000,000, is 10{12}"):
+            kind(size=10**12)

@@ -97,6 +97,11 @@ def test_everything_comes_back(tmp_path):
     assert [group["lr"] for group in other.param_groups] == [0.01, 0.01]
 
 
+def test_its_files_have_equal_permissions(saved):
+    modes = {file.stat().st_mode for file in saved.iterdir()}
+    assert len(modes) == 1
+
+
 def test_tied_weights_come_back_tied(tmp_path):
     def tied():
         learner = toy()

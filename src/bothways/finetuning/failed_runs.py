@@ -20,6 +20,7 @@ from typing import Any
 from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress, track
 from bothways.core.sequence import Sequence
+from bothways.core.terminal import counted
 from bothways.data.batching import ExampleBudget
 from bothways.data.list_source import InOrder, ListSource
 from bothways.data.loader import Loader, unchanged
@@ -95,7 +96,7 @@ class Failure:
         """Yield measures that help and were not taken."""
         short = self.updates is not None and self.updates < FEW_UPDATES
         if short or self.falling or (self.unfinished and self.falling is None):
-            made = f"; it made {self.updates:,} updates" if self.updates is not None else ""
+            made = "" if self.updates is None else f"; it made {counted(self.updates, 'updates')}"
             loss = "; the loss was still falling" if self.falling else ""
             yield f"more epochs (training.until{made}{loss})"
             yield from self._other_rate(short=True)

@@ -17,7 +17,7 @@ from typing_extensions import assert_never
 from bothways.core.batch import pack
 from bothways.core.finding import Finding
 from bothways.core.progress import SILENT, Progress
-from bothways.core.terminal import time_text
+from bothways.core.terminal import counted, time_text
 from bothways.finetuning.config import FinetuneSettings
 from bothways.finetuning.data import LabelledData, updates_per_epoch
 from bothways.finetuning.fit import learning_by_rows
@@ -76,9 +76,9 @@ def forecast(
         + (0.0 if folder is None else saved * size * seconds_per_byte(folder))
     )
     one = step.update + data.tokens * epochs / updates * step.per_token
-    parts = [f"{updates:,} steps of {1000 * one:,.0f} ms"]
-    parts += [f"{scored:,} evaluations"] if scored else []
-    parts += [f"{saved:,} checkpoints"] if saved else []
+    parts = [f"{counted(updates, 'steps')} of {1000 * one:,.0f} ms"]
+    parts += [counted(scored, "evaluations")] if scored else []
+    parts += [counted(saved, "checkpoints")] if saved else []
     *most, last = parts
     work = f"{', '.join(most)} and {last}" if most else last
     what = f"{work}, as measured now: about {time_text(seconds)}"

@@ -34,9 +34,13 @@ def read_records(file: Path) -> list[dict[str, Any]]:
     """Return the records of a run.
 
     Raises:
-        CheckpointError: a line is not a record.
+        CheckpointError: a line is not a record, or the file is not UTF-8.
     """
-    lines = file.read_text(encoding="utf8").splitlines()
+    try:
+        lines = file.read_text(encoding="utf8").splitlines()
+    except UnicodeDecodeError as error:
+        fix = "Correct or delete the last lines."
+        raise CheckpointError("is not UTF-8", where=file, fix=fix) from error
     return [parse_object(line, file, CheckpointError) for line in lines]
 
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError, ResourceError
 from bothways.runtime.allocator import give_back
@@ -135,8 +134,9 @@ def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype
                 "and would be slower than with fp32"
             )
             raise ConfigError(what, where="precision", fix="Set the precision to auto or fp32.")
-        case _:
-            assert_never(precision)
+        case _:  # of a caller in Python without a type checker
+            what = f"{precision!r} is unknown: it must be auto, fp32 or bf16"
+            raise ConfigError(what, where="precision", fix="Set the precision to auto.")
 
 
 @functools.lru_cache

@@ -120,11 +120,17 @@ class Unigram:
         _check_coverage(self)
 
 
+LARGEST = 10_000_000
+"""Tokens of the largest vocabulary: the trainers reserve memory for all that are asked for."""
+
 Kind = WordPiece | ByteBPE | Unigram
 Reader = Callable[[Sample], Iterator[str]]
 
 
 def _check_positive(kind: Kind, *names: str) -> None:
+    if kind.size > LARGEST:
+        where, what = f"{type(kind).__name__}.size", f"must be at most {LARGEST:,}"
+        raise ConfigError(f"{what}, is {kind.size}", where=where, fix="BERT has 30,522.")
     for name in names:
         if getattr(kind, name) is not None and getattr(kind, name) < 1:
             where, what = f"{type(kind).__name__}.{name}", f"is {getattr(kind, name)}"

@@ -60,6 +60,8 @@ class SavedState:
             {name: each.contiguous() for name, each in self.weights.items()}, folder / WEIGHTS
         )
         self.write_rest(folder)
+        # safetensors creates files that only their owner can read, whatever the umask.
+        (folder / WEIGHTS).chmod((folder / STATE).stat().st_mode)
 
     def write_parts(self, folder: Path, group: Group) -> None:
         """Write this rank's part; all ranks call this.
