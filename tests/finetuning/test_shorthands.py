@@ -40,6 +40,7 @@ def test_common_names_are_settings(overrides: object) -> None:
 def test_every_shorthand_is_a_setting() -> None:
     values: dict[str, Any] = {
         "epochs": "2",
+        "until": "7 steps",
         "batch_size": "8",
         "max_length": "64",
         "early_stopping": "3",

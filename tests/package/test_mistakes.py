@@ -29,6 +29,8 @@ from bothways.sweeps.grid import parse_grid
             ["convert", "nobody/model", "--out", "x", "--window", "512"],
             r"nobody/model: no such folder\n.*hf download",
         ),
+        (["plan", "bert-tiny", "--tokens", "1e400"], r"tokens: must be at least 1 and finite"),
+        (["adapt", "m", "lr=3", "--out", "x"], r"texts: names no text of the domain"),
         (
             ["finetune", "m", "d.tsv", "training.early_stopping=3"],
             r"training\.early_stopping: early stopping needs dev data",

@@ -74,7 +74,7 @@ def test_the_domain_is_learned_and_measured_before_and_after(
         "batch.n=512",
         "training.optimizer.lr=5e-3",
     ):
-        words += ["--setting", name]
+        words.append(name)
     app(words, result_action="return_value")
     shown = capsys.readouterr().out
     assert "Are new words worth adding?" in shown
@@ -246,8 +246,8 @@ def test_ctrl_c_names_the_command_that_resumes(
     for head, saved in ((PoolerHead(), "run-pooler/head"), (MaskedHead(), "run-masked")):
         model = folder_of(tmp_path / head.kind, tokenizer, head)
         words = ["adapt", str(model), texts["domain"], "--out", str(tmp_path / f"run-{head.kind}")]
-        words += ["--until", "9 steps", "--length", "32", "--setting", "batch.n=512"]
-        words += ["--setting", "evaluation_tokens=400", "--setting", "held_out=0.2"]
+        words += ["--until", "9 steps", "--length", "32", "batch.n=512"]
+        words += ["evaluation_tokens=400", "held_out=0.2"]
         monkeypatch.setattr(sys, "argv", ["bothways", *words])
         with pytest.raises(KeyboardInterrupt):
             app(words, result_action="return_value")

@@ -229,14 +229,11 @@ def test_a_model_to_go_on_from_has_the_vocabulary_of_the_corpus(
 def test_heads_that_a_model_lacks_start_at_random_where_that_is_asked_for(
     corpus: Corpus, tmp_path: Path
 ) -> None:
-    config, bare = (
-        settings(corpus, fresh=("masked", "pair")),
-        Model(settings(corpus).encoder, (LabelHead(2),)),
-    )
+    bare = Model(settings(corpus).encoder, (LabelHead(2),))
     save_model(tmp_path / "model", bare, corpus.tokenizer)
     with pytest.raises(FolderError, match=r"fresh=\['masked', 'pair'\]"):
         build_models(settings(corpus, start=str(tmp_path / "model")), corpus)
-    start = dataclasses.replace(config, start=str(tmp_path / "model"))
+    start = settings(corpus, fresh=("masked", "pair"), start=str(tmp_path / "model"))
     begun = build_models(start, corpus)["model"]
     assert set(begun.heads) == {"masked", "pair", "pooler"}
     kept = begun.encoder.state_dict()

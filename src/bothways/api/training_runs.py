@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bothways.model.config import ModelConfig
     from bothways.objectives.objective import Objective
     from bothways.pretraining.adapt import Adaptation
+    from bothways.pretraining.config import PretrainConfig
     from bothways.pretraining.run import PretrainResult
     from bothways.tasks.catalogue import Trainable
     from bothways.training.run import Event
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
 
 def pretrain(  # noqa: PLR0913 – one option per question
     corpus: Corpora,
-    model: str | ModelConfig = "bert-mini",
+    model: str | ModelConfig | None = None,
     objective: str | Objective | None = None,
     *,
     until: str | None = None,
     out: str | Path | None = None,
     start: str | Path | None = None,
-    recipe: str = "modern",
+    recipe: str | None = None,
     resume: bool = False,
     device: str = "auto",
     progress: Progress | bool = True,
@@ -46,14 +47,14 @@ def pretrain(  # noqa: PLR0913 – one option per question
             those of the corpora, or a mapping from names to corpora or folders; the setting
             `mixture` says how often each is read.
         model: a preset such as "bert-base", or an encoder configuration; vocabulary and padding are
-            those of the corpus.
+            those of the corpus. `None` for "bert-mini"; with `start`, for the model there.
         objective: a name such as "masked-lm", or an objective; `None` for the usual one of the
             model.
         until: end of the run, such as "2 hours", "3 epochs" or "10000 steps".
         out: folder of the run with checkpoints and metrics; `None` trains in memory.
         start: a model folder whose weights to continue from.
         recipe: "modern", "paper", "short", "electra", "roberta", "albert", "spanbert", "deberta" or
-            "deberta_v3".
+            "deberta_v3"; `None` for "short" if `until` is 30 minutes or less, else "modern".
         resume: continue from the newest checkpoint in `out`.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
         progress: True shows progress on standard error, False nothing; an object with `stage`,
@@ -76,33 +77,34 @@ def pretrain(  # noqa: PLR0913 – one option per question
         >>> result.folder.name, result.progress.steps
         ('model', 2)
     """
-    from bothways.core.config import reader
     from bothways.data.corpus import Corpus
     from bothways.data.mixture import Smoothed
-    from bothways.families.catalogue import preset
     from bothways.pretraining import run
-    from bothways.pretraining.build import fit_to_corpus, start_encoder
-    from bothways.pretraining.config import PretrainConfig
-    from bothways.pretraining.recipes import RECIPES, settings_of
+    from bothways.pretraining.build import encoder_of
+    from bothways.pretraining.config import load_config
+    from bothways.pretraining.recipes import RECIPES, chosen_settings
 
     text = open_corpora(corpus)
     tokenizer = (text if isinstance(text, Corpus) else next(iter(text.values()))).tokenizer
-    choice(recipe, RECIPES, "recipe")
-    if start is None:
-        shape = preset(model) if isinstance(model, str) else model
-        base = settings_of(recipe, fit_to_corpus(shape, tokenizer))
-    else:
-        base = settings_of(recipe, start_encoder(str(start)), str(start))
-    if not isinstance(text, Corpus):
-        base = dataclasses.replace(base, mixture=Smoothed())
+    if recipe is not None:
+        choice(recipe, RECIPES, "recipe")
+    source = None if start is None else str(start)
+    encoder = encoder_of(model, source, tokenizer)
     overrides: dict[str, Any] = dict(settings)
     if isinstance(objective, str):
         overrides["objective"] = objective.replace("-", "_")
-    elif objective is not None:
-        base = dataclasses.replace(base, objective=objective)
     if until is not None:
         overrides["training"] = {"until": until, **overrides.get("training", {})}
-    config = reader.load(PretrainConfig, base=base, overrides=overrides)
+
+    def changed(base: PretrainConfig) -> PretrainConfig:
+        """Return the settings of a recipe with those of this call."""
+        if not isinstance(text, Corpus):
+            base = dataclasses.replace(base, mixture=Smoothed())
+        if objective is not None and not isinstance(objective, str):
+            base = dataclasses.replace(base, objective=objective)
+        return load_config(base, overrides)
+
+    _, config = chosen_settings(recipe, encoder, source, changed)
     folder = None if out is None else Path(out)
     with shown_progress(progress) as shown:
         return run.pretrain(
@@ -320,13 +322,12 @@ def distil(  # noqa: PLR0913 – one option per question
         >>> result.task.labels
         ('negative', 'positive')
     """
-    from bothways.core.config import reader
     from bothways.data.corpus import Corpus
     from bothways.data.manifest import holds_corpus
     from bothways.finetuning import run as finetuning
     from bothways.finetuning.prepare import load_config, taught_finetuning
     from bothways.pretraining import run as pretraining
-    from bothways.pretraining.config import PretrainConfig
+    from bothways.pretraining.config import load_config as load_pretraining
     from bothways.pretraining.distilling import distillation
 
     name = None if student is None else str(student)
@@ -338,7 +339,7 @@ def distil(  # noqa: PLR0913 – one option per question
     if named or isinstance(data, Corpus):
         text = data if isinstance(data, Corpus) else Corpus.open(data)  # type: ignore[arg-type]
         base = distillation(str(teacher), text, name, recipe)
-        config = reader.load(PretrainConfig, base=base, overrides=settings)
+        config = load_pretraining(base, settings)
         with shown_progress(progress) as shown:
             return pretraining.pretrain(config, text, folder, progress=shown, **common)
     measured = None if dev is None else source_name(dev, "dev")

@@ -5,25 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from bothways.commands.options import INPUTS, Device, RunLength
+from bothways.commands.options import INPUTS, Device, RunLength, split_inputs
 from bothways.commands.progress import check_begun, stop_saved
+from bothways.core.errors import ConfigError
 from bothways.core.terminal import say, show_lines
 
 if TYPE_CHECKING:
     from bothways.pretraining.adapt import Adaptation
 
 
-def adapt(  # noqa: PLR0913 – one option per question
+def adapt(
     model: str,
-    texts: Annotated[list[str], INPUTS],
     /,
-    *,
+    *texts: Annotated[str, INPUTS],
     out: Path,
     replay: list[str] | None = None,
     replay_share: float = 0.1,
     end: RunLength = RunLength(),  # noqa: B008 – frozen
     length: int = 128,
-    setting: list[str] | None = None,
     resume: bool = False,
     device: Device = "auto",
 ) -> None:
@@ -37,7 +36,8 @@ def adapt(  # noqa: PLR0913 – one option per question
         A model folder, the folder of a run, or a Hub id.
     texts
         Text of the domain: files (.txt, .jsonl, .parquet, also compressed), folders or globs; or
-        the folder of a corpus.
+        the folder of a corpus. Then settings of pretrain by dotted path or common name, such as
+        lr=1e-5.
     out
         The run's folder: corpora, checkpoints, and at the end model/ and report.html. The words
         that the vocabulary lacks are in new_words.txt.
@@ -48,8 +48,6 @@ def adapt(  # noqa: PLR0913 – one option per question
         The share of the sequences that are of general text; 0 only measures it.
     length
         Tokens of a sequence.
-    setting
-        A setting by dotted path, such as training.optimizer.lr=1e-5; may be repeated.
     resume
         Continue from the newest checkpoint in the folder, or start a run if there is none.
     """
@@ -59,13 +57,17 @@ def adapt(  # noqa: PLR0913 – one option per question
 
     if resume:
         check_begun(out)
+    files, settings = split_inputs(texts)
+    if not files:
+        fix = "Name files, folders or a corpus: bothways adapt MODEL TEXTS --out FOLDER"
+        raise ConfigError("names no text of the domain", where="texts", fix=fix)
     console = error_console()
     say_kernels(device)
     try:
         with terminal_progress(console) as progress:
             done = job(
-                model, texts, out, replay=replay or (), replay_share=replay_share, length=length,
-                overrides=(*(setting or ()), *end.settings), resume=resume, device=device,
+                model, files, out, replay=replay or (), replay_share=replay_share, length=length,
+                overrides=(*settings, *end.settings), resume=resume, device=device,
                 progress=progress,
             )  # fmt: skip
     except KeyboardInterrupt:

@@ -95,15 +95,14 @@ def _pretrain_student(
     teacher: str, corpus: str, student: str | None, recipe: str | None, run: _Run
 ) -> None:
     """Pre-train a student on a corpus, and print its metrics."""
-    from bothways.core.config import reader as configs
     from bothways.data.corpus import Corpus
     from bothways.pretraining import run as job
-    from bothways.pretraining.config import PretrainConfig
+    from bothways.pretraining.config import load_config
     from bothways.pretraining.distilling import distillation
 
     text, console = Corpus.open(corpus), error_console()
     usual = distillation(teacher, text, student, recipe)
-    settings = configs.load(PretrainConfig, base=usual, file=run.config, overrides=run.overrides)
+    settings = load_config(usual, run.overrides, run.config)
     with run_progress(run.out, console) as progress:
         done = job.pretrain(
             settings, text, run.out, resume=run.resume, device=run.device, progress=progress

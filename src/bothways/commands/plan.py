@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,10 +66,9 @@ def plan(  # noqa: PLR0913 – one option per question
     from rich.console import Console
 
     from bothways.commands.progress import terminal_progress
-    from bothways.core.config import reader as configs
     from bothways.core.errors import ConfigError
     from bothways.data.corpus import Corpus
-    from bothways.pretraining.config import PretrainConfig
+    from bothways.pretraining.config import load_config
     from bothways.pretraining.run_plan import UTILISATION, Cards, Here, plan_run
     from bothways.runtime.cards import card_named
     from bothways.training.durations import Tokens
@@ -76,11 +76,11 @@ def plan(  # noqa: PLR0913 – one option per question
     text = None if corpus is None else Corpus.open(corpus)
     base = _base(model, text, recipe, teacher)
     if tokens is not None:
-        if not tokens >= 1:
-            raise ConfigError(f"must be at least 1, not {tokens:g}", where="tokens")
+        if not 1 <= tokens < math.inf:
+            raise ConfigError(f"must be at least 1 and finite, not {tokens:g}", where="tokens")
         training = dataclasses.replace(base.training, until=Tokens(int(tokens)))
         base = dataclasses.replace(base, training=training)
-    run = configs.load(PretrainConfig, base=base, file=config, overrides=settings)
+    run = load_config(base, settings, config)
     if hardware == "here":
         for name, given in (("ranks", ranks != 1), ("utilisation", utilisation is not None)):
             if given:

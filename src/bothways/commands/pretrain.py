@@ -23,7 +23,7 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
     corpus: str,
     *more: str,
     out: Path,
-    model: str = "bert-mini",
+    model: str | None = None,
     recipe: Literal[
         "modern",
         "paper",
@@ -55,14 +55,15 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
         BOTHWAYS_CACHE_GB); shuffle=windows is for a corpus that is larger.
     more
         Further corpora, built with the same tokenizer, and settings by dotted path, such as
-        objective.masking.rate=0.2. Several corpora are mixed by mixture.alpha (0.7; 1 reads them
-        by size, 0 equally), or by weights: mixture.kind=by_weight mixture.weights.NAME=0.9, with
-        the names of their folders.
+        objective.masking.rate=0.2, or by a common name, such as lr=5e-4. Several corpora are mixed
+        by mixture.alpha (0.7; 1 reads them by size, 0 equally), or by weights:
+        mixture.kind=by_weight mixture.weights.NAME=0.9, with the names of their folders.
     out
         The run's folder: checkpoints, metrics, and at the end model/, a Hugging Face folder.
     model
         The shape to start from: bert-tiny, bert-mini, bert-small, bert-medium, bert-base,
-        bert-large, roberta-base and others. Vocabulary and padding are the corpus' own.
+        bert-large, roberta-base and others; default: bert-mini. Vocabulary and padding are the
+        corpus' own.
     recipe
         modern is current practice; paper has the settings of Devlin et al. 2018; short is for
         minutes: many small updates, on short sequences at first; electra is ELECTRA-small's, with
@@ -79,14 +80,12 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
         Continue from the newest checkpoint in the folder, or start a run if there is none.
     """
     from bothways.commands.progress import error_console, run_progress, say_kernels
-    from bothways.core.config import reader as configs
     from bothways.data.corpus import Corpus
     from bothways.data.mixture import Smoothed, open_corpora
-    from bothways.families.catalogue import preset
     from bothways.pretraining import run as job
-    from bothways.pretraining.build import fit_to_corpus, start_encoder
-    from bothways.pretraining.config import PretrainConfig
-    from bothways.pretraining.recipes import recipe_for, settings_of
+    from bothways.pretraining.build import encoder_of
+    from bothways.pretraining.config import load_config
+    from bothways.pretraining.recipes import chosen_settings
 
     if resume:
         check_begun(out)
@@ -94,18 +93,16 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
     overrides = [*given, *end.settings]
     text = open_corpora([corpus, *others])
     tokenizer = (text if isinstance(text, Corpus) else next(iter(text.values()))).tokenizer
-    encoder = fit_to_corpus(preset(model), tokenizer) if start is None else start_encoder(start)
+    encoder = encoder_of(model, start, tokenizer)
 
-    def read(name: str) -> PretrainConfig:
-        """Return the settings by a recipe."""
+    def changed(base: PretrainConfig) -> PretrainConfig:
+        """Return the settings of a recipe with those of this command."""
         mixture = None if isinstance(text, Corpus) else Smoothed()
-        base = dataclasses.replace(settings_of(name, encoder, start), mixture=mixture)
-        return configs.load(PretrainConfig, base=base, file=config, overrides=overrides)
+        return load_config(dataclasses.replace(base, mixture=mixture), overrides, config)
 
-    settings = read(recipe or "modern")
-    if recipe is None and (usual := recipe_for(settings.training.end)) != "modern":
-        settings = read(usual)
-        print(f"note: --recipe {usual}, for a budget of {settings.training.until}", file=sys.stderr)
+    name, settings = chosen_settings(recipe, encoder, start, changed)
+    if recipe is None and name != "modern":
+        print(f"note: --recipe {name}, for a budget of {settings.training.until}", file=sys.stderr)
     console = error_console()
     say_kernels(device)
     with run_progress(out, console) as progress:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from bothways.core.config.checks import require_at_least, require_probability
 from bothways.core.config.reader import Members
-from bothways.core.config.tree import Tree, merge, parse_overrides
+from bothways.core.config.tree import Tree, parse_overrides
 from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.finetuning.lora import LoRA
@@ -28,6 +28,11 @@ from bothways.training.durations import Epochs
 from bothways.training.optimizers import AdamW, BertAdam
 from bothways.training.run import Training
 from bothways.training.schedules import GoogleLinear, Linear
+from bothways.training.shorthands import (
+    TRAINING_ELSEWHERE,
+    TRAINING_NAMES,
+    expand_names,
+)
 
 
 def finetune_adam() -> Training:
@@ -208,26 +213,17 @@ USUAL = FinetuneSettings()
 """The modern recipe for classification."""
 
 SHORTHANDS: Mapping[str, str] = {
-    "lr": "training.optimizer.lr", "learning_rate": "training.optimizer.lr",
-    "epochs": "training.until", "batch_size": "batch.n", "max_length": "length",
-    "warmup": "training.schedule.warmup", "weight_decay": "training.optimizer.decay",
-    "precision": "training.precision", "evaluate": "training.evaluate",
-    "early_stopping": "training.early_stopping", "optimizer": "training.optimizer",
-    "schedule": "training.schedule", "columns": "task.columns",
+    **TRAINING_NAMES, "batch_size": "batch.n", "max_length": "length",
+    "early_stopping": "training.early_stopping", "columns": "task.columns",
 }  # fmt: skip
 """Common names of settings → their dotted paths; `expand_shorthands` accepts `batch=16`, too."""
 
 ELSEWHERE: Mapping[str, str] = {
-    "num_train_epochs": "epochs", "num_epochs": "epochs", "max_steps": "training.until",
+    **TRAINING_ELSEWHERE,
     "per_device_train_batch_size": "batch_size", "train_batch_size": "batch_size",
-    "gradient_accumulation_steps": "microbatch_tokens", "max_seq_length": "max_length",
-    "warmup_ratio": "warmup", "warmup_steps": "warmup", "max_grad_norm": "training.clip_norm",
-    "optim": "optimizer", "lr_scheduler_type": "schedule", "fp16": "precision",
-    "bf16": "precision", "eval_steps": "evaluate", "eval_strategy": "evaluate",
-    "logging_steps": "training.report", "save_steps": "training.save", "patience": "early_stopping",
+    "max_seq_length": "max_length", "patience": "early_stopping",
     "early_stopping_patience": "early_stopping", "metric_for_best_model": "metric",
-    "compute_metrics": "metrics", "callbacks": "on_event", "output_dir": "out",
-    "train_dataset": "train", "eval_dataset": "dev", "report_to": "training.trackers",
+    "compute_metrics": "metrics", "train_dataset": "train", "eval_dataset": "dev",
     "label_smoothing": "task.smoothing", "label_smoothing_factor": "task.smoothing",
     "class_weight": "task.weighting", "class_weights": "task.weighting",
     "text_column": "columns", "label_column": "columns",
@@ -238,28 +234,12 @@ ELSEWHERE: Mapping[str, str] = {
 def expand_shorthands(overrides: Tree | Iterable[str]) -> dict[str, Any]:
     """Return overrides as a tree in which common names are replaced by their dotted paths.
 
-        ["lr=3e-5", "epochs=4"] → {"training": {"optimizer": {"lr": "3e-5"}, "until": "4 epochs"}}
+        ["lr=3e-5", "batch=16"] → {"training": {"optimizer": {"lr": "3e-5"}}, "batch": {"n": "16"}}
 
     Raises:
         ConfigError: a text is not a setting, or a name without a path is part of a longer path.
     """
-    tree: dict[str, Any] = {}
     given = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
-    for name, value in given.items():
-        if name == "batch" and not isinstance(value, Mapping):
-            path, leaf = "batch.n", value
-        elif name == "epochs":
-            path, leaf = SHORTHANDS[name], value if value == "auto" else f"{value} epochs"
-        else:
-            path, leaf = SHORTHANDS.get(name, name), value
-        for key in reversed(path.split(".")):
-            leaf = {key: leaf}
-        tree = merge(tree, leaf)
-    return tree
-
-
-def check_names(tree: Tree) -> None:
-    """Raise ConfigError for a setting by its name in other libraries; the message says ours."""
-    for name in tree.keys() & ELSEWHERE.keys():
-        what, fix = f"unknown setting {name!r}", f"Its name here is {ELSEWHERE[name]}."
-        raise ConfigError(what, where=name, fix=fix)
+    if "batch" in given and not isinstance(given["batch"], Mapping):
+        given = {**given, "batch": {"n": given["batch"]}}
+    return expand_names(given, SHORTHANDS)

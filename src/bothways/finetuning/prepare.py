@@ -21,9 +21,9 @@ from bothways.core.progress import SILENT, Progress, track
 from bothways.data.given_rows import Given, given_rows, is_example
 from bothways.finetuning.automatic import choose, tokens_read
 from bothways.finetuning.config import (
+    ELSEWHERE,
     RECIPES,
     FinetuneSettings,
-    check_names,
     expand_shorthands,
     tinybert_finetuning,
 )
@@ -51,6 +51,7 @@ Rows = str | Path | Given
 
 REPORTED = 256
 """Number of examples between two reports of progress."""
+from bothways.training.shorthands import check_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +131,7 @@ def load_config(
             "Leave it out; less memory: training.recompute=true, microbatch_tokens=…, lora.rank=8."
         )
         raise ConfigError(what, where="sharding", fix=fix)
-    check_names(tree)
+    check_names(tree, ELSEWHERE)
     return configs.load(FinetuneConfig, base=base, file=file, overrides=tree)
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 from typing_extensions import assert_never
 
-from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.progress import SILENT, Progress
@@ -44,7 +43,7 @@ from bothways.paper.pretraining_tables import (
     scaled,
 )
 from bothways.pretraining.build import fit_to_corpus
-from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_config
 from bothways.pretraining.evaluation import evaluate_on_corpus
 from bothways.pretraining.from_text import corpus_of_text
 from bothways.pretraining.recipes import paper, short
@@ -205,7 +204,7 @@ def base_settings(request: TableRequest, tokenizer: Tokenizer | None = None) -> 
             save=part_of(budget, 1 / EVALUATIONS),
         )
     base = dataclasses.replace(base, objective=objective, training=training)
-    return configs.load(PretrainConfig, base=base, overrides=request.overrides)
+    return load_config(base, request.overrides)
 
 
 def masked_lm_first(settings: PretrainConfig) -> tuple[PretrainConfig, PretrainConfig]:

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from bothways.core.atomic_files import make_folder, replace_file
-from bothways.core.config import reader as configs
 from bothways.core.errors import (
     ConfigError,
     DataError,
@@ -48,7 +47,7 @@ from bothways.objectives.masked_lm import MaskedLM, MaskedLMLearner
 from bothways.objectives.objective import Objective
 from bothways.pretraining.adapt_page import write_adapt_page
 from bothways.pretraining.build import build_models, start_encoder, vocabulary_of
-from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_config
 from bothways.pretraining.evaluation import HeldOut
 from bothways.pretraining.model_objective import replaced_tokens_of
 from bothways.pretraining.run import PretrainResult, pretrain
@@ -264,7 +263,7 @@ def _settings(
         mixture=ByWeight({DOMAIN: 1 - share, GENERAL: share}) if share else None,
         start=source,
     )
-    return configs.load(PretrainConfig, base=base, overrides=overrides)
+    return load_config(base, overrides)
 
 
 def _build(

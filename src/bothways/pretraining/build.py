@@ -25,7 +25,7 @@ from bothways.data.loader import Loader, Share
 from bothways.data.masking import Vocabulary
 from bothways.data.mixture import Corpora, MixedSource
 from bothways.data.remote_arrays import RemoteArray
-from bothways.families.catalogue import FAMILIES, family_for
+from bothways.families.catalogue import FAMILIES, family_for, preset
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve, resolve_run
@@ -50,6 +50,26 @@ C = TypeVar("C", bound=ModelConfig)
 def fit_to_corpus(encoder: C, tokenizer: Tokenizer) -> C:
     """Return the encoder with the tokenizer's vocabulary size and padding id."""
     return with_vocabulary(encoder, tokenizer.size, tokenizer.specials.pad)
+
+
+def encoder_of(
+    model: str | ModelConfig | None, start: str | None, tokenizer: Tokenizer
+) -> ModelConfig:
+    """Return the encoder of a run: a shape that is fitted to the corpus, or that of `start`.
+
+    Args:
+        model: a preset or a shape; None for "bert-mini", or for that of `start`.
+
+    Raises:
+        ConfigError: both are given, or there is no such preset.
+    """
+    if start is None:
+        shape = "bert-mini" if model is None else model
+        return fit_to_corpus(preset(shape) if isinstance(shape, str) else shape, tokenizer)
+    if model is not None:
+        what = "is given, and the run continues the model of start, which has its own shape"
+        raise ConfigError(what, where="model", fix="Leave out one of the two.")
+    return start_encoder(start)
 
 
 def start_encoder(source: str) -> ModelConfig:

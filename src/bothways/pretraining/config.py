@@ -6,11 +6,15 @@ change it; what came out is saved with the run.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
+from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_seed
 from bothways.core.config.reader import Members
+from bothways.core.config.tree import Tree
 from bothways.core.errors import ConfigError
 from bothways.data.batching import BatchSize, TokenBudget
 from bothways.data.epoch_order import Windows
@@ -27,6 +31,12 @@ from bothways.objectives.objective import Objective, segments_for
 from bothways.training.optimizers import AdamW, BertAdam, peak_rate
 from bothways.training.parallel import Sharding
 from bothways.training.run import Training
+from bothways.training.shorthands import (
+    TRAINING_ELSEWHERE,
+    TRAINING_NAMES,
+    check_names,
+    expand_names,
+)
 
 AnySegments = FullSentences | NextSentence | SentenceOrder
 
@@ -119,6 +129,9 @@ class PretrainConfig:
         if self.start_layers is not None and self.start is None:
             what = "names layers of a model that the run does not start from"
             raise ConfigError(what, where="start_layers", fix="Give start=FOLDER, too.")
+        if self.fresh and self.start is None:
+            what = f"names {', '.join(self.fresh)}, and without start all heads begin at random"
+            raise ConfigError(what, where="fresh", fix="Leave it out, or give start=FOLDER, too.")
         self.objective.models(self.encoder)  # raises ConfigError if they do not fit
         _ = self.training.end  # raises ConfigError if it is "auto", as for the rate
         if isinstance(self.training.optimizer, AdamW | BertAdam):
@@ -138,3 +151,22 @@ class PretrainConfig:
                     where=f"phases.{number}.length",
                     fix="Shorten the phase, or set encoder.position.max_positions higher.",
                 )
+
+
+def load_config(
+    base: PretrainConfig, overrides: Tree | Iterable[str] = (), file: Path | None = None
+) -> PretrainConfig:
+    """Return `base` changed by a TOML file, then by overrides, which may use the common names of
+    `training.shorthands`.
+
+    Raises:
+        ConfigError: an unknown setting, or a value that is not allowed.
+    """
+    tree = expand_names(overrides, TRAINING_NAMES)
+    for name in ("batch", "batch_size"):
+        if isinstance(tree.get(name), int) or str(tree.get(name)).isdecimal():
+            what = f"{tree[name]} is given, but a batch is a number of sequences or of tokens"
+            fix = f"Write batch.kind=examples batch.n={tree[name]}, or batch.kind=tokens batch.n=…"
+            raise ConfigError(what, where=name, fix=fix)
+    check_names(tree, TRAINING_ELSEWHERE)
+    return configs.load(PretrainConfig, base=base, file=file, overrides=tree)

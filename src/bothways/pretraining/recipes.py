@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
@@ -423,3 +424,21 @@ def settings_of(recipe: str, encoder: ModelConfig, start: str | None = None) -> 
 def recipe_for(until: Duration) -> str:
     """Return the name of the usual recipe for a budget."""
     return "short" if isinstance(until, Hours) and until.count <= SHORT_BUDGET.count else "modern"
+
+
+def chosen_settings(
+    recipe: str | None,
+    encoder: ModelConfig,
+    start: str | None,
+    change: Callable[[PretrainConfig], PretrainConfig],
+) -> tuple[str, PretrainConfig]:
+    """Return the name of a recipe and its settings after `change`.
+
+    Args:
+        recipe: None for the usual one for the length of the changed run.
+    """
+    name = recipe or "modern"
+    settings = change(settings_of(name, encoder, start))
+    if recipe is None and (usual := recipe_for(settings.training.end)) != name:
+        return usual, change(settings_of(usual, encoder, start))
+    return name, settings

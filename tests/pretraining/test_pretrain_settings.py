@@ -1,0 +1,101 @@
+"""The settings of a pre-training run, as users first write them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bothways
+from bothways.cli import app
+from bothways.core.config import reader as configs
+from bothways.core.config.tree import flatten
+from bothways.core.errors import ConfigError
+from bothways.data.corpus import Corpus
+from bothways.families.catalogue import preset
+from bothways.model.config import EncoderConfig
+from bothways.pretraining.config import PretrainConfig, load_config
+from bothways.pretraining.recipes import modern
+from bothways.training.durations import Epochs, Steps
+from bothways.training.shorthands import TRAINING_ELSEWHERE, TRAINING_NAMES
+
+BASE = modern(preset("bert-tiny"))
+
+
+def test_common_names_are_settings() -> None:
+    read = load_config(BASE, ["lr=3e-4", "epochs=4", "warmup=0.2"])
+    assert read.training.optimizer == load_config(BASE, {"learning_rate": 3e-4}).training.optimizer
+    assert flatten(configs.to_dict(read))["training.optimizer.lr"] == 3e-4
+    assert read.training.until == Epochs(4.0)
+    assert load_config(BASE, ["until=7 steps"]).training.until == Steps(7)
+    values: dict[str, Any] = {
+        "epochs": "2", "until": "7 steps", "precision": "fp32", "evaluate": "20 steps",
+        "optimizer": "lamb", "schedule": "constant",
+    }  # fmt: skip
+    for name in TRAINING_NAMES:
+        assert load_config(BASE, {name: values.get(name, "0.2")}) != BASE
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("clip_norm=1", r"'clip_norm'; did you mean training\.clip_norm\?"),
+        ("num_train_epochs=3", r"num_train_epochs(.|\n)*Its name here is epochs"),
+        ("lrr=1", r"unknown key 'lrr'"),
+        ("batch=16", r"batch: 16 is given, .*\n.*batch\.kind=examples batch\.n=16, or batch"),
+        ("batch_size=16", r"batch_size: 16 is given, .*\n.*batch\.kind=examples batch\.n=16"),
+        ("fresh=masked", r"fresh: names masked, and without start all heads begin at random"),
+    ],
+)
+def test_a_name_that_is_none_is_told_the_setting(given: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(BASE, [given])
+
+
+def test_names_of_other_libraries_are_told_ours() -> None:
+    paths = {*flatten(configs.to_dict(BASE)), *TRAINING_NAMES, "out", "on_event"}
+    assert {*TRAINING_ELSEWHERE.values()} <= paths | {"microbatch_tokens"}
+
+
+def test_an_option_that_is_a_setting_is_shown_without_dashes() -> None:
+    def shown(*words: str) -> str:
+        """Return what a command that fails prints."""
+        line = [sys.executable, "-m", "bothways", *words]
+        env = {**os.environ, "COLUMNS": "100"}
+        done = subprocess.run(line, capture_output=True, text=True, env=env, check=False)
+        assert done.returncode == 2
+        return done.stderr
+
+    assert "A setting has no dashes: lr=VALUE" in shown("pretrain", "c", "--out", "o", "--lr", "3")
+    told = shown("adapt", "m", "t.txt", "--out", "o", "--seed", "3")
+    assert "Unknown option: --seed" in told
+    assert "A setting has no dashes: seed=VALUE" in told
+    told = shown("describe", "bert-tiny", "--lr", "3")
+    assert "Unknown option: --lr" in told
+    assert "no dashes" not in told
+
+
+def test_the_recipe_follows_the_budget_in_python_too(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[PretrainConfig] = []
+    monkeypatch.setattr("bothways.pretraining.run.pretrain", lambda run, *_, **__: seen.append(run))
+    for until, recipe in (("5 minutes", None), ("2 hours", None), ("5 minutes", "modern")):
+        bothways.pretrain(corpus, "bert-tiny", until=until, recipe=recipe, lr=2e-3)
+    assert [run.evaluation_tokens for run in seen] == [20_000, 200_000, 200_000]
+    assert [flatten(configs.to_dict(run))["training.optimizer.lr"] for run in seen] == [2e-3] * 3
+
+
+def test_a_shape_next_to_a_model_to_start_from_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+    """The shape of the model was taken, without a word about the other one."""
+    shape = EncoderConfig(vocab=5, width=32, depth=1, heads=2, intermediate_size=64)
+    for model in ("bert-mini", shape):
+        with pytest.raises(ConfigError, match=r"model: is given, and the run continues the model"):
+            bothways.pretrain(corpus, model, start=tmp_path, until="1 steps")
+    words = ["pretrain", str(corpus.folder), "--model", "bert-mini", "--start", str(tmp_path)]
+    with pytest.raises(ConfigError, match=r"model: is given, and the run continues the model"):
+        app([*words, "--out", str(tmp_path / "run")], result_action="return_value")
