@@ -27,6 +27,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "unseen.tsv").write_text("sentence\tlabel\na good film\tpso\na bad play\tneg\n")
     (folder / "long.txt").write_text("the film was good " * 200 + "\n")
     (folder / "folder").mkdir()
+    (folder / "wide.csv").write_text(
+        "\n".join([",".join(f"c{n}" for n in range(1000)), "x," * 999 + "x"])
+    )
     return folder
 
 
@@ -46,6 +49,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "evaluate classifier unseen.tsv",
             r"unseen\.tsv:2: label 'pso' is not among .*did you mean 'pos'\?\n  Give data with",
         ),
+        ("predict classifier long.txt task.stride=8", r"task: a setting of the task has no prefix"),
+        ("finetune bert wide.csv", r"there are c0, c1, .*, c29 and 970 more\n"),
+        ("finetune bert wide.csv --text x", r"no column 'x'; it has c0, .*, c29 and 970 more"),
         ("finetune folder train.tsv", r"folder: is not a model folder: it has no config\.json\n"),
         ("predict folder long.txt", r"folder: is not a model folder: it has no config\.json\n"),
         ("predict brt long.txt", r"brt: no such folder, .*\n  Did you mean .*bert\?"),

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from bothways.core.config import reader as configs
-from bothways.core.config.tree import Tree
+from bothways.core.config.tree import Tree, parse_overrides
 from bothways.core.errors import ConfigError, DataError, FolderError
 from bothways.core.finding import report_findings
 from bothways.core.terminal import counted, listed
@@ -397,6 +397,10 @@ def _bind(
     """Return the task of a folder with its model, in evaluation mode."""
     if isinstance(settings, Mapping):
         check_settings(settings)
+    settings = settings if isinstance(settings, Mapping) else parse_overrides(settings)
+    if "task" in settings:  # as in the settings of a run
+        what = "a setting of the task has no prefix here"
+        raise ConfigError(what, where="task", fix="Write, for example, columns.text=body.")
     record = _record(loaded, None if task is None else task_kind(task))
     definition = configs.load(type(record.task), base=record.task, overrides=settings)
     _check_heads(definition, loaded)

@@ -12,16 +12,21 @@ from collections.abc import Sequence as Many
 from typing import Any
 
 from bothways.core.errors import DataError
-from bothways.core.terminal import surrogate_in
+from bothways.core.terminal import listed, surrogate_in
 from bothways.data.given_rows import plain_value
 from bothways.tasks.base import Row, did_you_mean
+
+MOST = 30
+"""Columns that a message lists."""
 
 
 def require_columns(asked: Many[str | None], names: Many[str], where: str, fix: str) -> None:
     """Raise a DataError for the first column that is asked for and not among `names`."""
     for name in asked:
         if name is not None and name not in names:
-            what = f"has no column {name!r}; it has {', '.join(names)}{did_you_mean(name, names)}"
+            what = (
+                f"has no column {name!r}; it has {listed(names, MOST)}{did_you_mean(name, names)}"
+            )
             raise DataError(what, where=where, fix=fix)
 
 
@@ -52,7 +57,7 @@ def guess_column(role: str, known: Many[str], names: Many[str], where: str, fix:
     if len(matching) == 1:
         return matching[0]
     what = "several columns may hold" if matching else "no column has a usual name for"
-    raise DataError(f"{what} the {role}; there are {', '.join(names)}", where=where, fix=fix)
+    raise DataError(f"{what} the {role}; there are {listed(names, MOST)}", where=where, fix=fix)
 
 
 def cell_of(row: Row, column: str, where: str) -> Any:
@@ -62,7 +67,7 @@ def cell_of(row: Row, column: str, where: str) -> Any:
         DataError: the row lacks the column, or a text in it is not valid Unicode.
     """
     if column not in row:
-        what = f"the row has no column {column!r}; it has {', '.join(row)}"
+        what = f"the row has no column {column!r}; it has {listed([*row], MOST)}"
         raise DataError(what, where=where, fix="Complete the row or remove it.")
     value = plain_value(row[column])
     for text in value if isinstance(value, list) else [value]:
