@@ -45,13 +45,13 @@ from bothways.preflight.memory import Load
 from bothways.preflight.text import check_model
 from bothways.tasks.base import Reading, TaskLearner, examples_fingerprint
 from bothways.tasks.catalogue import Trainable
+from bothways.training.shorthands import check_names
 
 Rows = str | Path | Given
 """A file or Hub data set, or rows: dicts, examples, a DataFrame, a `datasets.Dataset`."""
 
 REPORTED = 256
 """Number of examples between two reports of progress."""
-from bothways.training.shorthands import check_names
 
 
 @dataclass(frozen=True, kw_only=True)
