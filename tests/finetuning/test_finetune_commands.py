@@ -85,7 +85,11 @@ def test_a_run_says_what_it_reached_and_where_it_is(
     ]
     run(monkeypatch, place, *words, "training.until=1 steps")
     output = capsys.readouterr()
-    assert "accuracy" in output.out
+    labels = [example.label for example in make_examples(80, 1)]
+    table = [line.split() for line in output.out.splitlines()]
+    accuracy = next(cells for cells in table if "accuracy" in cells)
+    assert "one answer for all" in output.out
+    assert float(accuracy[-2]) in {round(labels.count(each) / 80, 4) for each in labels}
     assert "The model is in brief/model. Try it: bothways predict brief FILE, or in" in output.err
     assert "bothways play brief" in output.err
     settings = configs.load(FinetuneConfig, file=place / "brief" / "config.toml")

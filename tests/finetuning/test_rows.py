@@ -161,6 +161,12 @@ def test_what_cannot_be_learned_is_one_message(model: Path) -> None:
         bothways.finetune(model, [{"text": 5, "label": "a"}])
 
 
+def test_a_task_is_a_name_or_a_value(model: Path) -> None:
+    task: Any = {"kind": "regress"}
+    with pytest.raises(ConfigError, match="task: must be a name or a task, not dict"):
+        bothways.finetune(model, rows(8, 0), task=task)
+
+
 def test_rows_have_a_run_folder_that_is_resumed(model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"max_length": 16, "device": "cpu", "epochs": 1}
     alone = bothways.finetune(model, rows(64, 0), rows(30, 1), **settings)

@@ -146,10 +146,13 @@ def test_flaws_of_scores_are_found() -> None:
     flat = [TextExample("a", None, "2"), TextExample("b", None, "2.0")]
     assert [found[:2] for found in findings(flat, [])] == [("balance", "error")]
     assert [found[:2] for found in findings(fair, flat)] == [("balance", "warning")]
+
+
+def test_scores_far_from_0_have_units_of_their_own() -> None:
     far = [TextExample(f"t{n}", None, str(100_000 + n), f"a:{n}") for n in range(9)]
-    ((check, severity, what),) = findings(far, [])
-    assert (check, severity) == ("labels", "warning")
-    assert what.startswith("the training scores are from 100000 to 100008")
+    assert RegressionTask().output_scale(far) == (100_004, np.std(range(9)))
+    assert RegressionTask().output_scale(make_scored(30)) is None
+    assert RegressionTask().output_scale(far[:1]) is None
 
 
 def test_the_mean_is_what_one_answers_without_reading(tmp_path: Path) -> None:

@@ -239,13 +239,19 @@ def finetune(  # noqa: PLR0913 – one option per question
         >>> result.metrics["mistakes"]
         0.0
     """
+    from bothways.core.errors import ConfigError
     from bothways.finetuning import run
     from bothways.finetuning.config import RECIPES
     from bothways.finetuning.prepare import FinetuneConfig, load_config
+    from bothways.tasks.base import Task
     from bothways.tasks.catalogue import trainable_task
 
     make = choice(recipe, RECIPES, "recipe")
     definition = trainable_task(task) if isinstance(task, str) else task
+    if not isinstance(definition, Task):
+        what = f"must be a name or a task, not {type(definition).__name__}"
+        fix = 'Write task="regress"; with settings, task=RegressionTask(lstm=768).'
+        raise ConfigError(what, where="task", fix=fix)
     base = FinetuneConfig(
         model=str(model),
         train=source_name(train, "train"),

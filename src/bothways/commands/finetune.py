@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -148,11 +149,23 @@ def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> No
     if done.failure is not None:
         say(console, f"warning: {done.failure}")
     if done.metrics:
-        table = metric_table("Best checkpoint on the dev data", {"value": done.metrics})
-        show_lines(Output(), table)
+        show_lines(Output(), _dev_table(done))
         say(console, f"What it does well and badly: {out / 'report.html'}")
     parts = (f"The model is in {done.folder}.", format_note(done.folder), _try(out))
     say(console, " ".join(part for part in parts if part))
+
+
+def _dev_table(done: FinetuneResult) -> RenderableType:
+    """Return the metrics next to those of the best constant answer, where that has them."""
+    columns = {"model": done.metrics}
+    if done.baseline.keys() & done.metrics.keys():
+        usual = {name: done.baseline.get(name, math.nan) for name in done.metrics}
+        columns["one answer for all"] = usual
+    return metric_table(
+        "Best checkpoint on the dev data",
+        columns,
+        shown=lambda name, value: "–" if math.isnan(value) else f"{value:.4f}",
+    )
 
 
 def _try(out: Path) -> str:

@@ -57,7 +57,7 @@ class TokenRamp:
     kind: Literal["token_ramp"] = "token_ramp"
 
     def __post_init__(self) -> None:
-        require_at_least(1, "batch", start=self.start, over=self.over)
+        require_at_least(1, "batch", n=self.n, start=self.start, over=self.over)
         if self.n < self.start:
             what = f"{self.n:,} tokens are fewer than the {self.start:,} of the first updates"
             fix = f"Set batch.start lower; or for equal updates, batch.kind=tokens batch.n={self.n}"

@@ -35,6 +35,7 @@ from bothways.finetuning.failed_runs import (
 )
 from bothways.finetuning.lora import merge_changes
 from bothways.finetuning.metrics import scored
+from bothways.finetuning.scaled_head import merge_scale
 from bothways.finetuning.stability import rules
 from bothways.finetuning.teacher import TaughtLearner, Teacher
 from bothways.hub.model_card import Card
@@ -60,6 +61,8 @@ class FinetuneResult:
     Attributes:
         task: with the weights that were best on the dev data; without dev data, the last ones.
         metrics: of these weights on the dev data; empty without it, and for an interrupted run.
+        baseline: of the best answer that does not depend on the input, such as the most frequent
+            class; without those that it does not have.
         progress: at the end; short of the configured length if the run was interrupted.
         settings: of the run, with the rate and the length that were chosen for it.
         finished: False if the run was interrupted.
@@ -81,6 +84,7 @@ class FinetuneResult:
     findings: tuple[Finding, ...] = ()
     folder: Path | None = None
     card: Card | None = None
+    baseline: Metrics = field(default_factory=dict)
     origin: Mapping[str, Any] = field(default_factory=dict)
 
     def predictor(self, precision: PredictPrecision = "fp32") -> Predictor:
@@ -177,6 +181,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     done = FinetuneResult(task, {}, state, method, finished, tuple(history), findings=data.findings)
     if not finished or not is_main(plan):
         merge_changes(task.model)
+        merge_scale(task.model)
         return done
     if state.early:
         why = "no evaluation improved within training.early_stopping"
@@ -185,9 +190,10 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
         progress.stage("reading the best weights")
         store.load_best(learner, training.keep.best)
     merge_changes(task.model)
+    merge_scale(task.model)
     task.eval()
-    metrics, failure = conclude(task, data, method, state.steps, losses, progress)
-    return dataclasses.replace(done, metrics=metrics, failure=failure)
+    metrics, usual, failure = conclude(task, data, method, state.steps, losses, progress)
+    return dataclasses.replace(done, metrics=metrics, baseline=usual, failure=failure)
 
 
 def _dev_metrics(
@@ -232,20 +238,22 @@ def conclude(
     updates: int | None = None,
     losses: Many[float] = (),
     progress: Progress = SILENT,
-) -> tuple[Metrics, Failure | None]:
+) -> tuple[Metrics, Metrics, Failure | None]:
     """Tune a trained task on the dev data and score it.
 
     Args:
         losses: the training losses of the run, in order.
 
     Returns:
-        The metrics, empty without dev data, and the failure; None if there is no sign of failure.
+        The metrics and those of the best constant answer, empty without dev data; and the failure,
+        None if there is no sign of failure.
     """
     trained = training_loss(task, data.sequences, method.microbatch_tokens, progress)
     baseline = data.definition.baseline
     usual_train = baseline(data.train_examples, data.train_examples)
     reasons = signs_of_training(trained, usual_train)
     metrics: Metrics = {}
+    usual: Metrics = {}
     if data.dev:
         tune(task, data, method.chosen_by, progress)
         answers = DistinctAnswers(data.definition)
@@ -256,8 +264,8 @@ def conclude(
         reasons = (*signs_of_scores(metrics, usual, method.chosen_by, direction, answers), *reasons)
     little = () if reasons else signs_of_little_training(trained, usual_train)
     if not reasons and not little:
-        return metrics, None
-    return metrics, Failure(
+        return metrics, usual, None
+    failure = Failure(
         reasons or little,
         method.training,
         updates,
@@ -265,6 +273,7 @@ def conclude(
         falling=still_falling(losses),
         usual=usual_rate(task.model.config, lora=method.lora),
     )
+    return metrics, usual, failure
 
 
 def training_losses(event: Event) -> Iterator[float]:

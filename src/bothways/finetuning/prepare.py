@@ -32,6 +32,7 @@ from bothways.finetuning.fit import training_of
 from bothways.finetuning.forecast import forecast
 from bothways.finetuning.layer_stage import LayerStage, objective_of
 from bothways.finetuning.lora import add_changes
+from bothways.finetuning.scaled_head import scale_outputs, scaled_scores
 from bothways.finetuning.stability import fresh_pooler, steady
 from bothways.finetuning.teacher import Teacher, taught
 from bothways.hub.model_folder import LoadedModel, load_model
@@ -215,6 +216,8 @@ def make_ready(
         tokens_read(loaded),
     )
     fresh = loaded.report.fresh_heads
+    scale = definition.output_scale(first)
+    scale_outputs(model, scale)
     # A resumed run passes here, too: mixout and pull read their targets from the model again.
     steady(model, settings.stability, settings.seed, fresh)
     add_changes(model, settings.lora, settings.seed, settings.stability.frozen)
@@ -224,6 +227,7 @@ def make_ready(
             *data.findings,
             *check_machine(_load(settings, model, data), folder, device),
             *chosen,
+            *scaled_scores(scale),
             *fresh_pooler({*fresh, *loaded.untrained} - {*settings.fresh}, settings.model),
         ]
     )

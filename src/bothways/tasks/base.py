@@ -20,7 +20,7 @@ import json
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,19 @@ Row = Mapping[str, object]
 """Values by column name: a JSON object, a DataFrame row or a row of a Hub data set."""
 Output = NDArray[np.float32]
 """The model's output for one sequence: a vector of logits, or one vector per token."""
+
+
+class OutputScale(NamedTuple):
+    """What numbers are to be learned in, since they are far from 0.
+
+    Attributes:
+        mean: of the training scores.
+        unit: their standard deviation.
+    """
+
+    mean: float
+    unit: float
+
 
 MIN_LENGTH = 5
 """[CLS], a token, [SEP], a token, [SEP]."""
@@ -225,6 +238,10 @@ class Task(Generic[E, P]):
             metric: the metric to optimize, where the task has a choice.
         """
         return self
+
+    def output_scale(self, train: Many[E]) -> OutputScale | None:
+        """Return what the head "labels" learns its outputs in; `None` for their usual size."""
+        return None
 
     def truncation_advice(self, needed: int, most: int) -> str:
         """Return what to do about truncated texts.

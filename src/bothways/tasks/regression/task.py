@@ -29,6 +29,7 @@ from bothways.tasks.base import (
     EncodedExample,
     Metrics,
     Output,
+    OutputScale,
     nothing_to_score,
     unlabelled,
 )
@@ -49,7 +50,7 @@ from bothways.text.tokenizer import Tokenizer
 LARGEST = 1e18
 """The largest score: squared errors must fit into fp32."""
 FAR = 20.0
-"""The mean size of scores above which few runs reach them."""
+"""The mean size of scores from which they are learned in their own units."""
 _TOO_LARGE = f"beyond ±{LARGEST:g}"
 
 
@@ -145,6 +146,13 @@ class RegressionTask(LongTextTask[ScorePrediction]):
         """Return the squared error, negated."""
         return -((_known(example) - prediction.score) ** 2)
 
+    def output_scale(self, train: Many[TextExample]) -> OutputScale | None:
+        """Return mean and standard deviation of scores that are far from 0."""
+        scores = _numbers(train)
+        if not scores or float(np.mean(np.abs(scores))) <= FAR or min(scores) == max(scores):
+            return None
+        return OutputScale(float(np.mean(scores)), float(np.std(scores)))
+
     def baseline(self, train: Many[TextExample], scored: Many[TextExample]) -> Metrics:
         """Return the metrics of always answering the mean score."""
         mean = float(np.mean([_known(example) for example in train]))
@@ -190,22 +198,14 @@ def _check_scores(train: Many[TextExample], dev: Many[TextExample]) -> list[Find
     findings = report_rows("labels", wrong, "labels are not numbers", fix)
     findings += report_rows("labels", large, f"labels are {_TOO_LARGE}", "Scale the scores.")
     for name, examples in (("training", train), ("dev", dev)):
-        scores = [value for value in (_number(e.label) for e in examples) if not math.isnan(value)]
+        scores = _numbers(examples)
         if scores and min(scores) == max(scores):
             what = f"all {name} examples have the score {scores[0]:g}; correlation is undefined"
             findings.append(Finding("balance", "error" if name == "training" else "warning", what))
-    return findings + _check_scale(train)
+    return findings
 
 
-def _check_scale(train: Many[TextExample]) -> list[Finding]:
-    """Report scores that are far from 0, where the new head begins."""
-    scores = [value for value in (_number(e.label) for e in train) if not math.isnan(value)]
-    size = float(np.mean(np.abs(scores))) if scores else 0.0
-    if size <= FAR:
-        return []
-    what = (
-        f"the training scores are from {min(scores):g} to {max(scores):g}: the new output begins "
-        "near 0 and moves slowly, so scores of this size are hardly learned"
-    )
-    fix = "Subtract their mean and divide by their standard deviation; undo it in predictions."
-    return [Finding("labels", "warning", what, fix=fix)]
+def _numbers(examples: Many[TextExample]) -> list[float]:
+    """Return the scores that are numbers."""
+    values = (_number(example.label) for example in examples)
+    return [value for value in values if not math.isnan(value)]
