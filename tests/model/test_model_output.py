@@ -182,6 +182,8 @@ def test_what_a_model_cannot_compute_is_one_message() -> None:
     most = config.max_positions
     with pytest.raises(ConfigError, match=rf"text 1 has {most + 1} tokens, .* {most} positions"):
         model(draw_input(config, [most, most + 1]).batch)
+    with pytest.raises(ConfigError, match=rf"text 1 has {most + 1} tokens, .* {most} positions"):
+        model.read("labels", draw_input(config, [most, most + 1]).batch)
     recurrent = SHAPES["elmo-small"]
     with pytest.raises(ConfigError, match="a recurrent encoder has no attentions"):
         Model(recurrent, [])(batch_for(recurrent), output_attentions=True)

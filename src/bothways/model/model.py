@@ -146,13 +146,13 @@ class Model(nn.Module):
             if value.outputs is not None and HEADS.get(value.kind) is type(value)
         ]
 
-    def _check(self, batch: object, attentions: bool) -> None:
+    def _check(self, batch: object, attentions: bool = False) -> None:
         if not isinstance(batch, Batch):
             what = f"a model reads a Batch, not a {type(batch).__name__}"
             raise ConfigError(what, where="batch", fix="Give model.tokenizer.batch(texts).")
-        most, lengths = self.config.max_positions, batch.layout.lengths
+        most = self.config.max_positions
         if batch.layout.max_seqlen > most:
-            number, length = max(enumerate(lengths), key=lambda pair: pair[1])
+            number, length = max(enumerate(batch.layout.lengths), key=lambda pair: pair[1])
             what = f"text {number} has {length} tokens, and the model {most} positions"
             fix = f"Cut longer texts: tokenizer.batch(texts, length={most})."
             raise ConfigError(what, where="batch", fix=fix)
@@ -161,7 +161,12 @@ class Model(nn.Module):
             raise ConfigError(what, where="output_attentions", fix="Leave it out.")
 
     def read(self, kind: str, batch: Batch) -> Float[Tensor, "rows ..."]:
-        """Return the outputs of a head, from no more vectors than it reads."""
+        """Return the outputs of a head, from no more vectors than it reads.
+
+        Raises:
+            ConfigError: no batch, a sequence longer than the model's positions, no such head.
+        """
+        self._check(batch)
         value, only = self._value(kind), None
         if value is not None and value.reads_one_token(self.config):
             causal = not isinstance(self.config, LSTMConfig) and self.config.is_causal
