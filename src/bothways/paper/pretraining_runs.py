@@ -218,7 +218,6 @@ def masked_lm_first(settings: PretrainConfig) -> tuple[PretrainConfig, PretrainC
     assert isinstance(settings.objective, GeneratorObjective)
     phase, *later = settings.phases
     training, rest = settings.training, 1 - phase.share
-    heads = (head.kind for head in settings.objective.model_heads if head != MaskedHead())
     first = dataclasses.replace(
         settings,
         objective=MaskedLM(masking=FIRST_MASKS),
@@ -240,7 +239,6 @@ def masked_lm_first(settings: PretrainConfig) -> tuple[PretrainConfig, PretrainC
             until=part_of(training.end, rest),
             optimizer=optimizer,
         ),
-        fresh=tuple(heads),
     )
     return first, second
 
@@ -269,8 +267,10 @@ class PretrainRun:
         """Pre-train, or continue."""
         settings = self.settings
         if self.after is not None:
+            assert isinstance(settings.objective, GeneratorObjective)
+            heads = [head.kind for head in settings.objective.model_heads if head != MaskedHead()]
             start = str(folder.parent / self.after / "model")
-            settings = dataclasses.replace(settings, start=start)
+            settings = dataclasses.replace(settings, start=start, fresh=tuple(heads))
         done = pretrain(
             settings, self.corpus, folder, resume=resume, device=device, progress=progress
         )
