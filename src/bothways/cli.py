@@ -149,7 +149,7 @@ def _prepare_terminal() -> None:
             del os.environ[name]
 
 
-def _end_as_by_ctrl_c() -> None:
+def _interrupt_on_signals() -> None:
     """Let the signals that end a program do what Ctrl-C does; a second one ends it at once.
 
     Runs and servers have handlers of their own. What is ignored stays so: `nohup` ignores SIGHUP. A
@@ -177,7 +177,7 @@ def main() -> None:
     limit_threads()
     tune_allocator()
     try:
-        _end_as_by_ctrl_c()
+        _interrupt_on_signals()
         words = [_expand_home(word) for word in sys.argv[1:]]
         import_for_help(words)
         app(words, result_action="return_value", print_error=False, exit_on_error=False)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from bothways.core.terminal import printable
 
-AGAIN = "run the same command again, with --resume if it has that"
+AGAIN = "run the same command again, with --resume if it has this option"
 """What continues any work that was ended, for the sentence that says what to do."""
 
 

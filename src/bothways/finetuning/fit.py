@@ -35,7 +35,6 @@ from bothways.finetuning.failed_runs import (
 )
 from bothways.finetuning.lora import merge_changes
 from bothways.finetuning.metrics import scored
-from bothways.finetuning.scaled_head import merge_scale
 from bothways.finetuning.stability import rules
 from bothways.finetuning.teacher import TaughtLearner, Teacher
 from bothways.hub.model_card import Card
@@ -62,7 +61,7 @@ class FinetuneResult:
         task: with the weights that were best on the dev data; without dev data, the last ones.
         metrics: of these weights on the dev data; empty without it, and for an interrupted run.
         baseline: of the best answer that does not depend on the input, such as the most frequent
-            class; without those that it does not have.
+            class; only the metrics that such an answer has.
         progress: at the end; short of the configured length if the run was interrupted.
         settings: of the run, with the rate and the length that were chosen for it.
         finished: False if the run was interrupted.
@@ -181,7 +180,6 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     done = FinetuneResult(task, {}, state, method, finished, tuple(history), findings=data.findings)
     if not finished or not is_main(plan):
         merge_changes(task.model)
-        merge_scale(task.model)
         return done
     if state.early:
         why = "no evaluation improved within training.early_stopping"
@@ -190,7 +188,6 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
         progress.stage("reading the best weights")
         store.load_best(learner, training.keep.best)
     merge_changes(task.model)
-    merge_scale(task.model)
     task.eval()
     metrics, usual, failure = conclude(task, data, method, state.steps, losses, progress)
     return dataclasses.replace(done, metrics=metrics, baseline=usual, failure=failure)

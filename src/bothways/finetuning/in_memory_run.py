@@ -19,6 +19,7 @@ from bothways.finetuning.config import USUAL, FinetuneSettings
 from bothways.finetuning.data import LabelledData, check_metric, check_outputs
 from bothways.finetuning.fit import FinetuneResult, fit
 from bothways.finetuning.lora import add_changes
+from bothways.finetuning.scaled_head import scale_outputs
 from bothways.finetuning.stability import fresh_pooler, steady
 from bothways.model.config import ModelConfig
 from bothways.model.heads import Head
@@ -75,6 +76,7 @@ def fit_task(
     check_outputs(data)
     definition, where = data.definition, choose_device(device)
     model = start_from(start, definition.heads(data.labels, method.dropout), seed)
+    scale_outputs(model, definition.output_scale(data.train_examples))
     _check_start(start, method)
     has_pooler = isinstance(start, Model) and "pooler" in start.heads
     fresh = () if has_pooler or "pooler" not in model.heads else ("pooler",)

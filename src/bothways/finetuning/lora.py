@@ -24,6 +24,7 @@ from typing_extensions import assert_never
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.keyed_rng import rng
+from bothways.finetuning.scaled_head import ScaledLinear
 from bothways.model.config import LSTMConfig
 from bothways.model.model import Model
 
@@ -147,8 +148,8 @@ def _changed(lora: LoRA, stacked: int) -> tuple[int, ...]:
 
 
 def merge_changes(model: Model) -> None:
-    """Add all low-rank changes to their matrices, in place; other layers stay as they are."""
+    """Make low-rank changes and scales a part of the weights, in place; other layers stay."""
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            if isinstance(child, LoRALinear):
+            if isinstance(child, LoRALinear | ScaledLinear):
                 setattr(parent, name, child.merged())

@@ -62,10 +62,3 @@ def scale_outputs(model: Model, scale: OutputScale | None) -> None:
         head = model.heads[HEAD]
         assert isinstance(head.dense, nn.Linear)
         head.dense = ScaledLinear(head.dense, scale).train(head.training)
-
-
-def merge_scale(model: Model) -> None:
-    """Make the scale a part of the head's weights, in place."""
-    dense = getattr(model.heads[HEAD], "dense", None) if HEAD in model.heads else None
-    if isinstance(dense, ScaledLinear):
-        model.heads[HEAD].dense = dense.merged()

@@ -52,7 +52,7 @@ Output = NDArray[np.float32]
 
 
 class OutputScale(NamedTuple):
-    """What numbers are to be learned in, since they are far from 0.
+    """The scale on which scores far from 0 are learned.
 
     Attributes:
         mean: of the training scores.
@@ -240,7 +240,7 @@ class Task(Generic[E, P]):
         return self
 
     def output_scale(self, train: Many[E]) -> OutputScale | None:
-        """Return what the head "labels" learns its outputs in; `None` for their usual size."""
+        """Return the scale on which the head "labels" learns; None to learn scores as they are."""
         return None
 
     def truncation_advice(self, needed: int, most: int) -> str:
