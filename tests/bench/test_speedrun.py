@@ -1,4 +1,4 @@
-"""A speedrun: it ends at the target, is scored on text of its own, and leaves an entry."""
+"""A speedrun ends at its target or its time, is scored on data of its own, and leaves an entry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 from bothways.bench import speedrun as job
-from bothways.bench.speedrun import CPU, METRIC, RecordRequest, speedrun
+from bothways.bench.speedrun import (
+    METRIC,
+    LossTrack,
+    PairTrack,
+    RecordRequest,
+    first_words,
+    speedrun,
+)
 from bothways.cli import app
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.progress import SILENT
@@ -47,9 +54,9 @@ def without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def request_of(place: Path, out: Path, target: float = 3.0, **changes: Any) -> RecordRequest:
-    track = dataclasses.replace(CPU, target=target, tokens=1000)
     text, held_out = (str(place / f"{name}.txt") for name in ("train", "held-out"))
-    request = RecordRequest((text,), held_out, out, track, overrides=TINY, seeds=1)
+    track = LossTrack(held_out, target, tokens=1000)
+    request = RecordRequest((text,), track, out, overrides=TINY, seeds=1)
     return dataclasses.replace(request, **changes)
 
 
@@ -102,8 +109,82 @@ def test_the_rules_are_kept(place: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             speedrun(request_of(place, tmp_path / "out", **changes), device="cpu")
+    nowhere = LossTrack("nowhere.txt")
     with pytest.raises(DataError, match="no such file"):
-        speedrun(request_of(place, tmp_path / "out", held_out="nowhere.txt"), device="cpu")
+        speedrun(request_of(place, tmp_path / "out", track=nowhere), device="cpu")
+
+
+def write_pairs(folder: Path) -> Path:
+    """Animals and what they do, as `toy_animals` has them, against the words in another order."""
+    folder.mkdir()
+    rng = np.random.default_rng(1)
+    for name in ("order", "more"):
+        sentences = [text for text in document(rng).splitlines() if text.strip()]
+        rows = [
+            {"sentence_good": text, "sentence_bad": " ".join(text.split()[::-1])}
+            for text in sentences
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_pairs_are_scored_after_a_time_with_few_words(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite = write_pairs(tmp_path / "suite")
+    track = PairTrack(suite, words=500, vocabulary=200)
+    words = ("training.until=2 seconds", "training.evaluate=1 seconds")
+    request = request_of(place, tmp_path / "out", track=track, overrides=(*TINY, *words))
+    entry = speedrun(request, device="cpu")
+    rows = [json.loads(row) for row in (request.out / "text.jsonl").read_text().splitlines()]
+    assert sum(len(row["text"].split()) for row in rows) == 500
+    run = entry["runs"][0]
+    assert run["seconds"] >= 2
+    assert run["curve"]
+    assert entry["track"]["words"] == 500
+    assert set(run["phenomena"]) == {"order", "more"}
+    assert entry["mean accuracy"] == run["accuracy"] == np.mean([*run["phenomena"].values()])
+    app(
+        ["evaluate", str(request.out / "runs" / "seed-0"), "--blimp", str(suite), "--json",
+         "--device", "cpu"], result_action="return_value",
+    )  # fmt: skip
+    assert json.loads(capsys.readouterr().out)["mean"] == pytest.approx(run["accuracy"])
+
+
+def test_the_rules_of_pairs_are_kept(place: Path, tmp_path: Path) -> None:
+    out, suite = tmp_path / "out", write_pairs(tmp_path / "suite")
+    for until, words in (
+        ("9 hours", "training.until: is 9 hours, and a run of this track takes at most 8 hours"),
+        ("40 steps", "is 40 steps, and"),
+    ):
+        changed = (*TINY, f"training.until={until}")
+        with pytest.raises(ConfigError, match=words):
+            speedrun(request_of(place, out, track=PairTrack(suite), overrides=changed))
+    with pytest.raises(DataError, match="is not a folder"):
+        speedrun(request_of(place, out, track=PairTrack(tmp_path / "nowhere")))
+    command = ["speedrun", "--text", str(place / "train.txt"), "--out", str(out)]
+    files = ["--held-out", str(place / "held-out.txt")]
+    for options, words in (
+        ([], "one of --held-out FILE and --blimp DIR"),
+        ([*files, "--blimp", str(suite)], "one of --held-out FILE and --blimp DIR"),
+        (["--blimp", str(suite), "--target", "5"], "target: is a held-out loss"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            app([*command, *options], result_action="return_value")
+
+
+def test_the_first_words_end_in_the_middle_of_a_document(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a  b\nc d\n\ne f\ng h\n\ni\n")
+    files = [str(tmp_path / "text.txt")]
+    for count, texts in (
+        (1, ["a"]),
+        (4, ["a  b\nc d"]),
+        (6, ["a  b\nc d", "e f"]),
+        (99, ["a  b\nc d", "e f\ng h", "i"]),
+    ):
+        first_words(files, count, tmp_path / "first.jsonl")
+        rows = (tmp_path / "first.jsonl").read_text().splitlines()
+        assert [json.loads(row)["text"] for row in rows] == texts
 
 
 def test_a_target_outlives_a_checkpoint() -> None:

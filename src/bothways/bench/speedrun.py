@@ -1,19 +1,21 @@
-"""A speedrun: the time from the first update to a fixed held-out loss, on fixed text.
+"""A speedrun: what pre-training reaches in little time, by fixed rules.
 
-Everything may change but the text, the vocabulary and the held-out loss: masked LM on full
-sentences of 128 tokens, 15 % of them masked, the same for all. docs/speedrun.md has the rules and
+There are two tracks: the time from the first update to a fixed held-out loss, and the accuracy on
+minimal pairs after at most eight hours with ten million words. docs/speedrun.md has the rules and
 the board.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,12 +23,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import assert_never
 
 import bothways
 from bothways.core.atomic_files import replace_file
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, os_errors
 from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress
 from bothways.data.corpus import Corpus, build_corpus
@@ -34,6 +37,8 @@ from bothways.data.documents import read_documents
 from bothways.families.catalogue import preset
 from bothways.kernels.library import describe_kernels
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMLearner
+from bothways.prediction.pair_suite import evaluate_suite, open_pairs, suite_files
+from bothways.prediction.predictor import Predictor
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import HeldOut
@@ -43,6 +48,7 @@ from bothways.pretraining.run import pretrain
 from bothways.pretraining.run_page import read_records
 from bothways.runtime.devices import choose_device, describe_device
 from bothways.sweeps.runs import Series, SweepFolder, SweepOutcome, run_all
+from bothways.tasks.base import Metrics
 from bothways.training.durations import Hours, part_of
 from bothways.training.early_stopping import Target
 from bothways.training.parallel import Plan
@@ -50,43 +56,63 @@ from bothways.training.run import Event
 
 METRIC = "held-out/loss/masked"
 """The loss that a record is about, in nats."""
+ACCURACY = "mean"
+"""The mean of the accuracies of the phenomena, the metric of minimal pairs."""
 ENTRY = "entry.json"
+_WORD = re.compile(r"\S+")
 EVALUATIONS = 60
 """Evaluations of a run of the length of the track, unless settings say otherwise."""
+SEEDS = 3
+"""Runs of a record."""
 
 
 @dataclass(frozen=True)
-class Track:
-    """The fixed part of a speedrun.
+class LossTrack:
+    """The time to a held-out loss: masked LM on full sentences, 15 % masked, the same for all.
+
+    On English Wikipedia word frequencies alone reach about 7.0 nats.
 
     Attributes:
-        target: the held-out loss to reach, in nats.
+        held_out: the file to score on.
+        target: the loss to reach, in nats.
         vocabulary: tokens of the WordPiece vocabulary, learned from the training text.
         length: of the sequences that are scored, in tokens.
         tokens: of held-out text that are scored.
-        seeds: runs of a record.
-        limit: the longest run.
+        limit: the length of a run, unless settings say otherwise.
     """
 
-    target: float
+    held_out: str
+    target: float = 5.0
     vocabulary: int = 8000
     length: int = 128
     tokens: int = 100_000
-    seeds: int = 3
     limit: Hours = Hours(1.0)
 
 
-CPU = Track(target=5.0)
-"""Two cores of a CPU, English Wikipedia: word frequencies alone reach about 7.0 nats."""
+@dataclass(frozen=True)
+class PairTrack:
+    """The accuracy on minimal pairs that little text and little time give.
+
+    Attributes:
+        suite: the folder of minimal pairs, such as BLiMP's data; see `suite_files`.
+        words: of the training text that are read, from its beginning.
+        vocabulary: tokens of the WordPiece vocabulary, learned from these words.
+        limit: the longest run.
+    """
+
+    suite: Path
+    words: int = 10_000_000
+    vocabulary: int = 8000
+    limit: Hours = Hours(8.0)
 
 
 @dataclass(frozen=True)
-class SpeedRun:
-    """One run of a record. It is made in one session: an interrupted one begins again."""
+class LossRun:
+    """A run to a held-out loss. It is made in one session: an interrupted one begins again."""
 
     name: str
     settings: PretrainConfig
-    track: Track
+    track: LossTrack
     corpus: Corpus = field(repr=False)
     held_out: Corpus = field(repr=False)
 
@@ -139,29 +165,58 @@ class SpeedRun:
 
 
 @dataclass(frozen=True)
+class PairRun:
+    """A run whose model is asked for minimal pairs. An interrupted one continues."""
+
+    name: str
+    settings: PretrainConfig
+    track: PairTrack
+    corpus: Corpus = field(repr=False)
+
+    def digests(self) -> dict[str, str]:
+        """Return the sha256 of the corpus."""
+        return {"corpus": self.corpus.fingerprint}
+
+    def start(
+        self, folder: Path, *, resume: bool, device: str, progress: Progress
+    ) -> SweepOutcome | None:
+        """Train for the time of the track, and score the model that is saved at the end."""
+        done = pretrain(
+            self.settings, self.corpus, folder, resume=True, device=device, progress=progress
+        )
+        if not done.finished(self.settings.training):
+            return None
+        pairs = Predictor(open_pairs(folder, device=device))
+        scores = evaluate_suite(pairs, self.track.suite, progress)
+        metrics = {name: count.accuracy for name, count in scores.groups["phenomenon"].items()}
+        at = done.progress
+        metrics[ACCURACY] = scores.mean
+        return SweepOutcome(self.name, metrics, (), ACCURACY, "highest", at.steps, at.seconds)
+
+
+@dataclass(frozen=True)
 class RecordRequest:
     """What the user asks for.
 
     Attributes:
         text: files to train on; vocabulary and corpus are built in `out`, or found there. This is
             not on the clock.
-        held_out: the file to score on.
+        track: what is measured, and on what.
         out: folder for corpus, runs and the entry.
         model, recipe: to start from.
         config: a TOML file with settings; None for none.
         overrides: settings by dotted path.
-        seeds: number of runs; None for the track's.
+        seeds: number of runs.
     """
 
     text: tuple[str, ...]
-    held_out: str
+    track: LossTrack | PairTrack
     out: Path
-    track: Track = CPU
     model: str = "bert-mini"
     recipe: str = "modern"
     config: Path | None = None
     overrides: tuple[str, ...] = ()
-    seeds: int | None = None
+    seeds: int = SEEDS
 
     def __post_init__(self) -> None:
         require_at_least(1, seeds=self.seeds)
@@ -177,12 +232,13 @@ class RecordRequest:
         """
         track = self.track
         base = RECIPES[self.recipe](fit_to_corpus(preset(self.model), corpus.tokenizer))
+        to_loss = isinstance(track, LossTrack)
         training = dataclasses.replace(
             base.training,
             until=track.limit,
             evaluate=part_of(track.limit, 1 / EVALUATIONS),
-            save=None,
-            target=Target(METRIC, track.target),
+            save=None if to_loss else part_of(track.limit, 1 / EVALUATIONS),
+            target=Target(METRIC, track.target) if isinstance(track, LossTrack) else None,
         )
         settings = configs.load(
             PretrainConfig,
@@ -190,13 +246,57 @@ class RecordRequest:
             file=self.config,
             overrides=self.overrides,
         )
-        if settings.training.target != training.target:
-            what = f"is fixed by the track: {METRIC} at most {track.target:g}"
-            raise ConfigError(what, where="training.target", fix="Leave it out.")
-        if settings.encoder.max_positions < track.length:
-            what = f"has {settings.encoder.max_positions} positions, and {track.length} are scored"
-            raise ConfigError(what, where="encoder.position.max_positions", fix="Set it higher.")
+        _check_rules(settings, track)
         return settings
+
+
+def _check_rules(settings: PretrainConfig, track: LossTrack | PairTrack) -> None:
+    """Raise ConfigError if settings change what a track fixes."""
+    target, until = settings.training.target, settings.training.until
+    match track:
+        case LossTrack():
+            if target != Target(METRIC, track.target):
+                what = f"is fixed by the track: {METRIC} at most {track.target:g}"
+                raise ConfigError(what, where="training.target", fix="Leave it out.")
+            if (positions := settings.encoder.max_positions) < track.length:
+                what = f"has {positions} positions, and {track.length} are scored"
+                fix = "Set it higher."
+                raise ConfigError(what, where="encoder.position.max_positions", fix=fix)
+        case PairTrack():
+            if not isinstance(until, Hours) or until.count > track.limit.count:
+                what = f"is {until}, and a run of this track takes at most {track.limit}"
+                fix = f'Give a time, such as "{track.limit}".'
+                raise ConfigError(what, where="training.until", fix=fix)
+        case _:
+            assert_never(track)
+
+
+def first_words(files: Sequence[str], count: int, file: Path) -> None:
+    """Write the documents that have the first `count` words of texts, as JSON lines.
+
+    Words are what white space separates. The last document ends with the last word.
+
+    Raises:
+        DataError: a file cannot be read.
+        ResourceError: `file` cannot be written.
+    """
+
+    def write(place: Path) -> None:
+        left = count
+        with place.open("w", encoding="utf8") as out:
+            for document in read_documents(files):
+                words = [
+                    word.span() for word in itertools.islice(_WORD.finditer(document.text), left)
+                ]
+                if words:
+                    text = document.text[: words[-1][1]]
+                    out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+                if not (left := left - len(words)):
+                    break
+
+    with os_errors(file, "Choose another folder."):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(file, write)
 
 
 def speedrun(
@@ -209,31 +309,54 @@ def speedrun(
         KeyboardInterrupt: interrupted; the same command makes the runs that are left.
     """
     out, track = request.out, request.track
-    corpus = corpus_of_text(request.text, out, track.vocabulary, progress)
-    documents = read_documents([request.held_out])
-    scored = build_corpus(documents, corpus.tokenizer, out / "held-out", progress=progress)
+    text = request.text
+    if isinstance(track, PairTrack):
+        suite_files(track.suite)  # before the hours, not after them
+        text = (str(out / "text.jsonl"),)
+        first_words(request.text, track.words, out / "text.jsonl")
+    corpus = corpus_of_text(text, out, track.vocabulary, progress)
     settings = request.settings(corpus)
-    runs = [
-        SpeedRun(f"seed-{seed}", dataclasses.replace(settings, seed=seed), track, corpus, scored)
-        for seed in range(request.seeds or track.seeds)
-    ]
+    seeded = {
+        f"seed-{seed}": dataclasses.replace(settings, seed=seed) for seed in range(request.seeds)
+    }
+    runs: list[LossRun | PairRun]
+    if isinstance(track, PairTrack):
+        runs = [PairRun(name, each, track, corpus) for name, each in seeded.items()]
+    else:
+        documents = read_documents([track.held_out])
+        scored = build_corpus(documents, corpus.tokenizer, out / "held-out", progress=progress)
+        runs = [LossRun(name, each, track, corpus, scored) for name, each in seeded.items()]
     place = SweepFolder(out / "runs", True, device, progress)
     series = run_all(runs, place)
     if not series.finished:
         raise KeyboardInterrupt
     entry = _entry(track, settings, series, place, device) | runs[0].digests()
-    text = json.dumps(entry, indent=1) + "\n"
-    replace_file(out / ENTRY, lambda file: file.write_text(text, encoding="utf8"))
+    lines = json.dumps(entry, indent=1) + "\n"
+    replace_file(out / ENTRY, lambda file: file.write_text(lines, encoding="utf8"))
     return entry
 
 
 def _entry(
-    track: Track, settings: PretrainConfig, series: Series, place: SweepFolder, device: str
+    track: LossTrack | PairTrack,
+    settings: PretrainConfig,
+    series: Series,
+    place: SweepFolder,
+    device: str,
 ) -> dict[str, Any]:
     """Return a record as plain values."""
-    seconds = [run.seconds for run in series.runs]
-    losses = [run.metrics.get(METRIC) for run in series.runs]
-    reached = [loss is not None and loss <= track.target for loss in losses]
+    runs = [
+        {"seed": seed, "seconds": run.seconds, "steps": run.steps}
+        | _result(track, run.metrics)
+        | {"curve": _curve(place.out / run.name / "metrics.jsonl")}
+        for seed, run in enumerate(series.runs)
+    ]
+    overall: dict[str, bool | float | None]
+    if isinstance(track, LossTrack):
+        overall = {"reached": all(run["reached"] for run in runs)}
+    else:
+        scores = [run["accuracy"] for run in runs]
+        overall = {"mean accuracy": None if None in scores else statistics.fmean(scores)}
+    overall["mean seconds"] = statistics.fmean(run.seconds for run in series.runs)
     return {
         "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
         "bothways": bothways.__version__,
@@ -242,22 +365,20 @@ def _entry(
         "kernels": describe_kernels(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "track": dataclasses.asdict(track),
-        "reached": all(reached),
-        "mean seconds": statistics.fmean(seconds),
-        "runs": [
-            {
-                "seed": seed,
-                "reached": reached[seed],
-                "seconds": run.seconds,
-                "steps": run.steps,
-                "loss": losses[seed],
-                "curve": _curve(place.out / run.name / "metrics.jsonl"),
-            }
-            for seed, run in enumerate(series.runs)
-        ],
+        "track": configs.to_dict(track),
+        **overall,
+        "runs": runs,
         "settings": configs.to_dict(settings),
     }
+
+
+def _result(track: LossTrack | PairTrack, metrics: Metrics) -> dict[str, Any]:
+    """Return what a track measures; the values of a run that diverged are None."""
+    if isinstance(track, LossTrack):
+        loss = metrics.get(METRIC)
+        return {"reached": loss is not None and loss <= track.target, "loss": loss}
+    phenomena = {name: value for name, value in metrics.items() if name != ACCURACY}
+    return {"accuracy": metrics.get(ACCURACY), "phenomena": phenomena}
 
 
 def _curve(file: Path) -> list[list[float]]:

@@ -1,9 +1,9 @@
-"""`bothways speedrun`: the time to a fixed held-out loss, and an entry for the board."""
+"""`bothways speedrun`: what pre-training reaches in little time, and an entry for the board."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -15,19 +15,22 @@ from bothways.core.terminal import say
 def speedrun(  # noqa: PLR0913 – one option per question
     *overrides: str,
     text: Annotated[list[str], Parameter(consume_multiple=True, negative=())],
-    held_out: str,
+    held_out: str | None = None,
+    blimp: Path | None = None,
     out: Path,
     model: str = "bert-mini",
     recipe: str = "modern",
     config: Path | None = None,
-    seeds: int | None = None,
+    seeds: int = 3,
     target: float | None = None,
     device: Device = "auto",
 ) -> None:
-    """Train to a fixed held-out loss, print the time, and write an entry with the curve.
+    """Measure what pre-training reaches in little time, and write an entry with the curves.
 
-    The clock runs from the first update to the evaluation that reaches the loss. Vocabulary and
-        corpus are not on it, and are found again. docs/speedrun.md has the rules and the board.
+    With --held-out: the time from the first update to the evaluation that reaches a loss. With
+    --blimp: the accuracy on minimal pairs after at most 8 hours with the first 10 million words.
+    Vocabulary and corpus are not on the clock, and are found again. docs/speedrun.md has the rules
+    and the board.
 
     Parameters
     ----------
@@ -37,7 +40,9 @@ def speedrun(  # noqa: PLR0913 – one option per question
     text
         Text files, folders or patterns to train on.
     held_out
-        The text file to score on.
+        The text file whose loss is to be reached.
+    blimp
+        A folder of minimal pairs, as for evaluate.
     out
         Folder for corpus, runs and entry.json.
     model
@@ -47,28 +52,51 @@ def speedrun(  # noqa: PLR0913 – one option per question
     config
         A TOML file with settings; settings on the command line have priority.
     seeds
-        Number of runs; default: 3, as a record needs.
+        Number of runs; a record needs three.
     target
-        The held-out loss at which a run ends, in nats; default: 5.0, that of the track.
+        With --held-out: the loss at which a run ends, in nats; default: 5.0, that of the track.
     """
-    import dataclasses
-
     from bothways.bench import speedrun as job
     from bothways.commands.progress import error_console, say_kernels, terminal_progress
+    from bothways.core.errors import ConfigError
     from bothways.core.terminal import time_text
 
-    track = job.CPU if target is None else dataclasses.replace(job.CPU, target=target)
-    request = job.RecordRequest(
-        tuple(text), held_out, out, track, model, recipe, config, overrides, seeds
-    )
+    track: job.LossTrack | job.PairTrack
+    if (held_out is None) == (blimp is None):
+        what = "one of --held-out FILE and --blimp DIR says what is measured"
+        raise ConfigError(what, where="held_out")
+    if blimp is None:
+        assert held_out is not None
+        track = job.LossTrack(held_out) if target is None else job.LossTrack(held_out, target)
+    elif target is None:
+        track = job.PairTrack(blimp)
+    else:
+        raise ConfigError("is a held-out loss, and --blimp has none", where="target")
+    request = job.RecordRequest(tuple(text), track, out, model, recipe, config, overrides, seeds)
     console = error_console()
     say_kernels(device)
     with keeping(out, console), terminal_progress(console) as progress:
         entry = job.speedrun(request, device=device, progress=progress)
     for run in entry["runs"]:
-        state = "reached" if run["reached"] else "not reached"
-        loss = "diverged" if run["loss"] is None else f"{run['loss']:.3f} nats"
-        time = time_text(run["seconds"])
-        print(f"seed {run['seed']}: {state} in {time}, {run['steps']:,} steps, {loss}")
-    print(f"mean {time_text(entry['mean seconds'])} to {track.target:g} nats")
+        at = f"{time_text(run['seconds'])}, {run['steps']:,} steps"
+        print(
+            f"seed {run['seed']}: {_loss_line(run, at) if blimp is None else _pair_line(run, at)}"
+        )
+    mean = time_text(entry["mean seconds"])
+    if isinstance(track, job.LossTrack):
+        print(f"mean {mean} to {track.target:g} nats")
+    elif (accuracy := entry["mean accuracy"]) is not None:
+        print(f"mean {accuracy:.1%} right after {mean}")
     say(console, f"Written: {out / job.ENTRY}")
+
+
+def _loss_line(run: dict[str, Any], at: str) -> str:
+    """Return what a run to a loss has reached."""
+    loss = "diverged" if run["loss"] is None else f"{run['loss']:.3f} nats"
+    return f"{'reached' if run['reached'] else 'not reached'} in {at}, {loss}"
+
+
+def _pair_line(run: dict[str, Any], at: str) -> str:
+    """Return the accuracy of a run on minimal pairs."""
+    score = "diverged" if run["accuracy"] is None else f"{run['accuracy']:.1%} right"
+    return f"{score} after {at}"

@@ -364,7 +364,8 @@ class _Watch:
         values = at(progress) | metrics
         self._write(values)
         self._shown.message(f"evaluation {line(values)}")
-        self._show_training(progress)
+        # With the time of the evaluation: else the next step seems to be as fast as both together.
+        self._show_training(dataclasses.replace(progress, seconds=self._clock()))
         self._on_event(Event("evaluation", progress, metrics))
 
     def _save(self, progress: RunState) -> None:
