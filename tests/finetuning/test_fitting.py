@@ -97,7 +97,7 @@ def test_packed_fine_tuning_is_padded_fine_tuning(world: int, tmp_path: Path) ->
     with learning_by_rows(task.model, torch.device("cpu"), world, AdamW()):
         fit(
             task,
-            loader(data, method, task, 3, ALL).steps(Cursor()),
+            loader(data, method, 3, ALL).steps(Cursor()),
             build_optimizer(optimizer, task.named_parameters()),
             factor(method.training.schedule, method.training.until),
             Single(),
@@ -111,7 +111,7 @@ def test_packed_fine_tuning_is_padded_fine_tuning(world: int, tmp_path: Path) ->
     adam = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}], lr=0.0
     )
-    steps, sizes = loader(data, method, task, 3, ALL).steps(Cursor()), list[int]()
+    steps, sizes = loader(data, method, 3, ALL).steps(Cursor()), list[int]()
     for number, (expected, step) in enumerate(zip(seen, steps, strict=False)):
         rows = [
             (ids, segments, label)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -100,3 +101,68 @@ def test_a_package_has_at_most_25_files() -> None:
         folders[path.parent].add(path.name)
     counts = {folder: len(names - {"__init__.py"}) for folder, names in folders.items()}
     assert {folder: count for folder, count in counts.items() if count > 25} == {}
+
+
+DOTTED = re.compile(r"`(?:bothways\.)?([A-Za-z]\w*(?:\.\w+)+)`")
+FILES = re.compile(r".*\.(bin|html|json|jsonl|md|npy|onnx|onnx_data|pt|safetensors|toml|tsv|txt)")
+
+
+def names_by_module() -> dict[str, set[str]]:
+    """Return what each module defines or imports, at any depth, by its dotted path."""
+    found: dict[str, set[str]] = {}
+    for path, tree in modules():
+        module = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+        found[module] = set()
+        for node in ast.walk(tree):
+            match node:
+                case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.alias(name=name):
+                    found[module].add(name)
+                case ast.Name(id=name, ctx=ast.Store()) | ast.AsyncFunctionDef(name=name):
+                    found[module].add(name)
+    return found
+
+
+def test_references_in_docstrings_exist() -> None:
+    names = names_by_module()
+    every = set().union(*names.values())
+    packages = {module.split(".")[0] for module in names}
+    found = []
+    for path, tree in modules():
+        texts = [
+            (node.lineno, node.value.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ]
+        for line, reference in (
+            (line, reference) for line, text in texts for reference in DOTTED.findall(text)
+        ):
+            first, *rest = reference.split(".")
+            owner, last = ".".join([first, *rest[:-1]]), rest[-1]
+            owners = [module for module in names if f".{module}".endswith(f".{owner}")]
+            known = (
+                reference in names
+                or any(f".{module}".endswith(f".{reference}") for module in names)
+                or any(last in names[module] for module in owners)
+                or {first, *rest} <= every  # `Task.encode`, `keep.best`
+                or (set(rest) <= every and reference.islower())  # a setting: `training.ema`
+            )
+            ours = first in packages or owners or first[0].isupper()
+            if ours and not known and not FILES.fullmatch(reference):
+                found.append(f"{path}:{line} {reference}")
+    assert not found, "\n".join(found)
+
+
+def test_docstrings_begin_with_a_summary_and_are_indented_evenly() -> None:
+    lists = re.compile(r"(Attributes|Args|Returns|Raises|Parameters):$")
+    found = []
+    for place, _, text in docstrings():
+        lines = text.splitlines()
+        if lists.match(lines[0]):
+            found.append(f"{place} begins with a list")
+        for before, line in itertools.pairwise(lines):
+            prose = " " in before.strip() and before[0] not in " ·" and before[-1] not in ":.,"
+            if prose and re.match(r"    \S", line) and not re.match(r"[A-Z]+: ", before):
+                found.append(f"{place} {line.strip()}")
+    assert not found, "\n".join(found)

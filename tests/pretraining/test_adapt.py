@@ -123,7 +123,7 @@ def test_electra_needs_its_generator(
     tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str]
 ) -> None:
     model = folder_of(tmp_path / "run/model", tokenizer, ReplacedHead(), electra=True)
-    with pytest.raises(ConfigError, match="the generator that replaces them is not beside"):
+    with pytest.raises(ConfigError, match="the generator that replaces them is not next to it"):
         bothways.adapt(model, texts["domain"], tmp_path / "no", until="2 steps")
     folder_of(tmp_path / "run/generator", tokenizer, MaskedHead(), seed=1, electra=True)
     done = bothways.adapt(

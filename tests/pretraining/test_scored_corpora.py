@@ -82,7 +82,7 @@ def test_a_discriminator_is_scored_with_the_generator_of_its_run(
     found = scored(capsys, str(tmp_path / "run"), str(corpus.folder))
     assert {"f1/replaced", "entropy/replaced", "loss/masked"} <= found.keys()
     (tmp_path / "run" / "model").rename(tmp_path / "alone")
-    with pytest.raises(ConfigError, match="the generator that replaces them is not beside"):
+    with pytest.raises(ConfigError, match="the generator that replaces them is not next to it"):
         scored_objective(str(tmp_path / "alone"))
 
 

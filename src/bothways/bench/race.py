@@ -33,9 +33,11 @@ from bothways.runtime.devices import Precision, describe_device, gemm_rate, has_
 
 @dataclass(frozen=True)
 class Timing:
-    """Attributes:
-    rounds: seconds per timed update; each follows an untimed one.
-    memory: peak memory of the process in bytes; `None` where the system does not report it.
+    """The times of a contender.
+
+    Attributes:
+        rounds: seconds per timed update; each follows an untimed one.
+        memory: peak memory of the process in bytes; None where the system does not report it.
     """
 
     contender: str

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Layers = Literal[
     "embeddings", "second_to_last", "last", "weighted_last_four", "concat_last_four", "weighted_all"
 ]
-"""As `model.layers.LayerChoice`, spelled out so that the command line starts without the library
+"""As `model.layer_mix.LayerChoice`, spelled out so that the command line starts without the library
 behind it.
 """
 

@@ -57,7 +57,7 @@ def glue(*overrides: str, options: BenchmarkOptions) -> None:
     """Fine-tune on GLUE as in table 1 of the paper and compare.
 
     Prints the cost first: runs, examples, tokens, and time on this machine. The same command
-        resumes an interrupted run.
+    resumes an interrupted run.
 
     Parameters
     ----------

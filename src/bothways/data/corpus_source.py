@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class CorpusSource:
-    """Chosen documents of a corpus as an endless stream of sequences (a `core.learner.Source`)."""
+    """Chosen documents of a corpus as an endless stream of sequences (a `core.source.Source`)."""
 
     def __init__(
         self,

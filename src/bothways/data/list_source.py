@@ -40,7 +40,7 @@ class ListPlan(NamedTuple):
 
 
 class ListSource:
-    """Sequences in memory as an endless stream (a `core.learner.Source`); an epoch is one block."""
+    """Sequences in memory as an endless stream (a `core.source.Source`); an epoch is one block."""
 
     def __init__(self, sequences: Many[Sequence], order: Shuffled | InOrder) -> None:
         """Raise DataError if there are no sequences."""

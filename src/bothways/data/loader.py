@@ -164,7 +164,7 @@ def prefetch(items: Iterable[T], depth: int) -> Iterator[T]:
     """Yield the items, up to `depth` of them computed ahead in a thread.
 
     An error of `items` is raised here, at its position. The thread ends with the iterator: at its
-        end, when it is closed, or when an interrupt arrives while it waits.
+    end, when it is closed, or when an interrupt arrives while it waits.
     """
     assert depth >= 1
     source, end = iter(items), object()

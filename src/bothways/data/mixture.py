@@ -228,7 +228,7 @@ class MixedPlan(NamedTuple):
 
 
 class MixedSource:
-    """Sequences drawn from several streams, in shares, without end (a `core.learner.Source`).
+    """Sequences drawn from several streams, in shares, without end (a `core.source.Source`).
 
     It has one endless epoch, so that steps cross the ends of the epochs of the corpora. `epochs`
     is their mean by size: one epoch is as much text as all corpora hold.

@@ -117,7 +117,7 @@ def open_features(
     Args:
         folder: one for each data set; features of other encoders or tokens are replaced, missing
             layers are added.
-        inputs: as `Tagging.encode` makes them.
+        inputs: as `TaggingTask.encode` makes them.
         progress: as for `extract`.
 
     Raises:

@@ -12,7 +12,6 @@ from typing import Any
 
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, report_findings
-from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress
 from bothways.core.sequence import Sequence
 from bothways.core.terminal import counted
@@ -146,7 +145,7 @@ def label(
 
 
 def loader(
-    data: LabelledData, method: FinetuneSettings, learner: Learner, seed: int, share: Share = ALL
+    data: LabelledData, method: FinetuneSettings, seed: int, share: Share = ALL
 ) -> Loader[ListPlan]:
     """Return the steps over the training data, shuffled in each epoch."""
     source = ListSource(data.sequences, Shuffled(seed))

@@ -149,7 +149,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     """
     device = next(task.parameters()).device
     training = training_of(method, data)
-    steps = loader(data, method, task, seed, Share(plan.rank, plan.world))
+    steps = loader(data, method, seed, Share(plan.rank, plan.world))
     history: list[tuple[float, Metrics]] = []
     losses: list[float] = []
 

@@ -17,7 +17,7 @@ from bothways.model.model import Model
 from bothways.tasks.base import OutputScale
 
 HEAD = "labels"
-"""The head of a regression task, which every run begins anew."""
+"""The head of a regression task, which starts at random in every run."""
 
 
 class ScaledLinear(nn.Linear):

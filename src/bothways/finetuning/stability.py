@@ -92,7 +92,7 @@ def is_pretrained(name: str, stability: Stability, depth: int, fresh: Collection
 
 
 def rules(stability: Stability, model: Model, fresh: Collection[str] = ()) -> ParameterRules:
-    """Return the rate and pull of each parameter, as a function for `training.optim.build`."""
+    """Return a function of the rate and pull of each parameter, for `build_optimizer`."""
     return functools.partial(_rule, stability, len(model.encoder.blocks), frozenset(fresh))
 
 

@@ -230,7 +230,7 @@ def save_sentence_folder(
     card: Card | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a model folder that `sentence_transformers.SentenceTransformer` opens, too.
+    """Write a model folder that `SentenceTransformer` opens, too.
 
     Raises:
         FolderError: transformers has no class for the model; else as `save_model`.

@@ -392,8 +392,8 @@ def experiments_of(
             missing.append(entry.reason)
         else:
             found.append((column, entry))
-    beside = row.method == "BiLSTM" and any(r.method == "fine-tuned" for r in request.rows)
-    if not found and not beside:
+    other_method = row.method == "BiLSTM" and any(r.method == "fine-tuned" for r in request.rows)
+    if not found and not other_method:
         what = f"has no data for any of the columns: {'; '.join(dict.fromkeys(missing))}"
         fix = f"Add them, or name other columns by --tasks: {', '.join(COLUMNS)}."
         raise DataError(what, where=request.data, fix=fix)

@@ -1,7 +1,7 @@
 """Checks of the machine before training: disk space, memory, and the speed of training.
 
 Each check is a function that returns findings. Errors stop the run, all of them in one message;
-warnings and notes are printed once. `bothways.tasks.checks` checks labels.
+warnings and notes are printed once. `preflight.text` checks texts, and each task its labels.
 """
 
 from __future__ import annotations

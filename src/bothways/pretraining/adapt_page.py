@@ -31,7 +31,7 @@ _SHOWN = 50
 
 
 def head_note(before: Scores) -> str:
-    """Return what a new head means for the values before, and whether it has learnt anything."""
+    """Return what a new head means for the values before, and whether it has learned anything."""
     weak = [
         frequencies
         for metrics in before.values()

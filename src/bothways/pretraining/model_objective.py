@@ -80,7 +80,8 @@ def replaced_tokens_of(loaded: LoadedModel, source: str) -> ReplacedTokens:
     folder = start_folders(settings).get("generator")
     if folder is None:
         what = (
-            f"{source} detects replaced tokens, and the generator that replaces them is not beside"
+            f"{source} detects replaced tokens, and the generator that replaces them is not next "
+            "to it"
         )
         fix = (
             "Give the folder of a run, which holds model/ and generator/, or put the generator "

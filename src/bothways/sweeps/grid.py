@@ -130,7 +130,7 @@ def search_trials(base: FinetuneConfig, space: str, trials: int, place: SweepFol
     """Run trials, each proposed by optuna's tree-structured Parzen estimator from earlier ones.
 
     The proposals follow from the seed and the earlier results, so a resumed search needs no other
-        record than the runs: it proposes the same settings again, and their runs are finished.
+    record than the runs: it proposes the same settings again, and their runs are finished.
 
     Args:
         space: "key=low..high", "key=low..high:log" for a range, "key=value,value" for a choice,

@@ -166,7 +166,7 @@ def learn(texts: Sample, kind: Kind, read: Reader = Sample.read) -> Tokenizer:
     except UnicodeEncodeError as error:
         fix = 'Fix the source, or drop them: text.encode("utf-8", "ignore").decode("utf-8")'
         raise DataError(f"a text holds {surrogate_in(str(error.object))}", fix=fix) from error
-    specials = find_specials(backend, {}, "the vocabulary learnt")
+    specials = find_specials(backend, {}, "the learned vocabulary")
     if isinstance(kind, ByteBPE):
         dress(backend, Roberta(kind.prefix_space), specials)
     return Tokenizer(finish(backend, specials), specials)

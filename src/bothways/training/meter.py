@@ -23,10 +23,12 @@ from bothways.training.state import RunState
 
 @dataclass(frozen=True)
 class EvaluationScores:
-    """Attributes:
-    losses: mean per target by name, in nats; none of weight 0.
-    accuracies: share of targets predicted right, for the losses that count hits.
-    rates: further shares of targets, by "LOSS/COUNT" (`Loss.counts`).
+    """The results of an evaluation, or of some steps.
+
+    Attributes:
+        losses: mean per target by name, in nats; none of weight 0.
+        accuracies: share of targets predicted right, for the losses that count hits.
+        rates: further shares of targets, by "LOSS/COUNT" (`Loss.counts`).
     """
 
     losses: Mapping[str, float] = field(default_factory=dict)
@@ -36,12 +38,14 @@ class EvaluationScores:
 
 @dataclass(frozen=True)
 class StepReport:
-    """Attributes:
-    progress: after the last step.
-    scores: over the steps since the last report, on all ranks.
-    gradient_norm: of the last step, before clipping.
-    rate: the learning rate of the last step; the highest, if groups differ.
-    pace: the work of each rank (`pace.Pace`); empty for one process.
+    """What is reported of the steps since the last report.
+
+    Attributes:
+        progress: after the last step.
+        scores: over the steps since the last report, on all ranks.
+        gradient_norm: of the last step, before clipping.
+        rate: the learning rate of the last step; the highest, if groups differ.
+        pace: the work of each rank (`pace.Pace`); empty for one process.
     """
 
     progress: RunState
