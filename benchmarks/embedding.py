@@ -49,7 +49,7 @@ from harness import Rounds, against, best, interleaved, machine, show, span
 from numpy.typing import NDArray
 
 from bothways.model.flops import forward_flops
-from bothways.prediction.engine import predict, prepare_task
+from bothways.prediction.engine import predict, prepare_learner
 from bothways.prediction.predictor import open_learner
 from bothways.quickstart.installed_docs import (
     built_in_docstrings,
@@ -267,10 +267,10 @@ def assembled(
             found[name] = make(folder, threads)
         except ImportError as error:
             print(f"{name} is left out: {error}")
-    found |= {"bothways": ours(task), "bothways prepared": ours(prepare_task(task))}
+    found |= {"bothways": ours(task), "bothways prepared": ours(prepare_learner(task))}
     if has_bf16(CPU):
-        found["bothways prepared bf16"] = ours(prepare_task(task, "bf16"))
-    return found | ({"bothways int8": ours(prepare_task(task, "int8"))} if has_int8(CPU) else {})
+        found["bothways prepared bf16"] = ours(prepare_learner(task, "bf16"))
+    return found | ({"bothways int8": ours(prepare_learner(task, "int8"))} if has_int8(CPU) else {})
 
 
 def agreement(contenders: Mapping[str, Embed], texts: list[str]) -> None:

@@ -166,7 +166,7 @@ def ours(job: Data, data: LabelledData, plan: Plan) -> Trained:
     method = FinetuneSettings(training, plan.length, task=job.task)
     begin = time.perf_counter()
     done = fit_task(model, unjudged, method, seed=plan.seed, device="cpu", on_event=on_event)
-    answers = [job.peer.answer_of(prediction) for _, prediction in predictions(done.task, data)]
+    answers = [job.peer.answer_of(prediction) for _, prediction in predictions(done.learner, data)]
     return Trained(answers, times[-1] - begin, int(done.progress.tokens))
 
 

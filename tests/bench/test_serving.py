@@ -76,7 +76,7 @@ def test_waiting_clients_count_every_answer(application: App, place: tuple[str, 
     assert counted(application, 200) - before == len(load.exchanges) == len(load.seconds()) > 3
     lengths = {
         len(e.sequences[0])
-        for e in application.models.named("default").task.encode(
+        for e in application.models.named("default").learner.encode(
             application.models.named("default").examples(TEXTS[:7], application.limits)
         )
     }

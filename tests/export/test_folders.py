@@ -46,7 +46,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def saved(bert: Path, name: str, place: Path) -> Path:
     """A folder with random heads for a task, as a run saves it."""
-    learner = predictor(bert, name, length=24).task
+    learner = predictor(bert, name, length=24).learner
     kinds = {head.kind for head in learner.task.heads(learner.labels, None)}
     heads = [h for h in learner.model.specification if h.kind in kinds]
     loaded = load_model(bert)
@@ -95,7 +95,7 @@ def test_every_task_predicts_the_same_in_onnxruntime(bert: Path, name: str, tmp_
     write_export(source, tmp_path / "out", task=TASKS[name][0].name)
     assert not (tmp_path / "out" / "model.safetensors").exists()
     mine, theirs = open_task(source), open_task(tmp_path / "out", runtime="onnxruntime")
-    assert theirs.task.task.name == mine.task.task.name
+    assert theirs.learner.learner.name == mine.learner.learner.name
     for ours, other in zip(mine(inputs), theirs(inputs), strict=True):
         assert numbers(other.to_json()) == pytest.approx(numbers(ours.to_json()), abs=2e-5)
         assert [str(key) for key in other.to_json()] == [str(key) for key in ours.to_json()]

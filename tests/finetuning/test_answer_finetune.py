@@ -92,7 +92,7 @@ def test_what_is_saved_opens_in_transformers_with_equal_outputs(place: Path) -> 
     assert type(theirs).__name__ == "BertForQuestionAnswering"
     assert not any(report.values())
     opened = open_task(str(place / "run"), device="cpu")
-    for item in opened.task.encode(
+    for item in opened.learner.encode(
         list(opened.read(str(place / "dev.json"), labelled=True).examples)[:20]
     ):
         for sequence in item.sequences:
@@ -100,7 +100,7 @@ def test_what_is_saved_opens_in_transformers_with_equal_outputs(place: Path) -> 
                 torch.from_numpy(part).long()[None] for part in (sequence.ids, sequence.segments)
             )
             with torch.no_grad():
-                (found,) = opened.task.outputs(pack([sequence]))
+                (found,) = opened.learner.outputs(pack([sequence]))
                 output = theirs(input_ids=ids, token_type_ids=segments)
             expected = torch.stack([output.start_logits[0], output.end_logits[0]], 1)
             torch.testing.assert_close(torch.from_numpy(found), expected, atol=2e-4, rtol=1e-4)
@@ -137,6 +137,6 @@ def test_an_untrained_span_head_answers_every_question(place: Path) -> None:
         if file.name != "bothways.json":
             (place / "bare" / file.name).write_bytes(file.read_bytes())
     opened = open_task(str(place / "bare"), length=16, device="cpu")
-    assert opened.task.task == QuestionAnsweringTask()
+    assert opened.learner.learner == QuestionAnsweringTask()
     found = opened.predict(opened.read(str(place / "dev.json"), labelled=False))
     assert all(prediction.text for _, prediction in found)

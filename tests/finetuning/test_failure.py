@@ -65,7 +65,7 @@ def test_a_rate_that_is_far_too_high_is_found_out(data: LabelledData) -> None:
         [item for item in make_examples(100, 1) if item.label == name][:30] for name in data.labels
     ]
     even = label(
-        data.definition,
+        data.task,
         data.tokenizer,
         data.train_examples,
         [item for part in parts for item in part],
@@ -197,9 +197,9 @@ def test_the_training_loss_is_of_an_even_sample(
     data: LabelledData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of data in the order of its labels the first part would say nothing about the rest."""
-    task = start_from(SMALL, data.definition.heads(data.labels, None), seed=0)
+    task = start_from(SMALL, data.task.heads(data.labels, None), seed=0)
     learner, sequences = (
-        data.definition.learner(task, data.tokenizer, data.labels, 16),
+        data.task.learner(task, data.tokenizer, data.labels, 16),
         data.sequences[:40],
     )
     monkeypatch.setattr(failure, "SAMPLE", 8)

@@ -55,7 +55,7 @@ def test_every_family_does_every_task(
         data,
         FinetuneSettings(training, LENGTH, ExampleBudget(8), task=definition),
         device="cpu",
-    ).task
+    ).learner
     record = {"task": configs.to_dict(task.task), "length": LENGTH}
     save_model(
         tmp_path / "model",

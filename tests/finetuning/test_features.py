@@ -101,7 +101,7 @@ def test_features_are_the_hidden_states_of_transformers(
 
     theirs = BertModel.from_pretrained(settings.model).eval()
     assert data.dev.layers == (0, 1, 2, 3, 4, 5)
-    inputs = data.task.encode(data.dev_examples)
+    inputs = data.learner.encode(data.dev_examples)
     row = 0
     for item in inputs[:8]:
         for sequence in item.sequences:
@@ -127,14 +127,14 @@ def test_words_of_several_windows_stay_in_order(
 ) -> None:
     words = tuple(random.Random(2).choices(FILLERS[:-1], k=60))
     example = TagExample(words, ("O",) * 60)
-    inputs = data.task.task.encode([example], data.task.tokenizer, data.task.labels, 10)
+    inputs = data.learner.learner.encode([example], data.learner.tokenizer, data.learner.labels, 10)
     assert len(inputs[0].sequences) > 5
-    found = open_features(tmp_path / "long", data.task.model.encoder, inputs, (0,))
+    found = open_features(tmp_path / "long", data.learner.model.encoder, inputs, (0,))
     assert len(found.values) == 60
-    assert (found.labels == data.task.labels.index("O")).all()
-    table = data.task.model.encoder.embedding.token.weight
-    norm = data.task.model.encoder.embedding
-    (ids,) = data.task.tokenizer.encode([" ".join(words)])
+    assert (found.labels == data.learner.labels.index("O")).all()
+    table = data.learner.model.encoder.embedding.token.weight
+    norm = data.learner.model.encoder.embedding
+    (ids,) = data.learner.tokenizer.encode([" ".join(words)])
     nearest = [
         int(
             (norm.norm(table + norm.position.weight[p] + norm.segment.weight[0]) - torch.tensor(v))
@@ -162,7 +162,7 @@ def test_features_are_computed_once(
         plain(encoder, inputs, layers, table, progress)
 
     monkeypatch.setattr(features, "extract", counted)
-    encoder, inputs = data.task.model.encoder, data.task.encode(data.dev_examples)
+    encoder, inputs = data.learner.model.encoder, data.learner.encode(data.dev_examples)
     first = open_features(tmp_path / "dev", encoder, inputs, (3, 4))
     again = open_features(tmp_path / "dev", encoder, inputs, (4,))
     assert calls == [(3, 4)]
@@ -195,14 +195,14 @@ def test_features_are_computed_once(
 def test_only_the_tagger_learns(
     data: FeatureData, settings: FeatureConfig, choice: LayerChoice
 ) -> None:
-    before = {name: tensor.clone() for name, tensor in data.task.model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in data.learner.model.state_dict().items()}
     values = np.array(data.train.values)
     short = dataclasses.replace(settings.training, until=Epochs(0.5))
     run = dataclasses.replace(settings, layers=choice, training=short)
     done = fit_features(data, run, device="cpu")
-    after = data.task.model.state_dict()
+    after = data.learner.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert all(parameter.grad is None for parameter in data.task.model.parameters())
+    assert all(parameter.grad is None for parameter in data.learner.model.parameters())
     np.testing.assert_array_equal(values, data.train.values)
     torch.manual_seed(settings.seed)
     fresh = build_tagger(data, run).state_dict()
@@ -372,13 +372,13 @@ def test_the_forecast_is_of_what_is_left(
     ) == f"{whole:,} tokens through the encoder at 8 a second, {fitting}" + told(
         whole / 8 + read / 4
     )
-    open_features(tmp_path / "train", sentences.task.model.encoder, data.train, sentences.layers)
+    open_features(tmp_path / "train", sentences.learner.model.encoder, data.train, sentences.layers)
     assert said(tmp_path) == f"{dev:,} tokens through the encoder at 8 a second, {fitting}" + told(
         dev / 8 + read / 4
     )
-    open_features(tmp_path / "dev", sentences.task.model.encoder, data.train, sentences.layers)
+    open_features(tmp_path / "dev", sentences.learner.model.encoder, data.train, sentences.layers)
     assert said(tmp_path).startswith(f"{dev:,} tokens")  # they are of other data
-    open_features(tmp_path / "dev", sentences.task.model.encoder, data.dev, sentences.layers)
+    open_features(tmp_path / "dev", sentences.learner.model.encoder, data.dev, sentences.layers)
     assert said(tmp_path) == fitting + told(read / 4)
     hours = dataclasses.replace(
         settings, training=dataclasses.replace(settings.training, until=Hours(0.5))
@@ -402,7 +402,7 @@ def test_speeds_are_measured_as_the_work_will_be_done(
     words: tuple[int, int],
 ) -> None:
     batches = list[Batch]()
-    encoder, inputs = sentences.task.model.encoder, sentences.data.train
+    encoder, inputs = sentences.learner.model.encoder, sentences.data.train
 
     def timed(learner: FeatureTagger, batch: Batch, precision: str) -> float:
         batches.append(batch)

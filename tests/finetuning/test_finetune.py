@@ -179,8 +179,8 @@ def test_evaluating_the_folder_gives_the_metrics_of_the_run(
         assert classifier.evaluate(classifier.read(files.dev, labelled=True)) == pytest.approx(
             dict(result.metrics), rel=1e-5
         )
-        assert classifier.task.task.columns == TextColumns("sentence", None, "label")
-        assert classifier.task.length == 16
+        assert classifier.learner.learner.columns == TextColumns("sentence", None, "label")
+        assert classifier.learner.length == 16
     assert open_learner(str(folder), length=8).length == 8
 
 
@@ -222,7 +222,7 @@ def test_an_interrupted_run_ends_where_an_unbroken_one_does(
     result = finetune(settings_of(files, train=str(moved)), tmp_path, resume=True, device="cpu")
     unbroken = done[0]
     assert result.metrics == unbroken.metrics
-    states = [run.task.state_dict() for run in (result, unbroken)]
+    states = [run.learner.state_dict() for run in (result, unbroken)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     with pytest.raises(BothwaysError, match=r"is of another run: .*seed was 0, is 1"):
         finetune(settings_of(files, seed=1), tmp_path, resume=True, device="cpu")
@@ -254,7 +254,8 @@ def test_without_dev_data_the_last_weights_are_saved(files: Files, tmp_path: Pat
     assert "note: without dev data the last weights are kept, and nothing is measured" in heard.text
     saved = load_model(tmp_path / "model").model.state_dict()
     assert all(
-        torch.equal(saved[name], tensor) for name, tensor in result.task.model.state_dict().items()
+        torch.equal(saved[name], tensor)
+        for name, tensor in result.learner.model.state_dict().items()
     )
 
 
@@ -396,8 +397,8 @@ def test_a_folder_of_others_is_read_at_full_length_with_its_own_names(tmp_path: 
         make_tokenizer(tmp_path / "tokenizer"),
     )
     classifier = open_task(str(tmp_path / "model"))
-    assert (classifier.task.labels, classifier.task.length) == (("LABEL_0", "LABEL_1"), 32)
-    assert classifier.task.task.columns == TextColumns()
+    assert (classifier.learner.labels, classifier.learner.length) == (("LABEL_0", "LABEL_1"), 32)
+    assert classifier.learner.learner.columns == TextColumns()
     (tmp_path / "model" / "bothways.json").write_text('{"length": "long"}')
     with pytest.raises(
         ConfigError,
@@ -461,7 +462,7 @@ def test_two_ranks_do_what_one_does(files: Files, tmp_path: Path) -> None:
         check=True,
     )
     shared = load_model(tmp_path / "two" / "model").model.state_dict()
-    for name, tensor in alone.task.model.state_dict().items():
+    for name, tensor in alone.learner.model.state_dict().items():
         if not name.endswith(
             "qkv.bias"
         ):  # a key's gradient is rounding, and Adam makes it as large as the rate

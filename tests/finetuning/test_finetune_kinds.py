@@ -107,9 +107,9 @@ def test_a_finished_run_opens_again_as_it_was(
     assert task.metric == metric
     assert metric in done.metrics
     opened = open_task(str(tmp_path / "run"))
-    assert opened.task.task == done.task.task
-    assert opened.task.task.name == task.name
-    assert opened.task.labels == done.task.labels
+    assert opened.learner.learner == done.learner.learner
+    assert opened.learner.learner.name == task.name
+    assert opened.learner.labels == done.learner.labels
     assert opened.evaluate(opened.read(dev, labelled=True)) == pytest.approx(
         dict(done.metrics), rel=1e-4
     )
@@ -128,7 +128,7 @@ def test_what_was_tuned_and_read_is_in_the_definition(tmp_path: Path) -> None:
     definition = open_learner(str(done.folder)).task
     assert isinstance(definition, MultilabelTask)
     assert len(definition.thresholds) == 2
-    assert definition.thresholds == done.task.task.thresholds  # type: ignore[attr-defined]
+    assert definition.thresholds == done.learner.task.thresholds  # type: ignore[attr-defined]
     assert definition.columns == TextColumns("text", None, "labels")
 
 

@@ -130,7 +130,7 @@ def test_one_command_runs_both_stages(
     hidden = [json.loads(line)["loss/hidden"] for line in lines]
     assert len(hidden) == 3  # one batch an epoch
     assert hidden[-1] < hidden[0]
-    assert bothways.load(tmp_path / "run").task.labels == ("neg", "pos")
+    assert bothways.load(tmp_path / "run").learner.labels == ("neg", "pos")
     if installed("fsspec"):  # another machine goes on with both stages
         assert {"step-2", "layers"} <= {each.name for each in copies.iterdir()}
         assert (copies / "layers/step-3/manifest.json").is_file()
@@ -152,12 +152,12 @@ def test_a_first_stage_that_was_stopped_resumes_to_equal_weights(
     shutil.copytree(place / "teacher", tmp_path / "moved")
     moved["stage"]["training"]["report"] = "1 steps"
     done = run(place, tmp_path / "cut", resume=True, teacher=moved)
-    state = whole.task.model.state_dict()
+    state = whole.learner.model.state_dict()
     for each in (done, run(place, None)):  # in memory, too
-        assert all(torch.equal(state[n], t) for n, t in each.task.model.state_dict().items())
+        assert all(torch.equal(state[n], t) for n, t in each.learner.model.state_dict().items())
     alone = run(place, None, teacher={"weight": 1.0})
     name = "encoder.embedding.token.weight"
-    assert not torch.equal(state[name], alone.task.model.state_dict()[name])
+    assert not torch.equal(state[name], alone.learner.model.state_dict()[name])
 
 
 def test_mistakes_are_one_message(place: Path, tmp_path: Path) -> None:

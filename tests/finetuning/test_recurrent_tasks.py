@@ -197,7 +197,7 @@ def test_every_task_is_done(
         data,
         FinetuneSettings(training, LENGTH, ExampleBudget(8), task=definition),
         device="cpu",
-    ).task
+    ).learner
     inputs = [item for example in examples for item in task.encode([example]).copy()]
     batch = pack([sequence for item in inputs for sequence in item.sequences])
     (loss,) = task.train()(batch).values()
@@ -298,7 +298,7 @@ def test_frozen_layers_are_read_by_a_tagger(trained: Path, tmp_path: Path) -> No
         settings, tmp_path / "features", ("weighted_all", "embeddings"), device="cpu"
     )
     model = load_model(trained / "model").model
-    (item,) = data.task.encode(data.dev_examples[:1])
+    (item,) = data.learner.encode(data.dev_examples[:1])
     batch = pack(list(item.sequences))
     with torch.no_grad():
         layers = model.encoder(batch, keep_layers=True).layers

@@ -36,7 +36,7 @@ def test_rows_become_a_predictor_and_a_folder(model: Path, tmp_path: Path) -> No
     found = result.predictor()(texts)
     opened = open_task(result.save(tmp_path / "saved"), "text-classification", device="cpu")
     assert [p.label for p in opened(texts)] == [p.label for p in found]
-    assert opened.task.length == 16
+    assert opened.learner.length == 16
     assert opened.evaluate(rows(60, 1))["accuracy"] == result.metrics["accuracy"]
 
 
@@ -78,9 +78,9 @@ def test_all_tables_of_python_are_the_same_run(model: Path) -> None:
     plain = bothways.finetune(model, rows(32, 0), rows(30, 1), **settings)
     for form, more in zip(forms, named, strict=True):
         run = bothways.finetune(model, form, rows(30, 1), **settings, **more)
-        assert (run.metrics, run.task.labels) == (plain.metrics, tuple(names))
+        assert (run.metrics, run.learner.labels) == (plain.metrics, tuple(names))
     numbers = [{**row, "label": np.int64(row["label"])} for row in classes]
-    assert bothways.finetune(model, numbers, **settings).task.labels == ("0", "1")
+    assert bothways.finetune(model, numbers, **settings).learner.labels == ("0", "1")
 
 
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
@@ -116,7 +116,7 @@ def test_tags_of_a_dataset_have_the_names_of_its_classes(model: Path) -> None:
     run = bothways.finetune(
         model, data, task="ner", device="cpu", epochs=1, max_length=16, progress=False
     )
-    assert run.task.labels == ("O", "B-ANIMAL", "I-ANIMAL")
+    assert run.learner.labels == ("O", "B-ANIMAL", "I-ANIMAL")
 
 
 @pytest.mark.parametrize(
@@ -184,6 +184,6 @@ def test_rows_have_a_run_folder_that_is_resumed(model: Path, tmp_path: Path) -> 
             model, rows(65, 0), rows(30, 1), out=tmp_path / "run", resume=True, **settings
         )
     saved = alone.save(tmp_path / "saved")
-    record = bothways.load(saved).task
+    record = bothways.load(saved).learner
     assert record.length == 16
     assert "fine-tuned on train rows" in (saved / "README.md").read_text()

@@ -125,7 +125,7 @@ def test_frozen_parts_stay_to_the_last_bit(folder: Path, data: LabelledData, fro
         stability=Stability(frozen=frozen),
         training=dataclasses.replace(FAST, evaluate=None),
     )
-    task = fit_task(load_model(folder).model, data, method, device="cpu").task
+    task = fit_task(load_model(folder).model, data, method, device="cpu").learner
     parts = ("encoder.embedding.", "encoder.blocks.0.", "encoder.blocks.1.")
     for name, parameter in task.model.named_parameters():
         kept = name.startswith(parts[:frozen])
@@ -172,7 +172,7 @@ def test_a_strong_pull_keeps_a_run_at_its_start(folder: Path, data: LabelledData
         start = load_model(folder).model
         even = dataclasses.replace(FAST, schedule=Constant(), evaluate=None)
         method = dataclasses.replace(METHOD, training=even, stability=Stability(pull=pull))
-        done = fit_task(start, data, method, device="cpu").task.model.encoder
+        done = fit_task(start, data, method, device="cpu").learner.model.encoder
         pairs = zip(done.parameters(), start.encoder.parameters(), strict=True)
         return sum((a - b).square().sum().item() for a, b in pairs)
 
@@ -196,7 +196,7 @@ def test_seeds_of_the_head_and_of_the_order_are_two(folder: Path, data: Labelled
                 seed=seed,
                 order_seed=order_seed,
                 device="cpu",
-            ).task
+            ).learner
         )
 
     base = end(1, None)
@@ -223,7 +223,7 @@ def test_a_fresh_head_and_blocks_are_of_the_seed_of_the_start(
                 seed=seed,
                 order_seed=order_seed,
                 device="cpu",
-            ).task
+            ).learner
         )
 
     base, ordered, other = begin(1, None), begin(1, 2), begin(2, 1)
@@ -338,9 +338,9 @@ def test_a_broken_run_with_everything_on_ends_where_an_unbroken_one_does(
         whole.progress.steps,
         whole.progress.early,
     )
-    states = state(whole.task), state(resumed.task)
+    states = state(whole.learner), state(resumed.learner)
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    assert any(isinstance(part, MixoutLinear) for part in resumed.task.modules())
+    assert any(isinstance(part, MixoutLinear) for part in resumed.learner.modules())
     card = (tmp_path / "whole" / "model" / "README.md").read_text()
     assert "| mixout | 0.3 |" in card
     assert "| seed of the order | 7 |" in card

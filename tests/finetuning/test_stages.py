@@ -44,15 +44,15 @@ def rises(shares: list[float]) -> bool:
 def test_predictions_and_losses_tell_how_far_they_are_and_stay_the_same(
     data: LabelledData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = data.definition.learner(
-        start_from(SMALL, data.definition.heads(data.labels, None), 0),
+    task = data.task.learner(
+        start_from(SMALL, data.task.heads(data.labels, None), 0),
         data.tokenizer,
         data.labels,
         16,
     )
     whole = list(predictions(task, data))
     for window, reports in ((4096, 1), (32, 3)):
-        monkeypatch.setattr(type(data.definition), "window", window)
+        monkeypatch.setattr(type(data.task), "window", window)
         heard = Heard()
         assert list(predictions(task, data, heard)) == whole
         ((name, total, done),) = heard.stages
@@ -73,7 +73,7 @@ def test_examples_encoded_in_parts_are_as_those_encoded_together(
     monkeypatch.setattr(labelled, "ENCODED", 7)
     heard = Heard()
     parts = labelled.examine(
-        data.definition,
+        data.task,
         data.tokenizer,
         data.train_examples,
         data.dev_examples,
@@ -104,7 +104,9 @@ def test_a_tally_tells_after_each_batch_how_much_of_a_reading_is_done(
             yield TextExample("a good day")
 
     opened = open_task(str(make_folder(tmp_path / "bert")), "embed", device="cpu")
-    reading = Reading(opened.task.task, examples(), (lambda: read[0] / 100) if known else None)
+    reading = Reading(
+        opened.learner.learner, examples(), (lambda: read[0] / 100) if known else None
+    )
     counts = counting(reading, heard, "embedding")
     assert len(list(opened.predict(reading, PredictConfig(window=40, tokens=64), counts))) == 100
     ((name, total, done),) = heard.stages

@@ -64,7 +64,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[FinetuneResult, Path]
 
 def test_a_separable_task_is_learned_from_iob1(run: tuple[FinetuneResult, Path]) -> None:
     done, folder = run
-    assert done.task.labels == LABELS
+    assert done.learner.labels == LABELS
     assert done.metrics["f1"] > 0.9
     assert done.metrics["f1_strict"] > 0.9
     assert {"f1/GOOD", "recall/BAD", "accuracy", "loss"} < done.metrics.keys()

@@ -201,9 +201,9 @@ def test_a_resumed_run_reads_the_scores_of_its_teacher_again(
         place, out, epochs=2, resume=True, training={"save": "5 steps", "keep": {"last": 9}}
     )
     assert not asked
-    state = whole.task.model.state_dict()
-    assert all(torch.equal(state[n], t) for n, t in again.task.model.state_dict().items())
-    assert bothways.load(out).task.labels == ("neg", "pos")
+    state = whole.learner.model.state_dict()
+    assert all(torch.equal(state[n], t) for n, t in again.learner.model.state_dict().items())
+    assert bothways.load(out).learner.labels == ("neg", "pos")
 
 
 def test_mistakes_are_one_message(place: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from bothways.kernels.encoder import CompiledBlockTail, CompiledLayers
 from bothways.kernels.int8 import Int8Linear, quantize_weights
 from bothways.kernels.library import Feature, kernel_features
 from bothways.kernels.linear import CompiledLinear, PanelLinear
-from bothways.prediction.engine import predict, prepare_task
+from bothways.prediction.engine import predict, prepare_learner
 from bothways.prediction.predictor import open_learner
 from bothways.runtime.devices import Precision
 from bothways.tasks.text_examples import TextExample
@@ -279,7 +279,9 @@ def test_real_weights_give_the_same_vectors_without_it(
     def vectors() -> Tensor:
         found = [
             prediction.vectors
-            for _, prediction in predict(prepare_task(opened, precision), map(TextExample, TEXTS))
+            for _, prediction in predict(
+                prepare_learner(opened, precision), map(TextExample, TEXTS)
+            )
         ]
         return torch.from_numpy(np.concatenate(found))
 

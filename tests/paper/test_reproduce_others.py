@@ -218,7 +218,7 @@ def test_squad_writes_what_the_official_scorer_takes(place: Path, tmp_path: Path
         results["measured"]["this run"]["2.0 F1"] == 100 * results["tasks"]["v2.0"]["metrics"]["f1"]
     )
     opened = open_task(results["tasks"]["v2.0"]["best"], device="cpu")
-    assert opened.task.task.threshold is not None  # type: ignore[attr-defined]
+    assert opened.learner.task.threshold is not None  # type: ignore[attr-defined]
     dev = str(place / "squad" / "dev-v2.0.json")
     expected = {
         p.id: (p.text, p.null_difference)

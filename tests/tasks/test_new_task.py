@@ -52,7 +52,7 @@ def test_a_task_and_a_head_of_ones_own_are_trained_and_predict(tmp_path: Path) -
     method = FinetuneSettings(training, LENGTH, ExampleBudget(16), metric="accuracy")
     result = fit_task(CONFIG, data, method, device="cpu")
     assert result.metrics["accuracy"] > 0.9
-    learner = result.task
+    learner = result.learner
     assert evaluate_task(learner, dev) == result.metrics
     predict = Predictor(learner)
     row = {"words": ["cat", "ape", "dog"], "first": 1, "second": 2}

@@ -151,7 +151,7 @@ def test_evaluation_uses_the_prompt(folder: Path) -> None:
         TextExample("A cat sleeps.", "Stocks fell.", "0"),
         TextExample("It rains in Rome.", "Rome has rain.", "5"),
     ]
-    (best,) = [c for c in sweep(embed.task, pairs).cells if (c.layer, c.pooling) == (6, "mean")]
+    (best,) = [c for c in sweep(embed.learner, pairs).cells if (c.layer, c.pooling) == (6, "mean")]
     metrics = embed.evaluate(pairs)
     assert best.correlation.pearson == pytest.approx(metrics["pearson"], abs=1e-5)
     vectors = embed.encode([text for e in pairs for text in (e.text, e.text_b or "")])
@@ -173,9 +173,9 @@ def test_the_prompt_is_left_out_of_every_pooling(
         PromptedText(text, prompt=prompt) for text in texts for prompt in ("the film ", "a ", "")
     ]
     found = np.stack([prediction.vectors[0] for prediction in embed(examples)])
-    model, tokenizer = embed.task.model, embed.task.tokenizer
+    model, tokenizer = embed.learner.model, embed.learner.tokenizer
     for example, vector in zip(examples, found, strict=True):
-        (encoded,) = embed.task.encode([example])
+        (encoded,) = embed.learner.encode([example])
         (sequence,) = encoded.sequences
         with torch.no_grad():
             hidden = model.encoder(pack([sequence]), keep_layers=True).layers
@@ -188,8 +188,8 @@ def test_the_prompt_is_left_out_of_every_pooling(
 
 def test_each_window_of_a_long_text_begins_with_the_prompt(tmp_path: Path) -> None:
     embed = made(tmp_path, long_texts="windows", prompt="the film ", length=12)
-    (encoded,) = embed.task.encode([TextExample("old men in rain " * 5)])
-    lead = embed.task.tokenizer.encode("the film")
+    (encoded,) = embed.learner.encode([TextExample("old men in rain " * 5)])
+    lead = embed.learner.tokenizer.encode("the film")
     assert len(encoded.sequences) > 2
     for sequence in encoded.sequences:
         assert sequence.ids[1:3].tolist() == lead.tolist()
@@ -226,7 +226,7 @@ def test_a_prompt_without_a_name_is_saved_as_the_default_one(tmp_path: Path) -> 
     np.testing.assert_allclose(
         theirs(tmp_path / "saved", ["old men"]), embed.encode(["old men"]), atol=1e-5
     )
-    assert bothways.load(tmp_path / "saved").task.task.prompt == "the film "
+    assert bothways.load(tmp_path / "saved").learner.learner.prompt == "the film "
     off = SentenceEmbeddingTask(prompts={"query": "a "}, prompt_name="query", prompt="")
     assert (off.default_prompt, off.named_prompts) == ("", ({"query": "a "}, None))
 

@@ -72,22 +72,22 @@ class Worst:
 
 
 def analyse(
-    task: TaskLearner[Any, Any],
+    learner: TaskLearner[Any, Any],
     examples: Iterable[Any],
     counts: PredictionCounts | None = None,
 ) -> AnalysisResult:
     """Evaluate a task and analyse its predictions; arguments and errors as `evaluate_task`."""
-    return analyse_encoded(task, encoded_windows(task, examples), counts)
+    return analyse_encoded(learner, encoded_windows(learner, examples), counts)
 
 
 def analyse_encoded(
-    task: TaskLearner[Any, Any],
+    learner: TaskLearner[Any, Any],
     encoded: Iterable[tuple[list[Any], list[EncodedExample]]],
     counts: PredictionCounts | None = None,
 ) -> AnalysisResult:
     """Evaluate a task on windows of encoded examples and analyse its predictions."""
-    watcher = _Watcher(task)
-    metrics = task.score(watcher.watch(encoded, counts or PredictionCounts()))
+    watcher = _Watcher(learner)
+    metrics = learner.score(watcher.watch(encoded, counts or PredictionCounts()))
     baseline = watcher.analysis.baseline()
     return AnalysisResult(metrics, len(watcher.traits), tuple(watcher.sections()), baseline)
 
@@ -95,8 +95,8 @@ def analyse_encoded(
 class _Watcher:
     """Analyses predictions while they are scored."""
 
-    def __init__(self, task: TaskLearner[Any, Any]) -> None:
-        self._task, self.analysis = task, analysis_of(task)
+    def __init__(self, learner: TaskLearner[Any, Any]) -> None:
+        self._learner, self.analysis = learner, analysis_of(learner)
         self.traits, self._hardest, self._doubtful = Traits(), Worst(), Worst()
 
     def watch(
@@ -106,14 +106,14 @@ class _Watcher:
     ) -> Iterator[tuple[Any, Any]]:
         """Yield examples with predictions, and analyse each after its consumer has accepted it."""
         for window, inputs in encoded:
-            counts.add(map(self._task.task.texts, window), inputs)
-            pairs = predict_encoded(self._task, window, inputs, on_share=counts.note)
+            counts.add(map(self._learner.task.texts, window), inputs)
+            pairs = predict_encoded(self._learner, window, inputs, on_share=counts.note)
             for item, pair in zip(inputs, pairs, strict=True):
                 yield pair
                 self._add(item, *pair)
 
     def _add(self, item: EncodedExample, example: Any, prediction: Any) -> None:
-        learner, analysis = self._task, self.analysis
+        learner, analysis = self._learner, self.analysis
         cost, grade = analysis.cost(example, prediction), learner.grade(example, prediction)
         unknown = learner.tokenizer.specials.unknown
         self.traits.add(item, learner.task.texts(example), unknown, cost, grade)
@@ -137,7 +137,7 @@ class _Watcher:
 
 
 def write_report(
-    task: TaskLearner[Any, Any],
+    learner: TaskLearner[Any, Any],
     analysis: AnalysisResult,
     file: Path,
     *,
@@ -156,11 +156,11 @@ def write_report(
     Raises:
         ResourceError: the file cannot be written.
     """
-    write_html(analysis_report(task, analysis, model, data, training, precision), file)
+    write_html(analysis_report(learner, analysis, model, data, training, precision), file)
 
 
 def analysis_report(
-    task: TaskLearner[Any, Any],
+    learner: TaskLearner[Any, Any],
     analysis: AnalysisResult,
     model: str,
     data: str,
@@ -169,8 +169,8 @@ def analysis_report(
 ) -> s.Report:
     """Return the report of an analysis; see `write_report`."""
     if precision == "auto":
-        precision = "bf16" if has_bf16(_device(task)) else "fp32"
-    metric, name = task.task.metric, task.task.name
+        precision = "bf16" if has_bf16(_device(learner)) else "fp32"
+    metric, name = learner.task.metric, learner.task.name
     # "f1/PER" is of a part: it is in the table of all metrics.
     figures = [
         s.KeyFigure(key.replace("_", " "), s.readable_number(value), _note(analysis, key))
@@ -178,7 +178,7 @@ def analysis_report(
         if "/" not in key
     ]
     metrics = s.TableSection("Metrics", ["metric", "value"], list(analysis.metrics.items()))
-    settings = _settings(task, model, data, training, precision)
+    settings = _settings(learner, model, data, training, precision)
     headline = f"{metric.replace('_', ' ')} {s.readable_number(analysis.metrics[metric])}"
     note = _note(analysis, metric)
     computed = f", computed in {precision}" if precision != "fp32" else ""
@@ -191,7 +191,7 @@ def analysis_report(
             *analysis.sections,
             s.Details("All metrics and settings", (metrics, settings)),
         ),
-        s.colophon(_device(task)),
+        s.colophon(_device(learner)),
     )
 
 
@@ -200,21 +200,24 @@ def _note(analysis: AnalysisResult, metric: str) -> str:
     return "" if value is None else f"best constant answer: {s.readable_number(value)}"
 
 
-def _device(task: TaskLearner[Any, Any]) -> torch.device:
-    return next(task.parameters()).device
+def _device(learner: TaskLearner[Any, Any]) -> torch.device:
+    return next(learner.parameters()).device
 
 
 def _settings(
-    task: TaskLearner[Any, Any], model: str, data: str, training: Any, precision: str
+    learner: TaskLearner[Any, Any], model: str, data: str, training: Any, precision: str
 ) -> s.TableSection:
-    tables = {"task": configs.to_dict(task.task), "encoder": configs.to_dict(task.model.config)}
+    tables = {
+        "task": configs.to_dict(learner.task),
+        "encoder": configs.to_dict(learner.model.config),
+    }
     tables |= {} if training is None else {"run": configs.to_dict(training)}
     rows: list[list[s.Cell]] = [
         ["model", model],
         ["data", data],
         ["precision", precision],
-        ["length", task.length],
-        ["labels", ", ".join(task.labels)],
+        ["length", learner.length],
+        ["labels", ", ".join(learner.labels)],
     ]
     rows += [[name, str(value)] for name, value in flatten(tables).items()]
     return s.TableSection("Settings", ["setting", "value"], rows)

@@ -247,9 +247,9 @@ def finetune(  # noqa: PLR0913 – one option per question
     from bothways.tasks.catalogue import trainable_task
 
     make = choice(recipe, RECIPES, "recipe")
-    definition = trainable_task(task) if isinstance(task, str) else task
-    if not isinstance(definition, Task):
-        what = f"must be a name or a task, not {type(definition).__name__}"
+    chosen = trainable_task(task) if isinstance(task, str) else task
+    if not isinstance(chosen, Task):
+        what = f"must be a name or a task, not {type(chosen).__name__}"
         fix = 'Write task="regress"; with settings, task=RegressionTask(lstm=768).'
         raise ConfigError(what, where="task", fix=fix)
     base = FinetuneConfig(
@@ -257,7 +257,7 @@ def finetune(  # noqa: PLR0913 – one option per question
         train=source_name(train, "train"),
         dev=None if dev is None else source_name(dev, "dev"),
         seed=seed,
-        **{**vars(make(definition)), "metrics": metrics},
+        **{**vars(make(chosen)), "metrics": metrics},
     )
     config = load_config(base, settings)
     folder = None if out is None else Path(out)
@@ -325,7 +325,7 @@ def distil(  # noqa: PLR0913 – one option per question
         >>> texts = {"positive": "a good film", "negative": "a bad play"}
         >>> rows = [{"text": text, "label": label} for label, text in texts.items()]
         >>> result = bothways.distil("my-classifier", rows * 8, "my-bert", epochs=1)
-        >>> result.task.labels
+        >>> result.learner.labels
         ('negative', 'positive')
     """
     from bothways.data.corpus import Corpus

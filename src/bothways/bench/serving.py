@@ -60,7 +60,7 @@ def drawn_texts(predictor: Predictor, count: int, seed: int = 0) -> list[str]:
 
     The number of words is log-normal: 12 in the median, 3 to 45 for 90 % of the texts.
     """
-    draw, tokenizer = random.Random(seed), predictor.task.tokenizer
+    draw, tokenizer = random.Random(seed), predictor.learner.tokenizer
     found = (tokenizer.token(id) for id in range(min(tokenizer.size, _WORDS)))
     words = [word for word in found if word.isalpha() and word.islower()] or ["a"]
     lengths = (round(draw.lognormvariate(2.5, 0.8)) for _ in range(count))
@@ -69,13 +69,13 @@ def drawn_texts(predictor: Predictor, count: int, seed: int = 0) -> list[str]:
 
 def input_of(predictor: Predictor, text: str) -> Any:
     """Return an input of a predictor's task with this text, as requests have it."""
-    match predictor.task.task.name:
+    match predictor.learner.task.name:
         case "answer":
             return {"question": text, "context": text}
         case "choice":
             return {"context": text, "endings": [text, text]}
         case "fill":
-            tokenizer = predictor.task.tokenizer
+            tokenizer = predictor.learner.tokenizer
             return f"{text} {tokenizer.token(tokenizer.specials.mask)}"
         case "prefer" | "rerank":
             return [text, text]
@@ -89,12 +89,12 @@ def requests_of(predictor: Predictor, texts: Many[str], each: int) -> list[bytes
     In a request to rank, the texts are the documents, and the first of them is the query.
     """
     groups = [texts[at : at + each] for at in range(0, len(texts) - each + 1, each)]
-    if predictor.task.task.name == "embed":
+    if predictor.learner.task.name == "embed":
         more = {"encoding_format": "base64"}
         return [post("/v1/embeddings", {"input": group, **more}) for group in groups]
-    if predictor.task.task.name == "rerank":
+    if predictor.learner.task.name == "rerank":
         return [post("/rerank", {"query": group[0], "documents": group}) for group in groups]
-    route = f"/{predictor.task.task.name}"
+    route = f"/{predictor.learner.task.name}"
     return [post(route, {"inputs": [input_of(predictor, t) for t in group]}) for group in groups]
 
 
@@ -115,11 +115,11 @@ class Offline:
 
 def measure_offline(predictor: Predictor, texts: Many[str]) -> Offline:
     """Time a predictor on texts."""
-    task = predictor.task
+    learner = predictor.learner
     inputs = [input_of(predictor, text) for text in texts]
     inputs = [tuple(item) if isinstance(item, list) else item for item in inputs]
-    examples = [read_input(task, item, n) for n, item in enumerate(inputs, 1)]
-    tokens = [sum(map(len, item.sequences)) for item in task.encode(examples)]
+    examples = [read_input(learner, item, n) for n, item in enumerate(inputs, 1)]
+    tokens = [sum(map(len, item.sequences)) for item in learner.encode(examples)]
     predictor(inputs[:100])
     start = time.perf_counter()
     predictor(inputs)
@@ -191,7 +191,7 @@ def measure(
         ResourceError: it did not start, or it refused or failed what it should answer.
     """
     ones, groups = requests_of(predictor, texts, 1), requests_of(predictor, texts, 32)
-    task = predictor.task.task.name
+    task = predictor.learner.task.name
     with _server(folder, task, division, PATIENT) as (place, process, ready):
 
         def asked(requests: Many[bytes], clients: int, most: float = seconds) -> LoadResult:

@@ -93,10 +93,10 @@ class BulkRequest:
             settings=self.settings,
         )
 
-    def definition(self) -> Task[Any, Any]:
+    def read_task(self) -> Task[Any, Any]:
         """Return the task alone, for a process that computes nothing."""
         if self.runtime != "torch":
-            return self.open().task.task
+            return self.open().learner.task
         return open_learner(
             self.model, self.task, length=self.length, device="cpu", settings=self.settings
         ).task

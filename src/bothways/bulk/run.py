@@ -99,7 +99,7 @@ def predict_files(
     """
     check_not_inside(out, request.files)
     opened = request.open() if workers == LocalWorkers(1) else None
-    task = request.definition() if opened is None else opened.task.task
+    task = request.read_task() if opened is None else opened.learner.task
     form = request.form_for(task)
     worker = PartWorker(request, form, _threads(workers), opened)
     first = _first_part(request, task)  # what cannot be read, before any work

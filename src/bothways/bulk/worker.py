@@ -63,17 +63,17 @@ class PartWorker:
             return PartFailure(error)
 
     def _predict(self, job: PartJob, on_share: Callable[[float], object]) -> PartResult:
-        task, rejects, done = self.opened.task, _Rejects(self.request.rejects), 0
+        learner, rejects, done = self.opened.learner, _Rejects(self.request.rejects), 0
         rows = [row for row in job.rows if self._fits(row, job, rejects)]
         counts, kept, predictions = PredictionCounts(), list[tuple[Any, ...]](), list[Any]()
-        size = min(DEFAULT_PREDICT.window, task.task.window)
-        for window in grouped(rows, size, lambda row: task.task.shared(row.example)):
-            readable, encoded = _encode(task, window, rejects)
+        size = min(DEFAULT_PREDICT.window, learner.task.window)
+        for window in grouped(rows, size, lambda row: learner.task.shared(row.example)):
+            readable, encoded = _encode(learner, window, rejects)
             examples = [row.example for row in readable]
-            counts.add(map(task.task.texts, examples), encoded)
+            counts.add(map(learner.task.texts, examples), encoded)
             start, part = done / len(rows), len(window) / len(rows)
             pairs = predict_encoded(
-                task, examples, encoded,
+                learner, examples, encoded,
                 on_share=lambda share, start=start, part=part: on_share(start + share * part),
             )  # fmt: skip
             predictions += [prediction for _, prediction in pairs]
@@ -116,18 +116,18 @@ class _Rejects:
 
 
 def _encode(
-    task: TaskLearner[Any, Any], rows: list[BulkRow], rejects: _Rejects
+    learner: TaskLearner[Any, Any], rows: list[BulkRow], rejects: _Rejects
 ) -> tuple[list[BulkRow], list[EncodedExample]]:
     """Return the rows that can be encoded, and their encoded forms."""
     try:
-        return rows, [*task.encode([row.example for row in rows])]
+        return rows, [*learner.encode([row.example for row in rows])]
     except DataError:
         if not rejects.allowed:
             raise
     readable, encoded = list[BulkRow](), list[EncodedExample]()
     for row in rows:
         try:
-            encoded += task.encode([row.example])
+            encoded += learner.encode([row.example])
             readable.append(row)
         except DataError as error:
             rejects.add(error, row)

@@ -85,8 +85,8 @@ def embed(  # noqa: PLR0913 – one option per question
     if columns.text_b is not None:
         what = f"has two texts a row, {columns.text!r} and {columns.text_b!r}, and one is embedded"
         raise DataError(what, where=file, fix="Name one: --text NAME.")
-    task = cast("Embedder", opened.task)
-    width = task.task.width(task.model)
+    learner = cast("Embedder", opened.learner)
+    width = learner.task.width(learner.model)
     with watched(reading, "embedding") as tally:
         predictions = opened.predict(reading, counts=tally)
         write_vectors(out, (prediction.vectors[0] for _, prediction in predictions), width)

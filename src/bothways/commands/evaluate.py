@@ -127,7 +127,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
         fix = "Add --precision int8, or leave --limit out."
         raise ConfigError(what, where="limit", fix=fix)
     predictor = open_in(precision)
-    name = predictor.task.task.name
+    name = predictor.learner.task.name
     if task is None and name == "embed":
         note = f"note: {folder} is a sentence encoder and is scored as {name}; --task changes that"
         print(note, file=sys.stderr)
@@ -150,8 +150,8 @@ def _score(predictor: Predictor, data: _Data, report: Path | None) -> None:
 
     if report is not None:
         data.show(metrics := _analyse(predictor, data, report), {"value": metrics})
-    elif isinstance(predictor.task, Embedder):
-        _sweep_layers(predictor, predictor.task, data)
+    elif isinstance(predictor.learner, Embedder):
+        _sweep_layers(predictor, predictor.learner, data)
     else:
         data.show(metrics := data.score(predictor), {"value": metrics})
 
@@ -293,9 +293,9 @@ def _analyse(predictor: Predictor, data: _Data, report: Path) -> Metrics:
     from bothways.analysis.report import analyse, write_report
 
     with data.opened(predictor) as (reading, counts):
-        analysis = analyse(predictor.task, reading.examples, counts=counts)
+        analysis = analyse(predictor.learner, reading.examples, counts=counts)
     write_report(
-        predictor.task,
+        predictor.learner,
         analysis,
         report,
         model=data.folder,

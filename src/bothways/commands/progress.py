@@ -37,7 +37,7 @@ def asked(opened: Predictor, **columns: str | None) -> Any:
     from bothways.core.config import reader as configs
 
     named = {name: value for name, value in columns.items() if value is not None}
-    columns_type = type(opened.task.task.columns)  # type: ignore[attr-defined]
+    columns_type = type(opened.learner.task.columns)  # type: ignore[attr-defined]
     return configs.read(columns_type, named, where="columns") if named else None
 
 
@@ -45,7 +45,7 @@ def say_guess(opened: Predictor, reading: Reading[Any], given: object, source: s
     """Print on standard error which columns were guessed, if they differ from training."""
     from bothways.tasks.columns import reads_as_trained
 
-    columns, trained = (getattr(each.task, "columns", None) for each in (reading, opened.task))
+    columns, trained = (getattr(each.task, "columns", None) for each in (reading, opened.learner))
     if given is None and not reads_as_trained(columns, trained) and _has_columns(source):
         print(f"note: the columns are guessed: {columns}", file=sys.stderr)
 

@@ -42,7 +42,7 @@ class LabelledData:
     """Examples that are checked and encoded.
 
     Attributes:
-        definition: the task.
+        task: what the examples are for.
         labels: in the order of the model's outputs.
         length: maximum length of a sequence in tokens.
         train, dev: the encoded examples.
@@ -51,7 +51,7 @@ class LabelledData:
         unlabelled: further training examples, which only a teacher answers.
     """
 
-    definition: Task[Any, Any]
+    task: Task[Any, Any]
     tokenizer: Tokenizer
     labels: tuple[str, ...]
     length: int
@@ -75,7 +75,7 @@ class LabelledData:
 
 
 def examine(
-    definition: Task[Any, Any],
+    task: Task[Any, Any],
     tokenizer: Tokenizer,
     train: Many[Any],
     dev: Many[Any],
@@ -90,19 +90,19 @@ def examine(
             holds nearly all training texts whole, if that is more and the model can read it.
         max_positions: maximum length of the model.
     """
-    labels, most = definition.labels(train), max_positions or length or definition.length
-    every = definition.labels([*train, *dev])  # more than `labels` only if there is an error
+    labels, most = task.labels(train), max_positions or length or task.length
+    every = task.labels([*train, *dev])  # more than `labels` only if there is an error
 
     def encode(length: int) -> tuple[EncodedExample, ...]:
         """Return all examples, encoded at this length."""
         inputs: list[EncodedExample] = []
         progress.stage("tokenizing", len(train) + len(dev))
-        for window in grouped([*train, *dev], ENCODED, definition.shared):
+        for window in grouped([*train, *dev], ENCODED, task.shared):
             progress.advance(len(inputs))
-            inputs += definition.encode(window, tokenizer, every, length)
+            inputs += task.encode(window, tokenizer, every, length)
         return tuple(inputs)
 
-    chosen = length or min(definition.length, most)
+    chosen = length or min(task.length, most)
     inputs = encode(chosen)
     if length is None and any(item.cut for item in inputs[: len(train)]):
         longer = min(most, max(chosen, needed_length(inputs[: len(train)])))
@@ -111,22 +111,22 @@ def examine(
     encoded = inputs[: len(train)], inputs[len(train) :]
     progress.stage("checking the data")
     findings = (
-        *definition.check(train, dev),
-        *check_casing(tokenizer, [text for example in train for text in definition.texts(example)]),
+        *task.check(train, dev),
+        *check_casing(tokenizer, [text for example in train for text in task.texts(example)]),
         *check_inputs(
             encoded[0],
             tokenizer,
             chosen,
-            lambda needed: definition.truncation_advice(needed, most if max_positions else needed),
+            lambda needed: task.truncation_advice(needed, most if max_positions else needed),
         ),
     )
     return LabelledData(
-        definition, tokenizer, labels, chosen, *encoded, tuple(train), tuple(dev), findings
+        task, tokenizer, labels, chosen, *encoded, tuple(train), tuple(dev), findings
     )
 
 
 def label(
-    definition: Task[Any, Any],
+    task: Task[Any, Any],
     tokenizer: Tokenizer,
     train: Many[Any],
     dev: Many[Any],
@@ -140,7 +140,7 @@ def label(
         BothwaysError: problems that prevent learning, such as an empty text, an absent label, or
             fewer than two classes; one message lists all of them.
     """
-    data = examine(definition, tokenizer, train, dev, length, max_positions, progress)
+    data = examine(task, tokenizer, train, dev, length, max_positions, progress)
     return dataclasses.replace(data, findings=tuple(report_findings(data.findings)))
 
 
@@ -160,14 +160,14 @@ def updates_per_epoch(data: LabelledData, method: FinetuneSettings) -> float:
 
 def dev_windows(data: LabelledData) -> Iterator[tuple[list[Any], list[EncodedExample]]]:
     """Yield windows of dev examples with their encoded forms, as `engine.encoded_windows` does."""
-    size = min(PredictConfig.window, data.definition.window)
+    size = min(PredictConfig.window, data.task.window)
     for start in range(0, len(data.dev), size):
         part = slice(start, start + size)
         yield list(data.dev_examples[part]), list(data.dev[part])
 
 
 def predictions(
-    task: TaskLearner[Any, Any],
+    learner: TaskLearner[Any, Any],
     data: LabelledData,
     progress: Progress = SILENT,
     stage: str = "scoring the dev data",
@@ -178,11 +178,11 @@ def predictions(
     """
     progress.stage(stage, len(data.dev))
     counts = PredictionCounts(on_count=progress.advance)
-    yield from predict_windows(task, dev_windows(data), counts=counts)
+    yield from predict_windows(learner, dev_windows(data), counts=counts)
 
 
 def score(
-    task: TaskLearner[Any, Any],
+    learner: TaskLearner[Any, Any],
     data: LabelledData,
     own: Mapping[str, Metric] = MappingProxyType({}),
     progress: Progress = SILENT,
@@ -192,41 +192,41 @@ def score(
     Args:
         own: metrics in addition to the task's.
     """
-    return scored(predictions(task, data, progress), task.score_tuned, own)
+    return scored(predictions(learner, data, progress), learner.score_tuned, own)
 
 
 def tune(
-    task: TaskLearner[Any, Any],
+    learner: TaskLearner[Any, Any],
     data: LabelledData,
     metric: str = "",
     progress: Progress = SILENT,
 ) -> None:
     """Choose settings of the task on dev data, such as thresholds, for a metric."""
-    results = predictions(task, data, progress=progress, stage="tuning on the dev data")
-    task.task = task.tuned(results, metric)
+    results = predictions(learner, data, progress=progress, stage="tuning on the dev data")
+    learner.task = learner.tuned(results, metric)
 
 
 def check_metric(method: FinetuneSettings, data: LabelledData) -> None:
     """Raise ConfigError if the metric that chooses the best weights is unknown, or one is twice."""
-    of_task = data.definition.directions(data.labels)
+    of_task = data.task.directions(data.labels)
     for name in method.own_metrics.keys() & of_task.keys():
-        what = f"{name!r} is a metric of the task {data.definition.name}"
+        what = f"{name!r} is a metric of the task {data.task.name}"
         raise ConfigError(what, where=f"metrics.{name}", fix="Give yours another name.")
-    known = method.directions(data.definition, data.labels)
+    known = method.directions(data.task, data.labels)
     if method.chosen_by not in known:
         what = (
-            f"{data.definition.name} with {len(data.labels)} labels does not have the metric "
+            f"{data.task.name} with {len(data.labels)} labels does not have the metric "
             f"{method.chosen_by!r}: it must be one of {', '.join(known)}"
         )
-        raise ConfigError(what, where="metric", fix=f"Set metric={data.definition.metric}.")
+        raise ConfigError(what, where="metric", fix=f"Set metric={data.task.metric}.")
 
 
 def check_outputs(data: LabelledData) -> None:
     """Raise ConfigError if a head of the task has more or fewer outputs than it has labels."""
-    for head in data.definition.heads(data.labels, None):
+    for head in data.task.heads(data.labels, None):
         if data.labels and isinstance(head, LabelHead | TagHead) and head.count != len(data.labels):
             what = (
-                f"{data.definition.name} has {counted(len(data.labels), 'labels')}, and its head "
+                f"{data.task.name} has {counted(len(data.labels), 'labels')}, and its head "
                 f"{head.kind!r} {counted(head.count, 'outputs')}"
             )
             raise ConfigError(what, where="task", fix="A task names each output by a label.")

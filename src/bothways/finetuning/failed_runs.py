@@ -144,7 +144,7 @@ class DistinctAnswers:
         alike: True if all answers equal the first.
     """
 
-    definition: Task[Any, Any]
+    task: Task[Any, Any]
     first: Hashable = None
     count: int = 0
     alike: bool = field(default=True)
@@ -152,7 +152,7 @@ class DistinctAnswers:
     def seen(self, results: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
         """Yield the same results, and compare each answer with the first."""
         for example, prediction in results:
-            answer = self.definition.answer(prediction)
+            answer = self.task.answer(prediction)
             self.first = answer if self.count == 0 else self.first
             self.alike, self.count = self.alike and answer == self.first, self.count + 1
             yield example, prediction

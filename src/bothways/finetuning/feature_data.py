@@ -102,12 +102,12 @@ class TaggedSentences:
     """Sentences to be read by the encoder.
 
     Attributes:
-        task: decodes and scores sentences; its model has no head and is on its device.
+        learner: decodes and scores sentences; its model has no head and is on its device.
         data: checked and encoded.
         layers: all layers of the encoder that are needed.
     """
 
-    task: Tagger
+    learner: Tagger
     data: LabelledData
     layers: tuple[int, ...]
 
@@ -130,9 +130,9 @@ def read_tagged_sentences(
     layers = tuple(sorted({layer for choice in choices for layer in chosen_layers(choice, depth)}))
     report_findings(check_model(model.config, tokenizer, length))
     reading = settings.task.read(settings.train, settings.task.columns)
-    train, definition = list(reading.examples), reading.task
-    dev = list(definition.read(settings.dev, settings.task.columns).examples)
-    data = label(definition, tokenizer, train, dev, length)
+    train, task = list(reading.examples), reading.task
+    dev = list(task.read(settings.dev, settings.task.columns).examples)
+    data = label(task, tokenizer, train, dev, length)
     return TaggedSentences(
         Tagger(settings.task, model, tokenizer, data.labels, length)
         .to(choose_device(device))
@@ -158,7 +158,7 @@ def _encoding(
     sentences: TaggedSentences, settings: FeatureConfig, folder: Path
 ) -> list[tuple[str, float]]:
     """Return the description and seconds of the encoder's work; empty if there is none."""
-    encoder, layers = sentences.task.model.encoder, sentences.layers
+    encoder, layers = sentences.learner.model.encoder, sentences.layers
     left = [
         sum(map(tokens_in, inputs))
         for name, inputs in sentences.splits.items()
@@ -178,7 +178,7 @@ def _fitting(sentences: TaggedSentences, settings: FeatureConfig) -> tuple[str, 
     train, dev = (sum(map(words_in, inputs)) for inputs in (data.train, data.dev))
     words = words_read(settings, train, dev, len(data.train))
     assert words is not None
-    rate = tagger_speed(settings, sentences.task.model.encoder, data.train, len(data.labels))
+    rate = tagger_speed(settings, sentences.learner.model.encoder, data.train, len(data.labels))
     return (
         f"{words:,.0f} words through the tagger at {rate:,.0f} a second in training",
         words / rate,

@@ -58,7 +58,7 @@ class FinetuneResult:
     """The result of a run.
 
     Attributes:
-        task: with the weights that were best on the dev data; without dev data, the last ones.
+        learner: with the weights that were best on the dev data; without dev data, the last ones.
         metrics: of these weights on the dev data; empty without it, and for an interrupted run.
         baseline: of the best answer that does not depend on the input, such as the most frequent
             class; only the metrics that such an answer has.
@@ -73,7 +73,7 @@ class FinetuneResult:
         origin: the data and the model of the run, for the record in `bothways.json`.
     """
 
-    task: TaskLearner[Any, Any] = field(repr=False)
+    learner: TaskLearner[Any, Any] = field(repr=False)
     metrics: Metrics
     progress: RunState
     settings: FinetuneSettings
@@ -88,7 +88,7 @@ class FinetuneResult:
 
     def predictor(self, precision: PredictPrecision = "fp32") -> Predictor:
         """Return the model prepared for predictions."""
-        return Predictor(self.task, precision)
+        return Predictor(self.learner, precision)
 
     def save(self, folder: str | Path) -> Path:
         """Save the model as a Hugging Face folder that `bothways.load` opens; return its path.
@@ -96,10 +96,10 @@ class FinetuneResult:
         Raises:
             ResourceError: the folder cannot be written.
         """
-        place, definition = Path(folder), self.task.task
+        place, task = Path(folder), self.learner.task
         record = {
-            "task": configs.to_dict(definition),
-            "length": self.task.length,
+            "task": configs.to_dict(task),
+            "length": self.learner.length,
             "settings": configs.to_dict(self.settings),
             "steps": self.progress.steps,
             "seconds": round(self.progress.seconds, 1),
@@ -110,19 +110,19 @@ class FinetuneResult:
         }
         save_model(
             place,
-            self.task.model,
-            self.task.tokenizer,
-            labels=self.task.labels,
-            problem=definition.problem,
+            self.learner.model,
+            self.learner.tokenizer,
+            labels=self.learner.labels,
+            problem=task.problem,
             card=self.card,
             extra=record,
-            extra_files=definition.program_files(self.task.length),
+            extra_files=task.program_files(self.learner.length),
         )
         return place
 
 
 def fit(  # noqa: PLR0913 – one independent value per question that a run answers
-    task: TaskLearner[Any, Any],
+    learner: TaskLearner[Any, Any],
     data: LabelledData,
     method: FinetuneSettings,
     store: Store,
@@ -138,7 +138,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     """Train a task; if the run reaches its end, read the best weights, tune and score them.
 
     Args:
-        task: on its device; `stability.steady` and `compute_as` have prepared its model.
+        learner: on its device; `stability.steady` and `compute_as` have prepared its model.
         seed: of the order of the data, dropout and mixout.
         fresh: heads that started at random in addition to the task's own.
         teacher: whose scores `teacher.taught` has added to the data; None without one.
@@ -147,7 +147,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
         BothwaysError: a loss or a gradient is not finite.
         ConfigError: the schedule does not fit the run.
     """
-    device = next(task.parameters()).device
+    device = next(learner.parameters()).device
     training = training_of(method, data)
     steps = loader(data, method, seed, Share(plan.rank, plan.world))
     history: list[tuple[float, Metrics]] = []
@@ -161,43 +161,45 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
             history.append((event.progress.epochs, scores))
         on_event(event)
 
-    learner = task if teacher is None else TaughtLearner(task, teacher)
+    trained = learner if teacher is None else TaughtLearner(learner, teacher)
     torch.manual_seed(seed + 1 + plan.rank)
-    with learning_by_rows(task.model, device, plan.world, training.optimizer):
+    with learning_by_rows(learner.model, device, plan.world, training.optimizer):
         state = train(
-            learner,
+            trained,
             [TrainingPhase(training.end, lambda at: ahead(steps.steps(at.cursor), device))],
             training,
             plan,
             store,
-            evaluation=functools.partial(_dev_metrics, task, data, method) if data.dev else None,
+            evaluation=functools.partial(_dev_metrics, learner, data, method) if data.dev else None,
             peak=peak,
-            rules=rules(method.stability, task.model, fresh),
+            rules=rules(method.stability, learner.model, fresh),
             progress=progress,
             on_event=note,
         )
     finished = state.finished(training.end)
-    done = FinetuneResult(task, {}, state, method, finished, tuple(history), findings=data.findings)
+    done = FinetuneResult(
+        learner, {}, state, method, finished, tuple(history), findings=data.findings
+    )
     if not finished or not is_main(plan):
-        merge_changes(task.model)
+        merge_changes(learner.model)
         return done
     if state.early:
         why = "no evaluation improved within training.early_stopping"
         progress.message(f"note: ended after {state.epochs:.4g} epochs: {why}")
     if training.keep.best is not None:
         progress.stage("reading the best weights")
-        store.load_best(learner, training.keep.best)
-    merge_changes(task.model)
-    task.eval()
-    metrics, usual, failure = conclude(task, data, method, state.steps, losses, progress)
+        store.load_best(trained, training.keep.best)
+    merge_changes(learner.model)
+    learner.eval()
+    metrics, usual, failure = conclude(learner, data, method, state.steps, losses, progress)
     return dataclasses.replace(done, metrics=metrics, baseline=usual, failure=failure)
 
 
 def _dev_metrics(
-    task: TaskLearner[Any, Any], data: LabelledData, method: FinetuneSettings, progress: Progress
+    learner: TaskLearner[Any, Any], data: LabelledData, method: FinetuneSettings, progress: Progress
 ) -> Metrics:
     """Score the dev data; return the metrics by their names in the records of a run."""
-    scores = score(task, data, method.own_metrics, progress=progress)
+    scores = score(learner, data, method.own_metrics, progress=progress)
     return {f"dev/{name}": value for name, value in scores.items()}
 
 
@@ -205,7 +207,7 @@ def training_of(method: FinetuneSettings, data: LabelledData) -> Training:
     """Return the training with what depends on dev data: evaluations and best checkpoint."""
     evaluate, best = None, None
     if data.dev:
-        direction = method.directions(data.definition, data.labels)[method.chosen_by]
+        direction = method.directions(data.task, data.labels)[method.chosen_by]
         evaluate, best = method.training.evaluate, Best(f"dev/{method.chosen_by}", direction)
     keep = dataclasses.replace(method.training.keep, best=best)
     return dataclasses.replace(method.training, evaluate=evaluate, keep=keep)
@@ -229,7 +231,7 @@ def learning_by_rows(
 
 
 def conclude(
-    task: TaskLearner[Any, Any],
+    learner: TaskLearner[Any, Any],
     data: LabelledData,
     method: FinetuneSettings,
     updates: int | None = None,
@@ -245,18 +247,18 @@ def conclude(
         The metrics and those of the best constant answer, empty without dev data; and the failure,
         None if there is no sign of failure.
     """
-    trained = training_loss(task, data.sequences, method.microbatch_tokens, progress)
-    baseline = data.definition.baseline
+    trained = training_loss(learner, data.sequences, method.microbatch_tokens, progress)
+    baseline = data.task.baseline
     usual_train = baseline(data.train_examples, data.train_examples)
     reasons = signs_of_training(trained, usual_train)
     metrics: Metrics = {}
     usual: Metrics = {}
     if data.dev:
-        tune(task, data, method.chosen_by, progress)
-        answers = DistinctAnswers(data.definition)
-        results = answers.seen(predictions(task, data, progress=progress))
-        metrics = scored(results, task.score, method.own_metrics)
-        direction = method.directions(data.definition, data.labels)[method.chosen_by]
+        tune(learner, data, method.chosen_by, progress)
+        answers = DistinctAnswers(data.task)
+        results = answers.seen(predictions(learner, data, progress=progress))
+        metrics = scored(results, learner.score, method.own_metrics)
+        direction = method.directions(data.task, data.labels)[method.chosen_by]
         usual = baseline(data.train_examples, data.dev_examples)
         reasons = (*signs_of_scores(metrics, usual, method.chosen_by, direction, answers), *reasons)
     little = () if reasons else signs_of_little_training(trained, usual_train)
@@ -268,7 +270,7 @@ def conclude(
         updates,
         unfinished=bool(little),
         falling=still_falling(losses),
-        usual=usual_rate(task.model.config, lora=method.lora),
+        usual=usual_rate(learner.model.config, lora=method.lora),
     )
     return metrics, usual, failure
 

@@ -42,7 +42,7 @@ class StepTime(NamedTuple):
 
 
 def forecast(
-    task: TaskLearner[Any, Any],
+    learner: TaskLearner[Any, Any],
     data: LabelledData,
     settings: FinetuneSettings,
     training: Training,
@@ -60,12 +60,12 @@ def forecast(
     if epochs is None:
         return None
     updates = math.ceil(epochs * updates_per_epoch(data, settings))
-    step = measure_step(task, data, settings, training, progress)
+    step = measure_step(learner, data, settings, training, progress)
     scored = _times(epochs, training.evaluate, data, settings) if data.dev else 0
     saved = 0 if folder is None else max(scored, _times(epochs, training.save, data, settings))
     dev = sum(len(sequence) for item in data.dev for sequence in item.sequences)
-    size, kept, matrices = 0, moment_bytes(training.optimizer), task.matrices()
-    for name, weight in task.trained_parameters():
+    size, kept, matrices = 0, moment_bytes(training.optimizer), learner.matrices()
+    for name, weight in learner.trained_parameters():
         moments = kept.hidden if name in matrices else kept.others
         size += weight.numel() * (WEIGHT + moments * weight.requires_grad)
     # The best weights are scored once more at the end.
@@ -86,28 +86,28 @@ def forecast(
 
 
 def measure_step(
-    task: TaskLearner[Any, Any],
+    learner: TaskLearner[Any, Any],
     data: LabelledData,
     settings: FinetuneSettings,
     training: Training,
     progress: Progress = SILENT,
 ) -> StepTime:
     """Measure the parts of a step on a sample of the data, at a rate of 0: no weight changes."""
-    device = next(task.parameters()).device
+    device = next(learner.parameters()).device
     tokens = min(SAMPLE, data.tokens / updates_per_epoch(data, settings))
     sequences = sorted(data.sequences, key=len)
     sample = pack(sequences[:: max(1, round(data.tokens / tokens))])
-    with learning_by_rows(task.model, device, 1, training.optimizer):
-        rate = speed(task, sample, training.precision, progress)
-        optimizer = build_optimizer(training.optimizer, task.trained_parameters())
+    with learning_by_rows(learner.model, device, 1, training.optimizer):
+        rate = speed(learner, sample, training.precision, progress)
+        optimizer = build_optimizer(training.optimizer, learner.trained_parameters())
         set_rate(optimizer, 0.0)
         if isinstance(optimizer, FusedAdamW):
             # Late in the run all tokens of the data have been seen.
-            table = task.model.encoder.embedding.token.weight
+            table = learner.model.encoder.embedding.token.weight
             assert isinstance(table, torch.nn.Parameter)
             optimizer.seen[table] = torch.zeros(len(table), dtype=torch.bool, device=device)
             optimizer.seen[table][np.concatenate([s.ids for s in sequences])] = True
-        seconds = update_seconds(task, sample, optimizer, training, progress)
+        seconds = update_seconds(learner, sample, optimizer, training, progress)
     return StepTime(1 / rate, seconds)
 
 

@@ -49,13 +49,13 @@ class FeatureData:
     """Frozen features of training and dev data, for any number of runs.
 
     Attributes:
-        task: decodes and scores sentences; its model has no head.
+        learner: decodes and scores sentences; its model has no head.
         train, dev: the features.
         dev_examples: the sentences to score.
         depth: number of blocks of the encoder.
     """
 
-    task: Tagger
+    learner: Tagger
     train: Features
     dev: Features
     dev_examples: tuple[TagExample, ...]
@@ -133,7 +133,7 @@ def compute_features(
 
     Raises the errors of `prepare_features`.
     """
-    task, encoder = sentences.task, sentences.task.model.encoder
+    learner, encoder = sentences.learner, sentences.learner.model.encoder
     train, dev = (
         open_features(
             folder / name,
@@ -145,7 +145,7 @@ def compute_features(
         )
         for name, inputs in sentences.splits.items()
     )
-    return FeatureData(task, train, dev, sentences.data.dev_examples, encoder.config.depth)
+    return FeatureData(learner, train, dev, sentences.data.dev_examples, encoder.config.depth)
 
 
 @own_torch_state(torch.float32)
@@ -174,7 +174,7 @@ def fit_features(
         dataclasses.replace(settings.training, evaluate=Epochs(1.0), keep=Keep(1, best)),
         Single(),
         store,
-        evaluation=lambda _: data.task.score(tag_words(tagger, data)),
+        evaluation=lambda _: data.learner.score(tag_words(tagger, data)),
         progress=progress,
     )
     store.load_best(tagger, best)
@@ -197,7 +197,11 @@ def build_tagger(data: FeatureData, settings: FeatureConfig) -> FeatureTagger:
         what = f"the features do not hold layer {min(missing)}"
         raise ConfigError(what, where="layers", fix="Prepare them for this choice.")
     return FeatureTagger(
-        [data.train, data.dev], settings.layers, data.depth, len(data.task.labels), settings.tagger
+        [data.train, data.dev],
+        settings.layers,
+        data.depth,
+        len(data.learner.labels),
+        settings.tagger,
     )
 
 
@@ -212,10 +216,10 @@ def tag_words(
         words: maximum number of words in a batch, unless a sentence has more.
     """
     outputs = iter(_outputs(tagger, data.dev.sequences(start=len(data.train.values)), words))
-    empty = np.zeros((0, len(data.task.labels)), dtype=np.float32)
+    empty = np.zeros((0, len(data.learner.labels)), dtype=np.float32)
     for example in data.dev_examples:
         logits = next(outputs) if example.words else empty
-        yield example, data.task.decode(example, EncodedExample((), 0, 0), [logits])
+        yield example, data.learner.decode(example, EncodedExample((), 0, 0), [logits])
 
 
 @torch.no_grad()

@@ -74,9 +74,9 @@ def fit_task(
     method, _ = choose(method, config, data, tokens)
     check_metric(method, data)
     check_outputs(data)
-    definition, where = data.definition, choose_device(device)
-    model = start_from(start, definition.heads(data.labels, method.dropout), seed)
-    scale_outputs(model, definition.output_scale(data.train_examples))
+    task, where = data.task, choose_device(device)
+    model = start_from(start, task.heads(data.labels, method.dropout), seed)
+    scale_outputs(model, task.output_scale(data.train_examples))
     _check_start(start, method)
     has_pooler = isinstance(start, Model) and "pooler" in start.heads
     fresh = () if has_pooler or "pooler" not in model.heads else ("pooler",)
@@ -85,9 +85,9 @@ def fit_task(
     steady(model, method.stability, seed, fresh)
     add_changes(model, method.lora, seed, method.stability.frozen)
     compute_as(model.encoder, method.training, where)
-    task = definition.learner(model, data.tokenizer, data.labels, data.length).to(where)
+    learner = task.learner(model, data.tokenizer, data.labels, data.length).to(where)
     return fit(
-        task,
+        learner,
         data,
         method,
         MemoryStore(),

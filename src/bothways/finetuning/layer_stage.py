@@ -163,7 +163,7 @@ def learn_layers(  # noqa: PLR0913 – one independent value per question that a
     """
     device = next(student.parameters()).device
     objective = objective_of(stage, teacher, student.config)
-    other = open_learner(teacher, data.definition.name, device=str(device)).model
+    other = open_learner(teacher, data.task.name, device=str(device)).model
     torch.manual_seed(seed)
     learner = layer_learner(student, other, objective).to(device)
     source = ListSource([counted(each) for each in data.sequences], Shuffled(seed))

@@ -153,7 +153,7 @@ class PreparedRun:
     """A run that can begin.
 
     Attributes:
-        task: the model with its fresh heads, on its device.
+        learner: the model with its fresh heads, on its device.
         data: the examples, checked and encoded.
         sources: of the training and dev data.
         base: the sha256 of the model that the run starts from.
@@ -162,7 +162,7 @@ class PreparedRun:
     """
 
     settings: FinetuneConfig
-    task: TaskLearner[Any, Any]
+    learner: TaskLearner[Any, Any]
     data: LabelledData
     sources: Mapping[str, ModelSource]
     base: str
@@ -193,21 +193,21 @@ def make_ready(
     dev: Rows | None = None,
 ) -> PreparedRun:
     """Read model and data, check all that could fail later; arguments and errors as `finetune`."""
-    definition, examples = _labelled(settings, train, dev, progress)
+    task, examples = _labelled(settings, train, dev, progress)
     first = examples["train"]
     progress.stage("reading the model")
     base = digest_of_model(settings.model)
     torch.manual_seed(settings.seed)
-    loaded = load_for(settings, definition.heads(definition.labels(first), settings.dropout))
+    loaded = load_for(settings, task.heads(task.labels(first), settings.dropout))
     model, tokenizer = loaded.model, loaded.tokenizer()
     data = examine(
-        definition, tokenizer, first, examples.get("dev", []), settings.length,
+        task, tokenizer, first, examples.get("dev", []), settings.length,
         model.config.max_positions, progress,
     )  # fmt: skip
     if source := settings.teacher and settings.teacher.unlabelled:
-        more, _ = _examples(source, definition, "unlabelled", progress, labelled=False)
+        more, _ = _examples(source, task, "unlabelled", progress, labelled=False)
         examples["unlabelled"] = more
-        encoded = definition.encode(more, tokenizer, data.labels, data.length)
+        encoded = task.encode(more, tokenizer, data.labels, data.length)
         data = dataclasses.replace(data, unlabelled=tuple(encoded))
     settings, chosen = choose(
         dataclasses.replace(settings, length=data.length),
@@ -216,7 +216,7 @@ def make_ready(
         tokens_read(loaded),
     )
     fresh = loaded.report.fresh_heads
-    scale = definition.output_scale(first)
+    scale = task.output_scale(first)
     scale_outputs(model, scale)
     # A resumed run passes here, too: mixout and pull read their targets from the model again.
     steady(model, settings.stability, settings.seed, fresh)
@@ -237,13 +237,13 @@ def make_ready(
     check_metric(settings, data)
     check_outputs(data)
     compute_as(model.encoder, settings.training, device)
-    task = definition.learner(model, tokenizer, data.labels, data.length).to(device)
+    learner = task.learner(model, tokenizer, data.labels, data.length).to(device)
     training = training_of(settings, data)
-    if (time := forecast(task, data, settings, training, folder, progress)) is not None:
+    if (time := forecast(learner, data, settings, training, folder, progress)) is not None:
         findings.append(time)
     named = {**vars(settings), "unlabelled": source}
     sources = {name: _source(named[name], each, progress) for name, each in examples.items()}
-    return PreparedRun(settings, task, data, sources, base, fresh, tuple(findings))
+    return PreparedRun(settings, learner, data, sources, base, fresh, tuple(findings))
 
 
 def _labelled(
@@ -253,13 +253,13 @@ def _labelled(
     rows: dict[str, Rows] = {"train": settings.train if train is None else train}
     if settings.dev is not None:
         rows["dev"] = settings.dev if dev is None else dev
-    definition, examples = settings.task, dict[str, list[Any]]()
+    task, examples = settings.task, dict[str, list[Any]]()
     for name, each in rows.items():
-        examples[name], definition = _examples(each, definition, name, progress)
+        examples[name], task = _examples(each, task, name, progress)
         if not examples[name]:
             fix = "Give at least one example."
             raise DataError("there is no example", where=f"{name} rows", fix=fix)
-    return definition, examples
+    return task, examples
 
 
 def fingerprints(task: Trainable, sources: Mapping[str, str]) -> dict[str, str]:
@@ -285,16 +285,14 @@ def _fingerprints(
 
 
 def _examples(
-    rows: Rows, definition: Trainable, name: str, progress: Progress, labelled: bool = True
+    rows: Rows, task: Trainable, name: str, progress: Progress, labelled: bool = True
 ) -> tuple[list[Any], Trainable]:
     """Return the examples in rows, and the task with the columns that were read."""
     if not isinstance(rows, str | Path):
         items = enumerate(given_rows(rows, name), 1)
-        return [
-            _example(item, definition, f"{name} row {number}") for number, item in items
-        ], definition
-    columns: Any = definition.columns
-    reading: Reading[Any] = definition.read(str(rows), columns, labelled=labelled)
+        return [_example(item, task, f"{name} row {number}") for number, item in items], task
+    columns: Any = task.columns
+    reading: Reading[Any] = task.read(str(rows), columns, labelled=labelled)
     share = reading.share
     progress.stage(f"reading {rows}", None if share is None else 1.0)
     examples = []
@@ -305,10 +303,10 @@ def _examples(
     return examples, reading.task  # type: ignore[return-value]
 
 
-def _example(item: Any, definition: Trainable, where: str) -> Any:
+def _example(item: Any, task: Trainable, where: str) -> Any:
     """Return the example in an item of rows: a dict with its columns, or an example."""
     if isinstance(item, Mapping):
-        return definition.example(item, where=where)
+        return task.example(item, where=where)
     if is_example(item):
         return item
     fix = 'Give dicts such as {"text": "a good film", "label": "positive"}.'
@@ -344,8 +342,8 @@ def _load(settings: FinetuneConfig, model: Model, data: LabelledData) -> Load:
 def remarks(ready: PreparedRun) -> list[str]:
     """Return the warnings and notes of the preflight, guessed columns, and missing dev data."""
     lines = [f"{finding.severity}: {finding}" for finding in ready.findings]
-    if ready.data.definition != ready.settings.task:
-        columns = ready.data.definition.columns  # type: ignore[attr-defined]
+    if ready.data.task != ready.settings.task:
+        columns = ready.data.task.columns  # type: ignore[attr-defined]
         lines.append(f"note: the columns are guessed: {columns}")
     if ready.settings.chosen_by == "f1" and len(ready.data.labels) == 2:
         lines.append(
@@ -384,12 +382,12 @@ def taught_finetuning(
     if recipe is not None and recipe not in recipes:
         what = f"{recipe!r} is for a corpus, and the data is labelled"
         raise ConfigError(what, where="recipe", fix=f"Choose one of {', '.join(recipes)}.")
-    definition = open_learner(teacher).task
-    if not isinstance(definition, get_args(Trainable)):
-        what = f"{teacher} is for the task {definition.name!r}, which needs no labels"
+    task = open_learner(teacher).task
+    if not isinstance(task, get_args(Trainable)):
+        what = f"{teacher} is for the task {task.name!r}, which needs no labels"
         fix = "Choose a fine-tuned teacher, or give a corpus folder instead of labelled data."
         raise ConfigError(what, where="teacher", fix=fix)
-    settings, taught_by = recipes[recipe or "modern"](type(definition)()), Teacher(teacher)
+    settings, taught_by = recipes[recipe or "modern"](type(task)()), Teacher(teacher)
     if recipe == "tinybert":
         taught_by = Teacher(teacher, weight=1.0, temperature=1.0, stage=LayerStage())
     return FinetuneConfig(model=student, train=train, dev=dev, teacher=taught_by, **vars(settings))

@@ -94,7 +94,7 @@ def finetune(
         if (interrupted := _first_stage(ready, folder, plan, progress)) is not None:
             return interrupted
         done = fit(
-            ready.task,
+            ready.learner,
             ready.data,
             ready.settings,
             MemoryStore()
@@ -124,7 +124,7 @@ def _first_stage(
         return None
     store = MemoryStore() if folder is None else _store(ready, folder / STAGE, None)
     state = learn_layers(
-        ready.task.model,
+        ready.learner.model,
         ready.data,
         settings,
         settings.stage,
@@ -136,7 +136,7 @@ def _first_stage(
     )
     if state.finished(settings.stage.training.end):
         return None
-    return FinetuneResult(ready.task, {}, state, settings, findings=ready.findings)
+    return FinetuneResult(ready.learner, {}, state, settings, findings=ready.findings)
 
 
 def _saved(
@@ -149,10 +149,10 @@ def _saved(
     if settings.dev is not None and installed("matplotlib", "jinja2"):
         progress.stage("analysing each answer", len(data.dev))
         counts = PredictionCounts(on_count=progress.advance)
-        analysis = analyse_encoded(done.task, dev_windows(data), counts=counts)
+        analysis = analyse_encoded(done.learner, dev_windows(data), counts=counts)
         progress.stage("writing the report")
         write_report(
-            done.task,
+            done.learner,
             analysis,
             folder / "report.html",
             model=str(folder),
@@ -173,7 +173,7 @@ def _store(ready: PreparedRun, folder: Path, text: str | None) -> FolderStore:
 
 def _forward(ready: PreparedRun) -> float:
     """Return the operations per token of a forward pass on sequences of average length."""
-    model, data = ready.task.model, ready.data
+    model, data = ready.learner.model, ready.data
     return forward_flops(
         model.config, model.specification, max(1, data.tokens // len(data.sequences))
     )
@@ -202,7 +202,7 @@ def _card(done: FinetuneResult, ready: PreparedRun) -> Card:
             "schedule": _words(plain["training"]["schedule"]),
             "run": run_of(settings.training.end, done.progress),
             "seed": settings.seed,
-            **_changed_settings(settings, done.task.task),
+            **_changed_settings(settings, done.learner.task),
         },
         metrics={f"dev {name}": value for name, value in done.metrics.items()},
         data=ready.sources,
@@ -211,18 +211,18 @@ def _card(done: FinetuneResult, ready: PreparedRun) -> Card:
 
 
 def _summary(done: FinetuneResult, labels: tuple[str, ...]) -> str:
-    text = f"Fine-tuned for the task {done.task.task.name}" + (
+    text = f"Fine-tuned for the task {done.learner.task.name}" + (
         f": {places(labels)}." if labels else "."
     )
     return text + (f" Warning: {done.failure}" if done.failure else "")
 
 
-def _changed_settings(settings: FinetuneConfig, definition: Task[Any, Any]) -> dict[str, object]:
+def _changed_settings(settings: FinetuneConfig, task: Task[Any, Any]) -> dict[str, object]:
     """Return the settings of task, stability and low-rank changes that differ from the defaults."""
     order = {} if settings.order_seed is None else {"seed of the order": settings.order_seed}
     low_rank = {} if settings.lora is None else {"lora": _words(vars(settings.lora))}
     return {
-        **_differences(definition, type(definition)()),
+        **_differences(task, type(task)()),
         **_differences(settings.stability, Stability()),
         **low_rank,
         **order,

@@ -41,7 +41,7 @@ from bothways.finetuning.data import LabelledData
 from bothways.finetuning.layer_stage import LayerStage
 from bothways.hub.provenance import digest_of_model
 from bothways.objectives.distillation_losses import soft_divergence
-from bothways.prediction.engine import prepare_task
+from bothways.prediction.engine import prepare_learner
 from bothways.prediction.predictor import open_learner
 from bothways.runtime.devices import Precision
 from bothways.runtime.tuning import TUNING
@@ -119,38 +119,38 @@ class TaughtLearner(Learner):
         teacher: the weight and the temperature; the scores are in the batches.
     """
 
-    def __init__(self, task: TaskLearner[Any, Any], teacher: Teacher) -> None:
+    def __init__(self, learner: TaskLearner[Any, Any], teacher: Teacher) -> None:
         super().__init__()
         # The task is not a submodule, so that names and checkpoints are those without a teacher.
-        self._task, self.model = (task,), task.model
+        self._learner, self.model = (learner,), learner.model
         self._temperature = teacher.temperature
-        self.coefficients = {task.loss_name: 1 - teacher.weight, SOFT: teacher.weight}
+        self.coefficients = {learner.loss_name: 1 - teacher.weight, SOFT: teacher.weight}
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the weights of the task, and the number of the teacher's answers."""
-        [task] = self._task
-        known = _answers(_scale(task), batch, _target(batch))
-        return {**task.weights(batch), SOFT: float(known.sum(dtype=torch.float64))}
+        [learner] = self._learner
+        known = _answers(_scale(learner), batch, _target(batch))
+        return {**learner.weights(batch), SOFT: float(known.sum(dtype=torch.float64))}
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """Return the losses of the task, and the soft one."""
-        [task] = self._task
-        scores, target = task.scores(batch), _target(batch)
-        weight = _answers(_scale(task), batch, target)
+        [learner] = self._learner
+        scores, target = learner.scores(batch), _target(batch)
+        weight = _answers(_scale(learner), batch, target)
         total = soft_loss(
-            _scale(task), scores, target.nan_to_num(0.0), weight, batch, self._temperature
+            _scale(learner), scores, target.nan_to_num(0.0), weight, batch, self._temperature
         )
-        return {**task.losses(scores, batch), SOFT: Loss(total)}
+        return {**learner.losses(scores, batch), SOFT: Loss(total)}
 
     def train(self, mode: bool = True) -> TaughtLearner:
         """Set the mode, of the task too."""
-        self._task[0].train(mode)
+        self._learner[0].train(mode)
         return super().train(mode)
 
 
-def _scale(task: TaskLearner[Any, Any]) -> Scale:
-    assert task.scale is not None
-    return task.scale
+def _scale(learner: TaskLearner[Any, Any]) -> Scale:
+    assert learner.scale is not None
+    return learner.scale
 
 
 def _target(batch: Batch) -> Float[Tensor, "rows columns"]:
@@ -252,9 +252,9 @@ def taught(
         FolderError: the teacher cannot be read, or is for another task.
     """
     where = "teacher.folder"
-    learner = open_learner(teacher.folder, data.definition.name, device=str(device))
+    learner = open_learner(teacher.folder, data.task.name, device=str(device))
     if learner.scale is None:
-        what = f"models for {data.definition.name} are not taught by another one"
+        what = f"models for {data.task.name} are not taught by another one"
         raise ConfigError(what, where="teacher", fix="Leave the teacher out.")
     if difference := learner.tokenizer.difference(data.tokenizer):
         what = f"{teacher.folder} has another vocabulary than the student: {difference}"
@@ -269,7 +269,7 @@ def taught(
     if kept is not None and kept.is_file():
         scores = np.load(kept)
     else:
-        scores = _scores(prepare_task(learner, precision), sequences, device, progress)
+        scores = _scores(prepare_learner(learner, precision), sequences, device, progress)
         if kept is not None and is_main(plan_here()):
             make_folder(kept.parent)
             found = scores  # for the closure
@@ -303,7 +303,7 @@ def _key(sequences: Many[Sequence], folder: str) -> str:
 
 
 def _scores(
-    task: TaskLearner[Any, Any],
+    learner: TaskLearner[Any, Any],
     sequences: Many[Sequence],
     device: torch.device,
     progress: Progress,
@@ -312,15 +312,15 @@ def _scores(
     found: dict[int, NDArray[np.float32]] = {}
     most = TUNING.predict_tokens_cuda if device.type == "cuda" else TUNING.predict_tokens_cpu
     progress.stage("asking the teacher", len(sequences))
-    model: Any = task.model
+    model: Any = learner.model
     dtype = model.autocast_dtype
     with torch.inference_mode():
         for at, batch in in_batches(sequences, most, device):
             with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
-                outputs = task.outputs(batch)
+                outputs = learner.outputs(batch)
             found.update(zip(at, map(np.atleast_2d, outputs), strict=True))
             progress.advance(len(found))
-    if task.scale == "choices":
+    if learner.scale == "choices":
         found = {at: scores.T for at, scores in found.items()}
     return np.concatenate([found[at] for at in range(len(sequences))])
 

@@ -107,17 +107,20 @@ def counting(reading: Reading[Any], progress: Progress, stage: str) -> Predictio
 DEFAULT_PREDICT = PredictConfig()
 
 
-def prepare_task(
-    task: TaskLearner[E, P], precision: PredictPrecision = "fp32", *, batch_invariant: bool = False
+def prepare_learner(
+    learner: TaskLearner[E, P],
+    precision: PredictPrecision = "fp32",
+    *,
+    batch_invariant: bool = False,
 ) -> TaskLearner[E, P]:
     """Return the task in evaluation mode with its model prepared, see `prepare_model`."""
-    model = prepare_model(task.model, precision, batch_invariant=batch_invariant)
-    made = type(task)(task.task, model, task.tokenizer, task.labels, task.length)
+    model = prepare_model(learner.model, precision, batch_invariant=batch_invariant)
+    made = type(learner)(learner.task, model, learner.tokenizer, learner.labels, learner.length)
     return made.eval()
 
 
 def predict(
-    task: TaskLearner[E, P],
+    learner: TaskLearner[E, P],
     examples: Iterable[E],
     config: PredictConfig = DEFAULT_PREDICT,
     counts: PredictionCounts | None = None,
@@ -131,11 +134,11 @@ def predict(
         ConfigError: the precision is not available on the task's device, or for its model.
         DivergedError: the model's output is not finite.
     """
-    return predict_windows(task, encoded_windows(task, examples, config), config, counts)
+    return predict_windows(learner, encoded_windows(learner, examples, config), config, counts)
 
 
 def predict_windows(
-    task: TaskLearner[E, P],
+    learner: TaskLearner[E, P],
     encoded: Iterable[tuple[list[E], list[EncodedExample]]],
     config: PredictConfig = DEFAULT_PREDICT,
     counts: PredictionCounts | None = None,
@@ -143,12 +146,12 @@ def predict_windows(
     """Yield examples with their predictions; they come in windows with their encoded forms."""
     counts = counts or PredictionCounts()
     for window, inputs in encoded:
-        counts.add(map(task.task.texts, window), inputs)
-        yield from predict_encoded(task, window, inputs, config, counts.note)
+        counts.add(map(learner.task.texts, window), inputs)
+        yield from predict_encoded(learner, window, inputs, config, counts.note)
 
 
 def predict_encoded(
-    task: TaskLearner[E, P],
+    learner: TaskLearner[E, P],
     examples: Many[E],
     encoded: Many[EncodedExample],
     config: PredictConfig = DEFAULT_PREDICT,
@@ -156,47 +159,47 @@ def predict_encoded(
 ) -> list[tuple[E, P]]:
     """Return encoded examples with their predictions; `on_share` is called after each batch."""
     sequences = [sequence for item in encoded for sequence in item.sequences]
-    outputs = predict_sequences(task, sequences, config, on_share)
+    outputs = predict_sequences(learner, sequences, config, on_share)
     ordered, pairs = iter(outputs), []
     for example, item in zip(examples, encoded, strict=True):
         own = list(itertools.islice(ordered, len(item.sequences)))
-        pairs.append((example, decode_finite(task, example, item, own)))
+        pairs.append((example, decode_finite(learner, example, item, own)))
     return pairs
 
 
 @torch.inference_mode()
 def predict_sequences(
-    task: TaskLearner[E, P],
+    learner: TaskLearner[E, P],
     sequences: Many[Sequence],
     config: PredictConfig = DEFAULT_PREDICT,
     on_share: Callable[[float], object] = lambda share: None,
 ) -> list[Output]:
     """Return the model's output for each sequence; `on_share` is called after each batch."""
     bulk = sum(map(len, sequences)) >= TUNING.prepare_tokens
-    if bulk and gains_at_bulk(task.model):
-        task = prepare_task(task)
-    if isinstance(task.model, PreparedModel):
-        task.model.check_process()
-        device, dtype = task.model.device, task.model.autocast_dtype
-        splits = task.model.splits_batches
+    if bulk and gains_at_bulk(learner.model):
+        learner = prepare_learner(learner)
+    if isinstance(learner.model, PreparedModel):
+        learner.model.check_process()
+        device, dtype = learner.model.device, learner.model.autocast_dtype
+        splits = learner.model.splits_batches
     else:
-        device, dtype, splits = next(task.parameters()).device, torch.float32, False
+        device, dtype, splits = next(learner.parameters()).device, torch.float32, False
     per_device = TUNING.predict_tokens_cuda if device.type == "cuda" else TUNING.predict_tokens_cpu
     tokens = config.tokens or (TUNING.prepare_tokens if bulk and splits else per_device)
     outputs: dict[int, Output] = {}
-    training = task.training
+    training = learner.training
     # Only if needed: a walk over all modules takes a tenth of the time of a short text.
-    if training or task.model.training:
-        task.eval()
+    if training or learner.model.training:
+        learner.eval()
     try:
-        for places, batch in _in_batches(task.model, sequences, tokens, device):
+        for places, batch in _in_batches(learner.model, sequences, tokens, device):
             with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
-                results = task.outputs(batch)
+                results = learner.outputs(batch)
             outputs.update(zip(places, results, strict=True))
             on_share(len(outputs) / len(sequences))
     finally:
         if training:
-            task.train()
+            learner.train()
     return [outputs[place] for place in range(len(sequences))]
 
 
@@ -216,7 +219,7 @@ def _in_batches(
 
 
 def decode_finite(
-    task: TaskLearner[E, P], example: E, encoded: EncodedExample, outputs: Many[Output]
+    learner: TaskLearner[E, P], example: E, encoded: EncodedExample, outputs: Many[Output]
 ) -> P:
     """Return the prediction for an example from the outputs of its sequences.
 
@@ -224,7 +227,7 @@ def decode_finite(
         DivergedError: an output is not finite.
     """
     _check_finite(outputs, example)
-    return task.decode(example, encoded, outputs)
+    return learner.decode(example, encoded, outputs)
 
 
 def _check_finite(outputs: Many[Output], example: object) -> None:
@@ -235,21 +238,21 @@ def _check_finite(outputs: Many[Output], example: object) -> None:
 
 
 def encoded_windows(
-    task: TaskLearner[E, P], examples: Iterable[E], config: PredictConfig = DEFAULT_PREDICT
+    learner: TaskLearner[E, P], examples: Iterable[E], config: PredictConfig = DEFAULT_PREDICT
 ) -> Iterator[tuple[list[E], list[EncodedExample]]]:
     """Yield windows of examples with their encoded forms; a task may have smaller windows."""
-    for window in grouped(examples, min(config.window, task.task.window), task.task.shared):
-        yield window, task.encode(window)
+    for window in grouped(examples, min(config.window, learner.task.window), learner.task.shared):
+        yield window, learner.encode(window)
 
 
 def evaluate_task(
-    task: TaskLearner[E, P],
+    learner: TaskLearner[E, P],
     examples: Iterable[E],
     config: PredictConfig = DEFAULT_PREDICT,
     counts: PredictionCounts | None = None,
 ) -> Metrics:
     """Return the metrics on examples that have their answers; arguments as `predict`."""
-    return task.score(predict(task, examples, config, counts))
+    return learner.score(predict(learner, examples, config, counts))
 
 
 def grouped(

@@ -241,12 +241,12 @@ class GradientPath:
 
 
 def gradient_path(
-    definition: Learner, example: Any, encoded: EncodedExample, target: ExplainedOutput, steps: int
+    learner: Learner, example: Any, encoded: EncodedExample, target: ExplainedOutput, steps: int
 ) -> GradientPath:
     """Return the path for an example; nothing is computed.
 
     Args:
-        definition: the task with its tokenizer; the model is not used.
+        learner: the task with its tokenizer; the model is not used.
         encoded: the example, by the same task.
         steps: points of the quadrature.
 
@@ -254,21 +254,19 @@ def gradient_path(
         DataError: the task has no gradients, or the model reads the example in several pieces; the
             target does not exist.
     """
-    if not isinstance(
-        definition, Classifier | MultilabelClassifier | Regressor | Tagger | MaskFiller
-    ):
-        what = f"integrated gradients are not available for the task {definition.task.name!r}"
+    if not isinstance(learner, Classifier | MultilabelClassifier | Regressor | Tagger | MaskFiller):
+        what = f"integrated gradients are not available for the task {learner.task.name!r}"
         raise DataError(what, where="method", fix="Use another method.")
-    _check_target(definition, encoded, target)
+    _check_target(learner, encoded, target)
     if len(encoded.sequences) != 1:
         raise DataError("the text is read in several windows", where="inputs", fix=WHOLE_TEXT)
     (sequence,) = encoded.sequences
-    words = words_of(definition.tokenizer, example)
+    words = words_of(learner.tokenizer, example)
     nodes, weights = np.polynomial.legendre.leggauss(steps)
     return GradientPath(
         words,
         sequence,
-        _owners(definition.tokenizer, words, sequence),
+        _owners(learner.tokenizer, words, sequence),
         target,
         np.array([0.0, *((nodes + 1) / 2), 1.0]),
         np.array([0.0, *(weights / 2), 0.0]),
@@ -359,12 +357,12 @@ def _log_odds(scores: Float[Tensor, "rows classes"], place: int) -> Float[Tensor
     return scores[:, place] - others.logsumexp(1)
 
 
-def _check_target(definition: Learner, encoded: EncodedExample, target: ExplainedOutput) -> None:
-    match definition:
+def _check_target(learner: Learner, encoded: EncodedExample, target: ExplainedOutput) -> None:
+    match learner:
         case Classifier() | MultilabelClassifier():
-            _known(target.label, definition.labels)
+            _known(target.label, learner.labels)
         case Tagger():
-            _known(target.label, definition.labels)
+            _known(target.label, learner.labels)
             if isinstance(encoded, EncodedSentence) and encoded.word_tokens:
                 what = "the tags of this model come from all tokens of a word"
                 raise DataError(what, where="method", fix="Use leave_one_out.")
@@ -372,7 +370,7 @@ def _check_target(definition: Learner, encoded: EncodedExample, target: Explaine
             if not 0 <= target.word < count:
                 raise _no_word(target.word, count)
         case MaskFiller():
-            if target.label is None or definition.tokenizer.id(target.label) is None:
+            if target.label is None or learner.tokenizer.id(target.label) is None:
                 what = f"there is no token {target.label!r}"
                 raise DataError(what, where="label", fix="Give a token as the prediction has it.")
             count = _targets(encoded.sequences[0], "masked")

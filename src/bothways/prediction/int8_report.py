@@ -89,9 +89,9 @@ def measure_int8(
     """
     quantised = open_in("int8")  # before the data is read for fp32
     int8, fp32 = (_measure(predictor, evaluate) for predictor in (quantised, open_in("fp32")))
-    task = quantised.task
-    direction = task.task.directions(task.labels)[task.task.metric]
-    return Int8Report(task.task.metric, direction, fp32, int8)
+    learner = quantised.learner
+    direction = learner.task.directions(learner.labels)[learner.task.metric]
+    return Int8Report(learner.task.metric, direction, fp32, int8)
 
 
 def _measure(predictor: Predictor, evaluate: Callable[[Predictor], Metrics]) -> TimedMetrics:

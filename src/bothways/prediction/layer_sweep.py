@@ -101,7 +101,7 @@ class _AllLayers(TaskLearner[TextExample, VectorPrediction]):
 
 
 def sweep(
-    task: Embedder,
+    learner: Embedder,
     examples: Iterable[TextExample],
     counts: PredictionCounts | None = None,
 ) -> Sweep:
@@ -113,11 +113,13 @@ def sweep(
         DataError: an example is a single text, a score is not a number, or there are fewer than
             two pairs.
     """
-    every = _AllLayers(task.task, task.model, task.tokenizer, (), task.length).train(task.training)
+    every = _AllLayers(learner.task, learner.model, learner.tokenizer, (), learner.length).train(
+        learner.training
+    )
     agreement = Agreement()
     for example, prediction in predict(every, examples, PredictConfig(window=WINDOW), counts):
         agreement.add(gold_score(example), prediction.vectors)
-    places = itertools.product(range(task.model.config.depth + 1), POOLINGS)
+    places = itertools.product(range(learner.model.config.depth + 1), POOLINGS)
     cells = tuple(
         Cell(*place, value) for place, value in zip(places, agreement.cells(), strict=True)
     )

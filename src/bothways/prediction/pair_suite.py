@@ -115,7 +115,7 @@ def evaluate_suite(predictor: Predictor, folder: Path, progress: Progress = SILE
         DataError: no such folder or no file in it; a row without the two sentences.
     """
     files = suite_files(folder)
-    scores = SuiteScores(predictor.task.task.variant)  # type: ignore[attr-defined]
+    scores = SuiteScores(predictor.learner.task.variant)  # type: ignore[attr-defined]
     waiting = deque[dict[str, str]]()
     progress.stage("minimal pairs", len(files))
 
@@ -129,7 +129,7 @@ def evaluate_suite(predictor: Predictor, folder: Path, progress: Progress = SILE
                 yield example_of(row.values, COLUMNS, row.where)
 
     for example, prediction in predictor.predict(examples()):
-        scores.add(waiting.popleft(), bool(predictor.task.grade(example, prediction)))
+        scores.add(waiting.popleft(), bool(predictor.learner.grade(example, prediction)))
     return scores
 
 

@@ -34,7 +34,7 @@ from bothways.prediction.engine import (
     PredictionCounts,
     evaluate_task,
     predict,
-    prepare_task,
+    prepare_learner,
 )
 from bothways.prediction.other_names import check_settings, missing_attribute, refuse_arguments
 from bothways.prediction.prepared_model import PredictPrecision, PreparedModel
@@ -71,7 +71,7 @@ class Predictor:
         reopen: returns the task with the model as it is saved, for `unprepared`.
 
     Attributes:
-        task: the task in evaluation mode, with the prepared model.
+        learner: the task in evaluation mode, with the prepared model.
 
     Examples:
         >>> classify = bothways.load("my-classifier")
@@ -81,7 +81,7 @@ class Predictor:
 
     def __init__(
         self,
-        task: TaskLearner[Any, Any],
+        learner: TaskLearner[Any, Any],
         precision: PredictPrecision = "fp32",
         *,
         batch_invariant: bool = False,
@@ -89,11 +89,11 @@ class Predictor:
     ) -> None:
         self._reopen, self._asked = reopen, (precision, batch_invariant)
         self._unprepared: TaskLearner[Any, Any] | None = None
-        prepared = isinstance(task.model, PreparedModel)
-        self.task = (
-            task.eval()
+        prepared = isinstance(learner.model, PreparedModel)
+        self.learner = (
+            learner.eval()
             if prepared
-            else prepare_task(task, precision, batch_invariant=batch_invariant)
+            else prepare_learner(learner, precision, batch_invariant=batch_invariant)
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -111,8 +111,8 @@ class Predictor:
     @property
     def precision(self) -> Literal["fp32", "bf16", "int8"]:
         """The precision in use: "fp32", "bf16" or "int8"."""
-        assert isinstance(self.task.model, PreparedModel)
-        return self.task.model.precision
+        assert isinstance(self.learner.model, PreparedModel)
+        return self.learner.model.precision
 
     def unprepared(self) -> TaskLearner[Any, Any]:
         """Return the task with the model as it is saved, for gradients and attentions.
@@ -161,8 +161,8 @@ class Predictor:
     def stream(self, inputs: Given, config: PredictConfig = DEFAULT_PREDICT) -> Iterator[Any]:
         """Yield a prediction for each input, in order; a window of inputs is read at a time."""
         rows = enumerate(given_rows(inputs, "inputs"), 1)
-        examples = (read_input(self.task, item, number) for number, item in rows)
-        return (prediction for _, prediction in predict(self.task, examples, config))
+        examples = (read_input(self.learner, item, number) for number, item in rows)
+        return (prediction for _, prediction in predict(self.learner, examples, config))
 
     def encode(
         self,
@@ -185,18 +185,20 @@ class Predictor:
             DataError: an input has two texts.
         """
         refuse_arguments("encode", unknown, ["texts", "prompt_name", "prompt"])
-        if not isinstance(self.task, Embedder):
-            what = f"encode is for the task 'embed', and this predictor has {self.task.task.name!r}"
+        if not isinstance(self.learner, Embedder):
+            what = (
+                f"encode is for the task 'embed', and this predictor has {self.learner.task.name!r}"
+            )
             raise ConfigError(what, where="task", fix='Open the model with task="embed".')
-        lead = self.task.task.prompt_text(prompt_name, prompt)
+        lead = self.learner.task.prompt_text(prompt_name, prompt)
         one = isinstance(texts, str | Mapping)
         items = enumerate([texts] if one else given_rows(texts, "texts"), 1)
-        inputs = (_prompted(read_input(self.task, item, at), lead, at) for at, item in items)
+        inputs = (_prompted(read_input(self.learner, item, at), lead, at) for at, item in items)
         vectors = [prediction.vectors[0] for prediction in self.stream(inputs)]
         if one:
             vector: NDArray[np.float32] = vectors[0]
             return vector
-        width = self.task.task.width(self.task.model)
+        width = self.learner.task.width(self.learner.model)
         return np.stack(vectors) if vectors else np.empty((0, width), np.float32)
 
     def read(self, source: str | Path, columns: Any = None, *, labelled: bool) -> Reading[Any]:
@@ -209,7 +211,7 @@ class Predictor:
         Raises:
             DataError: the source cannot be read, or a column is missing or cannot be guessed.
         """
-        return self.task.task.read(str(source), columns, labelled=labelled)
+        return self.learner.task.read(str(source), columns, labelled=labelled)
 
     def evaluate(
         self,
@@ -228,7 +230,7 @@ class Predictor:
             DataError: an example has no label, or a label that the model does not have.
         """
         refuse_arguments("evaluate", unknown, ["data", "config", "counts"])
-        return evaluate_task(self.task, self._examples(data, labelled=True), config, counts)
+        return evaluate_task(self.learner, self._examples(data, labelled=True), config, counts)
 
     def predict(
         self,
@@ -237,7 +239,7 @@ class Predictor:
         counts: PredictionCounts | None = None,
     ) -> Iterator[tuple[Any, Any]]:
         """Yield (example, prediction) for a file, a reading or rows in order; constant memory."""
-        return predict(self.task, self._examples(data, labelled=False), config, counts)
+        return predict(self.learner, self._examples(data, labelled=False), config, counts)
 
     def _examples(self, data: Any, *, labelled: bool) -> Iterable[Any]:
         if isinstance(data, str | Path):
@@ -245,7 +247,7 @@ class Predictor:
         if isinstance(data, Reading):
             return data.examples
         rows = enumerate(given_rows(data, "data"), 1)
-        return (read_input(self.task, row, number) for number, row in rows)
+        return (read_input(self.learner, row, number) for number, row in rows)
 
 
 def _reopened(
@@ -278,23 +280,23 @@ def _prompted(example: Any, prompt: str, number: int) -> Any:
     return PromptedText(**vars(example), prompt=prompt)
 
 
-def read_input(task: TaskLearner[Any, Any], value: Any, number: int) -> Any:
+def read_input(learner: TaskLearner[Any, Any], value: Any, number: int) -> Any:
     """Return the example of the task in an input, the `number`-th of a call.
 
     Raises:
         DataError: the task cannot read it.
     """
-    definition = task.task
+    task = learner.task
     where = f"input {number}"
     match value := plain_value(value):
         case str():
-            return definition.from_texts((value,), where=where)
+            return task.from_texts((value,), where=where)
         case (str(), str()):
-            return definition.from_texts(tuple(value), where=where)
+            return task.from_texts(tuple(value), where=where)
         case (str(query), [*documents]) if all(isinstance(text, str) for text in documents):
-            return definition.from_texts((query, *documents), where=where)
+            return task.from_texts((query, *documents), where=where)
         case Mapping():
-            return definition.example(value, where=where)
+            return task.example(value, where=where)
         case _ if is_example(value):
             return value
         case _:
@@ -389,7 +391,7 @@ def open_learner(
 
 def _bind(
     loaded: LoadedModel,
-    task: str | None,
+    name: str | None,
     *,
     length: int | None,
     settings: Tree | Iterable[str],
@@ -401,23 +403,21 @@ def _bind(
     if "task" in settings:  # as in the settings of a run
         what = "a setting of the task has no prefix here"
         raise ConfigError(what, where="task", fix="Write, for example, columns.text=body.")
-    record = _record(loaded, None if task is None else task_kind(task))
-    definition = configs.load(type(record.task), base=record.task, overrides=settings)
-    _check_heads(definition, loaded)
+    record = _record(loaded, None if name is None else task_kind(name))
+    task = configs.load(type(record.task), base=record.task, overrides=settings)
+    _check_heads(task, loaded)
     known = (length, record.length, loaded.model.config.max_positions)
     longest = next(value for value in known if value is not None)
     tokenizer = loaded.tokenizer()
     report_findings(check_model(loaded.model.config, tokenizer, longest))
-    learner: TaskLearner[Any, Any] = definition.learner(
-        loaded.model, tokenizer, loaded.labels, longest
-    )
+    learner: TaskLearner[Any, Any] = task.learner(loaded.model, tokenizer, loaded.labels, longest)
     return learner.eval()
 
 
-def _check_heads(definition: AnyTask, loaded: LoadedModel) -> None:
+def _check_heads(task: AnyTask, loaded: LoadedModel) -> None:
     """Raise FolderError if the model lacks a head of the task, or its outputs do not fit."""
-    needed = {head.kind for head in definition.heads(loaded.labels, None)}
-    name = definition.name
+    needed = {head.kind for head in task.heads(loaded.labels, None)}
+    name = task.name
     if not needed <= set(loaded.model.heads):
         heads = " and ".join(map(repr, sorted(needed)))
         what = f"the task {name!r} needs the head {heads}; this model has: {_heads(loaded)}"
@@ -427,10 +427,10 @@ def _check_heads(definition: AnyTask, loaded: LoadedModel) -> None:
         what = f"the task {name!r} reads vectors; this export ends in the head {_heads(loaded)}"
         fix = f"Export the model for it: bothways export MODEL --task {name} --out FOLDER"
         raise FolderError(what, where=loaded.folder, fix=fix)
-    if definition.problem is not None and loaded.problem not in (None, definition.problem):
-        what = f"its label head is for {loaded.problem}, not for {definition.problem}"
+    if task.problem is not None and loaded.problem not in (None, task.problem):
+        what = f"its label head is for {loaded.problem}, not for {task.problem}"
         raise FolderError(what, where=loaded.folder, fix=_CHOOSE_OTHER)
-    if isinstance(definition, RegressionTask | RerankingTask) and len(loaded.labels) > 1:
+    if isinstance(task, RegressionTask | RerankingTask) and len(loaded.labels) > 1:
         outputs = f"{counted(len(loaded.labels), 'outputs')} ({listed(loaded.labels)})"
         what = f"its label head has {outputs}, and {name} has one"
         raise FolderError(what, where=loaded.folder, fix=_CHOOSE_OTHER)
@@ -445,34 +445,34 @@ def _check_heads(definition: AnyTask, loaded: LoadedModel) -> None:
             raise FolderError(what, where=config, fix="Give each output its own name there.")
 
 
-def _record(loaded: LoadedModel, task: str | None) -> FolderRecord:
+def _record(loaded: LoadedModel, kind: str | None) -> FolderRecord:
     """Return the record for this task: ours, that of sentence-transformers, or by the heads."""
     fields = {name: loaded.extra[name] for name in ("length", "task") if name in loaded.extra}
     ours = configs.read(_RecordFields, fields, where=RECORD)
-    if ours.task is not None and task in (None, ours.task.name):
+    if ours.task is not None and kind in (None, ours.task.name):
         return FolderRecord(ours.task, ours.length)
-    if task in (None, "embed", "rerank"):
+    if kind in (None, "embed", "rerank"):
         match read_program_config(loaded.folder, loaded.model.config.max_positions):
-            case SentenceEncoderConfig() as encoder if task != "rerank":
+            case SentenceEncoderConfig() as encoder if kind != "rerank":
                 return FolderRecord(sentence_encoder(encoder), encoder.length)
-            case CrossEncoderConfig() as reranker if task != "embed" and len(loaded.labels) == 1:
+            case CrossEncoderConfig() as reranker if kind != "embed" and len(loaded.labels) == 1:
                 return FolderRecord(cross_encoder(reranker), reranker.length)
-    return FolderRecord(_default_task(loaded, task), ours.length)
+    return FolderRecord(_default_task(loaded, kind), ours.length)
 
 
-def _default_task(loaded: LoadedModel, task: str | None) -> AnyTask:
+def _default_task(loaded: LoadedModel, kind: str | None) -> AnyTask:
     """Return the task of this kind with its defaults, or the first one for the folder's heads."""
-    if task is not None:
-        read = configs.read(_RecordFields, {"task": {"kind": task}}).task or ClassificationTask()
+    if kind is not None:
+        read = configs.read(_RecordFields, {"task": {"kind": kind}}).task or ClassificationTask()
         return read.fitted({*loaded.model.heads})
     # A single output without a problem type is a score, as in transformers.
     problem = loaded.problem or ("regression" if len(loaded.labels) == 1 else None)
     for cls in TASKS.values():
-        definition = cls()
-        needed = {head.kind for head in definition.heads(loaded.labels, None)}
-        fits = definition.problem is None or problem in (None, definition.problem)
+        task = cls()
+        needed = {head.kind for head in task.heads(loaded.labels, None)}
+        fits = task.problem is None or problem in (None, task.problem)
         if needed <= set(loaded.model.heads) and fits:
-            return definition
+            return task
     what = f"is for no known task: its heads are {_heads(loaded)}"
     fix = f"{_FINETUNE_FIRST} Or name a task that needs no training, such as --task embed."
     raise FolderError(what, where=loaded.folder, fix=fix)

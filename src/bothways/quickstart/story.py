@@ -223,7 +223,7 @@ def run_story(
     ours, bare = _fine_tune(story, data, pretrained, progress)
     save_model(
         out / "finetuned",
-        ours[0].task.model,
+        ours[0].learner.model,
         tokenizer,
         labels=data.labels,
         problem="single_label_classification",

@@ -393,14 +393,14 @@ class App:
         exchange.model = model.name
         deadline = time.monotonic() + self._seconds(headers)
         examples = model.examples(query.inputs, self.limits)
-        characters = sum(len(text) for e in examples for text in model.task.task.texts(e))
+        characters = sum(len(text) for e in examples for text in model.learner.task.texts(e))
         began = time.perf_counter()
         if characters <= INLINE_CHARACTERS:
             encoded = model.encode(examples)
         else:
             encoded = await loop.run_in_executor(self._tokenizers, model.encode, examples)
         if not query.truncate and any(item.cut for item in encoded):
-            most = model.task.length
+            most = model.learner.length
             message = f"a text is longer than the model reads, {most} tokens, and truncate is false"
             raise RequestError("text_too_long", message, param="inputs")
         work: Any = encoded

@@ -112,7 +112,9 @@ class Ticket:
             ordered = [rows[k] for k in range(len(rows))]
             del self.outputs[unit.example]
             example = self.examples[unit.example]
-            self.predictions[unit.example] = decode_finite(self.model.task, example, item, ordered)
+            self.predictions[unit.example] = decode_finite(
+                self.model.learner, example, item, ordered
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,7 +305,7 @@ class Batcher:
 
     def _outputs(self, units: list[Unit]) -> list[Any]:
         """Return an output or an error for each unit; a batch that fails is computed one by one."""
-        task = units[0].ticket.model.task
+        learner = units[0].ticket.model.learner
         config = PredictConfig(tokens=max(self.limits.batch_tokens, units[0].tokens))
         try:
             if units[0].sequence is None:
@@ -314,7 +316,7 @@ class Batcher:
                 for item, k in parts
                 if k is not None and isinstance(item, EncodedExample)
             ]
-            return list(predict_sequences(task, sequences, config))
+            return list(predict_sequences(learner, sequences, config))
         except Exception as error:
             if len(units) == 1:
                 return [error]
@@ -325,7 +327,7 @@ class Batcher:
         item = ticket.encoded[n]
         if isinstance(item, ModelJob):
             return item.compute()
-        [(_, prediction)] = predict_encoded(ticket.model.task, [ticket.examples[n]], [item])
+        [(_, prediction)] = predict_encoded(ticket.model.learner, [ticket.examples[n]], [item])
         return prediction
 
     def _keep(self, unit: Unit, result: Any) -> None:

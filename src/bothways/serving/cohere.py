@@ -84,7 +84,7 @@ def _check(value: Any, name: str, allowed: Many[str]) -> None:
 
 def _prompt_name(model: ServedModel, body: Mapping[str, Any]) -> str | None:
     """Return the prompt of the model for the input type; None for the default one."""
-    kind, task = field(body, "input_type", str, None), model.task.task
+    kind, task = field(body, "input_type", str, None), model.learner.task
     if kind is None:
         return None
     _check(kind, "input_type", list(PROMPTS))

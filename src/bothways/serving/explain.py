@@ -98,7 +98,7 @@ def _steps(body: Mapping[str, Any]) -> int:
 
 
 def _layer(model: ServedModel, body: Mapping[str, Any]) -> int:
-    depth = model.task.model.config.depth
+    depth = model.learner.model.config.depth
     layer = whole(body, "layer", depth)
     assert layer is not None
     if layer > depth:
@@ -108,10 +108,10 @@ def _layer(model: ServedModel, body: Mapping[str, Any]) -> int:
 
 
 def _leave_one_out(model: ServedModel, given: Any, target: ExplainedOutput) -> Query:
-    task = model.task
+    learner = model.learner
     try:
         example = _example(model, given)
-        words = words_of(task.tokenizer, example)
+        words = words_of(learner.tokenizer, example)
         if len(words) > MOST_WORDS:
             limit = ("words to leave out", len(words), "explained_words", MOST_WORDS)
             raise over_limit("too_many_texts", *limit)
@@ -123,9 +123,9 @@ def _leave_one_out(model: ServedModel, given: Any, target: ExplainedOutput) -> Q
         """Return how far the output falls without each word."""
         first, *others = answer.predictions
         try:
-            value = value_of(first, target, task.labels)
+            value = value_of(first, target, learner.labels)
             effects = [
-                value - effect_without(other, n, target, task.labels)
+                value - effect_without(other, n, target, learner.labels)
                 for n, other in enumerate(others)
             ]
         except BothwaysError as error:
@@ -148,7 +148,7 @@ def _integrated_gradients(
     def jobs(examples: Many[Any], encoded: Many[EncodedExample]) -> list[ModelJob]:
         """Return the points of the path in parts that are computed together."""
         try:
-            path = gradient_path(model.task, examples[0], encoded[0], target, steps)
+            path = gradient_path(model.learner, examples[0], encoded[0], target, steps)
             learner = model.predictor.unprepared()
         except BothwaysError as error:
             raise as_request_error(error) from error
@@ -183,7 +183,7 @@ def _integrated_gradients(
 
 
 def _attention(model: ServedModel, given: Any, layer: int) -> Query:
-    tokenizer = model.task.tokenizer
+    tokenizer = model.learner.tokenizer
 
     def jobs(examples: Many[Any], encoded: Many[EncodedExample]) -> list[ModelJob]:
         """Return the one pass that keeps the attentions."""
@@ -223,7 +223,7 @@ def _example(model: ServedModel, given: Any) -> Any:
     """Return the example in an input; errors as `Task.example`."""
     from bothways.prediction.predictor import read_input
 
-    return read_input(model.task, given, 1)
+    return read_input(model.learner, given, 1)
 
 
 def _words(words: Many[Word], effects: Many[float]) -> list[dict[str, Any]]:

@@ -75,7 +75,7 @@ def _text_classification(model: ServedModel, body: Mapping[str, Any]) -> Query:
     def write(answer: Answer) -> Any:
         """Return labels with scores, the highest first, for each text."""
         # A list of lists for a single text too: the clients take its first element.
-        labels = answer.model.task.labels
+        labels = answer.model.learner.labels
         return [class_scores(prediction, labels)[:top] for prediction in answer.predictions]
 
     return Query(model, inputs, write, truncates(body, parameters))
@@ -163,7 +163,7 @@ def _question_answering(model: ServedModel, body: Mapping[str, Any]) -> Query:
 
 
 def _fill_mask(model: ServedModel, body: Mapping[str, Any]) -> Query:
-    parameters, task = body["parameters"], model.task.task
+    parameters, task = body["parameters"], model.learner.task
     assert isinstance(task, MaskFillingTask)
     texts, several = texts_in(body.get("inputs"), "inputs")
     top = whole(parameters, "top_k", task.top)
@@ -185,7 +185,7 @@ def _fill_mask(model: ServedModel, body: Mapping[str, Any]) -> Query:
 
 def _fillings(model: ServedModel, text: str, prediction: Any, top: int | None) -> list[Any]:
     """Return the tokens of a mask, each with its text; for several masks a list of these."""
-    tokenizer = model.task.tokenizer
+    tokenizer = model.learner.tokenizer
     mask = tokenizer.token(tokenizer.specials.mask)
     single = len(prediction.masks) == 1
     masks = []

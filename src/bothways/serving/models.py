@@ -34,14 +34,14 @@ class ServedModel:
     digest: str = field(default="", compare=False)
 
     @property
-    def task(self) -> TaskLearner[Any, Any]:
+    def learner(self) -> TaskLearner[Any, Any]:
         """The task with its model."""
-        return self.predictor.task
+        return self.predictor.learner
 
     @property
     def kind(self) -> str:
         """The kind of the task, such as "classify"."""
-        return self.task.task.name
+        return self.learner.task.name
 
     @property
     def by_example(self) -> bool:
@@ -50,8 +50,8 @@ class ServedModel:
 
     def long_input(self, limits: Limits) -> Any:
         """Return an input of the task with a text as long as the model reads, within a limit."""
-        tokenizer = self.task.tokenizer
-        long = "a " * min(self.task.length, limits.text_characters // 4)
+        tokenizer = self.learner.tokenizer
+        long = "a " * min(self.learner.length, limits.text_characters // 4)
         inputs: dict[str, Any] = {
             "answer": ("a", long),
             "fill": tokenizer.token(tokenizer.specials.mask),
@@ -73,11 +73,11 @@ class ServedModel:
         if len(inputs) > limits.texts:
             raise over_limit("too_many_texts", "inputs", len(inputs), "texts", limits.texts)
         try:
-            examples = [read_input(self.task, item, n) for n, item in enumerate(inputs, 1)]
+            examples = [read_input(self.learner, item, n) for n, item in enumerate(inputs, 1)]
         except BothwaysError as error:
             raise as_request_error(error) from error
         for example in examples:
-            characters = sum(map(len, self.task.task.texts(example)))
+            characters = sum(map(len, self.learner.task.texts(example)))
             if characters > limits.text_characters:
                 name, most = "text_characters", limits.text_characters
                 raise over_limit("text_too_long", "characters of a text", characters, name, most)
@@ -90,7 +90,7 @@ class ServedModel:
             RequestError: an example that the task cannot encode.
         """
         try:
-            return self.task.encode(examples)
+            return self.learner.encode(examples)
         except BothwaysError as error:
             raise as_request_error(error) from error
 

@@ -83,7 +83,7 @@ def text_of_ids(ids: list[int], model: ServedModel) -> str:
     Raises:
         RequestError: an id that the vocabulary does not have.
     """
-    tokenizer = model.task.tokenizer
+    tokenizer = model.learner.tokenizer
     wrong = [id for id in ids if not 0 <= id < tokenizer.size]
     if wrong:
         message = f"{wrong[0]} is not a token id: ids are 0 to {tokenizer.size - 1}"

@@ -232,6 +232,6 @@ def _post(
 def example_of(model: ServedModel) -> Any:
     """Return an input that the model's task reads."""
     if model.kind == "fill":
-        tokenizer = model.task.tokenizer
+        tokenizer = model.learner.tokenizer
         return f"the cat {tokenizer.token(tokenizer.specials.mask)} here"
     return EXAMPLES.get(model.kind, "the cat sleeps in London")

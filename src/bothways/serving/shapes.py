@@ -139,7 +139,7 @@ def prompted(
         RequestError: the model has no such prompt.
     """
     names = [field(body, "prompt_name", str, None) for body in bodies]
-    name, task = next((name for name in names if name is not None), None), model.task.task
+    name, task = next((name for name in names if name is not None), None), model.learner.task
     if not isinstance(task, SentenceEmbeddingTask):
         if name is None:
             return [PromptedText(text) for text in texts]
@@ -157,9 +157,9 @@ def component_count(body: Mapping[str, Any], name: str, model: ServedModel) -> i
     Raises:
         RequestError: as `field`; there are fewer.
     """
-    count, task = whole(body, name), model.task.task
+    count, task = whole(body, name), model.learner.task
     assert isinstance(task, SentenceEmbeddingTask)
-    if count is not None and count > (width := task.width(model.task.model)):
+    if count is not None and count > (width := task.width(model.learner.model)):
         message = f"{name} must be at most {width}, the width of {model.name!r}, not {count}"
         raise RequestError("invalid", message, param=name)
     return count
@@ -167,7 +167,7 @@ def component_count(body: Mapping[str, Any], name: str, model: ServedModel) -> i
 
 def shortened(answer: Answer, count: int | None, *, normalise: bool) -> Vectors:
     """Return vectors cut to `count` components; then, if asked for, of length 1."""
-    task, vectors = answer.model.task.task, answer.vectors
+    task, vectors = answer.model.learner.task, answer.vectors
     assert isinstance(task, SentenceEmbeddingTask)
     whole_vectors = count is None or count == vectors.shape[1]
     vectors = vectors[:, :count]

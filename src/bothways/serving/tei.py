@@ -55,7 +55,7 @@ def predict(models: Models, body: Mapping[str, Any]) -> Query:
 
     def write(answer: Answer) -> Any:
         """Return labels with scores, the highest first, for each text."""
-        rows = [class_scores(p, answer.model.task.labels) for p in answer.predictions]
+        rows = [class_scores(p, answer.model.learner.labels) for p in answer.predictions]
         return rows[0] if one else rows
 
     return Query(model, inputs, write, truncates(body))
@@ -108,7 +108,7 @@ def tokenized(models: Models, body: Mapping[str, Any], limits: Limits) -> Any:
 
 
 def _tokens(model: ServedModel, text: str, *, special: bool) -> list[dict[str, Any]]:
-    tokenizer = model.task.tokenizer
+    tokenizer = model.learner.tokenizer
     (encoded,) = tokenizer.encode_with_offsets([text])
     pairs = zip(encoded.ids.tolist(), encoded.offsets.tolist(), strict=True)
     inner = [
@@ -136,7 +136,7 @@ def info(models: Models, limits: Limits) -> dict[str, Any]:
         "served_model_name": first.name,
         "model_dtype": _dtype(first),
         "model_type": _model_type(first),
-        "max_input_length": first.task.length,
+        "max_input_length": first.learner.length,
         "max_batch_tokens": limits.batch_tokens,
         "max_client_batch_size": limits.texts,
         "auto_truncate": True,
@@ -147,20 +147,20 @@ def info(models: Models, limits: Limits) -> dict[str, Any]:
 
 
 def _described(model: ServedModel) -> dict[str, Any]:
-    task = model.task.task
+    task = model.learner.task
     columns = getattr(task, "columns", None)
-    tokenizer = model.task.tokenizer
+    tokenizer = model.learner.tokenizer
     return {
         "name": model.name,
         "task": model.kind,
-        "length": model.task.length,
+        "length": model.learner.length,
         "precision": model.predictor.precision,
-        "labels": list(model.task.labels),
+        "labels": list(model.learner.labels),
         "since": model.created,
         "digest": model.digest or None,
         **({"prompts": list(task.prompts)} if isinstance(task, SentenceEmbeddingTask) else {}),
         "pairs": getattr(columns, "text_b", None) is not None,
-        "layers": model.task.model.config.depth,
+        "layers": model.learner.model.config.depth,
         "mask": tokenizer.token(tokenizer.specials.mask),
         "specials": {"single": tokenizer.template.single, "pair": tokenizer.template.pair},
         "long_texts": _long_texts(model),
@@ -170,7 +170,7 @@ def _described(model: ServedModel) -> dict[str, Any]:
 def _long_texts(model: ServedModel) -> str:
     """Return how texts beyond the length are read, as `LongTextTask.long_texts`."""
     usual = "windows" if model.kind in ("tag", "answer", "likelihood", "prefer") else "truncate"
-    return getattr(model.task.task, "long_texts", usual)
+    return getattr(model.learner.task, "long_texts", usual)
 
 
 def _dtype(model: ServedModel) -> str:
@@ -179,10 +179,10 @@ def _dtype(model: ServedModel) -> str:
 
 
 def _model_type(model: ServedModel) -> dict[str, Any]:
-    task = model.task.task
+    task = model.learner.task
     if isinstance(task, SentenceEmbeddingTask):
         return {"embedding": {"pooling": task.pooling}}
-    labels = dict(enumerate(model.task.labels))
+    labels = dict(enumerate(model.learner.labels))
     names = {
         "id2label": {str(n): label for n, label in labels.items()},
         "label2id": {label: n for n, label in labels.items()},

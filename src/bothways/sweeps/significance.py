@@ -222,7 +222,7 @@ def _grades(
     """
     rows, fingerprint = [], ""
     for opened in models:
-        task, reading = opened.task, opened.read(source, columns, labelled=True)
+        learner, reading = opened.learner, opened.read(source, columns, labelled=True)
         results = list(opened.predict(reading, counts=counting(reading, progress, "grading")))
         if len(results) < 2:
             raise DataError(
@@ -230,7 +230,7 @@ def _grades(
                 where=source,
                 fix="Give two or more.",
             )
-        task.score(iter(results))  # raises for an example without a label
+        learner.score(iter(results))  # raises for an example without a label
         fingerprint = examples_fingerprint(example for example, _ in results)
-        rows.append([task.grade(example, prediction) for example, prediction in results])
+        rows.append([learner.grade(example, prediction) for example, prediction in results])
     return fingerprint, np.array(rows, dtype=np.float64)

@@ -301,33 +301,33 @@ def sentence_encoder(config: SentenceEncoderConfig) -> SentenceEmbeddingTask:
     )
 
 
-def sentence_config(task: Embedder) -> SentenceEncoderConfig:
+def sentence_config(learner: Embedder) -> SentenceEncoderConfig:
     """Return the settings by which sentence-transformers computes the same vectors.
 
     Raises:
         ConfigError: the task reads other layers than the last one.
     """
-    settings = task.task
-    if settings.layers not in ((-1,), (task.model.config.depth,)):
+    settings = learner.task
+    if settings.layers not in ((-1,), (learner.model.config.depth,)):
         what = f"other programs pool the last layer, and this task reads {settings.layers}"
         raise ConfigError(what, where="layers", fix=LAST)
     return SentenceEncoderConfig(
         settings.pooling,
         settings.normalised,
         settings.components,
-        task.length,
+        learner.length,
         *settings.named_prompts,
         settings.include_prompt,
     )
 
 
-def save_sentence_encoder(folder: str | Path, task: Embedder, card: Card | None = None) -> None:
+def save_sentence_encoder(folder: str | Path, learner: Embedder, card: Card | None = None) -> None:
     """Write a folder from which sentence-transformers computes the same vectors.
 
     Raises:
         ConfigError: as `sentence_config`.
         FolderError, ResourceError: as `save_model`.
     """
-    extra = {"task": configs.to_dict(task.task), "length": task.length}
-    config = sentence_config(task)
-    save_sentence_folder(folder, task.model, task.tokenizer, config, card=card, extra=extra)
+    extra = {"task": configs.to_dict(learner.task), "length": learner.length}
+    config = sentence_config(learner)
+    save_sentence_folder(folder, learner.model, learner.tokenizer, config, card=card, extra=extra)
