@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from bothways.analysis.registry import analysis_of
 from bothways.analysis.slices import Traits
 from bothways.core.config import reader as configs
@@ -26,7 +24,7 @@ from bothways.prediction.engine import (
 )
 from bothways.report import sections as s
 from bothways.report.html import write_html
-from bothways.runtime.devices import Precision, has_bf16
+from bothways.runtime.devices import Precision, device_of, has_bf16
 from bothways.tasks.base import EncodedExample, Metrics, TaskLearner
 
 KEPT = 12
@@ -169,7 +167,7 @@ def analysis_report(
 ) -> s.Report:
     """Return the report of an analysis; see `write_report`."""
     if precision == "auto":
-        precision = "bf16" if has_bf16(_device(learner)) else "fp32"
+        precision = "bf16" if has_bf16(device_of(learner)) else "fp32"
     metric, name = learner.task.metric, learner.task.name
     # "f1/PER" is of a part: it is in the table of all metrics.
     figures = [
@@ -191,17 +189,13 @@ def analysis_report(
             *analysis.sections,
             s.Details("All metrics and settings", (metrics, settings)),
         ),
-        s.colophon(_device(learner)),
+        s.colophon(device_of(learner)),
     )
 
 
 def _note(analysis: AnalysisResult, metric: str) -> str:
     value = analysis.baseline.get(metric)
     return "" if value is None else f"best constant answer: {s.readable_number(value)}"
-
-
-def _device(learner: TaskLearner[Any, Any]) -> torch.device:
-    return next(learner.parameters()).device
 
 
 def _settings(

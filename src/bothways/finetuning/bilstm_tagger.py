@@ -41,6 +41,7 @@ from bothways.kernels.cross_entropy import cross_entropy
 from bothways.kernels.dropout import Dropout
 from bothways.model.layer_mix import LayerChoice, build_mix, chosen_layers
 from bothways.model.lstm import AnyEncoder, BiLSTM
+from bothways.runtime.devices import device_of
 from bothways.tasks.base import EncodedExample
 
 Stored = Literal["float16", "float32"]
@@ -216,7 +217,7 @@ def extract(
     done = 0
     progress.stage("computing features", sum(map(len, sequences)))
     with evaluating(encoder):
-        for places, batch in in_batches(sequences, AT_ONCE, next(encoder.parameters()).device):
+        for places, batch in in_batches(sequences, AT_ONCE, device_of(encoder)):
             index = cast(Tensor, cast(TokenTargets, batch.targets["tag"]).index)
             hidden = encoder(batch, keep_layers=True).layers
             vectors = (

@@ -38,7 +38,7 @@ from bothways.model.layer_mix import LayerChoice, chosen_layers
 from bothways.model.lstm import AnyEncoder
 from bothways.preflight.machine import speed
 from bothways.preflight.text import check_model
-from bothways.runtime.devices import choose_device
+from bothways.runtime.devices import choose_device, device_of
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.tagging.task import Tagger, TaggingTask
 from bothways.training.durations import Duration, Epochs, Hours, Steps, Tokens
@@ -264,7 +264,7 @@ def tagger_speed(
     )
     features = Features(values, layers, np.cumsum([0, *counts]), np.zeros(words, dtype=np.int64))
     tagger = FeatureTagger([features], settings.layers, depth, labels, settings.tagger).to(
-        next(encoder.parameters()).device
+        device_of(encoder)
     )
     return speed(tagger, pack(features.sequences()), settings.training.precision)
 

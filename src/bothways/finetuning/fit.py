@@ -43,6 +43,7 @@ from bothways.kernels.library import runs_on
 from bothways.model.model import Model
 from bothways.prediction.predictor import Predictor
 from bothways.prediction.prepared_model import PredictPrecision
+from bothways.runtime.devices import device_of
 from bothways.tasks.base import Metrics, TaskLearner
 from bothways.training.checkpoint import Best
 from bothways.training.optimizers import OptimizerConfig, OptimizerFactory
@@ -147,7 +148,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
         BothwaysError: a loss or a gradient is not finite.
         ConfigError: the schedule does not fit the run.
     """
-    device = next(learner.parameters()).device
+    device = device_of(learner)
     training = training_of(method, data)
     steps = loader(data, method, seed, Share(plan.rank, plan.world))
     history: list[tuple[float, Metrics]] = []

@@ -24,6 +24,7 @@ from bothways.finetuning.fit import learning_by_rows
 from bothways.model.flops import BACKWARD
 from bothways.preflight.machine import seconds_per_byte, speed, update_seconds
 from bothways.preflight.memory import WEIGHT
+from bothways.runtime.devices import device_of
 from bothways.tasks.base import TaskLearner
 from bothways.training.durations import Duration, Epochs, Hours, Steps, Tokens
 from bothways.training.moments import moment_bytes
@@ -93,7 +94,7 @@ def measure_step(
     progress: Progress = SILENT,
 ) -> StepTime:
     """Measure the parts of a step on a sample of the data, at a rate of 0: no weight changes."""
-    device = next(learner.parameters()).device
+    device = device_of(learner)
     tokens = min(SAMPLE, data.tokens / updates_per_epoch(data, settings))
     sequences = sorted(data.sequences, key=len)
     sample = pack(sequences[:: max(1, round(data.tokens / tokens))])

@@ -34,6 +34,7 @@ from bothways.objectives.distillation_values import (
     Relations,
 )
 from bothways.prediction.predictor import open_learner
+from bothways.runtime.devices import device_of
 from bothways.training.checkpoint import Keep
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import BertAdam
@@ -161,7 +162,7 @@ def learn_layers(  # noqa: PLR0913 – one independent value per question that a
         BothwaysError: a loss or a gradient is not finite.
         ConfigError: a loss does not fit the two encoders.
     """
-    device = next(student.parameters()).device
+    device = device_of(student)
     objective = objective_of(stage, teacher, student.config)
     other = open_learner(teacher, data.task.name, device=str(device)).model
     torch.manual_seed(seed)

@@ -26,6 +26,7 @@ from bothways.prediction.prepared_model import (
     gains_at_bulk,
     prepare_model,
 )
+from bothways.runtime.devices import device_of
 from bothways.runtime.tuning import TUNING
 from bothways.tasks.base import E, EncodedExample, Metrics, Output, P, Reading, TaskLearner
 
@@ -183,7 +184,7 @@ def predict_sequences(
         device, dtype = learner.model.device, learner.model.autocast_dtype
         splits = learner.model.splits_batches
     else:
-        device, dtype, splits = next(learner.parameters()).device, torch.float32, False
+        device, dtype, splits = device_of(learner), torch.float32, False
     per_device = TUNING.predict_tokens_cuda if device.type == "cuda" else TUNING.predict_tokens_cpu
     tokens = config.tokens or (TUNING.prepare_tokens if bulk and splits else per_device)
     outputs: dict[int, Output] = {}

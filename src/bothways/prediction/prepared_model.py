@@ -37,6 +37,7 @@ from bothways.model.positions import Disentangled, Learned, Sinusoidal
 from bothways.runtime.devices import (
     Precision,
     describe_device,
+    device_of,
     has_int8,
     packs_weights,
     resolve_precision,
@@ -179,7 +180,7 @@ class PreparedEncoder(Encoder):
         int8 = isinstance(prepared[0].mlp.up, Int8Linear)
         in_tiles = int8 and _has_amx()
         dtype = torch.bfloat16 if in_tiles else projections[0].dtype
-        device = next(self.parameters()).device
+        device = device_of(self)
         self.max_tokens = prepared[0].max_fused_rows
         self._attention = functools.partial(
             AttentionCall, device, dtype, config.width // config.heads
@@ -241,7 +242,7 @@ class PreparedModel(Model):
         if pack_head is not None and isinstance(encoder, Encoder):
             _pack_layers(encoder.embedding, ("project",), pack_head)
         self.encoder = PreparedEncoder(encoder, pack) if isinstance(encoder, Encoder) else encoder
-        self.device = next(parts.parameters()).device
+        self.device = device_of(parts)
         self.autocast_dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.splits_batches = getattr(self.encoder, "max_tokens", 0.0) == math.inf
         self.batch_invariant = pack_head is not None and self.splits_batches
@@ -290,7 +291,7 @@ def prepare_model(
     Raises:
         ConfigError: int8 on a device without it or for a model without blocks.
     """
-    device = next(model.parameters()).device
+    device = device_of(model)
     if precision == "int8":
         _check_int8(model, device)
         resolved: Literal["fp32", "bf16", "int8"] = "int8"
@@ -338,7 +339,7 @@ def gains_at_bulk(model: Model) -> bool:
 
     They do where the library's kernels are faster than torch's products for any number of rows.
     """
-    on_cpu = next(model.parameters()).device.type == "cpu"
+    on_cpu = device_of(model).type == "cpu"
     return _has_amx() and on_cpu and not isinstance(model, PreparedModel)
 
 

@@ -27,6 +27,7 @@ from bothways.model.lstm import AnyEncoder
 from bothways.preflight.memory import Load
 from bothways.runtime.devices import (
     Precision,
+    device_of,
     disk_free,
     gemm_rate,
     memory_available,
@@ -89,7 +90,7 @@ def speed(
 
     The weights do not change. Dropout draws from torch's generator: seed it afterwards.
     """
-    device = next(learner.parameters()).device
+    device = device_of(learner)
     dtype, moved = resolve_precision(precision, device), batch.to(device)
     learner.train()
     rate = 0.0
@@ -116,7 +117,7 @@ def update_seconds(
 
     As `speed`, it draws from torch's generator.
     """
-    device = next(learner.parameters()).device
+    device = device_of(learner)
     progress.stage("measuring the time of an update")
     seconds = 0.0
     for _ in range(2):  # the first update allocates the moments

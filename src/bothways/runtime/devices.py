@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import nn
 
 from bothways.core.errors import ConfigError, ResourceError
 from bothways.runtime.allocator import give_back
@@ -54,6 +55,11 @@ def choose_device(name: str = "auto") -> torch.device:
         what = f"there is no {name!r}: torch sees {torch.cuda.device_count()} CUDA devices"
         raise ResourceError(what, where="device")
     return device
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return the device of a module, that of its first parameter."""
+    return next(module.parameters()).device
 
 
 def has_bf16(device: torch.device) -> bool:

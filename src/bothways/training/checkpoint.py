@@ -40,7 +40,7 @@ from bothways.core.errors import (
 from bothways.core.json_reader import read_object
 from bothways.core.keyed_rng import rng
 from bothways.core.learner import Learner
-from bothways.runtime.devices import disk_free
+from bothways.runtime.devices import device_of, disk_free
 from bothways.training.parallel import Plan, gather, is_main, shared
 from bothways.training.saved_state import (
     SHARDS,
@@ -167,7 +167,7 @@ class Checkpoint:
         _check_run(self, config)
         self.load_weights(learner)
         random = load_state(self.folder, optimizer)
-        _set_random(random, _device(learner), plan, self.progress)
+        _set_random(random, device_of(learner), plan, self.progress)
         return self.progress
 
 
@@ -297,7 +297,7 @@ def new_checkpoint(
     Raises:
         ResourceError: there is no room for it.
     """
-    random = _random(_device(learner), plan)
+    random = _random(device_of(learner), plan)
     shared(plan, lambda: _check_room(run, size_of(learner, optimizer)))
     record = {"progress": progress.to_json(), "metrics": dict(metrics), "config": config}
     state = state_of(learner, optimizer, plan, random, aside=aside)
@@ -359,10 +359,6 @@ def prune(run: Path, keep: Keep, newest: int | None = None, plateau: int = 0) ->
 _HOST = torch.device("cpu")
 _MAKE_ROOM = f"Make room, then {AGAIN}: the checkpoints before are whole."
 _GO_BACK = "Delete the folder to continue from the checkpoint before it."
-
-
-def _device(learner: Learner) -> torch.device:
-    return next(learner.parameters()).device
 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from bothways.core.learner import Learner, evaluating
 from bothways.core.loss import Loss
 from bothways.core.source import TrainingStep
 from bothways.runtime.allocator import tune_allocator
-from bothways.runtime.devices import Precision, resolve_precision
+from bothways.runtime.devices import Precision, device_of, resolve_precision
 from bothways.training.durations import Duration
 from bothways.training.meter import EvaluationScores, Meter, StepReport
 from bothways.training.optimizers import set_rate, update
@@ -70,7 +70,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
         ConfigError: this device does not support the precision.
     """
     tune_allocator()
-    device, model, meter = _device(learner), replicate(learner, plan), Meter(plan)
+    device, model, meter = device_of(learner), replicate(learner, plan), Meter(plan)
     arithmetic, clock, stop = _arithmetic(precision, device), clock_from(progress.seconds), False
     learner.train()
     with Watchdog(plan, step_limit) as watchdog:
@@ -126,7 +126,7 @@ def evaluate(
     Raises:
         BothwaysError: a loss is not finite.
     """
-    device, meter = _device(learner), Meter(plan)
+    device, meter = device_of(learner), Meter(plan)
     arithmetic = _arithmetic(precision, device)
     with evaluating(learner):
         for step in steps:
@@ -165,10 +165,6 @@ def _sum(weights: Iterable[Mapping[str, float]]) -> dict[str, float]:
         for name, value in weight.items():
             result[name] = result.get(name, 0.0) + value
     return result
-
-
-def _device(learner: Learner) -> torch.device:
-    return next(learner.parameters()).device
 
 
 def clock_from(before: float) -> Callable[[], float]:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from bothways.core.errors import AGAIN, CheckpointError
 from bothways.core.learner import Learner
+from bothways.runtime.devices import device_of
 from bothways.training.parallel import Plan, Sharded, is_main
 from bothways.training.sharding import is_part, like, whole
 
@@ -141,7 +142,7 @@ def load_weights(folder: Path, learner: Learner) -> None:
         _read_parts(folder, stored, "weights/")
         return
     try:
-        found = load_file(folder / WEIGHTS, device=str(next(learner.parameters()).device))
+        found = load_file(folder / WEIGHTS, device=str(device_of(learner)))
         _check_names(learner, found, targets)
         own = {name: like(tensor, targets[name]) for name, tensor in found.items()}
         learner.load_state_dict(own, strict=False)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from bothways.core.errors import ConfigError
 from bothways.core.learner import Learner
 from bothways.core.loss import Loss
+from bothways.runtime.devices import device_of
 from bothways.training.parallel import Plan, Sharded, mesh_of
 
 
@@ -126,7 +127,7 @@ class _Own:
 def _shard(learner: Learner, plan: Sharded) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    sharding, device = plan.sharding, next(learner.parameters()).device
+    sharding, device = plan.sharding, device_of(learner)
     machines, rest = divmod(plan.world, plan.local_world)
     if sharding.over == "machine" and rest:
         what = f"{plan.world} ranks are not a multiple of the {plan.local_world} of this machine"
