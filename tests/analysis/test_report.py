@@ -74,7 +74,7 @@ def find(analysis_sections: tuple[s.Section, ...], kind: type, title: str) -> s.
 def test_metrics_and_the_count_of_what_was_cut_are_those_of_an_evaluation(
     opened: Predictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(opened.learner.learner), "window", 16)
+    monkeypatch.setattr(type(opened.learner.task), "window", 16)
     tallies = PredictionCounts(), PredictionCounts()
     plain = evaluate_task(opened.learner, EXAMPLES, counts=tallies[0])
     analysis = analyse(opened.learner, iter(EXAMPLES), tallies[1])

@@ -127,7 +127,7 @@ def test_words_of_several_windows_stay_in_order(
 ) -> None:
     words = tuple(random.Random(2).choices(FILLERS[:-1], k=60))
     example = TagExample(words, ("O",) * 60)
-    inputs = data.learner.learner.encode([example], data.learner.tokenizer, data.learner.labels, 10)
+    inputs = data.learner.task.encode([example], data.learner.tokenizer, data.learner.labels, 10)
     assert len(inputs[0].sequences) > 5
     found = open_features(tmp_path / "long", data.learner.model.encoder, inputs, (0,))
     assert len(found.values) == 60

@@ -179,7 +179,7 @@ def test_evaluating_the_folder_gives_the_metrics_of_the_run(
         assert classifier.evaluate(classifier.read(files.dev, labelled=True)) == pytest.approx(
             dict(result.metrics), rel=1e-5
         )
-        assert classifier.learner.learner.columns == TextColumns("sentence", None, "label")
+        assert classifier.learner.task.columns == TextColumns("sentence", None, "label")
         assert classifier.learner.length == 16
     assert open_learner(str(folder), length=8).length == 8
 
@@ -398,7 +398,7 @@ def test_a_folder_of_others_is_read_at_full_length_with_its_own_names(tmp_path: 
     )
     classifier = open_task(str(tmp_path / "model"))
     assert (classifier.learner.labels, classifier.learner.length) == (("LABEL_0", "LABEL_1"), 32)
-    assert classifier.learner.learner.columns == TextColumns()
+    assert classifier.learner.task.columns == TextColumns()
     (tmp_path / "model" / "bothways.json").write_text('{"length": "long"}')
     with pytest.raises(
         ConfigError,

@@ -107,8 +107,8 @@ def test_a_finished_run_opens_again_as_it_was(
     assert task.metric == metric
     assert metric in done.metrics
     opened = open_task(str(tmp_path / "run"))
-    assert opened.learner.learner == done.learner.learner
-    assert opened.learner.learner.name == task.name
+    assert opened.learner.task == done.learner.task
+    assert opened.learner.task.name == task.name
     assert opened.learner.labels == done.learner.labels
     assert opened.evaluate(opened.read(dev, labelled=True)) == pytest.approx(
         dict(done.metrics), rel=1e-4

@@ -45,7 +45,7 @@ from bothways.training.optimizers import (
 )
 from bothways.training.run import Training, TrainingPhase, train
 from bothways.training.schedules import Linear
-from bothways.training.sharding import sharded, whole
+from bothways.training.sharding import full_tensor, sharded
 from bothways.training.state import RunState
 from bothways.training.store import FolderStore
 
@@ -164,7 +164,7 @@ def fit_toy(
             clip_norm=clip_norm,
         )
         moments = {
-            name: whole(optimizer.state[parameter]["exp_avg"])
+            name: full_tensor(optimizer.state[parameter]["exp_avg"])
             for name, parameter in learner.trained_parameters()
         }
     return {"weights": learner.state_dict(), "moments": moments}
@@ -309,7 +309,7 @@ def _collective(plan: parallel.Plan) -> dict[str, object]:
     )
     found["scores"] = dataclasses.asdict(scores)
     # In another order on each rank.
-    found["total"] = parallel.total(
+    found["total"] = parallel.sum_over_ranks(
         plan, {"b": float(plan.rank), "a": 10.0} if plan.rank else {"a": 10.0, "b": 0.0}
     )
     try:

@@ -116,7 +116,7 @@ def test_what_is_written_is_read_by_both(tmp_path: Path, pooling: Any, normalise
     np.testing.assert_allclose(vectors(open_learner(str(place)), texts), expected, atol=1e-6)
     (place / "bothways.json").unlink()  # as if the other had written it
     opened = open_task(str(place), settings={"normalised": True})
-    assert opened.learner.learner == SentenceEmbeddingTask(pooling=pooling, normalised=True)
+    assert opened.learner.task == SentenceEmbeddingTask(pooling=pooling, normalised=True)
     assert opened.learner.length == 12
     config = read_program_config(place, 20)
     assert isinstance(config, SentenceEncoderConfig)
@@ -229,7 +229,7 @@ def test_a_folder_without_these_files_says_nothing(tmp_path: Path) -> None:
     save_model(tmp_path / "model", task.model, task.tokenizer)
     assert read_program_config(tmp_path / "model", 20) is None
     opened = open_task(str(tmp_path / "model"), "embed")
-    assert (opened.learner.learner, opened.learner.length) == (SentenceEmbeddingTask(), 20)
+    assert (opened.learner.task, opened.learner.length) == (SentenceEmbeddingTask(), 20)
 
 
 MODULES = [

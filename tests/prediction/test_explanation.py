@@ -113,7 +113,7 @@ def test_integrated_gradients_are_those_of_transformers(task: str, pair: bool, p
     predict = opened(task, place / task)
     tokenizer = predict.learner.tokenizer
     text = TEXT.replace("play", "[MASK]") if task == "fill" else TEXT
-    example = predict.learner.learner.from_texts((text, SECOND) if pair else (text,))
+    example = predict.learner.task.from_texts((text, SECOND) if pair else (text,))
     (encoded,) = predict.learner.encode([example])
     (sequence,) = encoded.sequences
     ids = sequence.ids.tolist()
@@ -147,7 +147,7 @@ def test_integrated_gradients_are_those_of_transformers(task: str, pair: bool, p
 
 def test_few_steps_have_an_error_that_is_told(place: Path) -> None:
     predict = opened("classify", place / "classify")
-    example = predict.learner.learner.from_texts((TEXT,))
+    example = predict.learner.task.from_texts((TEXT,))
     errors = [
         abs(
             integrated_gradients(predict.unprepared(), example, ExplainedOutput("yes"), steps).error
@@ -161,7 +161,7 @@ def test_few_steps_have_an_error_that_is_told(place: Path) -> None:
 @pytest.mark.parametrize("text", [TEXT, "Hello"])
 def test_attentions_and_rollout_are_those_of_transformers(text: str, place: Path) -> None:
     predict = opened("classify", place / "classify")
-    (encoded,) = predict.learner.encode([predict.learner.learner.from_texts((text, SECOND))])
+    (encoded,) = predict.learner.encode([predict.learner.task.from_texts((text, SECOND))])
     (sequence,) = encoded.sequences
     found = attentions(predict.unprepared(), sequence)
     with torch.no_grad():
@@ -214,7 +214,7 @@ def test_words_are_slices_of_the_text_and_can_be_left_out(place: Path) -> None:
 def test_words_of_tags_keep_their_numbers(place: Path) -> None:
     predict = opened("tag", place / "tag")
     labels = predict.learner.labels
-    example = predict.learner.learner.from_texts(("the play you hello",))
+    example = predict.learner.task.from_texts(("the play you hello",))
     words = words_of(predict.learner.tokenizer, example)
     target = ExplainedOutput("B-X", 2)
     for place_ in range(len(words)):
@@ -232,7 +232,7 @@ def test_words_of_tags_keep_their_numbers(place: Path) -> None:
 
 def test_what_cannot_be_explained_says_why(tmp_path: Path, place: Path) -> None:
     predict = opened("classify", place / "classify")
-    learner, make = predict.unprepared(), predict.learner.learner.from_texts
+    learner, make = predict.unprepared(), predict.learner.task.from_texts
     with pytest.raises(DataError, match="'other' is not one of the model's"):
         integrated_gradients(learner, make((TEXT,)), ExplainedOutput("other"))
     with pytest.raises(DataError, match="the label is missing"):
@@ -240,12 +240,12 @@ def test_what_cannot_be_explained_says_why(tmp_path: Path, place: Path) -> None:
     tags = opened("tag", place / "tag")
     with pytest.raises(DataError, match="there is no word 9"):
         integrated_gradients(
-            tags.unprepared(), tags.learner.learner.from_texts((TEXT,)), ExplainedOutput("O", 9)
+            tags.unprepared(), tags.learner.task.from_texts((TEXT,)), ExplainedOutput("O", 9)
         )
     embed = predictor(make_folder(tmp_path / "bert"), "embed")
     with pytest.raises(DataError, match="not available for the task 'embed'"):
         integrated_gradients(
-            embed.unprepared(), embed.learner.learner.from_texts(("a",)), ExplainedOutput()
+            embed.unprepared(), embed.learner.task.from_texts(("a",)), ExplainedOutput()
         )
     with pytest.raises(DataError, match="give two texts"):
         value_of(embed("a"), ExplainedOutput(), ())

@@ -258,7 +258,7 @@ def test_what_the_first_time_reads_from_the_disk_does_not_count(opened: Predicto
     def evaluate(model: Predictor) -> dict[str, float]:
         time.sleep(0.0 if seen else 0.3)
         seen.append(model)
-        return {opened.learner.learner.metric: 1.0}
+        return {opened.learner.task.metric: 1.0}
 
     found = measure_int8(lambda precision: opened, evaluate)
     assert found.fp32.seconds < 0.2

@@ -130,7 +130,7 @@ def test_ranks_share_a_model_that_does_not_fit(
 ) -> None:
     from bothways.preflight import machine
 
-    monkeypatch.setattr(machine, "gather", lambda plan, value: value[None])
+    monkeypatch.setattr(machine, "all_gather", lambda plan, value: value[None])
     monkeypatch.setattr(machine, "memory_available", lambda device: free)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     cpu, plan, load = torch.device("cpu"), Replicated(1, 4, 1), load_of(settings)

@@ -226,7 +226,7 @@ def test_a_prompt_without_a_name_is_saved_as_the_default_one(tmp_path: Path) -> 
     np.testing.assert_allclose(
         theirs(tmp_path / "saved", ["old men"]), embed.encode(["old men"]), atol=1e-5
     )
-    assert bothways.load(tmp_path / "saved").learner.learner.prompt == "the film "
+    assert bothways.load(tmp_path / "saved").learner.task.prompt == "the film "
     off = SentenceEmbeddingTask(prompts={"query": "a "}, prompt_name="query", prompt="")
     assert (off.default_prompt, off.named_prompts) == ("", ({"query": "a "}, None))
 

@@ -331,7 +331,7 @@ def test_a_constant_answer_is_a_random_order(tmp_path: Path) -> None:
     expected = np.mean([measured([0] * len(e.documents), e.labels) for e in dev], axis=0)
     assert [baseline[name] for name in METRICS] == pytest.approx(expected)
     rank = ranked(tmp_path)
-    assert len(rank.learner.learner.answer(rank(("ape", ["bee cat", "dog elk"])))) == 2
+    assert len(rank.learner.task.answer(rank(("ape", ["bee cat", "dog elk"])))) == 2
 
 
 def make_labelled(count: int, seed: int) -> list[dict[str, Any]]:
@@ -374,7 +374,7 @@ def test_a_trained_model_opens_as_a_cross_encoder(trained: Path) -> None:
     )
     assert not any(report.values())
     rank = bothways.load(trained)
-    assert rank.learner.learner.name == "rerank"
+    assert rank.learner.task.name == "rerank"
     documents = ["good film", "poor play", " ".join(["the old men"] * 12)]
     theirs = CrossEncoder(str(trained), device="cpu")
     assert theirs.max_seq_length == 24

@@ -26,9 +26,9 @@ def meet(rank: int, port: int, found: Path) -> None:
     enter_ranks(rank, 2, port)
     plan = parallel.plan_here()
     with parallel.connected(plan, torch.device("cpu")):
-        total = parallel.total(plan, {"rank": rank + 1.0})["rank"]
+        total = parallel.sum_over_ranks(plan, {"rank": rank + 1.0})["rank"]
         (found / str(rank)).write_text(str(total))
-        parallel.total(plan, {})
+        parallel.sum_over_ranks(plan, {})
         os._exit(9)
 
 

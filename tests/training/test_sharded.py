@@ -15,7 +15,7 @@ from bothways.core.source import Cursor
 from bothways.training import parallel, saved_state
 from bothways.training.checkpoint import checkpoints, latest, read_checkpoint
 from bothways.training.optimizers import AdamW, BertAdam
-from bothways.training.parallel import Replicated, Sharded, Sharding, Single, shard, shared
+from bothways.training.parallel import Replicated, Sharded, Sharding, Single, from_main_rank, shard
 from bothways.training.sharding import is_part, sharded
 from toy_training import TRAINING, Toy, enter_ranks, fit_toy, on_ranks, session, steps, toy
 
@@ -71,8 +71,8 @@ def _refused(plan: Sharded) -> dict[str, object]:
         raise CheckpointError("is gone", where="step-3")
 
     with pytest.raises(CheckpointError) as failed:
-        shared(plan, fail)
-    found["shared"] = str(failed.value), shared(plan, lambda: plan.rank)
+        from_main_rank(plan, fail)
+    found["shared"] = str(failed.value), from_main_rank(plan, lambda: plan.rank)
     return found
 
 

@@ -35,7 +35,7 @@ from bothways.runtime.devices import (
     wait,
 )
 from bothways.training.optimizers import update
-from bothways.training.parallel import Plan, Sharding, Single, gather, shard
+from bothways.training.parallel import Plan, Sharding, Single, all_gather, shard
 from bothways.training.run import Training
 from bothways.training.trackers import Peak
 
@@ -74,7 +74,7 @@ def choose_plan(
         return shard(plan, sharding)
     free = memory_available(device)
     known = torch.tensor(float("inf") if free is None else float(free), dtype=torch.float64)
-    least = float(gather(plan, known).min())
+    least = float(all_gather(plan, known).min())
     if load.fits(least, device, "replicated", plan.world):
         return plan
     needed = load.memory(device, "replicated", plan.world).total

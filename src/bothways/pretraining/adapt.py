@@ -57,7 +57,7 @@ from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import latest
 from bothways.training.durations import Tokens, duration, part_of
 from bothways.training.optimizers import AdamW
-from bothways.training.parallel import Plan, Single, connected, is_main, plan_here, shared
+from bothways.training.parallel import Plan, Single, connected, from_main_rank, is_main, plan_here
 from bothways.training.run import Training
 from bothways.training.run_folder import run_folder
 from bothways.training.schedules import Linear
@@ -199,7 +199,7 @@ def _check(replay_share: float) -> None:
 def _by_main(plan: Plan, make: Callable[[], T]) -> T:
     """Return on all ranks what the main one makes; the others wait for as long as it takes."""
     with connected(plan, torch.device("cpu"), LONGEST_WAIT):
-        return shared(plan, make)
+        return from_main_rank(plan, make)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from bothways.training.durations import Steps
 from bothways.training.loop import evaluate
 from bothways.training.meter import EvaluationScores
 from bothways.training.optimizers import AdamW
-from bothways.training.parallel import Plan, Single, gather, total
+from bothways.training.parallel import Plan, Single, all_gather, sum_over_ranks
 from bothways.training.run import Training
 from bothways.training.schedules import Constant
 from bothways.training.trackers import flat
@@ -115,7 +115,7 @@ class HeldOut:
         for name, ids in self._targets(TokenTargets, "ids").items():
             if name not in self._learner.predicts:
                 continue  # classes of tokens, such as original and replaced
-            sums = total(
+            sums = sum_over_ranks(
                 self._plan,
                 {
                     "n": float(len(ids)),
@@ -139,9 +139,9 @@ class HeldOut:
             if not np.issubdtype(labels.dtype, np.integer):
                 continue  # scores
             known = labels[labels != IGNORED]
-            highest = gather(self._plan, torch.tensor(known.max(initial=0))).max()
+            highest = all_gather(self._plan, torch.tensor(known.max(initial=0))).max()
             counts = np.bincount(known, minlength=int(highest) + 1)
-            shares = gather(self._plan, torch.from_numpy(counts)).sum(0).numpy()
+            shares = all_gather(self._plan, torch.from_numpy(counts)).sum(0).numpy()
             shares = shares / max(1, shares.sum())
             result[f"majority/loss/{name}"] = float(-(shares * np.log(shares + 1e-12)).sum())
             result[f"majority/accuracy/{name}"] = float(shares.max())

@@ -41,7 +41,7 @@ from bothways.core.json_reader import read_object
 from bothways.core.keyed_rng import rng
 from bothways.core.learner import Learner
 from bothways.runtime.devices import device_of, disk_free
-from bothways.training.parallel import Plan, gather, is_main, shared
+from bothways.training.parallel import Plan, all_gather, from_main_rank, is_main
 from bothways.training.saved_state import (
     SHARDS,
     STATE,
@@ -298,7 +298,7 @@ def new_checkpoint(
         ResourceError: there is no room for it.
     """
     random = _random(device_of(learner), plan)
-    shared(plan, lambda: _check_room(run, size_of(learner, optimizer)))
+    from_main_rank(plan, lambda: _check_room(run, size_of(learner, optimizer)))
     record = {"progress": progress.to_json(), "metrics": dict(metrics), "config": config}
     state = state_of(learner, optimizer, plan, random, aside=aside)
     return NewCheckpoint(run / f"step-{progress.steps}", state, record, plan)
@@ -422,7 +422,7 @@ def _random(device: torch.device, plan: Plan) -> dict[str, Tensor]:
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
-    return {name: gather(plan, state) for name, state in states.items()}
+    return {name: all_gather(plan, state) for name, state in states.items()}
 
 
 def _set_random(

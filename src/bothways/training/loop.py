@@ -28,7 +28,7 @@ from bothways.training.durations import Duration
 from bothways.training.meter import EvaluationScores, Meter, StepReport
 from bothways.training.optimizers import set_rate, update
 from bothways.training.pace import Watchdog
-from bothways.training.parallel import Plan, exchanging, is_main, replicate, total
+from bothways.training.parallel import Plan, exchanging, is_main, replicate, sum_over_ranks
 from bothways.training.state import RunState
 
 _CLOCK, _STOP = "(clock)", "(stop)"
@@ -80,7 +80,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
             weights = [learner.weights(batch) for batch in step.microbatches]
             own = time.perf_counter() - begin
             watchdog.note("waiting for the other ranks", progress.steps + 1)
-            agreed = total(
+            agreed = sum_over_ranks(
                 plan, {**_sum(weights), _STOP: stop, _CLOCK: clock() if is_main(plan) else 0.0}
             )
             progress = dataclasses.replace(progress, seconds=agreed[_CLOCK])

@@ -17,7 +17,7 @@ from torch import Tensor
 from bothways.core.errors import DivergedError
 from bothways.core.loss import Loss
 from bothways.training.pace import Pace
-from bothways.training.parallel import Plan, gather
+from bothways.training.parallel import Plan, all_gather
 from bothways.training.state import RunState
 
 
@@ -105,7 +105,7 @@ class Meter:
                 on which rank.
         """
         assert self._broken is not None, "a step was added since the last reading"
-        _check([*sorted(self._weights), None], gather(self._plan, self._broken.cpu()).tolist())
+        _check([*sorted(self._weights), None], all_gather(self._plan, self._broken.cpu()).tolist())
         progress, norm, rate = self._progress, self._norm.item(), self._rate
         return StepReport(progress, self.scores(), norm, rate, self.pace.read())
 
@@ -118,7 +118,7 @@ class Meter:
         counted = sorted(self._counts)
         counts = [self._counts[key].cpu()[None] for key in counted]
         local = torch.cat([self._sums.cpu().flatten(), weights, *counts])
-        sums = gather(self._plan, local).sum(0).tolist()
+        sums = all_gather(self._plan, local).sum(0).tolist()
         self._clear()
         rows = zip(
             names,

@@ -44,7 +44,7 @@ from bothways.kernels import abi
 from bothways.kernels.library import call, runs_on
 from bothways.training.durations import Auto
 from bothways.training.matrix_rows import own_rows
-from bothways.training.sharding import whole
+from bothways.training.sharding import full_tensor
 from bothways.training.tensor_updates import UPDATES
 
 # 0.9999999 to this power is 0 in float32, and adding 1 to it in float32 leaves it as it is.
@@ -397,7 +397,7 @@ def update(optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Float[T
         The norm before clipping, on the device; `FusedAdamW` does not wait for it.
     """
     weights = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    norm = whole(nn.utils.get_total_norm([_values(p) for p in weights]))
+    norm = full_tensor(nn.utils.get_total_norm([_values(p) for p in weights]))
     scale = None if clip_norm is None else (norm / clip_norm).clamp(min=1).float()
     if isinstance(optimizer, FusedAdamW):
         optimizer.grad_scale, optimizer.found_inf = scale, norm.isfinite().logical_not().float()

@@ -18,7 +18,7 @@ from typing import Literal
 
 import torch
 
-from bothways.training.parallel import Plan, gather, lost_contact
+from bothways.training.parallel import Plan, all_gather, lost_contact
 
 SLOW = 1.5
 """A rank is a straggler from this multiple of the median time on."""
@@ -58,7 +58,7 @@ class Pace:
         self._seconds, self._tokens = 0.0, 0
         if self._plan.world == 1:
             return {}
-        table = gather(self._plan, own).tolist()
+        table = all_gather(self._plan, own).tolist()
         return {
             f"rank/{rank}/{name}": value
             for rank, row in enumerate(table)

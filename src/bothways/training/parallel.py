@@ -339,7 +339,7 @@ def exchanging(model: nn.Module, now: bool) -> AbstractContextManager[Any]:
     return model.no_sync()
 
 
-def gather(plan: Plan, values: Tensor) -> Tensor:
+def all_gather(plan: Plan, values: Tensor) -> Tensor:
     """Gather CPU tensors `(…)` of equal shape into `(world, …)`, bit-equal on all ranks."""
     match plan:
         case Single():
@@ -352,23 +352,23 @@ def gather(plan: Plan, values: Tensor) -> Tensor:
             assert_never(plan)
 
 
-def total(plan: Plan, values: Mapping[str, float]) -> dict[str, float]:
+def sum_over_ranks(plan: Plan, values: Mapping[str, float]) -> dict[str, float]:
     """Return the sum over ranks of each value; all ranks give the same names, in any order."""
     names = sorted(values)
     sums: list[float] = (
-        gather(plan, torch.tensor([values[name] for name in names], dtype=torch.float64))
+        all_gather(plan, torch.tensor([values[name] for name in names], dtype=torch.float64))
         .sum(0)
         .tolist()
     )
     return dict(zip(names, sums, strict=True))
 
 
-def wait_for_all(plan: Plan) -> None:
+def barrier(plan: Plan) -> None:
     """Return when all ranks have come here."""
-    gather(plan, torch.zeros(()))
+    all_gather(plan, torch.zeros(()))
 
 
-def shared(plan: Plan, make: Callable[[], T]) -> T:
+def from_main_rank(plan: Plan, make: Callable[[], T]) -> T:
     """Return on all ranks what the main one makes, or raise its error on all of them."""
     if isinstance(plan, Single):
         return make()
@@ -385,7 +385,7 @@ def shared(plan: Plan, make: Callable[[], T]) -> T:
     return cast(T, result)
 
 
-def together(plan: Plan, work: Callable[[], object]) -> None:
+def on_all_ranks(plan: Plan, work: Callable[[], object]) -> None:
     """Do something on each rank, and return when all have done it; an error is raised on all."""
     if isinstance(plan, Single):
         work()

@@ -30,7 +30,7 @@ from bothways.training.optimizers import (
     same_for_all,
 )
 from bothways.training.pace import stragglers
-from bothways.training.parallel import Plan, wait_for_all
+from bothways.training.parallel import Plan, barrier
 from bothways.training.schedules import Schedule, ScheduleFunction, factor, plateau_end
 from bothways.training.sharding import sharded
 from bothways.training.state import RunState
@@ -227,7 +227,7 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
             state = _one_by_one(phases, state, waiting, fit_to)
             watch.finish(state)
         # Where one rank ends, torchrun and Slurm kill the others: also one that is still saving.
-        wait_for_all(plan)
+        barrier(plan)
         reached = state.share(end) >= 1
         if average is not None and (waiting.over or reached):
             average.apply_to_weights()

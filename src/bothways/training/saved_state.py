@@ -28,7 +28,7 @@ from bothways.core.errors import AGAIN, CheckpointError
 from bothways.core.learner import Learner
 from bothways.runtime.devices import device_of
 from bothways.training.parallel import Plan, Sharded, is_main
-from bothways.training.sharding import is_part, like, whole
+from bothways.training.sharding import full_tensor, is_part, own_part_of
 
 WEIGHTS, STATE, SHARDS = "model.safetensors", "state.pt", "shards"
 _RETRY = f"Every rank reads all parts: look at the disk, then {AGAIN}."
@@ -144,7 +144,7 @@ def load_weights(folder: Path, learner: Learner) -> None:
     try:
         found = load_file(folder / WEIGHTS, device=str(device_of(learner)))
         _check_names(learner, found, targets)
-        own = {name: like(tensor, targets[name]) for name, tensor in found.items()}
+        own = {name: own_part_of(tensor, targets[name]) for name, tensor in found.items()}
         learner.load_state_dict(own, strict=False)
     except (RuntimeError, SafetensorError) as error:
         raise misfit(folder, WEIGHTS, error) from error
@@ -178,7 +178,7 @@ def load_state(folder: Path, optimizer: torch.optim.Optimizer) -> dict[str, Tens
                 target = parameters[number]
                 for name, value in values.items():
                     if isinstance(value, Tensor) and value.shape == target.shape:
-                        values[name] = like(value, target)
+                        values[name] = own_part_of(value, target)
         optimizer.load_state_dict(state)
     except (RuntimeError, ValueError, IndexError, pickle.UnpicklingError) as error:
         raise misfit(folder, STATE, error) from error
@@ -308,7 +308,7 @@ def _gathered(tensor: Tensor, keep: bool) -> Tensor:
     """Return a whole tensor where it is kept, else an empty one; gathering takes all ranks."""
     if not is_part(tensor):
         return tensor
-    full = whole(tensor)
+    full = full_tensor(tensor)
     return full if keep else full.new_empty(0)
 
 

@@ -64,7 +64,7 @@ def is_part(tensor: Tensor) -> bool:
     return hasattr(tensor, "placements")
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Return a tensor with the parts of all ranks; all of them call this."""
     if not is_part(tensor):
         return tensor
@@ -89,7 +89,7 @@ def give_up_gathered(learner: nn.Module) -> None:
             reshard()
 
 
-def like(tensor: Tensor, target: Any) -> Tensor:
+def own_part_of(tensor: Tensor, target: Any) -> Tensor:
     """Return this rank's part of a whole tensor, placed as `target`; without communication."""
     if not is_part(target):
         return tensor
@@ -100,7 +100,7 @@ def like(tensor: Tensor, target: Any) -> Tensor:
 
 
 def _whole_parameter(tensor: Tensor) -> nn.Parameter | Tensor:
-    full = whole(tensor.detach())
+    full = full_tensor(tensor.detach())
     parameter = isinstance(tensor, nn.Parameter)
     return nn.Parameter(full, requires_grad=tensor.requires_grad) if parameter else full
 

@@ -33,7 +33,7 @@ from bothways.training.checkpoint import (
 )
 from bothways.training.early_stopping import BEST, WAITED, Metrics
 from bothways.training.hosted_trackers import HostedTracker, open_hosted
-from bothways.training.parallel import Plan, is_main, shared, together, wait_for_all
+from bothways.training.parallel import Plan, barrier, from_main_rank, is_main, on_all_ranks
 from bothways.training.remote import open_remote
 from bothways.training.run_folder import note_settings
 from bothways.training.saved_state import Group
@@ -69,7 +69,7 @@ class FolderStore:
             CheckpointError: a checkpoint is of another run, or all are damaged.
         """
         fetched = self._fetch(plan, keep)
-        checkpoint, notes = shared(plan, self._chosen)
+        checkpoint, notes = from_main_rank(plan, self._chosen)
         if checkpoint is None:
             state: tuple[RunState, Metrics] = RunState(), {}
         else:
@@ -87,7 +87,7 @@ class FolderStore:
         remote = open_remote(keep.remote)
         if remote is None:
             return []
-        names = shared(plan, lambda: list(remote.checkpoints()))
+        names = from_main_rank(plan, lambda: list(remote.checkpoints()))
         notes = []
         if getattr(plan, "local_rank", 0) == 0:
             here = {folder.name for folder in checkpoints(self.folder)}
@@ -97,7 +97,7 @@ class FolderStore:
                 notes.append(f"note: copied {name} from {remote.url}")
             if missing:
                 remote.fetch_records(self.folder)
-        wait_for_all(plan)  # for the copies
+        barrier(plan)  # for the copies
         return notes
 
     def _chosen(self) -> tuple[Checkpoint | None, list[str]]:
@@ -141,7 +141,7 @@ class FolderStore:
         A rank that went on would take the main one for one that hangs, and would only learn that
         it is lost if the disk is full.
         """
-        together(plan, self._background.wait)  # for the copy in memory of the one before
+        on_all_ranks(plan, self._background.wait)  # for the copy in memory of the one before
         new = new_checkpoint(
             self.folder, learner, optimizer, plan, progress,
             metrics=metrics, config=self.config, aside=keep.asynchronous,
@@ -163,7 +163,7 @@ class FolderStore:
             group = self._background.group(plan)
             self._background.run(lambda: write(group))
         else:
-            together(plan, write)
+            on_all_ranks(plan, write)
 
     def load_best(self, learner: Learner, wanted: Best) -> None:
         """Give the learner the best weights, if any evaluation has the metric."""
@@ -189,7 +189,7 @@ class FolderStore:
                     stack.enter_context(contextlib.closing(tracker))
             try:
                 yield trackers, interruption
-                together(plan, self._background.wait)
+                on_all_ranks(plan, self._background.wait)
             finally:
                 self._background.wait()
 
