@@ -27,7 +27,7 @@ from bothways.data.masking import (
     Spans,
     Vocabulary,
     WholeWords,
-    choose,
+    choose_positions,
     hide,
     mask_tokens,
 )
@@ -382,7 +382,7 @@ def test_lengths_of_ngrams_and_spans_follow_the_formulas(unit):
     masking = Masking(1.0, unit, max_predictions=12)
     drawn = []
     for seed in range(1500):
-        chosen = choose(text.ids, masking, vocabulary(), rng(seed, "test"))
+        chosen = choose_positions(text.ids, masking, vocabulary(), rng(seed, "test"))
         assert len(chosen.positions) == 12
         drawn.append(np.bincount(np.bincount(chosen.unit), minlength=13)[1 : unit.longest + 1])
     drawn = np.array(drawn)
@@ -398,7 +398,7 @@ def test_units_keep_to_words_segments_and_the_count(unit):
         text = some_sequence(r)
         masking = Masking(float(r.uniform(0.05, 0.9)), unit)
         known = dataclasses.replace(vocabulary(), counts=counts)
-        chosen = choose(text.ids, masking, known, rng(seed, "test"))
+        chosen = choose_positions(text.ids, masking, known, rng(seed, "test"))
         places, count = chosen.positions.tolist(), masking.count(len(text))
         words = words_of(text.ids.tolist())
         assert places == sorted(set(places))
@@ -424,7 +424,7 @@ def test_units_keep_to_words_segments_and_the_count(unit):
 def test_spans_begin_with_a_word():
     text = text_of_words(500, pieces=3)
     for seed in range(50):
-        chosen = choose(text.ids, Masking(0.1, Spans()), vocabulary(), rng(seed, "test"))
+        chosen = choose_positions(text.ids, Masking(0.1, Spans()), vocabulary(), rng(seed, "test"))
         first = chosen.positions[np.unique(chosen.unit, return_index=True)[1]]
         assert np.all(text.ids[first] < 40)
 
@@ -438,7 +438,7 @@ def test_rare_tokens_are_chosen_by_their_inverse_frequency():
     masking = Masking(0.1, RareTokens(0.7))
     found = np.zeros(5)
     for seed in range(6000):
-        found[choose(text.ids, masking, known, rng(seed, "test")).positions[0] - 1] += 1
+        found[choose_positions(text.ids, masking, known, rng(seed, "test")).positions[0] - 1] += 1
     expected = counts[5:10] ** -0.7
     assert stats.chisquare(found, expected / expected.sum() * 6000).pvalue > SURE
 
@@ -462,7 +462,7 @@ def test_a_unit_shares_its_fate_if_asked(unit):
     shares = Counter()
     for seed in range(40):
         r = rng(seed, "test")
-        chosen = choose(text.ids, masking, vocabulary(), r)
+        chosen = choose_positions(text.ids, masking, vocabulary(), r)
         masked = hide(text, chosen, masking, vocabulary(), r)
         for number in range(chosen.unit[-1] + 1):
             inside = chosen.positions[chosen.unit == number]

@@ -17,7 +17,7 @@ from bothways.data.batching import ExampleBudget
 from bothways.data.corpus_source import ContinuedSource, CorpusSource
 from bothways.data.full_sentences import FullSentences
 from bothways.data.loader import Loader, Share
-from bothways.data.mixture import ByWeight, MixedSource, Smoothed, names_of, shares_of
+from bothways.data.mixture import ByWeight, MixedSource, Smoothed, corpus_names, shares_of
 from toy_template import TEMPLATE
 
 SIZES = {"en": 1000, "is": 1}
@@ -52,12 +52,15 @@ def test_weights_are_normalised_and_must_name_each_corpus():
 
 
 def test_folders_get_different_names():
-    assert names_of([Path("/a/en"), Path("/a/zh.v1")]) == ["en", "zh-v1"]
-    assert names_of(["s3://bucket/en", "zh"]) == ["en", "zh"]
-    assert names_of([Url("s3://bucket/corpus"), Path("/a/corpus")]) == ["bucket-corpus", "a-corpus"]
-    assert names_of([Path("/a/en/corpus"), Path("/a/zh/corpus")]) == ["en-corpus", "zh-corpus"]
+    assert corpus_names([Path("/a/en"), Path("/a/zh.v1")]) == ["en", "zh-v1"]
+    assert corpus_names(["s3://bucket/en", "zh"]) == ["en", "zh"]
+    assert corpus_names([Url("s3://bucket/corpus"), Path("/a/corpus")]) == [
+        "bucket-corpus",
+        "a-corpus",
+    ]
+    assert corpus_names([Path("/a/en/corpus"), Path("/a/zh/corpus")]) == ["en-corpus", "zh-corpus"]
     with pytest.raises(ConfigError, match="given twice"):
-        names_of([Path("/a/en"), Path("/a/en")])
+        corpus_names([Path("/a/en"), Path("/a/en")])
 
 
 def source_of(first, documents, *, length=8, seed=3, data_copies=None):

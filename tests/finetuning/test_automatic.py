@@ -11,7 +11,7 @@ import pytest
 from bothways.core.config import reader as configs
 from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.families.catalogue import preset
-from bothways.finetuning.automatic import UNKNOWN, choose, enough_epochs, usual_rate
+from bothways.finetuning.automatic import UNKNOWN, choose_automatic, enough_epochs, usual_rate
 from bothways.finetuning.config import (
     FinetuneSettings,
     finetune_adam,
@@ -67,7 +67,7 @@ def test_few_updates_are_more_epochs(updates: float, labels: int, epochs: int) -
 
 
 def test_only_what_is_left_open_is_chosen(data: LabelledData) -> None:
-    chosen, notes = choose(FinetuneSettings(), SMALL, data)
+    chosen, notes = choose_automatic(FinetuneSettings(), SMALL, data)
     assert chosen.training.optimizer == AdamW(lr=3e-4)
     assert chosen.training.until == Epochs(20.0)
     assert [str(note) for note in notes] == [
@@ -76,13 +76,13 @@ def test_only_what_is_left_open_is_chosen(data: LabelledData) -> None:
     ]
     assert {note.severity for note in notes} == {"note"}
     for given in (FinetuneSettings(finetune_adam()), paper_finetuning(ClassificationTask())):
-        assert choose(given, SMALL, data) == (given, [])
+        assert choose_automatic(given, SMALL, data) == (given, [])
     rate = dataclasses.replace(FinetuneSettings().training, optimizer=AdamW(lr=1e-3))
-    chosen, [note] = choose(FinetuneSettings(rate), SMALL, data)
+    chosen, [note] = choose_automatic(FinetuneSettings(rate), SMALL, data)
     assert chosen.training.optimizer == AdamW(lr=1e-3)
     assert note.where == "training.until"
     by_tokens = FinetuneSettings(batch=TokenBudget(data.tokens))
-    assert "for 1 updates an epoch" in str(choose(by_tokens, SMALL, data)[1][1])
+    assert "for 1 updates an epoch" in str(choose_automatic(by_tokens, SMALL, data)[1][1])
 
 
 def test_the_modern_recipe_chooses_and_the_papers_does_not() -> None:

@@ -24,7 +24,7 @@ from bothways.finetuning import fit as fitting
 from bothways.finetuning.config import finetune_adam
 from bothways.finetuning.data import label
 from bothways.finetuning.in_memory_run import fit_task
-from bothways.finetuning.prepare import FinetuneConfig, make_ready, remarks
+from bothways.finetuning.prepare import FinetuneConfig, prepare_run, remarks
 from bothways.finetuning.run import FinetuneResult, finetune
 from bothways.finetuning.stability import Stability
 from bothways.hub.model_folder import load_model, save_model
@@ -100,7 +100,7 @@ def test_a_separable_task_is_learned_and_the_best_checkpoint_kept(
 
 def test_it_is_said_whose_f1_chooses(files: Files, tmp_path: Path) -> None:
     settings = settings_of(files, metric="f1")
-    said = "\n".join(remarks(make_ready(settings, tmp_path, torch.device("cpu"))))
+    said = "\n".join(remarks(prepare_run(settings, tmp_path, torch.device("cpu"))))
     assert "note: f1 is that of 'pos', the second of the two labels in order" in said
 
 
@@ -311,7 +311,7 @@ def test_a_pooler_that_the_model_was_saved_without_starts_at_random_with_a_note(
     done = finetune(settings, tmp_path / "run", device="cpu", progress=heard)
     assert done.folder == tmp_path / "run" / "model"
     assert heard.text.count(f"note: {settings.model} has no pooler to start from") == 1
-    assert "has no pooler" not in "".join(remarks(make_ready(
+    assert "has no pooler" not in "".join(remarks(prepare_run(
         dataclasses.replace(settings, fresh=("pooler",)), None, torch.device("cpu")
     )))  # fmt: skip
 

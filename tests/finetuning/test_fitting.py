@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.core.source import Cursor
 from bothways.finetuning.config import RECIPES, FinetuneSettings, finetune_adam
-from bothways.finetuning.data import ALL, LabelledData, label, loader, score
+from bothways.finetuning.data import ALL, LabelledData, label, score, train_loader
 from bothways.finetuning.fit import learning_by_rows
 from bothways.finetuning.in_memory_run import fit_task, start_from
 from bothways.hub.model_folder import load_model, save_model
@@ -30,7 +30,7 @@ from bothways.training.loop import fit
 from bothways.training.meter import Meter
 from bothways.training.optimizers import AdamW, BertAdam, build_optimizer
 from bothways.training.parallel import Single
-from bothways.training.schedules import GoogleLinear, Linear, factor
+from bothways.training.schedules import GoogleLinear, Linear, rate_factor
 from bothways.training.state import RunState
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer
 
@@ -97,9 +97,9 @@ def test_packed_fine_tuning_is_padded_fine_tuning(world: int, tmp_path: Path) ->
     with learning_by_rows(task.model, torch.device("cpu"), world, AdamW()):
         fit(
             task,
-            loader(data, method, 3, ALL).steps(Cursor()),
+            train_loader(data, method, 3, ALL).steps(Cursor()),
             build_optimizer(optimizer, task.named_parameters()),
-            factor(method.training.schedule, method.training.until),
+            rate_factor(method.training.schedule, method.training.until),
             Single(),
             until=method.training.until,
             progress=RunState(),
@@ -111,7 +111,7 @@ def test_packed_fine_tuning_is_padded_fine_tuning(world: int, tmp_path: Path) ->
     adam = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}], lr=0.0
     )
-    steps, sizes = loader(data, method, 3, ALL).steps(Cursor()), list[int]()
+    steps, sizes = train_loader(data, method, 3, ALL).steps(Cursor()), list[int]()
     for number, (expected, step) in enumerate(zip(seen, steps, strict=False)):
         rows = [
             (ids, segments, label)

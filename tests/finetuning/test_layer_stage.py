@@ -18,7 +18,12 @@ from bothways.cli import app
 from bothways.core.batch import pack
 from bothways.core.errors import BothwaysError, installed
 from bothways.finetuning.data import label
-from bothways.finetuning.layer_stage import LayerStage, counted, layer_learner, objective_of
+from bothways.finetuning.layer_stage import (
+    LayerStage,
+    layer_learner,
+    objective_of,
+    with_token_weights,
+)
 from bothways.hub.model_folder import load_model
 from bothways.prediction.predictor import open_learner
 from bothways.tasks.classification.task import ClassificationTask
@@ -72,7 +77,7 @@ def test_the_losses_are_those_of_the_paper(place: Path) -> None:
     pairs = [TextExample(a.text, b.text, a.label) for a, b in zip(DATA[:6], DATA[6:], strict=False)]
     tokenizer = make_tokenizer(place / "t")
     data = label(ClassificationTask(), tokenizer, pairs, [], 32)
-    sequences = [counted(each) for each in data.sequences]
+    sequences = [with_token_weights(each) for each in data.sequences]
     assert any(each.segments.any() for each in sequences)
 
     read = []

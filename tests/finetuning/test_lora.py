@@ -20,7 +20,7 @@ from bothways.finetuning.config import FinetuneSettings, finetune_adam
 from bothways.finetuning.in_memory_run import fit_task
 from bothways.finetuning.layer_stage import LayerStage
 from bothways.finetuning.lora import LoRA, LoRALinear, add_changes, merge_changes
-from bothways.finetuning.prepare import FinetuneConfig, make_ready
+from bothways.finetuning.prepare import FinetuneConfig, prepare_run
 from bothways.finetuning.run import finetune
 from bothways.finetuning.stability import Stability
 from bothways.finetuning.teacher import Teacher
@@ -196,7 +196,7 @@ def test_the_forecast_of_memory_counts_what_is_trained(
         lambda load, *rest: loads.append(load) or real(load, *rest),
     )
     for each in (settings, dataclasses.replace(settings, lora=None)):
-        make_ready(each, None, torch.device("cpu"))
+        prepare_run(each, None, torch.device("cpu"))
     low, full = (load.memory(torch.device("cpu")) for load in loads)
     assert low.weights == full.weights
     # Two blocks of A and B for six matrices; the pooler and the label head are trained whole.
@@ -239,7 +239,7 @@ def test_measures_that_change_the_weights_are_refused(name: str) -> None:
 def test_a_stage_and_random_weights_are_refused(settings: FinetuneConfig) -> None:
     with pytest.raises(ConfigError, match=r"^teacher\.stage: trains all weights"):
         dataclasses.replace(settings, teacher=Teacher("other", stage=LayerStage()))
-    ready = make_ready(dataclasses.replace(settings, lora=None), None, torch.device("cpu"))
+    ready = prepare_run(dataclasses.replace(settings, lora=None), None, torch.device("cpu"))
     method = FinetuneSettings(FAST, 16, lora=LoRA())
     with pytest.raises(ConfigError, match=r"^lora: keeps the encoder's weights"):
         fit_task(ready.learner.model.config, ready.data, method, device="cpu")

@@ -24,7 +24,7 @@ from bothways.finetuning.data import label
 from bothways.finetuning.feature_data import FeatureConfig
 from bothways.finetuning.frozen_features import fit_features, prepare_features
 from bothways.finetuning.in_memory_run import fit_task
-from bothways.finetuning.stability import Stability, steady
+from bothways.finetuning.stability import Stability, apply_stability
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import LSTMConfig
 from bothways.model.heads import BiLMHead, LabelHead, PoolerHead
@@ -239,7 +239,7 @@ def test_a_model_that_fills_no_masks_says_so(trained: Path) -> None:
 def test_blocks_start_anew_and_are_frozen_but_not_mixed() -> None:
     model = Model(LSTMConfig(20, 4, 6, 2), (BiLMHead(),))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    steady(model, Stability(reinitialise=1, frozen=1), seed=5)
+    apply_stability(model, Stability(reinitialise=1, frozen=1), seed=5)
     changed = {
         name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])
     }
@@ -249,7 +249,7 @@ def test_blocks_start_anew_and_are_frozen_but_not_mixed() -> None:
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     assert frozen == {"encoder.embedding.token.weight"}
     with pytest.raises(ConfigError, match=r"stability\.mixout: mixout works on dense layers"):
-        steady(model, Stability(mixout=0.1), seed=5)
+        apply_stability(model, Stability(mixout=0.1), seed=5)
 
 
 def test_pairs_are_refused_before_training(corpus: Corpus, tmp_path: Path) -> None:

@@ -18,7 +18,13 @@ from bothways.finetuning.in_memory_run import fit_task, start_from
 from bothways.finetuning.mixout import MixoutLinear
 from bothways.finetuning.prepare import FinetuneConfig
 from bothways.finetuning.run import finetune
-from bothways.finetuning.stability import Stability, is_pretrained, level, rules, steady
+from bothways.finetuning.stability import (
+    Stability,
+    apply_stability,
+    is_pretrained,
+    level,
+    parameter_rules,
+)
 from bothways.hub.model_folder import load_model
 from bothways.model.config import EncoderConfig, PreNorm
 from bothways.model.heads import LabelHead, PoolerHead
@@ -73,7 +79,7 @@ def electra_rates(rate: float, decay: float, layers: int) -> dict[str, float]:
 def test_rates_decay_by_layers_as_electras(decay: float, depth: int) -> None:
     model = Model(shape(depth), (PoolerHead(), LabelHead(2)))
     expected, seen = electra_rates(1e-4, decay, depth), set()
-    rule = rules(Stability(layer_decay=decay), model)
+    rule = parameter_rules(Stability(layer_decay=decay), model)
     for name, _ in model.named_parameters():
         part = next((part for part in expected if name.startswith(part)), None)
         if part is None:
@@ -99,7 +105,7 @@ def test_starting_anew_changes_the_top_blocks_and_the_pooler_alone(folder: Path)
     def begun(count: int, seed: int) -> tuple[Model, dict[str, torch.Tensor]]:
         model = start_from(load_model(folder).model, (PoolerHead(), LabelHead(2)), seed=3)
         before, draws = state(model), torch.get_rng_state()
-        steady(model, Stability(reinitialise=count), seed)
+        apply_stability(model, Stability(reinitialise=count), seed)
         assert torch.equal(torch.get_rng_state(), draws)
         return model, before
 
@@ -139,7 +145,7 @@ def test_frozen_parts_stay_to_the_last_bit(folder: Path, data: LabelledData, fro
 def test_mixout_is_of_pretrained_dense_layers(folder: Path) -> None:
     model = start_from(load_model(folder).model, (PoolerHead(), LabelHead(2)), seed=0)
     before = state(model)
-    steady(model, Stability(mixout=0.5), 0)
+    apply_stability(model, Stability(mixout=0.5), 0)
     mixed = {name for name, part in model.named_modules() if isinstance(part, MixoutLinear)}
     dense = ("attention.qkv", "attention.out", "mlp.up", "mlp.down")
     assert mixed == {f"encoder.blocks.{block}.{name}" for block in (0, 1) for name in dense} | {
@@ -151,7 +157,7 @@ def test_mixout_is_of_pretrained_dense_layers(folder: Path) -> None:
         (Stability(mixout=0.5), ("pooler",), 8),
     ):
         model = start_from(load_model(folder).model, (PoolerHead(), LabelHead(2)), seed=0)
-        steady(model, stability, 0, fresh)
+        apply_stability(model, stability, 0, fresh)
         assert sum(isinstance(part, MixoutLinear) for part in model.modules()) == left
 
 
@@ -162,7 +168,7 @@ def test_the_pull_is_of_pretrained_parts() -> None:
         (Stability(pull=0.1), ("pooler",), ("encoder.",)),
         (Stability(pull=0.1, reinitialise=1), (), ("encoder.embedding.", "encoder.blocks.0.")),
     ):
-        rule = rules(stability, model, fresh)
+        rule = parameter_rules(stability, model, fresh)
         for name, _ in model.named_parameters():
             assert rule(name).pull == (0.1 if name.startswith(pulled) else 0.0), (name, stability)
 
@@ -360,7 +366,7 @@ def test_a_broken_run_with_everything_on_ends_where_an_unbroken_one_does(
 )
 def test_what_cannot_be_is_refused(changes: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        steady(Model(shape(2), (PoolerHead(), LabelHead(2))), Stability(**changes), 0)  # type: ignore[arg-type]
+        apply_stability(Model(shape(2), (PoolerHead(), LabelHead(2))), Stability(**changes), 0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["reinitialise", "frozen", "mixout", "pull"])

@@ -19,7 +19,13 @@ from bothways.core.errors import BothwaysError, ConfigError
 from bothways.finetuning import teacher as module
 from bothways.finetuning.data import LabelledData, label
 from bothways.finetuning.fit import FinetuneResult
-from bothways.finetuning.teacher import TARGET, TaughtLearner, Teacher, TeacherTargets, taught
+from bothways.finetuning.teacher import (
+    TARGET,
+    TaughtLearner,
+    Teacher,
+    TeacherTargets,
+    with_teacher_scores,
+)
 from bothways.hub.model_folder import save_model
 from bothways.model.model import Model
 from bothways.tasks.base import TaskLearner
@@ -53,7 +59,7 @@ def prepared(
     data = label(definition, student.tokenizer, examples, [], LENGTH)
     settings = {"temperature": 3.0, **settings}
     teacher = Teacher(str(folder), **settings)
-    return student, other, taught(data, teacher, CPU, "fp32"), teacher
+    return student, other, with_teacher_scores(data, teacher, CPU, "fp32"), teacher
 
 
 def divergence(z: Tensor, t: Tensor) -> Tensor:
@@ -132,7 +138,7 @@ def test_labels_in_another_order_are_matched_by_name(tmp_path: Path) -> None:
     turned.heads["labels"].dense.bias.data = other.model.heads["labels"].dense.bias[order]
     names = [other.labels[at] for at in order]
     save_model(tmp_path / "turned", turned, other.tokenizer, labels=names)
-    again = taught(data, Teacher(str(tmp_path / "turned")), CPU, "fp32")
+    again = with_teacher_scores(data, Teacher(str(tmp_path / "turned")), CPU, "fp32")
     for first, second in zip(data.sequences, again.sequences, strict=True):
         one, two = (each.target(TARGET, TeacherTargets).scores for each in (first, second))
         assert np.allclose(one, two, atol=1e-6)

@@ -16,7 +16,7 @@ from bothways.finetuning.failed_runs import Failure
 from bothways.finetuning.feature_data import FeatureConfig, read_tagged_sentences
 from bothways.finetuning.fit import FinetuneResult
 from bothways.finetuning.frozen_features import feature_based
-from bothways.finetuning.prepare import FinetuneConfig, make_ready
+from bothways.finetuning.prepare import FinetuneConfig, prepare_run
 from bothways.paper import cells as runner
 from bothways.paper import cost, ner, squad, swag
 from bothways.paper import run as benchmarks
@@ -370,7 +370,7 @@ def test_the_cost_is_what_the_runs_will_read(
     settings = experiment.grid[0]
     import torch
 
-    data = make_ready(settings, tmp_path / "run", torch.device("cpu")).data
+    data = prepare_run(settings, tmp_path / "run", torch.device("cpu")).data
     dev = sum(len(sequence) for item in data.dev for sequence in item.sequences)
     assert (costs.runs, costs.done, costs.examples, costs.tokens) == (
         3,

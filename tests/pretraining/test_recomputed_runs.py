@@ -13,7 +13,7 @@ from bothways.data.corpus import Corpus
 from bothways.finetuning.config import FinetuneSettings, finetune_adam
 from bothways.finetuning.data import label
 from bothways.finetuning.in_memory_run import fit_task
-from bothways.finetuning.prepare import FinetuneConfig, make_ready
+from bothways.finetuning.prepare import FinetuneConfig, prepare_run
 from bothways.model import encoder as module
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
@@ -84,5 +84,5 @@ def test_fine_tuning_from_files(recompute: bool, tmp_path: Path) -> None:
     training = dataclasses.replace(finetune_adam(), recompute=recompute)
     model, train = str(make_folder(tmp_path / "model")), str(tmp_path / "train.tsv")
     settings = FinetuneConfig(model=model, train=train, training=training, length=16)
-    prepared = make_ready(settings, tmp_path / "run", torch.device("cpu"))
+    prepared = prepare_run(settings, tmp_path / "run", torch.device("cpu"))
     assert prepared.learner.model.encoder.recompute is recompute

@@ -25,7 +25,7 @@ from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.metrics import classification_metrics
 from bothways.tasks.predictions import Entity
-from bothways.tasks.tagging.examples import TagColumns, TagExample, with_neighbours
+from bothways.tasks.tagging.examples import TagColumns, TagExample, with_context
 from bothways.tasks.tagging.schemes import respell
 from bothways.tasks.tagging.task import Tagger, TaggingTask
 from bothways.text.tokenizer import Tokenizer
@@ -165,7 +165,7 @@ def test_a_word_is_read_in_the_window_where_it_has_most_context(tokenizer: Token
 
 def test_the_document_fills_the_window(tokenizer: Tokenizer) -> None:
     document = [("ape", "bee"), ("cat", "dogs"), ("elk", "fox", "gnu")]
-    examples = list(with_neighbours(iter([(1, TagExample(words)) for words in document])))
+    examples = list(with_context(iter([(1, TagExample(words)) for words in document])))
 
     def read(length: int) -> list[tuple[str, list[int]]]:
         made = TaggingTask(context="document").encode(examples, tokenizer, LABELS, length)

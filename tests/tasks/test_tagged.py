@@ -19,7 +19,7 @@ from bothways.tasks.tagging.examples import (
     TagColumns,
     TagExample,
     open_tagged,
-    with_neighbours,
+    with_context,
 )
 
 CONLL = """-DOCSTART- -X- O O
@@ -293,7 +293,7 @@ def test_documents_of_a_table(tmp_path: Path) -> None:
     assert columns == TagColumns("words", "tags", "page")
     assert str(columns) == "text = 'words', label = 'tags', document = 'page'"
     assert [document for document, _ in found] == [1, 1, 2]
-    assert [e.before for e in with_neighbours(iter(opened(file, usual=columns)[1]))] == [
+    assert [e.before for e in with_context(iter(opened(file, usual=columns)[1]))] == [
         (),
         (("a",),),
         (),
@@ -378,7 +378,7 @@ def test_spans_slice_the_text_back_into_words(words: list[str]) -> None:
 
 def test_neighbours_are_of_the_document_and_no_more_than_can_be_read() -> None:
     made = [(number // 500, TagExample((str(number),) * 3, ("O",) * 3)) for number in range(600)]
-    found = list(with_neighbours(iter([*made, (None, TagExample(("x",)))])))
+    found = list(with_context(iter([*made, (None, TagExample(("x",)))])))
     assert [example.words for example in found[:-1]] == [example.words for _, example in made]
     assert found[0].before == found[499].after == found[500].before == found[-1].before == ()
     assert found[1].before == (("0",) * 3,)

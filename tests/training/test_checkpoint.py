@@ -21,9 +21,9 @@ from bothways.training import checkpoint, saved_state
 from bothways.training.checkpoint import (
     Best,
     Keep,
-    best,
+    best_checkpoint,
     checkpoints,
-    latest,
+    latest_checkpoint,
     new_checkpoint,
     prune,
     read_checkpoint,
@@ -245,13 +245,13 @@ def test_weights_alone_can_be_loaded(saved):
 
 
 def test_the_latest_is_the_one_of_the_highest_step(tmp_path):
-    assert latest(tmp_path) is None
+    assert latest_checkpoint(tmp_path) is None
     for step in (9, 100, 20):
         save_at(tmp_path, step)
     (tmp_path / "step-x").mkdir()
     (tmp_path / ".writing-step-200").mkdir()
     assert [path.name for path in checkpoints(tmp_path)] == ["step-9", "step-20", "step-100"]
-    assert latest(tmp_path) == tmp_path / "step-100"
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-100"
 
 
 @pytest.mark.parametrize(
@@ -274,10 +274,10 @@ def test_the_newest_and_the_best_stay(tmp_path, keep, stay):
 
 
 def test_the_best_of_equals_is_the_oldest(tmp_path):
-    assert best(tmp_path, Best("loss", "lowest")) is None
+    assert best_checkpoint(tmp_path, Best("loss", "lowest")) is None
     for step in (1, 2):
         save_at(tmp_path, step, {"loss": 1.0})
-    assert best(tmp_path, Best("loss", "lowest")) == tmp_path / "step-1"
+    assert best_checkpoint(tmp_path, Best("loss", "lowest")) == tmp_path / "step-1"
 
 
 def test_of_equal_metrics_the_lower_loss_is_better(tmp_path):
@@ -286,7 +286,7 @@ def test_of_equal_metrics_the_lower_loss_is_better(tmp_path):
     for step, loss in enumerate([0.22, 0.19, 0.17, 0.18], 1):
         save_at(tmp_path, step, {"dev/f1_micro": 0.0, "dev/loss/label": loss})
         prune(tmp_path, Keep(1, wanted))
-    assert best(tmp_path, wanted) == tmp_path / "step-3"
+    assert best_checkpoint(tmp_path, wanted) == tmp_path / "step-3"
 
 
 @pytest.mark.parametrize(("direction", "chosen"), [("lowest", 3), ("highest", 2)])
@@ -295,7 +295,7 @@ def test_no_number_is_worse_than_any_number(tmp_path, direction, chosen):
     for step, loss in enumerate([math.nan, 0.5, 0.4, 0.45, math.nan], 1):
         save_at(tmp_path, step, {"loss": loss})
         prune(tmp_path, Keep(1, wanted))
-    assert best(tmp_path, wanted) == tmp_path / f"step-{chosen}"
+    assert best_checkpoint(tmp_path, wanted) == tmp_path / f"step-{chosen}"
     assert [path.name for path in checkpoints(tmp_path)] == [f"step-{chosen}", "step-5"]
 
 
@@ -303,7 +303,7 @@ def test_no_number_is_worse_than_any_number(tmp_path, direction, chosen):
 def test_without_any_number_the_oldest_is_best(tmp_path, direction):
     for step in (1, 2):
         save_at(tmp_path, step, {"loss": math.nan})
-    assert best(tmp_path, Best("loss", direction)) == tmp_path / "step-1"
+    assert best_checkpoint(tmp_path, Best("loss", direction)) == tmp_path / "step-1"
 
 
 def test_saving_at_the_same_step_again_replaces_the_checkpoint(tmp_path):

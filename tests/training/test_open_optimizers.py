@@ -19,7 +19,7 @@ from bothways.training.durations import Steps
 from bothways.training.loop import fit
 from bothways.training.optimizers import AdamW, ParameterRule, build_optimizer
 from bothways.training.run import TrainingPhase, train
-from bothways.training.schedules import factor
+from bothways.training.schedules import rate_factor
 from bothways.training.state import RunState
 from bothways.training.store import FolderStore
 from toy_folder import make_examples, make_folder
@@ -150,7 +150,7 @@ def test_an_optimizer_that_cannot_train_here_is_one_message(factory: Any, messag
 def test_a_function_has_a_name_in_the_record() -> None:
     training = dataclasses.replace(TRAINING, optimizer=torch.optim.SGD)
     assert configs.to_dict(training)["optimizer"] == "torch.optim.sgd.SGD"
-    assert factor(lambda share: share, Steps(4))(RunState(steps=3)) == 0.75
+    assert rate_factor(lambda share: share, Steps(4))(RunState(steps=3)) == 0.75
 
 
 @pytest.mark.parametrize("lr", [1e308, float("inf"), float("nan"), 0.0])

@@ -11,7 +11,7 @@ from bothways.training.optimizers import (
     ParameterRule,
     StableAdamW,
     build_optimizer,
-    groups,
+    parameter_groups,
     set_rate,
     update,
 )
@@ -38,7 +38,7 @@ def gradients(network, step):
 def test_matrices_decay_and_vectors_do_not():
     named = dict(model().named_parameters())
     named["0.weight"].requires_grad_(False)
-    decayed, others = groups(named.items(), AdamW(lr=0.5, decay=0.1))
+    decayed, others = parameter_groups(named.items(), AdamW(lr=0.5, decay=0.1))
     assert [decayed["weight_decay"], others["weight_decay"]] == [0.1, 0.0]
     assert {id(p) for p in decayed["params"]} == {
         id(named[name]) for name in ("1.weight", "3.weight")
@@ -193,7 +193,7 @@ def test_settings_of_muon_out_of_range_are_refused(values, where):
 def test_rules_make_groups_of_their_own():
     named = dict(model().named_parameters())
     factors = {"0": 0.25, "1": 0.5}
-    found = groups(
+    found = parameter_groups(
         named.items(),
         AdamW(lr=0.5, decay=0.1),
         lambda name: ParameterRule(factors.get(name[0], 1.0), 0.1 * (name == "0.weight")),

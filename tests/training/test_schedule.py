@@ -18,8 +18,8 @@ from bothways.training.schedules import (
     GoogleLinear,
     Linear,
     Polynomial,
-    factor,
     plateau_end,
+    rate_factor,
 )
 from bothways.training.state import RunState
 
@@ -27,7 +27,7 @@ SCHEDULES = [Linear, GoogleLinear, Constant, Polynomial, Cosine, WSD]
 
 
 def rates(schedule, total):
-    at = factor(schedule, Steps(total))
+    at = rate_factor(schedule, Steps(total))
     return [at(RunState(steps=step)) for step in range(total + 1)]
 
 
@@ -132,11 +132,11 @@ def test_shapes_out_of_range_are_refused(make, where):
 @pytest.mark.parametrize("run", [Steps(3), Epochs(3.0), Epochs(0.7), Tokens(10**9), Hours(1 / 3)])
 @pytest.mark.parametrize("tenths", range(1, 10))
 def test_shares_may_fill_the_run(run, tenths):
-    at = factor(WSD(tenths / 10, 1 - tenths / 10), run)
+    at = rate_factor(WSD(tenths / 10, 1 - tenths / 10), run)
     assert at(RunState()) == 0
     end = RunState(steps=3, tokens=10**9, epochs=3.0, seconds=1200.0)
     assert at(end) == pytest.approx(0, abs=1e-12)
-    factor(WSD(tenths / 10, (10 - tenths) / 10), run)
+    rate_factor(WSD(tenths / 10, (10 - tenths) / 10), run)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -149,14 +149,14 @@ def test_shares_may_fill_the_run(run, tenths):
     ],
 )
 def test_any_unit_gives_the_same_shape(schedule, run, part, halfway):
-    expected = factor(schedule(0.1), Steps(1000))(RunState(steps=500))
-    assert factor(schedule(part), run)(halfway) == pytest.approx(expected)
-    assert factor(schedule(0.1), run)(halfway) == pytest.approx(expected)
+    expected = rate_factor(schedule(0.1), Steps(1000))(RunState(steps=500))
+    assert rate_factor(schedule(part), run)(halfway) == pytest.approx(expected)
+    assert rate_factor(schedule(0.1), run)(halfway) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_rate_stays_between_0_and_the_peak_past_the_end_too(schedule):
-    at = factor(schedule(0.3), Steps(10))
+    at = rate_factor(schedule(0.3), Steps(10))
     assert all(0 <= at(RunState(steps=step)) <= 1 for step in range(30))
     assert at(RunState(steps=30)) == at(RunState(steps=10))
 
@@ -173,7 +173,7 @@ def test_the_rate_stays_between_0_and_the_peak_past_the_end_too(schedule):
 )
 def test_a_part_that_does_not_fit_the_run_is_refused(schedule, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        factor(schedule, Steps(10))
+        rate_factor(schedule, Steps(10))
     assert caught.value.where.startswith("training.schedule")
 
 
@@ -186,4 +186,4 @@ def test_a_part_that_does_not_fit_the_run_is_refused(schedule, message):
 )
 def test_parts_that_are_ever_so_slightly_longer_than_the_run_are_refused(schedule, run):
     with pytest.raises(ConfigError, match="longer than the run"):
-        factor(schedule, run)
+        rate_factor(schedule, run)

@@ -13,7 +13,7 @@ from torch import nn
 from bothways.core.errors import BothwaysError, CheckpointError, ConfigError
 from bothways.core.source import Cursor
 from bothways.training import parallel, saved_state
-from bothways.training.checkpoint import checkpoints, latest, read_checkpoint
+from bothways.training.checkpoint import checkpoints, latest_checkpoint, read_checkpoint
 from bothways.training.optimizers import AdamW, BertAdam
 from bothways.training.parallel import Replicated, Sharded, Sharding, Single, from_main_rank, shard
 from bothways.training.sharding import is_part, sharded
@@ -150,7 +150,7 @@ def test_a_run_stopped_on_one_rank_resumes_from_parts_to_the_weights_of_a_whole_
 ) -> None:
     folder = two[0]
     assert [found[name] for found in two[1]] == [14, 14]
-    newest = latest(folder / f"{name} alone")
+    newest = latest_checkpoint(folder / f"{name} alone")
     assert newest is not None
     assert sorted(path.name for path in (newest / "shards").iterdir()) == [
         ".metadata", "__0_0.distcp", "__1_0.distcp",
@@ -169,7 +169,7 @@ def test_a_small_sharded_model_is_saved_whole(two: tuple[Path, list[dict[str, ob
 
 
 def test_a_damaged_or_missing_part_is_told(two: tuple[Path, list[dict[str, object]]]) -> None:
-    newest = latest(two[0] / "parts")
+    newest = latest_checkpoint(two[0] / "parts")
     assert newest is not None
     part = newest / "shards" / "__1_0.distcp"
     whole = part.read_bytes()
@@ -183,7 +183,7 @@ def test_a_damaged_or_missing_part_is_told(two: tuple[Path, list[dict[str, objec
 
 
 def test_parts_of_another_model_do_not_fit(two: tuple[Path, list[dict[str, object]]]) -> None:
-    newest = latest(two[0] / "parts")
+    newest = latest_checkpoint(two[0] / "parts")
     assert newest is not None
     other = toy()
     other.inner = nn.Linear(8, 9)

@@ -19,7 +19,7 @@ from bothways.training.optimizers import (
     Muon,
     StableAdamW,
     build_optimizer,
-    groups,
+    parameter_groups,
     set_rate,
     update,
 )
@@ -302,7 +302,7 @@ def learner_of(preset):
 def test_muon_gets_the_matrices_of_blocks_and_adamw_all_else(preset, stacked):
     learner = learner_of(preset)
     named = dict(learner.trained_parameters())
-    found = groups(named.items(), Muon(), matrices=learner.matrices())
+    found = parameter_groups(named.items(), Muon(), matrices=learner.matrices())
     kinds = {id(p): (g["update"], g.get("parts")) for g in found for p in g["params"]}
     assert len(kinds) == len(named)
     for name, parameter in named.items():
@@ -317,7 +317,9 @@ def test_muon_gets_the_matrices_of_blocks_and_adamw_all_else(preset, stacked):
 
 def test_lamb_leaves_biases_and_norms_to_berts_adam():
     learner = learner_of("bert-tiny")
-    for group in groups(learner.trained_parameters(), Lamb(), matrices=learner.matrices()):
+    for group in parameter_groups(
+        learner.trained_parameters(), Lamb(), matrices=learner.matrices()
+    ):
         assert group["update"] == ("lamb" if group["weight_decay"] else "adamw")
         assert all((p.ndim >= 2) == (group["update"] == "lamb") for p in group["params"])
 

@@ -12,9 +12,9 @@ from bothways.training.trackers import (
     Peak,
     Speed,
     TensorBoard,
-    flat,
-    line,
-    record,
+    record_text,
+    report_values,
+    score_values,
 )
 
 REPORT = StepReport(
@@ -26,7 +26,7 @@ REPORT = StepReport(
 
 
 def test_a_report_is_a_flat_table():
-    assert record(REPORT) == {
+    assert report_values(REPORT) == {
         "step": 40,
         "tokens": 1200,
         "epochs": 0.5,
@@ -37,7 +37,7 @@ def test_a_report_is_a_flat_table():
         "gradient_norm": 1.5,
         "learning_rate": 1e-4,
     }
-    assert flat(REPORT.scores, "heldout/") == {
+    assert score_values(REPORT.scores, "heldout/") == {
         "heldout/loss/masked": 6.5,
         "heldout/loss/pair": 0.69,
         "heldout/accuracy/masked": 0.031,
@@ -189,13 +189,13 @@ def test_time_left_of_a_run_by_the_clock_is_the_rest_of_it(clock):
 
 
 def test_a_line_says_it_in_words():
-    values = record(REPORT) | {
+    values = report_values(REPORT) | {
         "share": 0.1,
         "tokens_per_second": 12345.6,
         "gemm_share": 0.41,
         "seconds_left": 3723.4,
     }
-    assert line(values) == (
+    assert record_text(values) == (
         "step 40 · masked 6.500 (3.1% right) · pair 0.690 · rate 1.00e-04 · gradient 1.50 · "
         "12,346 tokens/s"
     )
@@ -207,7 +207,7 @@ def test_a_line_says_it_in_words():
         "dev/f1/person": 0.1,
     }
     assert (
-        line({"step": 1200, **values})
+        record_text({"step": 1200, **values})
         == "step 1,200 · heldout/masked 5.000 (25.0% right) · f1 0.500 · dev/f1 0.250"
     )
 

@@ -47,10 +47,10 @@ def shown_progress(progress: Any) -> AbstractContextManager[Progress]:
     return nullcontext(SILENT if progress is False else progress)
 
 
-def open_corpora(given: Corpora) -> Corpus | dict[str, Corpus]:
+def given_corpora(given: Corpora) -> Corpus | dict[str, Corpus]:
     """Open what is not open yet; the names of folders in a list are their own."""
     from bothways.data.corpus import Corpus
-    from bothways.data.mixture import names_of
+    from bothways.data.mixture import corpus_names
 
     def opened(one: str | Path | Corpus) -> Corpus:
         """Return a corpus, given it or its folder."""
@@ -63,7 +63,7 @@ def open_corpora(given: Corpora) -> Corpus | dict[str, Corpus]:
     items = [opened(one) for one in given]
     if not items:
         raise DataError("there is no corpus", where="corpus", fix="Give one or more.")
-    return dict(zip(names_of([item.folder for item in items]), items, strict=True))
+    return dict(zip(corpus_names([item.folder for item in items]), items, strict=True))
 
 
 def choice(name: str, known: Mapping[str, Any], where: str) -> Any:

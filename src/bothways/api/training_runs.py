@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bothways.api.arguments import choice, open_corpora, shown_progress, source_name
+from bothways.api.arguments import choice, given_corpora, shown_progress, source_name
 from bothways.core.progress import Progress
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def pretrain(  # noqa: PLR0913 – one option per question
     from bothways.pretraining.config import load_config
     from bothways.pretraining.recipes import RECIPES, chosen_settings
 
-    text = open_corpora(corpus)
+    text = given_corpora(corpus)
     tokenizer = (text if isinstance(text, Corpus) else next(iter(text.values()))).tokenizer
     if recipe is not None:
         choice(recipe, RECIPES, "recipe")

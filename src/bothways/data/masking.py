@@ -258,7 +258,7 @@ def mask_tokens(
 
         ids [CLS] a b c d [SEP] → [CLS] a [MASK] c d [SEP], targets: index [2], ids [b]
     """
-    chosen = choose(sequence.ids, masking, vocabulary, rng, sequence.word_starts)
+    chosen = choose_positions(sequence.ids, masking, vocabulary, rng, sequence.word_starts)
     return hide(sequence, chosen, masking, vocabulary, rng)
 
 
@@ -279,7 +279,7 @@ def hide(
     return dataclasses.replace(sequence, ids=ids, targets={**sequence.targets, "masked": targets})
 
 
-def choose(
+def choose_positions(
     ids: Ids,
     masking: Masking,
     vocabulary: Vocabulary,
@@ -343,7 +343,7 @@ def masked_share(
 
     Args:
         ids: tokens of the text; cut into sequences of `length`, special tokens included.
-        opens: as in `choose`.
+        opens: as in `choose_positions`.
     """
     asked = chosen = 0
     room, control = length - 2, np.array([vocabulary.mask], dtype=ids.dtype)
@@ -351,7 +351,7 @@ def masked_share(
         sequence = np.concatenate([control, ids[start : start + room], control])
         begins = None if opens is None else np.pad(opens[start : start + room], 1)
         asked += masking.count(len(sequence))
-        chosen += len(choose(sequence, masking, vocabulary, rng, begins).positions)
+        chosen += len(choose_positions(sequence, masking, vocabulary, rng, begins).positions)
     return chosen / asked if asked else 1.0
 
 

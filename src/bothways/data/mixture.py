@@ -182,7 +182,7 @@ def _require_one_tokenizer(corpora: Mapping[str, Corpus]) -> None:
 
 
 def open_corpora(folders: Many[str | Place]) -> Corpus | dict[str, Corpus]:
-    """Open one corpus, or several by the names that `names_of` gives them.
+    """Open one corpus, or several by the names that `corpus_names` gives them.
 
     Raises:
         ConfigError: a folder is given twice.
@@ -190,10 +190,10 @@ def open_corpora(folders: Many[str | Place]) -> Corpus | dict[str, Corpus]:
     """
     if len(folders) == 1:
         return Corpus.open(folders[0])
-    return dict(zip(names_of(folders), map(Corpus.open, folders), strict=True))
+    return dict(zip(corpus_names(folders), map(Corpus.open, folders), strict=True))
 
 
-def names_of(folders: Many[str | Place]) -> list[str]:
+def corpus_names(folders: Many[str | Place]) -> list[str]:
     """Return a name for each folder or URL: its own, after those around it where two are equal.
 
     Example: en/corpus and zh/corpus → en-corpus and zh-corpus. Dots, which separate the keys of

@@ -35,13 +35,13 @@ from bothways.data.text_io import (
     STANDARD_INPUT,
     STDIN,
     BytesRead,
+    file_size,
     is_pipe,
     max_line_bytes,
     open_bytes,
     place_at,
     read_chunks,
     read_lines,
-    size_of,
     standard_input,
     suffix_of,
 )
@@ -168,7 +168,7 @@ def _open_file(
         lines.close()  # now, not when the error's traceback is collected
         raise
     rows = _ClosedRows(table.rows, lines)
-    size = size_of(path)
+    size = file_size(path)
     share = lambda: bytes_read.position / size if size else 0.0  # noqa: E731
     return replace(table, rows=rows, share=share, skip_broken=rows.skip_broken)
 

@@ -202,7 +202,7 @@ def is_pipe(path: Place) -> bool:
     return isinstance(path, Path) and not path.is_file()
 
 
-def size_of(path: Place) -> int:
+def file_size(path: Place) -> int:
     """Return the size of a file in bytes; 0 if it is unknown, as of a pipe."""
     if isinstance(path, Path):
         return path.stat().st_size

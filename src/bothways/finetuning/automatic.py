@@ -71,7 +71,7 @@ def enough_epochs(updates: float, labels: int) -> int:
     return min(max(FEWEST_EPOCHS, math.ceil(wanted / updates)), MOST_EPOCHS)
 
 
-def choose(
+def choose_automatic(
     settings: S, encoder: ModelConfig, data: LabelledData, tokens: float = UNKNOWN
 ) -> tuple[S, list[Finding]]:
     """Return the settings with numbers for `auto`, and notes of what was chosen.

@@ -144,7 +144,7 @@ def label(
     return dataclasses.replace(data, findings=tuple(report_findings(data.findings)))
 
 
-def loader(
+def train_loader(
     data: LabelledData, method: FinetuneSettings, seed: int, share: Share = ALL
 ) -> Loader[ListPlan]:
     """Return the steps over the training data, shuffled in each epoch."""

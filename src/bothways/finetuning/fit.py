@@ -23,7 +23,7 @@ from bothways.core.progress import SILENT, Progress
 from bothways.data.loader import Share, ahead
 from bothways.finetuning.automatic import usual_rate
 from bothways.finetuning.config import FinetuneSettings
-from bothways.finetuning.data import LabelledData, loader, predictions, score, tune
+from bothways.finetuning.data import LabelledData, predictions, score, train_loader, tune
 from bothways.finetuning.failed_runs import (
     DistinctAnswers,
     Failure,
@@ -35,7 +35,7 @@ from bothways.finetuning.failed_runs import (
 )
 from bothways.finetuning.lora import merge_changes
 from bothways.finetuning.metrics import scored
-from bothways.finetuning.stability import rules
+from bothways.finetuning.stability import parameter_rules
 from bothways.finetuning.teacher import TaughtLearner, Teacher
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import save_model
@@ -139,10 +139,10 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     """Train a task; if the run reaches its end, read the best weights, tune and score them.
 
     Args:
-        learner: on its device; `stability.steady` and `compute_as` have prepared its model.
+        learner: on its device; `apply_stability` and `compute_as` have prepared its model.
         seed: of the order of the data, dropout and mixout.
         fresh: heads that started at random in addition to the task's own.
-        teacher: whose scores `teacher.taught` has added to the data; None without one.
+        teacher: whose scores `with_teacher_scores` has added to the data; None without one.
 
     Raises:
         BothwaysError: a loss or a gradient is not finite.
@@ -150,7 +150,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     """
     device = device_of(learner)
     training = training_of(method, data)
-    steps = loader(data, method, seed, Share(plan.rank, plan.world))
+    steps = train_loader(data, method, seed, Share(plan.rank, plan.world))
     history: list[tuple[float, Metrics]] = []
     losses: list[float] = []
 
@@ -173,7 +173,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
             store,
             evaluation=functools.partial(_dev_metrics, learner, data, method) if data.dev else None,
             peak=peak,
-            rules=rules(method.stability, learner.model, fresh),
+            rules=parameter_rules(method.stability, learner.model, fresh),
             progress=progress,
             on_event=note,
         )

@@ -14,13 +14,13 @@ import torch
 
 from bothways.core.errors import ConfigError
 from bothways.core.progress import SILENT, Progress
-from bothways.finetuning.automatic import UNKNOWN, choose
+from bothways.finetuning.automatic import UNKNOWN, choose_automatic
 from bothways.finetuning.config import USUAL, FinetuneSettings
 from bothways.finetuning.data import LabelledData, check_metric, check_outputs
 from bothways.finetuning.fit import FinetuneResult, fit
 from bothways.finetuning.lora import add_changes
 from bothways.finetuning.scaled_head import scale_outputs
-from bothways.finetuning.stability import fresh_pooler, steady
+from bothways.finetuning.stability import apply_stability, fresh_pooler
 from bothways.model.config import ModelConfig
 from bothways.model.heads import Head
 from bothways.model.model import Model
@@ -71,7 +71,7 @@ def fit_task(
             not fit the run, the task does not have the metric, or early stopping has no dev data.
     """
     config, tokens = (start.config, UNKNOWN) if isinstance(start, Model) else (start, 0.0)
-    method, _ = choose(method, config, data, tokens)
+    method, _ = choose_automatic(method, config, data, tokens)
     check_metric(method, data)
     check_outputs(data)
     task, where = data.task, choose_device(device)
@@ -82,7 +82,7 @@ def fit_task(
     fresh = () if has_pooler or "pooler" not in model.heads else ("pooler",)
     for note in fresh_pooler(fresh, "the model") if isinstance(start, Model) else ():
         progress.message(f"note: {note}")
-    steady(model, method.stability, seed, fresh)
+    apply_stability(model, method.stability, seed, fresh)
     add_changes(model, method.lora, seed, method.stability.frozen)
     compute_as(model.encoder, method.training, where)
     learner = task.learner(model, data.tokenizer, data.labels, data.length).to(where)

@@ -123,7 +123,7 @@ def layer_learner(student: Model, teacher: Model, objective: Distillation) -> Di
     return DistillationLearner(ours, theirs, objective)
 
 
-def counted(sequence: Sequence) -> Sequence:
+def with_token_weights(sequence: Sequence) -> Sequence:
     """Return a sequence whose only target is the weight of its tokens."""
     weight = np.ones(len(sequence), dtype=np.float32)
     return dataclasses.replace(sequence, targets={"counted": Counted(weight)})
@@ -167,7 +167,7 @@ def learn_layers(  # noqa: PLR0913 – one independent value per question that a
     other = open_learner(teacher, data.task.name, device=str(device)).model
     torch.manual_seed(seed)
     learner = layer_learner(student, other, objective).to(device)
-    source = ListSource([counted(each) for each in data.sequences], Shuffled(seed))
+    source = ListSource([with_token_weights(each) for each in data.sequences], Shuffled(seed))
     share = Share(plan.rank, plan.world)
     steps = Loader(source, unchanged, method.batch, method.microbatch_tokens, seed, share)
     torch.manual_seed(seed + 1 + plan.rank)

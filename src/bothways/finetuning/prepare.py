@@ -19,7 +19,7 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.core.finding import Finding, report_findings
 from bothways.core.progress import SILENT, Progress, track
 from bothways.data.given_rows import Given, given_rows, is_example
-from bothways.finetuning.automatic import choose, tokens_read
+from bothways.finetuning.automatic import choose_automatic, tokens_read
 from bothways.finetuning.config import (
     ELSEWHERE,
     RECIPES,
@@ -33,8 +33,8 @@ from bothways.finetuning.forecast import forecast
 from bothways.finetuning.layer_stage import LayerStage, objective_of
 from bothways.finetuning.lora import add_changes
 from bothways.finetuning.scaled_head import scale_outputs, scaled_scores
-from bothways.finetuning.stability import fresh_pooler, steady
-from bothways.finetuning.teacher import Teacher, taught
+from bothways.finetuning.stability import apply_stability, fresh_pooler
+from bothways.finetuning.teacher import Teacher, with_teacher_scores
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.provenance import digest_of_model, stamp
 from bothways.hub.resolve import resolve_run
@@ -183,7 +183,7 @@ def load_for(settings: FinetuneConfig, heads: Iterable[Head]) -> LoadedModel:
     )
 
 
-def make_ready(
+def prepare_run(
     settings: FinetuneConfig,
     folder: Path | None,
     device: torch.device,
@@ -209,7 +209,7 @@ def make_ready(
         examples["unlabelled"] = more
         encoded = task.encode(more, tokenizer, data.labels, data.length)
         data = dataclasses.replace(data, unlabelled=tuple(encoded))
-    settings, chosen = choose(
+    settings, chosen = choose_automatic(
         dataclasses.replace(settings, length=data.length),
         model.config,
         data,
@@ -219,7 +219,7 @@ def make_ready(
     scale = task.output_scale(first)
     scale_outputs(model, scale)
     # A resumed run passes here, too: mixout and pull read their targets from the model again.
-    steady(model, settings.stability, settings.seed, fresh)
+    apply_stability(model, settings.stability, settings.seed, fresh)
     add_changes(model, settings.lora, settings.seed, settings.stability.frozen)
     findings = report_findings(
         [
@@ -233,7 +233,7 @@ def make_ready(
     )
     if settings.teacher is not None:
         precision = settings.training.precision
-        data = taught(data, settings.teacher, device, precision, folder, progress)
+        data = with_teacher_scores(data, settings.teacher, device, precision, folder, progress)
     check_metric(settings, data)
     check_outputs(data)
     compute_as(model.encoder, settings.training, device)

@@ -27,7 +27,7 @@ from bothways.finetuning.prepare import (
     FinetuneConfig,
     PreparedRun,
     Rows,
-    make_ready,
+    prepare_run,
     remarks,
 )
 from bothways.finetuning.stability import Stability
@@ -86,7 +86,7 @@ def finetune(
             if settings.stage is not None:
                 stack.enter_context(run_folder(folder / STAGE, resume=resume, progress=progress))
         stack.enter_context(connected(plan, where))
-        ready = make_ready(settings, folder, where, progress, train=train, dev=dev)
+        ready = prepare_run(settings, folder, where, progress, train=train, dev=dev)
         for remark in remarks(ready):
             progress.message(remark)
         progress.stage("measuring the speed of the machine")

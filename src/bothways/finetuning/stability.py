@@ -91,7 +91,9 @@ def is_pretrained(name: str, stability: Stability, depth: int, fresh: Collection
     )
 
 
-def rules(stability: Stability, model: Model, fresh: Collection[str] = ()) -> ParameterRules:
+def parameter_rules(
+    stability: Stability, model: Model, fresh: Collection[str] = ()
+) -> ParameterRules:
     """Return a function of the rate and pull of each parameter, for `build_optimizer`."""
     return functools.partial(_rule, stability, len(model.encoder.blocks), frozenset(fresh))
 
@@ -101,7 +103,9 @@ def _rule(stability: Stability, depth: int, fresh: Collection[str], name: str) -
     return ParameterRule(decay_factor(level(name, depth), depth, stability.layer_decay), pull)
 
 
-def steady(model: Model, stability: Stability, seed: int, fresh: Collection[str] = ()) -> None:
+def apply_stability(
+    model: Model, stability: Stability, seed: int, fresh: Collection[str] = ()
+) -> None:
     """Prepare a loaded model in place: reinitialise parts, freeze others, mix dense layers.
 
     Draws are keyed by the seed; torch's generator is unchanged.

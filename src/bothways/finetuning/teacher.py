@@ -233,7 +233,7 @@ def _by_sequence(batch: Batch, x: Float[Tensor, "tokens 2"]) -> Float[Tensor, "b
     return table.transpose(1, 2).flatten(0, 1)
 
 
-def taught(
+def with_teacher_scores(
     data: LabelledData,
     teacher: Teacher,
     device: torch.device,

@@ -38,7 +38,7 @@ from bothways.objectives.distillation_values import (
     MaskedTokens,
     Relations,
     SoftTargets,
-    names_of,
+    loss_names,
 )
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class DistillationLearner(Learner):
         if objective.loss(HiddenStates) and widths[0] != widths[1]:
             self.project = nn.Linear(*widths)
             initialise(self.project, model.config.initial_range)
-        factors = {name: loss.weight for loss in objective.losses for name in names_of(loss)}
+        factors = {name: loss.weight for loss in objective.losses for name in loss_names(loss)}
         self.coefficients = {name: factor for name, factor in factors.items() if factor != 1.0}
 
     def saved(self) -> Mapping[str, Model]:
@@ -119,7 +119,7 @@ class DistillationLearner(Learner):
                     weight = tokens * loss.heads
                 case _:
                     assert_never(loss)
-            result |= dict.fromkeys(names_of(loss), weight)
+            result |= dict.fromkeys(loss_names(loss), weight)
         return result
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:

@@ -120,7 +120,7 @@ class Counted(Targets):
         return type(self)(np.zeros_like(self.weight))
 
 
-def names_of(loss: DistilLoss) -> tuple[str, ...]:
+def loss_names(loss: DistilLoss) -> tuple[str, ...]:
     """Return the names of a loss in the records of a run."""
     match loss:
         case MaskedTokens():

@@ -27,7 +27,15 @@ from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
 from bothways.core.targets import Targets, TokenTargets
 from bothways.data.full_sentences import FullSentences
-from bothways.data.masking import Chosen, CorpusToken, Masking, Spans, Vocabulary, choose, hide
+from bothways.data.masking import (
+    Chosen,
+    CorpusToken,
+    Masking,
+    Spans,
+    Vocabulary,
+    choose_positions,
+    hide,
+)
 from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.activation import activate
 from bothways.model.config import EncoderConfig, ModelConfig
@@ -84,7 +92,7 @@ class MaskedLMSpanBoundary(MaskedObjective):
         self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator
     ) -> Sequence:
         """Return the sequence with spans hidden, and the targets "masked" and "boundary"."""
-        chosen = choose(sequence.ids, self.masking, vocabulary, rng, sequence.word_starts)
+        chosen = choose_positions(sequence.ids, self.masking, vocabulary, rng, sequence.word_starts)
         targets = {**sequence.targets, "boundary": _boundaries(sequence, chosen)}
         sequence = dataclasses.replace(sequence, targets=targets)
         return hide(sequence, chosen, self.masking, vocabulary, rng)

@@ -60,7 +60,7 @@ def difference(base: Many[float], other: Many[float]) -> Difference | None:
     return Difference(points, float(interval.low), float(interval.high), float(test.pvalue))
 
 
-def spread(values: Many[float]) -> str | None:
+def spread_text(values: Many[float]) -> str | None:
     """Return mean and standard deviation as a text; None without a value."""
     if not values:
         return None
@@ -205,7 +205,7 @@ def _measured(request: TableRequest, done: RowOutcome | None, column: str) -> s.
     held_out = held_out_values(request, done)
     if column in held_out:
         return round(held_out[column], 2)
-    return spread(done.values(column)) if column in done.tasks else None
+    return spread_text(done.values(column)) if column in done.tasks else None
 
 
 def _differences(request: TableRequest, rows: Many[RowOutcome]) -> s.TableSection | None:

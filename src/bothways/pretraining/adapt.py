@@ -54,7 +54,7 @@ from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.pretraining.vocabulary_fit import VocabularyFit, vocabulary_fit
 from bothways.runtime.devices import choose_device
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.checkpoint import latest
+from bothways.training.checkpoint import latest_checkpoint
 from bothways.training.durations import Tokens, duration, part_of
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Plan, Single, connected, from_main_rank, is_main, plan_here
@@ -212,7 +212,7 @@ def _nothing_left(out: Path, plan: Plan) -> Iterator[None]:
     try:
         yield
     except (ConfigError, DataError, FolderError, TokenizerError):
-        if empty and latest(out) is None and latest(out / "head") is None:
+        if empty and latest_checkpoint(out) is None and latest_checkpoint(out / "head") is None:
             for place in [out] if new else list(out.iterdir()):
                 shutil.rmtree(place) if place.is_dir() else place.unlink()
         raise

@@ -30,7 +30,7 @@ from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Plan, Single, all_gather, sum_over_ranks
 from bothways.training.run import Training
 from bothways.training.schedules import Constant
-from bothways.training.trackers import flat
+from bothways.training.trackers import score_values
 
 COUNTED = 10_000_000
 """Tokens of the corpus from which the unigram baseline is counted, at most."""
@@ -97,7 +97,7 @@ class HeldOut:
         """Return scores and the objective's own metrics by name."""
         more = self._settings.objective.metrics(scores, self._learner.predicts)
         named = {f"held-out/{name}": value for name, value in more.items()}
-        return flat(scores, "held-out/") | named
+        return score_values(scores, "held-out/") | named
 
     def _targets(self, cls: type[Any], field: str) -> dict[str, NDArray[np.int64]]:
         """Return all targets of a class on this rank, by name."""

@@ -33,7 +33,7 @@ from bothways.training.loop import fit
 from bothways.training.optimizers import build_optimizer
 from bothways.training.parallel import Single
 from bothways.training.run import TrainingPhase
-from bothways.training.schedules import factor
+from bothways.training.schedules import rate_factor
 from bothways.training.state import RunState
 
 
@@ -168,7 +168,7 @@ def _repeated(
         if state.steps < step - 1 and state.share(phase.until) < 1:
             state = fit(
                 learner, phase.steps(state), optimizer,
-                factor(training.schedule, training.end), Single(),
+                rate_factor(training.schedule, training.end), Single(),
                 until=phase.until, progress=state, on_step=on_step,
                 precision=training.precision, clip_norm=training.clip_norm,
             )  # fmt: skip

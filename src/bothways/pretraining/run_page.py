@@ -57,11 +57,11 @@ def curves(records: Records, metrics: Mapping[str, float], note: str = "") -> It
     for name in names:
         kind, target = name.split("/", 1)
         lines = [
-            line_of("training", records, name),
-            line_of("held-out", records, f"held-out/{name}"),
+            metric_line("training", records, name),
+            metric_line("held-out", records, f"held-out/{name}"),
         ]
         for corpus in _corpora(records, name):
-            lines.append(line_of(f"held-out, {corpus}", records, f"held-out/{corpus}/{name}"))
+            lines.append(metric_line(f"held-out, {corpus}", records, f"held-out/{corpus}/{name}"))
         baselines = {
             shown: metrics[f"{prefix}/{name}"]
             for prefix, shown in BASELINES.items()
@@ -131,7 +131,7 @@ def _course(records: Records) -> Iterator[s.Curves]:
         ("learning_rate", "Learning rate", "peak of all groups"),
         ("gradient_norm", "Gradient norm", "before clipping"),
     ):
-        line = line_of(title.lower(), records, name)
+        line = metric_line(title.lower(), records, name)
         if line.x:
             yield s.Curves(title, "million tokens read", unit, [line])
 
@@ -142,7 +142,7 @@ def _baseline(name: str, metrics: Mapping[str, float]) -> float | None:
     return next((metrics[f"{k}/{own}"] for k in BASELINES if f"{k}/{own}" in metrics), None)
 
 
-def line_of(title: str, records: Records, name: str) -> s.Line:
+def metric_line(title: str, records: Records, name: str) -> s.Line:
     """Return the values of a metric, neighbours averaged so that at most `POINTS` remain."""
     points = [(record["tokens"] / 1e6, record[name]) for record in records if name in record]
     size = max(1, math.ceil(len(points) / POINTS))

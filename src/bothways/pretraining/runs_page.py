@@ -13,7 +13,7 @@ from bothways.core.config.toml import read_toml
 from bothways.core.config.tree import flatten
 from bothways.core.errors import CheckpointError, ConfigError
 from bothways.core.terminal import counted
-from bothways.pretraining.run_page import Records, line_of, read_records
+from bothways.pretraining.run_page import Records, metric_line, read_records
 from bothways.report import sections as s
 from bothways.report.html import write_html
 
@@ -85,7 +85,7 @@ def _curves(records: Mapping[str, Records]) -> list[s.Curves]:
     }
     charts = []
     for key in sorted(found, key=lambda key: not key.startswith(("held-out/", "dev/"))):
-        lines = [line_of(name, kept, key) for name, kept in records.items()]
+        lines = [metric_line(name, kept, key) for name, kept in records.items()]
         lines = [line for line in lines if line.x]
         if len(lines) > 1:
             charts.append(s.Curves(key, "million tokens read", "", lines))

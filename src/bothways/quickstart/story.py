@@ -50,7 +50,7 @@ from bothways.runtime.devices import choose_device, has_bf16
 from bothways.tasks.text_examples import TextExample
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import WordPiece, train_tokenizer
-from bothways.training.checkpoint import latest
+from bothways.training.checkpoint import latest_checkpoint
 from bothways.training.durations import Epochs, Hours
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
@@ -210,7 +210,7 @@ def run_story(
     )
     settings = settings_for(story, tokenizer, left)
     run = out / "pretraining"
-    resume = latest(run) is not None
+    resume = latest_checkpoint(run) is not None
     if resume:  # with the settings, and the time, with which the run started
         settings = configs.load(PretrainConfig, base=settings, file=run / "config.toml")
     pretrained = pretrain(settings, corpus, run, resume=resume, progress=progress)

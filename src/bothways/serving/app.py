@@ -42,7 +42,7 @@ with optional("serve", "serving"):
         Scope,
         Send,
         disconnected,
-        line_of,
+        log_line,
         read_body,
         respond,
         stated_size,
@@ -244,7 +244,7 @@ class App:
         if self._tracing is not None:
             self._tracing.record(exchange, method, headers, status)
         if requests_log.isEnabledFor(logging.INFO):
-            requests_log.info(line_of(exchange, status, size, seconds))
+            requests_log.info(log_line(exchange, status, size, seconds))
 
     def refuse_unread(self, path: str, headers: Mapping[str, str]) -> RequestError | None:
         """Return why a request to compute is refused before its body is read.

@@ -166,7 +166,7 @@ async def disconnected(receive: Receive) -> None:
             pass
 
 
-def line_of(exchange: Exchange, status: int, size: int, seconds: float) -> dict[str, Any]:
+def log_line(exchange: Exchange, status: int, size: int, seconds: float) -> dict[str, Any]:
     """Return what is logged of a request: never a text, a key or an address."""
     return {
         "id": exchange.id,

@@ -31,7 +31,7 @@ from bothways.prediction.explanation import (
 from bothways.serving.batcher import ModelJob
 from bothways.serving.errors import RequestError, over_limit
 from bothways.serving.models import Models, ServedModel, as_request_error
-from bothways.serving.shapes import Answer, Query, as_input, field, whole
+from bothways.serving.shapes import Answer, Query, as_input, field, whole_number
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.predictions import brief
@@ -89,7 +89,7 @@ def _target(body: Mapping[str, Any]) -> ExplainedOutput:
 
 
 def _steps(body: Mapping[str, Any]) -> int:
-    steps = whole(body, "steps", STEPS)
+    steps = whole_number(body, "steps", STEPS)
     assert steps is not None
     if steps > MOST_STEPS:
         message = f"steps must be at most {MOST_STEPS}, not {steps}"
@@ -99,7 +99,7 @@ def _steps(body: Mapping[str, Any]) -> int:
 
 def _layer(model: ServedModel, body: Mapping[str, Any]) -> int:
     depth = model.learner.model.config.depth
-    layer = whole(body, "layer", depth)
+    layer = whole_number(body, "layer", depth)
     assert layer is not None
     if layer > depth:
         message = f"layer must be at most {depth}, not {layer}"

@@ -22,7 +22,7 @@ from bothways.serving.shapes import (
     shortened,
     texts_in,
     truncates,
-    whole,
+    whole_number,
 )
 from bothways.tasks.mask_filling.task import MaskFillingTask
 
@@ -66,7 +66,7 @@ def pipeline(models: Models, body: Mapping[str, Any], task: str | None = None) -
 
 def _text_classification(model: ServedModel, body: Mapping[str, Any]) -> Query:
     parameters, value = body["parameters"], body.get("inputs")
-    top = whole(parameters, "top_k")
+    top = whole_number(parameters, "top_k")
     if parameters.get("function_to_apply") is not None:
         message = "the function is that of the model's task: leave function_to_apply out"
         raise RequestError("invalid", message, param="function_to_apply")
@@ -133,7 +133,7 @@ def _words(example: Any, prediction: Any, ignored: list[Any]) -> list[dict[str, 
 def _question_answering(model: ServedModel, body: Mapping[str, Any]) -> Query:
     parameters, value = body["parameters"], body.get("inputs")
     several = isinstance(value, list)
-    top = whole(parameters, "top_k", 1)
+    top = whole_number(parameters, "top_k", 1)
     assert top is not None
     inputs = []
     for item in value if isinstance(value, list) else [value]:
@@ -166,7 +166,7 @@ def _fill_mask(model: ServedModel, body: Mapping[str, Any]) -> Query:
     parameters, task = body["parameters"], model.learner.task
     assert isinstance(task, MaskFillingTask)
     texts, several = texts_in(body.get("inputs"), "inputs")
-    top = whole(parameters, "top_k", task.top)
+    top = whole_number(parameters, "top_k", task.top)
     if parameters.get("targets") is not None:
         message = "the tokens cannot be chosen: leave targets out"
         raise RequestError("invalid", message, param="targets")

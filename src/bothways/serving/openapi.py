@@ -19,10 +19,10 @@ from bothways.serving.schemas import (
     TEXT,
     Operation,
     Schema,
-    listed,
+    list_of,
     maybe,
-    named,
     obj,
+    reference_to,
 )
 
 _JSON = "application/json"
@@ -80,7 +80,7 @@ def _responses() -> dict[str, Any]:
     for code, status in STATUS.items():
         if code not in _INTERNAL:
             by_status.setdefault(status, []).append(code)
-    content = {_JSON: {"schema": named("Error")}}
+    content = {_JSON: {"schema": reference_to("Error")}}
     seconds = {"description": "seconds", "required": True, "schema": COUNT}
     return {
         str(status): {
@@ -133,22 +133,22 @@ def _gets() -> dict[str, Schema | None]:
     """Return the answers of the routes that compute nothing; None for plain text."""
     status = obj({"status": TEXT})
     described = obj({"id": TEXT, "object": TEXT, "created": COUNT, "owned_by": TEXT, "task": TEXT})
-    tensor = obj({"name": TEXT, "datatype": TEXT, "shape": listed({"type": "integer"})})
+    tensor = obj({"name": TEXT, "datatype": TEXT, "shape": list_of({"type": "integer"})})
     metadata = {
         "name": TEXT,
-        "versions": listed(TEXT),
+        "versions": list_of(TEXT),
         "platform": TEXT,
-        "inputs": listed(tensor),
-        "outputs": listed(tensor),
+        "inputs": list_of(tensor),
+        "outputs": list_of(tensor),
     }
     return {
         "/": status,
         "/info": _info(),
         "/metrics": None,
         "/openapi.json": {"type": "object"},
-        "/v1/models": obj({"object": TEXT, "data": listed(described)}),
+        "/v1/models": obj({"object": TEXT, "data": list_of(described)}),
         "/v1/models/{model}": described,
-        "/v2": obj({"name": TEXT, "extensions": listed(TEXT)}),
+        "/v2": obj({"name": TEXT, "extensions": list_of(TEXT)}),
         "/v2/models/{model}": obj(metadata),
         "/v2/models/{model}/ready": status,
         **dict.fromkeys(_PROBES, status),
@@ -161,7 +161,7 @@ def _info() -> Schema:
         "task": TEXT,
         "length": COUNT,
         "precision": TEXT,
-        "labels": listed(TEXT),
+        "labels": list_of(TEXT),
         "since": COUNT,
         "digest": maybe(TEXT),
         "pairs": FLAG,
@@ -182,7 +182,7 @@ def _info() -> Schema:
             "auto_truncate": FLAG,
             "version": TEXT,
             "limits": {"type": "object", "additionalProperties": NUMBER},
-            "models": listed(obj(model, {"prompts": listed(TEXT)})),
+            "models": list_of(obj(model, {"prompts": list_of(TEXT)})),
         }
     )
 
@@ -194,7 +194,7 @@ def _post(
     fields, required = dict(operation.fields), list(operation.required)
     example = dict(operation.example)
     if example.get("inputs", "") is None:
-        example["inputs"] = example_of(fitting[0])
+        example["inputs"] = example_input(fitting[0])
     if len(fitting) > 1 and not operation.prefixed:
         fields["model"] = {"enum": names}
         required.append("model")
@@ -229,7 +229,7 @@ def _post(
     }
 
 
-def example_of(model: ServedModel) -> Any:
+def example_input(model: ServedModel) -> Any:
     """Return an input that the model's task reads."""
     if model.kind == "fill":
         tokenizer = model.learner.tokenizer

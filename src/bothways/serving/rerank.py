@@ -14,7 +14,7 @@ import numpy as np
 
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models
-from bothways.serving.shapes import Answer, Query, field, truncates, whole
+from bothways.serving.shapes import Answer, Query, field, truncates, whole_number
 from bothways.tasks.metrics import sigmoid
 
 
@@ -27,7 +27,7 @@ def rerank(models: Models, body: Mapping[str, Any]) -> Query:
     query, tei = field(body, "query", str), "texts" in body
     documents = [_document(item) for item in field(body, "texts" if tei else "documents", list)]
     raw = field(body, "raw_scores", bool, False)
-    top = whole(body, "top_n")
+    top = whole_number(body, "top_n")
     with_text = field(body, "return_text" if tei else "return_documents", bool, False)
 
     def write(answer: Answer) -> Any:

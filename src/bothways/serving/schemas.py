@@ -22,7 +22,7 @@ COUNT: Schema = {"type": "integer", "minimum": 0}
 FLAG: Schema = {"type": "boolean"}
 
 
-def listed(items: Schema, **more: Any) -> Schema:
+def list_of(items: Schema, **more: Any) -> Schema:
     """Return the schema of a list."""
     return {"type": "array", "items": items, **more}
 
@@ -47,25 +47,25 @@ def maybe(schema: Schema, *, default: Any = None, about: str | None = None) -> S
     return either(schema, {"type": "null"}) | notes
 
 
-def named(name: str) -> Schema:
+def reference_to(name: str) -> Schema:
     """Return the reference to a schema of `COMPONENTS`."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-PAIR = listed(TEXT, minItems=2, maxItems=2)
-VECTOR = listed(NUMBER)
+PAIR = list_of(TEXT, minItems=2, maxItems=2)
+VECTOR = list_of(NUMBER)
 SPAN = {"text": TEXT, "start": COUNT, "end": COUNT}
 PROBABILITIES: Schema = {"type": "object", "additionalProperties": NUMBER}
 SCORED = obj({"label": TEXT, "score": NUMBER})
 
 PREDICTIONS: dict[str, Schema] = {
     "classify": obj({"label": TEXT, "probabilities": PROBABILITIES}),
-    "multilabel": obj({"labels": listed(TEXT), "probabilities": PROBABILITIES}),
+    "multilabel": obj({"labels": list_of(TEXT), "probabilities": PROBABILITIES}),
     "regress": obj({"score": NUMBER}),
-    "choice": obj({"index": COUNT, "ending": TEXT, "probabilities": listed(NUMBER)}),
+    "choice": obj({"index": COUNT, "ending": TEXT, "probabilities": list_of(NUMBER)}),
     "tag": obj(
-        {"words": listed(TEXT), "tags": listed(TEXT)},
-        {"entities": listed(obj({"type": TEXT, **SPAN, "score": NUMBER}))},
+        {"words": list_of(TEXT), "tags": list_of(TEXT)},
+        {"entities": list_of(obj({"type": TEXT, **SPAN, "score": NUMBER}))},
     ),
     "answer": obj(
         {
@@ -75,27 +75,29 @@ PREDICTIONS: dict[str, Schema] = {
             "end": maybe(COUNT),
             "confidence": NUMBER,
             "null_difference": NUMBER,
-            "spans": listed(obj({**SPAN, "score": NUMBER, "probability": NUMBER})),
+            "spans": list_of(obj({**SPAN, "score": NUMBER, "probability": NUMBER})),
         }
     ),
     "fill": obj(
         {
             "text": TEXT,
-            "masks": listed(listed(obj({"token": TEXT, "probability": NUMBER}))),
-            "fillings": listed(obj({"tokens": listed(TEXT), "probability": NUMBER, "text": TEXT})),
+            "masks": list_of(list_of(obj({"token": TEXT, "probability": NUMBER}))),
+            "fillings": list_of(
+                obj({"tokens": list_of(TEXT), "probability": NUMBER, "text": TEXT})
+            ),
         }
     ),
     "likelihood": obj(
         {
             "log_likelihood": NUMBER,
             "pseudo_perplexity": maybe(NUMBER),
-            "tokens": listed(listed(either(TEXT, NUMBER), minItems=2, maxItems=2)),
+            "tokens": list_of(list_of(either(TEXT, NUMBER), minItems=2, maxItems=2)),
         }
     ),
     "prefer": obj(
         {
             "preferred": {"enum": ["first", "second"]},
-            "log_likelihoods": listed(NUMBER, minItems=2, maxItems=2),
+            "log_likelihoods": list_of(NUMBER, minItems=2, maxItems=2),
         }
     ),
 }
@@ -115,14 +117,14 @@ _ENTITY = obj(
     {"entity_group": TEXT, "entity": TEXT, "index": COUNT},
 )
 HUGGING_FACE: dict[str, Schema] = {
-    "text-classification": listed(listed(SCORED)),
-    "token-classification": either(listed(_ENTITY), listed(listed(_ENTITY))),
-    "question-answering": either(_FOUND, listed(_FOUND), listed(listed(_FOUND))),
+    "text-classification": list_of(list_of(SCORED)),
+    "token-classification": either(list_of(_ENTITY), list_of(list_of(_ENTITY))),
+    "question-answering": either(_FOUND, list_of(_FOUND), list_of(list_of(_FOUND))),
     "fill-mask": either(
-        *(_FILLING, _nested := listed(_FILLING), listed(_nested)), listed(listed(_nested))
+        *(_FILLING, _nested := list_of(_FILLING), list_of(_nested)), list_of(list_of(_nested))
     ),
-    "feature-extraction": listed(VECTOR),
-    "sentence-similarity": listed(NUMBER),
+    "feature-extraction": list_of(VECTOR),
+    "sentence-similarity": list_of(NUMBER),
 }
 """The answers of Hugging Face's shapes by task."""
 
@@ -130,13 +132,13 @@ TENSOR = obj(
     {
         "name": {"enum": ["text", "text_b"]},
         "datatype": {"const": "BYTES"},
-        "shape": listed({"type": "integer"}),
-        "data": listed(either(TEXT, listed(TEXT))),
+        "shape": list_of({"type": "integer"}),
+        "data": list_of(either(TEXT, list_of(TEXT))),
     }
 )
 TRUNCATE = maybe(FLAG, default=True, about="false: a text that is too long is an error")
 PROMPT = maybe(TEXT, about="a prompt of the model, put before the text; null: its default one")
-IDS = listed(COUNT, minItems=1)
+IDS = list_of(COUNT, minItems=1)
 USAGE = obj({"prompt_tokens": COUNT, "total_tokens": COUNT})
 
 
@@ -172,28 +174,28 @@ def own_operation(kind: str) -> Operation:
         f"Task {kind}: lines of `bothways predict`",
         (kind,),
         {
-            "inputs": either(TEXT, {"type": "object"}, listed(item, minItems=1)),
+            "inputs": either(TEXT, {"type": "object"}, list_of(item, minItems=1)),
             "truncate": TRUNCATE,
         },
         ("inputs",),
-        either(named(kind), listed(named(kind))),
+        either(reference_to(kind), list_of(reference_to(kind))),
         {"inputs": None},
     )
 
 
 def _hugging_face(task: str) -> Operation:
     kinds = TASKS[task]
-    texts = either(TEXT, listed(TEXT, minItems=1))
+    texts = either(TEXT, list_of(TEXT, minItems=1))
     top: Schema = {"type": "integer", "minimum": 1}
     question = obj({"question": TEXT, "context": TEXT})
     labelled = either(TEXT, PAIR, {"type": "object"})
-    similar = obj({"source_sentence": TEXT, "sentences": listed(TEXT, minItems=1)})
+    similar = obj({"source_sentence": TEXT, "sentences": list_of(TEXT, minItems=1)})
     strategies = ["none", "simple", "first", "average", "max"]
     parameters: dict[str, dict[str, Schema]] = {
         "text-classification": {"top_k": maybe(top)},
         "token-classification": {
             "aggregation_strategy": {"enum": [*strategies, None], "default": "simple"},
-            "ignore_labels": maybe(listed({}), default=["O"]),
+            "ignore_labels": maybe(list_of({}), default=["O"]),
         },
         "question-answering": {"top_k": maybe(top, default=1)},
         "fill-mask": {"top_k": maybe(top)},
@@ -201,8 +203,8 @@ def _hugging_face(task: str) -> Operation:
         "sentence-similarity": {"prompt_name": PROMPT},
     }
     inputs: dict[str, Schema] = {
-        "text-classification": either(labelled, listed(labelled, minItems=1)),
-        "question-answering": either(question, listed(question, minItems=1)),
+        "text-classification": either(labelled, list_of(labelled, minItems=1)),
+        "question-answering": either(question, list_of(question, minItems=1)),
         "sentence-similarity": similar,
     }
     example = {"source_sentence": "a dog barks", "sentences": ["a hound howls", "it rains"]}
@@ -228,7 +230,7 @@ def _rerank() -> Operation:
     ranked = {
         "id": TEXT,
         "model": TEXT,
-        "results": listed(result),
+        "results": list_of(result),
         "usage": USAGE,
         "meta": {"type": "object"},
     }
@@ -237,8 +239,8 @@ def _rerank() -> Operation:
         ("rerank",),
         {
             "query": TEXT,
-            "documents": listed(document, minItems=1),
-            "texts": listed(document, minItems=1),
+            "documents": list_of(document, minItems=1),
+            "texts": list_of(document, minItems=1),
             "top_n": maybe({"type": "integer", "minimum": 1}),
             "raw_scores": maybe(FLAG, default=False),
             "return_documents": maybe(FLAG, default=False),
@@ -246,7 +248,7 @@ def _rerank() -> Operation:
             "truncate": TRUNCATE,
         },
         ("query",),
-        either(obj(ranked), listed(obj({"index": COUNT, "score": NUMBER}, {"text": TEXT}))),
+        either(obj(ranked), list_of(obj({"index": COUNT, "score": NUMBER}, {"text": TEXT}))),
         {"query": "who sleeps?", "documents": ["the cat sleeps", "it rains"]},
         one_of=("documents", "texts"),
     )
@@ -254,12 +256,12 @@ def _rerank() -> Operation:
 
 def _embeddings() -> Operation:
     item = obj({"object": TEXT, "index": COUNT, "embedding": either(VECTOR, TEXT)})
-    answer = {"object": TEXT, "data": listed(item), "model": TEXT, "usage": USAGE}
+    answer = {"object": TEXT, "data": list_of(item), "model": TEXT, "usage": USAGE}
     return Operation(
         "OpenAI's embeddings: vectors of length 1",
         ("embed",),
         {
-            "input": either(TEXT, IDS, listed(either(TEXT, IDS), minItems=1)),
+            "input": either(TEXT, IDS, list_of(either(TEXT, IDS), minItems=1)),
             "dimensions": maybe({"type": "integer", "minimum": 1}),
             "encoding_format": {"enum": ["float", "base64", None], "default": "float"},
             "prompt_name": PROMPT,
@@ -274,22 +276,22 @@ def _embeddings() -> Operation:
 def _cohere() -> Operation:
     types = {"enum": list(cohere.TYPES)}
     content = obj({"type": {"const": "text"}, "text": TEXT})
-    vectors = obj({}, {"float": listed(VECTOR), "base64": listed(TEXT)})
+    vectors = obj({}, {"float": list_of(VECTOR), "base64": list_of(TEXT)})
     answer = {
         "id": TEXT,
         "response_type": {"const": "embeddings_by_type"},
         "embeddings": vectors,
-        "texts": listed(TEXT),
+        "texts": list_of(TEXT),
         "meta": {"type": "object"},
     }
     return Operation(
         "Cohere's embeddings: vectors of length 1",
         ("embed",),
         {
-            "texts": maybe(listed(TEXT, minItems=1)),
-            "inputs": maybe(listed(obj({"content": listed(content, minItems=1)}), minItems=1)),
+            "texts": maybe(list_of(TEXT, minItems=1)),
+            "inputs": maybe(list_of(obj({"content": list_of(content, minItems=1)}), minItems=1)),
             "input_type": {"enum": [*cohere.PROMPTS, None]},
-            "embedding_types": maybe(listed(types)),
+            "embedding_types": maybe(list_of(types)),
             "output_dimension": maybe({"type": "integer", "minimum": 1}),
             "prompt_name": PROMPT,
             "truncate": {"enum": [*cohere.TRUNCATE, None], "default": cohere.TRUNCATE[0]},
@@ -302,12 +304,12 @@ def _cohere() -> Operation:
 
 
 def _tei() -> dict[str, Operation]:
-    texts = either(TEXT, listed(TEXT, minItems=1))
-    batch = listed(either(TEXT, listed(TEXT, minItems=1, maxItems=2)), minItems=1)
+    texts = either(TEXT, list_of(TEXT, minItems=1))
+    batch = list_of(either(TEXT, list_of(TEXT, minItems=1, maxItems=2)), minItems=1)
     token = obj(
         {"id": COUNT, "text": TEXT, "special": FLAG, "start": maybe(COUNT), "stop": maybe(COUNT)}
     )
-    similar = obj({"source_sentence": TEXT, "sentences": listed(TEXT, minItems=1)})
+    similar = obj({"source_sentence": TEXT, "sentences": list_of(TEXT, minItems=1)})
     asked = {"source_sentence": "a dog barks", "sentences": ["a hound howls"]}
     normalize = maybe(FLAG, default=True)
     dimensions = maybe({"type": "integer", "minimum": 1})
@@ -323,7 +325,7 @@ def _tei() -> dict[str, Operation]:
                 "truncate": TRUNCATE,
             },
             ("inputs",),
-            listed(VECTOR),
+            list_of(VECTOR),
             {"inputs": ["a dog barks", "it rains"]},
         ),
         "/predict": Operation(
@@ -331,7 +333,7 @@ def _tei() -> dict[str, Operation]:
             CLASSIFIERS,
             {"inputs": either(TEXT, batch), "truncate": TRUNCATE},
             ("inputs",),
-            either(listed(SCORED), listed(listed(SCORED))),
+            either(list_of(SCORED), list_of(list_of(SCORED))),
             {"inputs": "what a lovely film"},
         ),
         "/similarity": Operation(
@@ -343,7 +345,7 @@ def _tei() -> dict[str, Operation]:
                 "truncate": TRUNCATE,
             },
             ("inputs",),
-            listed(NUMBER),
+            list_of(NUMBER),
             {"inputs": asked},
         ),
         "/tokenize": Operation(
@@ -355,7 +357,7 @@ def _tei() -> dict[str, Operation]:
                 "prompt_name": PROMPT,
             },
             ("inputs",),
-            listed(listed(token)),
+            list_of(list_of(token)),
             {"inputs": "a dog barks"},
         ),
     }
@@ -365,16 +367,16 @@ def _infer() -> Operation:
     output = {
         "name": TEXT,
         "datatype": TEXT,
-        "shape": listed(COUNT),
-        "data": listed(either(TEXT, NUMBER)),
+        "shape": list_of(COUNT),
+        "data": list_of(either(TEXT, NUMBER)),
     }
     text = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a dog barks"]}
     return Operation(
         "KServe, version 2: tensors of texts",
         (),
-        {"inputs": listed(TENSOR, minItems=1), "id": maybe(TEXT)},
+        {"inputs": list_of(TENSOR, minItems=1), "id": maybe(TEXT)},
         ("inputs",),
-        obj({"model_name": TEXT, "outputs": listed(obj(output))}, {"id": TEXT}),
+        obj({"model_name": TEXT, "outputs": list_of(obj(output))}, {"id": TEXT}),
         {"inputs": [text]},
         prefixed=True,
     )
@@ -382,14 +384,14 @@ def _infer() -> Operation:
 
 def _explain() -> Operation:
     word = {"text": TEXT, "start": COUNT, "stop": COUNT, "part": COUNT, "effect": maybe(NUMBER)}
-    explained = {"label": maybe(TEXT), "value": NUMBER, "words": listed(obj(word))}
+    explained = {"label": maybe(TEXT), "value": NUMBER, "words": list_of(obj(word))}
     gradients = {"baseline": NUMBER, "error": NUMBER, "steps": COUNT}
     attention = {
-        "tokens": listed(obj({"id": COUNT, "text": TEXT, "special": FLAG})),
+        "tokens": list_of(obj({"id": COUNT, "text": TEXT, "special": FLAG})),
         "layer": COUNT,
         "layers": COUNT,
-        "heads": listed(listed(VECTOR)),
-        "rollout": listed(VECTOR),
+        "heads": list_of(list_of(VECTOR)),
+        "rollout": list_of(VECTOR),
     }
     methods = {
         "leave_one_out": explained,

@@ -103,7 +103,7 @@ def field(body: Mapping[str, Any], name: str, kind: type, default: Any = _MISSIN
     return value
 
 
-def whole(body: Mapping[str, Any], name: str, default: int | None = None) -> int | None:
+def whole_number(body: Mapping[str, Any], name: str, default: int | None = None) -> int | None:
     """Return a field that is a whole number from 1 on; errors as `field`."""
     value: int | None = field(body, name, int, default)
     if value is not None and value < 1:
@@ -157,7 +157,7 @@ def component_count(body: Mapping[str, Any], name: str, model: ServedModel) -> i
     Raises:
         RequestError: as `field`; there are fewer.
     """
-    count, task = whole(body, name), model.learner.task
+    count, task = whole_number(body, name), model.learner.task
     assert isinstance(task, SentenceEmbeddingTask)
     if count is not None and count > (width := task.width(model.learner.model)):
         message = f"{name} must be at most {width}, the width of {model.name!r}, not {count}"

@@ -98,12 +98,12 @@ def choose_columns(
     Raises:
         DataError: a column is missing or cannot be guessed.
     """
-    require_columns(named(asked, labelled is not False), names, where, HOW)
+    require_columns(named_columns(asked, labelled is not False), names, where, HOW)
     text, text_b = _texts(asked, usual, names, where)
     return TextColumns(text, text_b, _label(asked, usual, names, where, labelled, guesses))
 
 
-def named(columns: TextColumns, labelled: bool) -> list[str]:
+def named_columns(columns: TextColumns, labelled: bool) -> list[str]:
     """Return the names that are given."""
     every = (columns.text, columns.text_b, columns.label if labelled else None)
     return [name for name in every if name is not None]
@@ -177,7 +177,7 @@ def open_examples(
         DataError: the file cannot be read as a table, or a column is missing or cannot be guessed.
         ResourceError: no permission to read the file.
     """
-    hints = named(asked, labelled)
+    hints = named_columns(asked, labelled)
     if not hints and source != STDIN and usual.text is not None:
         hints = [usual.text]
     table = open_table(source, hints)

@@ -48,9 +48,9 @@ from bothways.training.saved_state import (
     WEIGHTS,
     Group,
     SavedState,
+    checkpoint_bytes,
     load_state,
     load_weights,
-    size_of,
     state_of,
 )
 from bothways.training.state import RunState
@@ -298,7 +298,7 @@ def new_checkpoint(
         ResourceError: there is no room for it.
     """
     random = _random(device_of(learner), plan)
-    from_main_rank(plan, lambda: _check_room(run, size_of(learner, optimizer)))
+    from_main_rank(plan, lambda: _check_room(run, checkpoint_bytes(learner, optimizer)))
     record = {"progress": progress.to_json(), "metrics": dict(metrics), "config": config}
     state = state_of(learner, optimizer, plan, random, aside=aside)
     return NewCheckpoint(run / f"step-{progress.steps}", state, record, plan)
@@ -318,12 +318,12 @@ def checkpoints(run: Path) -> list[Path]:
     )
 
 
-def latest(run: Path) -> Path | None:
+def latest_checkpoint(run: Path) -> Path | None:
     """Return the newest checkpoint folder of a run; None if there is none."""
     return next(reversed(checkpoints(run)), None)
 
 
-def best(run: Path, wanted: Best) -> Path | None:
+def best_checkpoint(run: Path, wanted: Best) -> Path | None:
     """Return the checkpoint folder with the best value of a metric, if any has that metric.
 
     Of equal values, the one with the lower loss; of equal losses, the oldest.
@@ -349,7 +349,7 @@ def prune(run: Path, keep: Keep, newest: int | None = None, plateau: int = 0) ->
         if newest is not None and int(folder.name.removeprefix("step-")) > newest:
             remove_folder(folder)
     found = checkpoints(run)
-    stay = {*found[-keep.last :], best(run, keep.best) if keep.best else None}
+    stay = {*found[-keep.last :], best_checkpoint(run, keep.best) if keep.best else None}
     stay.add(run / f"step-{plateau}")
     for folder in found:
         if folder not in stay:

@@ -233,7 +233,7 @@ def _by_rule(
 NO_MATRICES: Mapping[str, int] = MappingProxyType({})
 
 
-def groups(
+def parameter_groups(
     parameters: Iterable[tuple[str, nn.Parameter]],
     config: OptimizerConfig,
     rules: ParameterRules = same_for_all,
@@ -303,7 +303,7 @@ def build_optimizer(
     """
     match config:
         case AdamW() | BertAdam() | Lamb() | StableAdamW() | Muon():
-            return _build(config, groups(parameters, config, rules, matrices))
+            return _build(config, parameter_groups(parameters, config, rules, matrices))
         case _:
             members = _by_rule(parameters, rules)
             if any(rule.pull for rule in members):

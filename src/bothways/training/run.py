@@ -31,7 +31,7 @@ from bothways.training.optimizers import (
 )
 from bothways.training.pace import stragglers
 from bothways.training.parallel import Plan, barrier
-from bothways.training.schedules import Schedule, ScheduleFunction, factor, plateau_end
+from bothways.training.schedules import Schedule, ScheduleFunction, plateau_end, rate_factor
 from bothways.training.sharding import sharded
 from bothways.training.state import RunState
 from bothways.training.store import Store
@@ -40,9 +40,9 @@ from bothways.training.trackers import (
     Record,
     Speed,
     Tracker,
-    at,
-    line,
-    record,
+    progress_values,
+    record_text,
+    report_values,
 )
 
 
@@ -187,7 +187,7 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
         if average is not None and evaluation is not None:
             evaluation = average.evaluating(evaluation)
         end = training.end
-        schedule, waiting = factor(training.schedule, end), _waiting(training, evaluation)
+        schedule, waiting = rate_factor(training.schedule, end), _waiting(training, evaluation)
         state, metrics, notes = store.restore(learner, optimizer, plan, training.keep)
         for note in notes:
             progress.message(note)
@@ -324,9 +324,9 @@ class _Watch:
 
     def report(self, report: StepReport, speed: Speed) -> None:
         """Write the record of the steps since the last one."""
-        values = record(report) | speed.mark(report.progress)
+        values = report_values(report) | speed.mark(report.progress)
         self._write(values)
-        self._shown.advance(values["share"], line(values))
+        self._shown.advance(values["share"], record_text(values))
         for rank, times in stragglers(report.pace).items():
             if rank not in self._slow:
                 what = f"rank {rank} works {times:.1f} times as long as the median of the ranks"
@@ -361,9 +361,9 @@ class _Watch:
                 self._training.target.check(metrics)
             failed.pop_all()
         self._metrics, self._evaluated = metrics, progress.steps
-        values = at(progress) | metrics
+        values = progress_values(progress) | metrics
         self._write(values)
-        self._shown.message(f"evaluation {line(values)}")
+        self._shown.message(f"evaluation {record_text(values)}")
         # With the time of the evaluation: else the next step seems to be as fast as both together.
         self._show_training(dataclasses.replace(progress, seconds=self._clock()))
         self._on_event(Event("evaluation", progress, metrics))

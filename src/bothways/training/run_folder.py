@@ -12,7 +12,7 @@ from bothways.core.atomic_files import HIDDEN, replace_file
 from bothways.core.errors import ResourceError, os_errors
 from bothways.core.folder_lock import LOCK, OWNER, lock_folder
 from bothways.core.progress import SILENT, Progress
-from bothways.training.checkpoint import latest
+from bothways.training.checkpoint import latest_checkpoint
 
 MARK = ".run"
 """Empty file that marks the folder of a run, also before its first checkpoint."""
@@ -55,7 +55,7 @@ def run_folder(folder: Path, *, resume: bool, progress: Progress = SILENT) -> It
 
 def _check(folder: Path, resume: bool) -> None:
     if not folder.exists() or (folder / MARK).exists():
-        if latest(folder) is not None and not resume:
+        if latest_checkpoint(folder) is not None and not resume:
             fix = "Add --resume (in Python resume=True) to continue it, or choose another folder."
             raise ResourceError("holds the checkpoints of an earlier run", where=folder, fix=fix)
     elif any(folder.iterdir()):

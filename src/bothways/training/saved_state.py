@@ -99,7 +99,7 @@ def state_of(
     state = learner.trained_state()
     weights = {name: state[name] for name in _stored_names(learner)}
     moments = optimizer.state_dict()
-    in_parts = isinstance(plan, Sharded) and size_of(learner, optimizer) > WHOLE_BYTES
+    in_parts = isinstance(plan, Sharded) and checkpoint_bytes(learner, optimizer) > WHOLE_BYTES
     parts: dict[str, Tensor] = {}
     if in_parts:
         parts = {
@@ -123,7 +123,7 @@ def state_of(
     return SavedState(weights, parts, _mapped(saved, _aside), in_parts)
 
 
-def size_of(learner: Learner, optimizer: torch.optim.Optimizer) -> int:
+def checkpoint_bytes(learner: Learner, optimizer: torch.optim.Optimizer) -> int:
     """Return the bytes of a checkpoint."""
     moments = (tensor for entry in optimizer.state.values() for tensor in entry.values())
     tensors: Iterable[Any] = [*learner.trained_state().values(), *moments]

@@ -112,7 +112,9 @@ ScheduleFunction = Callable[[float], float]
 """The share of the run that is done, from 0 to 1 → the multiple of the peak rate."""
 
 
-def factor(schedule: Schedule | ScheduleFunction, run: Duration) -> Callable[[RunState], float]:
+def rate_factor(
+    schedule: Schedule | ScheduleFunction, run: Duration
+) -> Callable[[RunState], float]:
     """Return the multiple of the peak rate as a function of the state before a step.
 
     Args:

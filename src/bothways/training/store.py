@@ -25,7 +25,7 @@ from bothways.training.checkpoint import (
     Checkpoint,
     DamagedError,
     Keep,
-    best,
+    best_checkpoint,
     checkpoints,
     new_checkpoint,
     prune,
@@ -167,7 +167,7 @@ class FolderStore:
 
     def load_best(self, learner: Learner, wanted: Best) -> None:
         """Give the learner the best weights, if any evaluation has the metric."""
-        if (folder := best(self.folder, wanted)) is not None:
+        if (folder := best_checkpoint(self.folder, wanted)) is not None:
             read_checkpoint(folder).load_weights(learner)
             use_average(learner)
 

@@ -36,18 +36,18 @@ Record = Mapping[str, int | float]
 _FIX = f"Make room, then {AGAIN}: the checkpoints are whole."
 
 
-def record(report: StepReport) -> dict[str, int | float]:
+def report_values(report: StepReport) -> dict[str, int | float]:
     """Return a report as a flat table, with keys such as "step" and "loss/NAME"."""
     return {
-        **at(report.progress),
-        **flat(report.scores),
+        **progress_values(report.progress),
+        **score_values(report.scores),
         "gradient_norm": report.gradient_norm,
         "learning_rate": report.rate,
         **report.pace,
     }
 
 
-def at(progress: RunState) -> dict[str, int | float]:
+def progress_values(progress: RunState) -> dict[str, int | float]:
     """Return the place of a record in the run."""
     return {
         "step": progress.steps,
@@ -57,7 +57,7 @@ def at(progress: RunState) -> dict[str, int | float]:
     }
 
 
-def flat(scores: EvaluationScores, prefix: str = "") -> dict[str, float]:
+def score_values(scores: EvaluationScores, prefix: str = "") -> dict[str, float]:
     """Return scores as a flat table: "PREFIXloss/NAME" and "PREFIXaccuracy/NAME"."""
     losses = {f"{prefix}loss/{name}": value for name, value in scores.losses.items()}
     return losses | {f"{prefix}accuracy/{name}": value for name, value in scores.accuracies.items()}
@@ -177,7 +177,7 @@ def _next_name(folder: Path) -> str:
 _EVENTS, _NUMBER = "events.out.tfevents.", re.compile(r"\d+(\.\d+)?")
 
 
-def line(record: Record) -> str:
+def record_text(record: Record) -> str:
     """Return a record in words: the step, losses with accuracies, other metrics, speed.
 
     Metrics of single classes, such as "dev/f1/person", are in the file alone.

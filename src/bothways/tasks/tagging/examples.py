@@ -231,7 +231,7 @@ def _checked(sentences: Iterator[ColumnSentence], where: str) -> Iterator[Column
     yield from sentences
 
 
-def with_neighbours(examples: Numbered) -> Iterator[TagExample]:
+def with_context(examples: Numbered) -> Iterator[TagExample]:
     """Yield each example with its neighbours in the document as context.
 
     One document is in memory at a time.

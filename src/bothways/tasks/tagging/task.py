@@ -57,7 +57,7 @@ from bothways.tasks.tagging.examples import (
     choose_columns,
     example_of,
     open_tagged,
-    with_neighbours,
+    with_context,
 )
 from bothways.tasks.tagging.metrics import EntityCounts, TagCounts, types_of
 from bothways.tasks.tagging.schemes import OUTSIDE, Scheme, as_labels, chunks, spells_entities
@@ -148,7 +148,7 @@ class TaggingTask(Task[TagExample, TagPrediction]):
         file = open_tagged(source, asked, self.columns, labelled=labelled, splitter=self.splitter)
         task = self.with_columns(file.columns)
         if self.context == "document":
-            return Reading(task, with_neighbours(file.examples), file.share)
+            return Reading(task, with_context(file.examples), file.share)
         if file.table is None:
             return Reading(task, (example for _, example in file.examples), file.share)
         return Reading.of_table(
