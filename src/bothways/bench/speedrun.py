@@ -26,7 +26,7 @@ import torch
 from typing_extensions import assert_never
 
 import bothways
-from bothways.core.atomic_files import replace_file
+from bothways.core.atomic_files import replace_file, replace_text
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError, os_errors
@@ -331,8 +331,7 @@ def speedrun(
     if not series.finished:
         raise KeyboardInterrupt
     entry = _entry(track, settings, series, place, device) | runs[0].digests()
-    lines = json.dumps(entry, indent=1) + "\n"
-    replace_file(out / ENTRY, lambda file: file.write_text(lines, encoding="utf8"))
+    replace_text(out / ENTRY, json.dumps(entry, indent=1) + "\n")
     return entry
 
 

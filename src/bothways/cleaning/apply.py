@@ -16,7 +16,7 @@ from bothways.cleaning.config import Cleaning
 from bothways.cleaning.line_rules import remove_lines
 from bothways.cleaning.near_duplicates import NearDuplicates, SignedTexts, sign_texts
 from bothways.cleaning.shingles import ShingleTable
-from bothways.core.atomic_files import replace_file
+from bothways.core.atomic_files import replace_text
 
 BATCH_CHARACTERS = 2**19
 """Texts are measured together up to this number of characters."""
@@ -183,7 +183,7 @@ def store_examples(path: Path, examples: Sequence[LeftOutExample]) -> None:
         for example in examples
     ]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    replace_file(path, lambda place: place.write_text(text, encoding="utf-8"))
+    replace_text(path, text)
 
 
 def load_examples(path: Path) -> list[LeftOutExample]:

@@ -102,6 +102,11 @@ def replace_file(place: Path, write: Callable[[Path], object]) -> None:
             hidden.unlink(missing_ok=True)
 
 
+def replace_text(place: Path, text: str) -> None:
+    """Write a file of text in UTF-8 as `replace_file` does."""
+    replace_file(place, lambda hidden: hidden.write_text(text, encoding="utf-8"))
+
+
 def check_output_path(place: Path, inputs: Iterable[str | Path] = ()) -> None:
     """Check that a file can be written at `place`, before anything is read or computed for it.
 

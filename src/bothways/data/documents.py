@@ -22,7 +22,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from bothways.core.atomic_files import replace_file
+from bothways.core.atomic_files import replace_text
 from bothways.core.errors import DataError
 from bothways.core.json_reader import read_object
 from bothways.core.urls import Place, RemoteFile, Url, find_files, is_url, place_of, status_of
@@ -281,7 +281,7 @@ def check_versions(folder: Path, origins: Iterable[Origin]) -> None:
             raise _change(name, before[name], version, f"Delete {folder} to begin again with it")
     if now:
         text = json.dumps(before | now)
-        replace_file(record, lambda hidden: hidden.write_text(text, encoding="utf-8"))
+        replace_text(record, text)
 
 
 def check_origin(origin: Origin) -> None:

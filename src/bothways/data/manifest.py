@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from bothways.cleaning.config import Cleaning
-from bothways.core.atomic_files import file_digest, replace_file
+from bothways.core.atomic_files import file_digest, replace_text
 from bothways.core.errors import DataError
 from bothways.core.json_reader import read_object
 from bothways.core.urls import place_of, status_of
@@ -138,7 +138,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         if not stored["parts"]:
             del stored["parts"]
     text = json.dumps(tree, indent=2, ensure_ascii=False)
-    replace_file(folder / MANIFEST, lambda place: place.write_text(text, encoding="utf-8"))
+    replace_text(folder / MANIFEST, text)
 
 
 def holds_corpus(name: str | Path) -> bool:

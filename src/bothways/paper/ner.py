@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bothways.core.atomic_files import make_folder, replace_file
+from bothways.core.atomic_files import make_folder, replace_text
 from bothways.core.errors import ConfigError
 from bothways.data.text_io import read_lines
 from bothways.finetuning.bilstm_tagger import BiLSTMTagger
@@ -90,7 +90,7 @@ def _experiment(name: str, request: Request) -> Experiment | Frozen | NotRun:
         make_folder(source.parent)
         lines = first_sentences((line for _, line in read_lines(Path(train))), request.limit)
         text = "".join(f"{line}\n" for line in lines)
-        replace_file(source, lambda file: file.write_text(text, encoding="utf8"))
+        replace_text(source, text)
     task = dataclasses.replace(TaggingTask(), context="document")
     seeds = request.seeds or SEEDS
     if name == NAME:

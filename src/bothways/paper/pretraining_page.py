@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import bothways
-from bothways.core.atomic_files import replace_file
+from bothways.core.atomic_files import replace_text
 from bothways.core.terminal import counted, time_text
 from bothways.paper.pretraining_runs import SCALES, RowOutcome, TableRequest, base_settings
 from bothways.paper.pretraining_tables import COLUMNS
@@ -98,7 +98,7 @@ def write_table_results(request: TableRequest, rows: Many[RowOutcome]) -> Path:
         "bothways": bothways.__version__,
     }
     file, text = request.out / "results.json", json.dumps(values, indent=1, ensure_ascii=False)
-    replace_file(file, lambda place: place.write_text(text, encoding="utf8"))
+    replace_text(file, text)
     return file
 
 

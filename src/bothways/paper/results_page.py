@@ -12,7 +12,7 @@ from typing import Any
 from typing_extensions import assert_never
 
 import bothways
-from bothways.core.atomic_files import make_folder, replace_file
+from bothways.core.atomic_files import make_folder, replace_text
 from bothways.paper.cells import CellOutcome
 from bothways.paper.experiment import BenchmarkPlan, Experiment, Frozen, NotRun, Request
 from bothways.report import sections as s
@@ -58,7 +58,7 @@ def write_results(request: Request, plan: BenchmarkPlan, outcomes: Many[CellOutc
     }
     make_folder(request.out)
     file, text = request.out / "results.json", json.dumps(values, indent=1, ensure_ascii=False)
-    replace_file(file, lambda place: place.write_text(text, encoding="utf8"))
+    replace_text(file, text)
     return file
 
 

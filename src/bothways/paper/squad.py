@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bothways.core.atomic_files import replace_file
+from bothways.core.atomic_files import replace_text
 from bothways.core.progress import SILENT, Progress
 from bothways.paper import published
 from bothways.paper.cells import CellOutcome
@@ -105,7 +105,7 @@ def write_squad_predictions(
         ):
             file = request.out / f"{kind}-{name}.json"
             text = json.dumps(values, ensure_ascii=False, indent=1)
-            replace_file(file, lambda place, text=text: place.write_text(text, encoding="utf8"))
+            replace_text(file, text)
             files.append(file)
     return files
 

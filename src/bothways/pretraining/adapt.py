@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 
-from bothways.core.atomic_files import make_folder, replace_file
+from bothways.core.atomic_files import make_folder, replace_text
 from bothways.core.errors import (
     ConfigError,
     DataError,
@@ -296,7 +296,7 @@ def _look(
     fit = vocabulary_fit(corpora[DOMAIN].tokenizer, read[DOMAIN], read.get(GENERAL, ()))
     if fit.words:
         lines = "".join(f"{word.word}\n" for word in fit.words)
-        replace_file(out / WORDS, lambda file: file.write_text(lines, encoding="utf8"))
+        replace_text(out / WORDS, lines)
     return before, fit
 
 
@@ -372,7 +372,7 @@ def _measured(
         stored: dict[str, dict[str, float]] = read_object(file, ConfigError)
         return stored
     found = scores_of(settings, corpora, device, progress)
-    replace_file(file, lambda place: place.write_text(json.dumps(found), encoding="utf8"))
+    replace_text(file, json.dumps(found))
     return found
 
 

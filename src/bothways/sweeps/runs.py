@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from bothways.core.atomic_files import make_folder, replace_file, replace_folder
+from bothways.core.atomic_files import make_folder, replace_folder, replace_text
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, DivergedError, FolderError, ResourceError
 from bothways.core.json_reader import read_object
@@ -328,4 +328,4 @@ def _write_json(file: Path, values: Mapping[str, Any]) -> None:
         text = json.dumps(values, indent=1) + "\n"
         # A run may have diverged before it wrote anything.
         make_folder(file.parent)
-        replace_file(file, lambda hidden: hidden.write_text(text, encoding="utf8"))
+        replace_text(file, text)

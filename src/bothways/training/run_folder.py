@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from bothways.core.atomic_files import HIDDEN, replace_file
+from bothways.core.atomic_files import HIDDEN, replace_text
 from bothways.core.errors import ResourceError, os_errors
 from bothways.core.folder_lock import LOCK, OWNER, lock_folder
 from bothways.core.progress import SILENT, Progress
@@ -66,4 +66,4 @@ def _check(folder: Path, resume: bool) -> None:
 
 def note_settings(folder: Path, settings: str) -> None:
     """Write `config.toml`; ResourceError if it cannot be written."""
-    replace_file(folder / "config.toml", lambda file: file.write_text(settings, encoding="utf8"))
+    replace_text(folder / "config.toml", settings)

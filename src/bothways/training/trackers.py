@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from bothways.core.atomic_files import replace_file
+from bothways.core.atomic_files import replace_text
 from bothways.core.errors import (
     AGAIN,
     BothwaysError,
@@ -90,7 +90,7 @@ class JsonLines:
             if step
             else ""
         )
-        replace_file(file, lambda place: place.write_text(kept, encoding="utf8"))
+        replace_text(file, kept)
         self._file = file
 
     def write(self, record: Record) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from typing_extensions import assert_never
 
-from bothways.core.atomic_files import check_not_input, replace_file
+from bothways.core.atomic_files import check_not_input, replace_text
 from bothways.core.errors import ConfigError, FolderError, TokenizerError
 from bothways.core.json_reader import read_utf8
 from bothways.core.progress import SILENT, Progress
@@ -156,7 +156,7 @@ def convert_vocabulary(
             extra_files=kept_files(loaded.folder, model),
         )
         table = change.table()
-        replace_file(target / role / TABLE, lambda file, text=table: file.write_text(text, "utf8"))
+        replace_text(target / role / TABLE, table)
     assert change is not None
     return change
 
