@@ -33,6 +33,7 @@ from bothways.model.positions import Learned
 from bothways.prediction import session_model
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.prediction.session_model import FILES, CompiledModel
+from bothways.runtime.tuning import TUNING
 from toy_folder import VOCABULARY, make_examples, make_folder, write_tsv
 from toy_predictors import TASKS, predictor
 
@@ -99,6 +100,15 @@ def test_every_task_predicts_the_same_in_onnxruntime(bert: Path, name: str, tmp_
     for ours, other in zip(mine(inputs), theirs(inputs), strict=True):
         assert numbers(other.to_json()) == pytest.approx(numbers(ours.to_json()), abs=2e-5)
         assert [str(key) for key in other.to_json()] == [str(key) for key in ours.to_json()]
+
+
+def test_many_tokens_at_once_are_predicted_by_a_graph(exported: Path, classifier: Path) -> None:
+    """Enough of them for weights to be packed first, of which a graph has none."""
+    texts = ["a good film " * 6] * (TUNING.prepare_tokens // 18 + 1)
+    found = bothways.load(exported, runtime="onnxruntime")(texts)
+    assert len(found) == len(texts)
+    expected = numbers(bothways.load(classifier)(texts[0]).to_json())
+    assert numbers(found[-1].to_json()) == pytest.approx(expected, abs=1e-5)
 
 
 def test_sentence_transformers_and_tokenizers_read_the_files(bert: Path, tmp_path: Path) -> None:

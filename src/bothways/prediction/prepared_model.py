@@ -339,8 +339,9 @@ def gains_at_bulk(model: Model) -> bool:
 
     They do where the library's kernels are faster than torch's products for any number of rows.
     """
-    on_cpu = device_of(model).type == "cpu"
-    return _has_amx() and on_cpu and not isinstance(model, PreparedModel)
+    if isinstance(model, PreparedModel) or not _has_amx():  # an exported one has no parameters
+        return False
+    return device_of(model).type == "cpu"
 
 
 def _check_int8(model: Model, device: torch.device) -> None:
