@@ -148,7 +148,7 @@ def test_a_second_text_needs_a_first() -> None:
     ("value", "label"),
     [
         ("spam", "spam"), (" spam ", "spam"), (1, "1"), ("1", "1"), (1.0, "1"), (-3, "-3"), (2.5, "2.5"),
-        (1e20, "1" + 20 * "0"), (True, "true"), (False, "false"), (None, None), ("", None), ("  ", None),
+        (1e20, "1" + 20 * "0"), (True, "True"), (False, "False"), (None, None), ("", None), ("  ", None),
         ("nan", None), ("NaN", None), (float("nan"), None),
     ],
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """Columns of tables: which one holds what, and the values in them.
 
-A label is a text, as in a Hugging Face folder: 1 and "1" are the same label, and so are true and
-"true". 1.0 is "1", since files may turn whole numbers into floats. A label that is absent (empty,
-null, NaN, or -1 in a Hub data set) is None.
+A label is a text, as in a Hugging Face folder: 1 and "1" are the same label. 1.0 is "1", since
+tables may turn whole numbers into floats. A boolean is "True" or "False", as Python and pandas
+write it to text files. A label that is absent (empty, null, NaN, or -1 in a Hub data set) is None.
 """
 
 from __future__ import annotations
@@ -107,11 +107,9 @@ def label_of(value: Any, column: str, where: str) -> str | None:
     if is_absent(value):
         return None
     match value:
-        case bool():
-            return str(value).lower()
         case float():
             return f"{value:.0f}" if value.is_integer() else repr(value)
-        case int():
+        case int():  # and booleans
             return str(value)
         case str():
             return value.strip() or None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from bothways.tasks.text_checks import (
     text_key,
 )
 from bothways.tasks.text_examples import in_order
+
+_NAME_IN_BRACKETS = re.compile(r"\s*\[[^\[\]'\"]+\]\s*")
+_VALUES = {"true", "false", "none", "null", "nan"}
 
 
 @dataclass(frozen=True)
@@ -58,16 +62,28 @@ def _labels_in(text: str, separator: str, column: str, where: str) -> list[Any]:
 
     A list as Python or NumPy prints it, such as pandas writes to .csv files, is refused: cut at
     separators it would give labels with brackets and quotation marks.
+
+    Example: "[red], [green]" → the labels "[red]" and "[green]"; "[red, green]" is refused.
     """
     if not (text.strip().startswith("[") and text.strip().endswith("]")):
         return text.split(separator)
     try:
         labels = json.loads(text)
     except (ValueError, RecursionError):
+        parts = text.split(separator)
+        if all(map(_is_name_in_brackets, parts)):
+            return list(parts)
         what = f"column {column!r} holds {text[:60]!r}, a printed list that is not JSON"
         fix = "Join the labels before the file is written, or write a .jsonl or .parquet file."
         raise DataError(what, where=where, fix=fix) from None
     return list(labels)
+
+
+def _is_name_in_brackets(text: str) -> bool:
+    """Return True for "[spam]"; False for a printed list, such as "['spam']", "[0 1]", "[nan]"."""
+    words = text.strip().strip("[]").lower().split()
+    named = any(word not in _VALUES and any(map(str.isalpha, word)) for word in words)
+    return named and _NAME_IN_BRACKETS.fullmatch(text) is not None
 
 
 def _check_names_of(labels: Many[Any], column: str, where: str) -> None:
