@@ -299,7 +299,7 @@ def test_patience_counts_evaluations_that_were_not_better(
         monkeypatch.setattr(
             Classifier,
             name,
-            lambda task, results: {"accuracy": next(values), "count": len([*results])},
+            lambda task, results, metric="": {"accuracy": next(values), "count": len([*results])},
         )
     patient = dataclasses.replace(FAST, early_stopping=2, until=Steps(until))
     done = fit_task(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
@@ -184,15 +185,18 @@ def predictions(
 def score(
     learner: TaskLearner[Any, Any],
     data: LabelledData,
+    metric: str = "",
     own: Mapping[str, Metric] = MappingProxyType({}),
     progress: Progress = SILENT,
 ) -> Metrics:
-    """Return the metrics of the dev data, which select the best weights.
+    """Return the metrics of the dev data, with the settings of the task that `tune` would choose.
 
     Args:
+        metric: the metric that selects the best weights.
         own: metrics in addition to the task's.
     """
-    return scored(predictions(learner, data, progress), learner.score_tuned, own)
+    chosen = functools.partial(learner.score_tuned, metric=metric)
+    return scored(predictions(learner, data, progress), chosen, own)
 
 
 def tune(
@@ -215,8 +219,8 @@ def check_metric(method: FinetuneSettings, data: LabelledData) -> None:
     known = method.directions(data.task, data.labels)
     if method.chosen_by not in known:
         what = (
-            f"{data.task.name} with {len(data.labels)} labels does not have the metric "
-            f"{method.chosen_by!r}: it must be one of {', '.join(known)}"
+            f"{data.task.name} with {counted(len(data.labels), 'labels')} does not have the "
+            f"metric {method.chosen_by!r}: it must be one of {', '.join(known)}"
         )
         raise ConfigError(what, where="metric", fix=f"Set metric={data.task.metric}.")
 

@@ -186,7 +186,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
         return done
     if state.early:
         why = "no evaluation improved within training.early_stopping"
-        progress.message(f"note: ended after {state.epochs:.4g} epochs: {why}")
+        progress.message(f"note: ended at epoch {state.epochs:.4g}: {why}")
     if training.keep.best is not None:
         progress.stage("reading the best weights")
         store.load_best(trained, training.keep.best)
@@ -200,7 +200,7 @@ def _dev_metrics(
     learner: TaskLearner[Any, Any], data: LabelledData, method: FinetuneSettings, progress: Progress
 ) -> Metrics:
     """Score the dev data; return the metrics by their names in the records of a run."""
-    scores = score(learner, data, method.own_metrics, progress=progress)
+    scores = score(learner, data, method.chosen_by, method.own_metrics, progress)
     return {f"dev/{name}": value for name, value in scores.items()}
 
 

@@ -32,6 +32,7 @@ from bothways.core.finding import Finding, places
 from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
+from bothways.core.terminal import counted
 from bothways.data.tables import Table, TableRow
 from bothways.model.heads import Head
 from bothways.model.model import Model
@@ -220,8 +221,10 @@ class Task(Generic[E, P]):
         """
         raise NotImplementedError
 
-    def score_tuned(self, results: Iterable[tuple[E, P]], labels: Many[str]) -> Metrics:
-        """Return each metric of the task that is `tuned` for it on the same results.
+    def score_tuned(
+        self, results: Iterable[tuple[E, P]], labels: Many[str], metric: str
+    ) -> Metrics:
+        """Return the metrics of the task that is `tuned` for one of them on the same results.
 
         Selects among weights in training, where nothing is tuned yet.
         """
@@ -364,9 +367,9 @@ class TaskLearner(Learner, Generic[E, P]):
         """Return the metrics of predictions; see `Task.score`."""
         return self.task.score(results, self.labels)
 
-    def score_tuned(self, results: Iterable[tuple[E, P]]) -> Metrics:
+    def score_tuned(self, results: Iterable[tuple[E, P]], metric: str = "") -> Metrics:
         """Return the metrics with settings chosen on the results; see `Task.score_tuned`."""
-        return self.task.score_tuned(results, self.labels)
+        return self.task.score_tuned(results, self.labels, metric or self.task.metric)
 
     def grade(self, example: E, prediction: P) -> float:
         """Return the quality of one prediction; see `Task.grade`."""
@@ -403,7 +406,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def unknown_label(what: str, label: str, labels: Many[str], where: str) -> DataError:
     """Return the error for a label (`what` names it) that the model does not have."""
     return DataError(
-        f"{what} is not among the model's {len(labels)} labels{did_you_mean(label, labels)}",
+        f"{what} is not among the model's {counted(len(labels), 'labels')}"
+        + did_you_mean(label, labels),
         where=where,
         fix=f"Give data with the labels of the training data: {places(labels)}.",
     )
