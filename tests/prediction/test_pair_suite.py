@@ -165,6 +165,20 @@ def test_the_command_prints_phenomena_and_the_overall_accuracy(
             run("variant=word_l2r")
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["new.tsv"], r"^new\.tsv: is given in addition to --blimp suite\n  Leave one of the two"),
+        (["--report", "page.html"], r"^--report: does nothing with --blimp\n  Leave it out"),
+        (["variant=original", "--text", "body"], "^--text: does nothing with --blimp"),
+    ],
+)
+def test_what_a_suite_does_not_use_is_refused(scored: tuple, more: list[str], message: str) -> None:
+    words = ["evaluate", str(scored[0]), *more, "--blimp", "suite"]
+    with pytest.raises(ConfigError, match=message):
+        app(words, result_action="return_value")
+
+
 def test_wrong_suites_are_refused(scored: tuple, tmp_path: Path) -> None:
     predictor = Predictor(open_pairs(scored[0], device="cpu"))
     with pytest.raises(DataError, match="is not a folder"):

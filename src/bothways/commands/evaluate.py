@@ -18,6 +18,7 @@ from bothways.commands.options import (
     RuntimeChoice,
     SecondColumn,
     TextColumn,
+    split_inputs,
 )
 from bothways.core.terminal import show_lines
 from bothways.report.terminal import metric_table
@@ -90,8 +91,15 @@ def evaluate(  # noqa: PLR0913 – one option per question
 
     say_kernels(device)
     if blimp is not None:
-        # There is no FILE: all that is left are settings.
-        settings = settings if file is None else (file, *settings)
+        words, settings = split_inputs(settings if file is None else (file, *settings))
+        if words:
+            fix = "Leave one of the two out."
+            raise ConfigError(f"is given in addition to --blimp {blimp}", where=words[0], fix=fix)
+        _refuse(
+            "--blimp", (), {"--task": task, "--text": text, "--text-b": text_b, "--label": label,
+            "--report": report, "--limit": limit,
+            "--runtime": None if runtime == "torch" else runtime},
+        )  # fmt: skip
         pairs = open_pairs(folder, settings, length=length, device=device)
         _evaluate_pairs(Predictor(pairs, precision), folder, blimp, json)
         return
@@ -104,6 +112,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
             "--label": label, "--report": report, "--limit": limit,
             "--precision int8": precision == "int8" or None,
             "--runtime": None if runtime == "torch" else runtime},
+            "Leave it out; the losses of a pre-trained model depend on --length alone.",
         )  # fmt: skip
         assert precision != "int8"
         _evaluate_on_corpus(folder, file, length, json, device, precision)
@@ -134,13 +143,14 @@ def evaluate(  # noqa: PLR0913 – one option per question
     _score(predictor, data, report)
 
 
-def _refuse(what: str, settings: tuple[str, ...], given: Mapping[str, object]) -> None:
+def _refuse(
+    what: str, settings: tuple[str, ...], given: Mapping[str, object], fix: str = "Leave it out."
+) -> None:
     """Raise ConfigError for options and settings that do nothing with this kind of data."""
     from bothways.core.errors import ConfigError
 
     name = next((name for name, value in given.items() if value is not None), None)
     if name is not None or settings:
-        fix = "Leave it out; the losses of a pre-trained model depend on --length alone."
         raise ConfigError(f"does nothing with {what}", where=name or settings[0], fix=fix)
 
 
