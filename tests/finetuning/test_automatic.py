@@ -82,7 +82,7 @@ def test_only_what_is_left_open_is_chosen(data: LabelledData) -> None:
     assert chosen.training.optimizer == AdamW(lr=1e-3)
     assert note.where == "training.until"
     by_tokens = FinetuneSettings(batch=TokenBudget(data.tokens))
-    assert "for 1 updates an epoch" in str(choose_automatic(by_tokens, SMALL, data)[1][1])
+    assert "for 1 update an epoch" in str(choose_automatic(by_tokens, SMALL, data)[1][1])
 
 
 def test_the_modern_recipe_chooses_and_the_papers_does_not() -> None:
@@ -128,7 +128,7 @@ def test_the_choice_is_printed_recorded_and_resumed(tmp_path: Path) -> None:
     heard = Heard()
     done = finetune(settings, tmp_path / "run", device="cpu", progress=heard)
     assert "note: training.optimizer.lr: 0.0003, for a width of 32" in heard.text
-    assert "note: training.until: 20 epochs, for 1 updates an epoch" in heard.text
+    assert "note: training.until: 20 epochs, for 1 update an epoch" in heard.text
     assert done.progress.epochs == 20
     assert done.finished
     written = configs.load(FinetuneConfig, file=tmp_path / "run" / "config.toml")

@@ -69,5 +69,5 @@ def test_an_unknown_setting_is_in_the_load_report(tmp_path: Path) -> None:
     change_settings(folder, residual_gain=0.5, use_cache=False)
     report = load_model(folder).report
     assert report.unknown_settings == {"residual_gain": 0.5}
-    line = "config.json has 1 unknown settings, which are not used: residual_gain = 0.5"
+    line = "config.json has 1 unknown setting, not used: residual_gain = 0.5"
     assert line in str(report).splitlines()

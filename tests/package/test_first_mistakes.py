@@ -76,4 +76,4 @@ def test_a_text_that_is_too_long_is_answered_with_a_warning(
     app(["predict", "classifier", "long.txt", "--device", "cpu"], result_action="return_value")
     captured = capsys.readouterr()
     assert captured.out.count("\n") == 1
-    assert "warning: 1 of 1 examples (100.0%) were longer" in captured.err
+    assert "warning: 1 of 1 examples (100.0%) was longer" in captured.err

@@ -167,7 +167,7 @@ def test_embed_writes_a_row_for_each_text(
         "v.npy",
     )
     said = capsys.readouterr().err
-    assert "1 of 32 examples (3.1%) were longer than the model reads, and were cut" in said
+    assert "1 of 32 examples (3.1%) was longer than the model reads, and was cut" in said
     assert "32 vectors of 64 components in v.npy" in said
     task = open_learner(
         "bert", "embed", settings=["pooling=max", "layers=[-2,-1]", "combine=concat"]

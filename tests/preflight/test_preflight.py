@@ -188,7 +188,7 @@ def test_what_is_cut_and_what_is_unknown_is_counted(tmp_path: Path) -> None:
     )
     assert (finding.check, finding.severity) == ("truncation", "warning")
     assert finding.what == (
-        "1 of 4 examples (25.0%) are longer than 6 tokens and are cut: 16.7% of all tokens are not read"
+        "1 of 4 examples (25.0%) is longer than 6 tokens and is cut: 16.7% of all tokens are not read"
     )
     (finding,) = check_inputs(
         ClassificationTask().encode([TextExample("ape yak", None, "x")], tokenizer, ("x",), 8),

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from bothways.analysis.base import GUESSES, SURE, TaskAnalysis, clip_text, reliability
 from bothways.analysis.calibration import Calibration
+from bothways.core.terminal import counted
 from bothways.report import sections as s
 from bothways.tasks.base import Metrics
 from bothways.tasks.metrics import sigmoid
@@ -116,7 +117,7 @@ def _curves(found: Many[tuple[Places, int]]) -> list[s.Section]:
     lines = [
         s.Line(name, down_to.tolist(), (sums / len(known)).tolist()) for name, sums in named.items()
     ]
-    note = f"Means over the {len(known):,} queries that have a relevant document."
+    note = f"Means over {counted(len(known), 'queries that have')} a relevant document."
     title = "What the first places hold"
     return [s.Curves(title, "down to this place", "share", lines, percent=True, note=note)]
 

@@ -17,6 +17,7 @@ from bothways.analysis.registry import analysis_of
 from bothways.analysis.slices import Traits
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
+from bothways.core.terminal import counted
 from bothways.prediction.engine import (
     PredictionCounts,
     encoded_windows,
@@ -182,7 +183,7 @@ def analysis_report(
     computed = f", computed in {precision}" if precision != "fp32" else ""
     return s.Report(
         f"{model} on {data}",
-        f"{headline} on {analysis.examples:,} examples" + (f" ({note})" if note else ""),
+        f"{headline} on {counted(analysis.examples, 'examples')}" + (f" ({note})" if note else ""),
         f"What a model for the task {name} does well and badly, example by example{computed}.",
         (
             s.KeyFigures(figures),

@@ -251,7 +251,8 @@ class _BulkRun:
     def advance(self, job: PartJob, share: float) -> None:
         """Report a part of which a share is done."""
         done = self.done + share * job.share * self._bytes(job.file)
-        self.progress.advance(done, f"{self.result.rows + share * len(job.rows):,.0f} rows")
+        rows = round(self.result.rows + share * len(job.rows))
+        self.progress.advance(done, counted(rows, "rows"))
 
     def take(self, result: PartResult | PartFailure) -> None:
         """Write a part; raise the error of one that failed."""

@@ -117,7 +117,7 @@ def _serve(model: str, task: str | None, file: Path | None, seconds: float) -> N
     require("serve", "bothways bench serve", "uvicorn", "httptools", "orjson", "prometheus_client")
     from bothways.bench.serving import compare_divisions, drawn_texts
     from bothways.commands.progress import terminal_progress
-    from bothways.core.terminal import show_lines
+    from bothways.core.terminal import counted, show_lines
     from bothways.data.text_io import read_lines
     from bothways.kernels.library import describe_kernels
     from bothways.prediction.predictor import open_task
@@ -129,7 +129,7 @@ def _serve(model: str, task: str | None, file: Path | None, seconds: float) -> N
     lines = [] if file is None else [line for _, line in read_lines(file) if line.strip()]
     if file is not None and len(lines) < 32:
         fix = "Give at least 32 lines of text."
-        raise ConfigError(f"has {len(lines)} lines of text", where=file, fix=fix)
+        raise ConfigError(f"has {counted(len(lines), 'lines of text')}", where=file, fix=fix)
     predictor = open_task(model, task, batch_invariant=True)
     lines = lines[:20_000] or drawn_texts(predictor, 2000)
     with terminal_progress() as progress:

@@ -83,6 +83,7 @@ def _change_vocabulary(
 
     from bothways.commands.progress import terminal_progress
     from bothways.core.errors import ConfigError
+    from bothways.core.terminal import counted
     from bothways.data.documents import read_documents
     from bothways.hub.convert.vocabulary import (
         TABLE,
@@ -102,7 +103,7 @@ def _change_vocabulary(
     with terminal_progress() as progress:
         change = convert_vocabulary(source, out, vocabulary, rows, progress)
     for fate, count in change.counts.items():
-        print(f"{fate}: {count:,} rows")
+        print(f"{fate}: {counted(count, 'rows')}")
     print(f"wrote {out}: {change.new.size:,} tokens; each row is in {TABLE}", file=sys.stderr)
 
 

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from bothways.commands.options import INPUTS, split_inputs
 from bothways.commands.progress import keeping, terminal_progress
-from bothways.core.terminal import say, show_lines
+from bothways.core.terminal import counted, say, show_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -269,7 +269,7 @@ def _lengths(corpus: Corpus) -> Table:
 
 def _show(corpus: Corpus, document: int, console: Console) -> None:
     sentences = corpus.sentences_of(document)
-    console.rule(f"document {document} · {len(sentences)} sentences")
+    console.rule(f"document {document} · {counted(len(sentences), 'sentences')}")
     for ids in sentences[:_SHOWN_SENTENCES]:
         text = corpus.tokenizer.decode(ids)
         console.print(

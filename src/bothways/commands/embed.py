@@ -121,9 +121,12 @@ def sweep_table(found: Sweep, title: str) -> RenderableType:
     """Return a table of every layer with every pooling, the best one marked."""
     from rich.table import Table
 
+    from bothways.core.terminal import counted
     from bothways.report.terminal import titled
 
-    table = Table(caption=f"{found.pairs:,} pairs. anisotropy: the mean cosine of any two texts")
+    table = Table(
+        caption=f"{counted(found.pairs, 'pairs')}. anisotropy: the mean cosine of any two texts"
+    )
     for name in ("layer", "pooling", "pearson", "spearman", "anisotropy"):
         table.add_column(name, justify="left" if name == "pooling" else "right")
     best = found.best

@@ -122,7 +122,7 @@ def _listen(
     import sys
     import time
 
-    from bothways.core.terminal import listed
+    from bothways.core.terminal import counted, listed
     from bothways.serving.run import bind, serve, url_of
     from bothways.serving.workers import pinned_cores, serve_by
 
@@ -130,7 +130,7 @@ def _listen(
     with bind(host, port) as bound:
         if workers > 1:
             cores = pinned_cores(workers, threads)
-            how = f"{url_of(bound)}, by {workers} processes of {len(cores[0])} threads"
+            how = f"{url_of(bound)}, by {workers} processes of {counted(len(cores[0]), 'threads')}"
             serve_by(deployment, bound, cores, f"serving {listed(deployment.models)} on {how}")
             return
         if threads is not None:

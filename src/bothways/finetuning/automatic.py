@@ -19,6 +19,7 @@ import math
 from typing import TypeVar
 
 from bothways.core.finding import Finding
+from bothways.core.terminal import counted
 from bothways.finetuning.config import FinetuneSettings
 from bothways.finetuning.data import LabelledData, updates_per_epoch
 from bothways.finetuning.lora import LoRA
@@ -93,7 +94,7 @@ def choose_automatic(
         updates = updates_per_epoch(data, settings)
         epochs = enough_epochs(updates, len(data.labels))
         training = dataclasses.replace(training, until=Epochs(float(epochs)))
-        labels = f" and {len(data.labels)} labels" if data.labels else ""
-        what = f"{epochs} epochs, for {updates:,.0f} updates an epoch{labels}"
+        labels = f" and {counted(len(data.labels), 'labels')}" if data.labels else ""
+        what = f"{epochs} epochs, for {counted(round(updates), 'updates an epoch')}{labels}"
         notes.append(Finding("training", "note", what, "training.until"))
     return dataclasses.replace(settings, training=training), notes

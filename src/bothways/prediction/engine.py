@@ -18,6 +18,7 @@ from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, DivergedError
 from bothways.core.progress import Progress
 from bothways.core.sequence import Sequence
+from bothways.core.terminal import counted
 from bothways.data.loader import in_batches
 from bothways.model.model import Model
 from bothways.prediction.prepared_model import (
@@ -88,7 +89,8 @@ class PredictionCounts:
             "have an empty text, and were answered": self.blank,
         }
         return [
-            f"warning: {count:,} of {self.examples:,} examples ({count / self.examples:.1%}) {what}"
+            "warning: "
+            + counted(count, f"of {self.examples:,} examples ({count / self.examples:.1%}) {what}")
             for what, count in counts.items()
             if count
         ]
@@ -100,7 +102,8 @@ def counting(reading: Reading[Any], progress: Progress, stage: str) -> Predictio
     progress.stage(stage, None if share is None else 1.0)
     # `share` is that of the examples read, which are up to a window ahead of those done.
     counts.on_count = lambda count: progress.advance(
-        count if share is None else share() * count / counts.examples, f"{count:,.0f} examples"
+        count if share is None else share() * count / counts.examples,
+        counted(round(count), "examples"),
     )
     return counts
 

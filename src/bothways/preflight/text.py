@@ -10,6 +10,7 @@ import numpy as np
 
 from bothways.core.finding import Finding
 from bothways.core.sequence import Sequence
+from bothways.core.terminal import counted
 from bothways.model.config import ModelConfig
 from bothways.text.tokenizer import Tokenizer
 
@@ -71,10 +72,11 @@ def check_inputs(
     cut = [item for item in inputs if item.cut]
     if cut:
         lost = sum(item.cut for item in cut) / sum(item.tokens for item in inputs)
-        what = (
-            f"{len(cut)} of {len(inputs)} examples ({len(cut) / len(inputs):.1%}) are longer than "
-            f"{length} tokens and are cut: {lost:.1%} of all tokens are not read"
+        fault = (
+            f"of {len(inputs):,} examples ({len(cut) / len(inputs):.1%}) are longer than "
+            f"{length:,} tokens and are cut"
         )
+        what = f"{counted(len(cut), fault)}: {lost:.1%} of all tokens are not read"
         fix = advice(needed_length(inputs))
         findings.append(Finding("truncation", "warning", what, "length", fix))
     ids = [sequence.ids for item in inputs for sequence in item.sequences]
