@@ -123,17 +123,36 @@ def test_tags_of_a_dataset_have_the_names_of_its_classes(model: Path) -> None:
     ("data", "message"),
     [
         (None, "train: is None"),
-        (5, "train: is a int, which has no rows"),
+        (5, "train: is of type int, which has no rows"),
         ([], "train rows: there is no example"),
-        ([("a good film", "yes")], "train row 1: is a tuple, not a dict"),
-        (["a good film"], "train row 1: is a str, not a dict"),
-        ({"train": "a.tsv", "test": "b.tsv"}, "train: is a dict of train, test, not of columns"),
+        ([("a good film", "yes")], "train row 1: is of type tuple, not a dict"),
+        (["a good film"], "train row 1: is of type str, not a dict"),
+        (
+            {"train": "a.tsv", "test": "b.tsv"},
+            "train: is of type dict of train, test, not of columns",
+        ),
         ({"text": ["a"], "label": ["b", "c"]}, "columns of different length: text 1, label 2"),
     ],
 )
 def test_data_without_rows_is_one_message(model: Path, data: Any, message: str) -> None:
     with pytest.raises(BothwaysError, match=message):
         bothways.finetune(model, data, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"text": "mesage"}, "^train row 1: has no column 'mesage'; .*did you mean 'Message'"),
+        ({"text": "Message", "label": "Tam"}, "^train row 1: has no column 'Tam'; it has Message"),
+        ({"text": "Message"}, "^no example has a label: its column is empty, or its name is not"),
+    ],
+)
+def test_named_columns_of_rows_are_read_and_no_others(
+    model: Path, columns: dict[str, str], message: str
+) -> None:
+    rows = [{"Message": "a good film", "text": "an id", "Team": "yes"}] * 4
+    with pytest.raises(BothwaysError, match=message):
+        bothways.finetune(model, rows, columns=columns, progress=False)
 
 
 def test_absent_values_of_a_frame_are_absent(model: Path) -> None:

@@ -123,7 +123,7 @@ def test_tables_are_read_by_row(folder: Path) -> None:
     twice = pandas.DataFrame([texts[:2]], columns=["text", "text"])
     with pytest.raises(DataError, match="two columns are called 'text'"):
         classify(twice)
-    with pytest.raises(DataError, match="inputs: is a bytes, which has no rows"):
+    with pytest.raises(DataError, match="inputs: is of type bytes, which has no rows"):
         classify(b"text")
 
 
@@ -162,7 +162,7 @@ def test_encode_gives_an_array(folder: Path) -> None:
 
 
 def test_inputs_of_another_shape_are_one_message(folder: Path) -> None:
-    with pytest.raises(DataError, match="input 2: is a int: it must be a text"):
+    with pytest.raises(DataError, match="input 2: is of type int: it must be a text"):
         predictor(folder, "classify")(["a", 5])
     with pytest.raises(
         DataError, match=r"input 1: is one text, and the task 'answer' needs a tuple"

@@ -121,10 +121,10 @@ def test_flaws_of_examples_are_found(
 def test_one_class_and_none_are_errors() -> None:
     one = check_examples([TextExample(f"t{n}", None, "x") for n in range(9)], [])
     assert [finding.what for finding in one] == [
-        "training needs at least two classes, and the labels are 'x'"
+        "training needs at least two classes, and the only label is 'x'"
     ]
-    none = check_examples([TextExample("t", None, None, "a:1")], [])
-    assert any("the labels are all absent" in finding.what for finding in none)
+    [none] = check_examples([TextExample("t", None, None, "a:1")], [])
+    assert (none.severity, none.what[:30]) == ("error", "no example has a label: its co")
 
 
 def test_texts_that_differ_in_the_second_are_no_overlap() -> None:

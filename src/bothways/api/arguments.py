@@ -90,7 +90,7 @@ def documents_of(texts: Any, *, of_paths: bool = False) -> Iterable[Document]:
     if isinstance(texts, str | Path):
         return read_documents([str(texts)])
     if not isinstance(texts, Iterable):
-        what = f"is a {type(texts).__name__}: give a path, texts or documents"
+        what = f"is of type {type(texts).__name__}: give a path, texts or documents"
         raise DataError(what, where="texts")
     items = list(texts) if of_paths else texts
     if of_paths and all(isinstance(item, str | Path) for item in items):

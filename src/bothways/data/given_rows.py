@@ -52,7 +52,7 @@ def given_rows(data: Any, where: str) -> Iterable[Any]:
         case Iterable():
             return _rows_with_names(data, getattr(data, "features", None))
     fix = "Give a list, a DataFrame or a datasets.Dataset."
-    raise DataError(f"is a {type(data).__name__}, which has no rows", where=where, fix=fix)
+    raise DataError(f"is of type {type(data).__name__}, which has no rows", where=where, fix=fix)
 
 
 def plain_value(value: Any) -> Any:
@@ -66,7 +66,7 @@ def _rows_of_columns(data: Mapping[str, Any], where: str) -> Iterable[dict[str, 
     columns = {str(name): plain_value(values) for name, values in data.items()}
     if not columns or not all(isinstance(values, list | tuple) for values in columns.values()):
         names = ", ".join(columns) or "nothing"
-        what = f"is a {type(data).__name__} of {names}, not of columns with their values"
+        what = f"is of type {type(data).__name__} of {names}, not of columns with their values"
         raise DataError(what, where=where, fix=f"Give one of its items, or {FORMS}.")
     sizes = {name: len(values) for name, values in columns.items()}
     if len({*sizes.values()}) > 1:

@@ -61,7 +61,7 @@ def named_metrics(given: Any) -> dict[str, Metric]:
     """
     if not isinstance(given or {}, Mapping):
         fix = 'Give a dict of functions by name, such as metrics={"mistakes": mistakes}.'
-        raise ConfigError(f"is a {type(given).__name__}", where="metrics", fix=fix)
+        raise ConfigError(f"is of type {type(given).__name__}", where="metrics", fix=fix)
     result = {}
     for name, value in (given or {}).items():
         where = f"metrics.{name}"

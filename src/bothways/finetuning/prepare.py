@@ -46,6 +46,7 @@ from bothways.preflight.memory import Load
 from bothways.preflight.text import check_model
 from bothways.tasks.base import Reading, TaskLearner, examples_fingerprint
 from bothways.tasks.catalogue import Trainable
+from bothways.tasks.columns import asked_columns, require_columns
 from bothways.training.shorthands import check_names
 
 Rows = str | Path | Given
@@ -288,10 +289,16 @@ def _examples(
     rows: Rows, task: Trainable, name: str, progress: Progress, labelled: bool = True
 ) -> tuple[list[Any], Trainable]:
     """Return the examples in rows, and the task with the columns that were read."""
-    if not isinstance(rows, str | Path):
-        items = enumerate(given_rows(rows, name), 1)
-        return [_example(item, task, f"{name} row {number}") for number, item in items], task
     columns: Any = task.columns
+    if not isinstance(rows, str | Path):
+        examples = []
+        for number, item in enumerate(given_rows(rows, name), 1):
+            where = f"{name} row {number}"
+            if number == 1 and name == "train" and isinstance(item, Mapping):
+                fix = 'Name its columns: columns={"text": NAME, …}.'
+                require_columns(asked_columns(columns), [*item], where, fix)
+            examples.append(_example(item, task, where))
+        return examples, task
     reading: Reading[Any] = task.read(str(rows), columns, labelled=labelled)
     share = reading.share
     progress.stage(f"reading {rows}", None if share is None else 1.0)
@@ -310,7 +317,7 @@ def _example(item: Any, task: Trainable, where: str) -> Any:
     if is_example(item):
         return item
     fix = 'Give dicts such as {"text": "a good film", "label": "positive"}.'
-    raise DataError(f"is a {type(item).__name__}, not a dict by column", where=where, fix=fix)
+    raise DataError(f"is of type {type(item).__name__}, not a dict by column", where=where, fix=fix)
 
 
 def _source(name: str, examples: list[Any], progress: Progress) -> ModelSource:

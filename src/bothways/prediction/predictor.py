@@ -301,8 +301,8 @@ def read_input(learner: TaskLearner[Any, Any], value: Any, number: int) -> Any:
             return value
         case _:
             what = (
-                f"is a {type(value).__name__}: it must be a text, a tuple of two texts or of a "
-                "query and its documents, or a dict"
+                f"is of type {type(value).__name__}: it must be a text, a tuple of two texts or of "
+                "a query and its documents, or a dict"
             )
             raise DataError(what, where=where)
 

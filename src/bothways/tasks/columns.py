@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Many
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from bothways.core.errors import DataError
@@ -57,7 +58,7 @@ def guess_column(role: str, known: Many[str], names: Many[str], where: str, fix:
     if len(matching) == 1:
         return matching[0]
     what = "several columns may hold" if matching else "no column has a usual name for"
-    raise DataError(f"{what} the {role}; there are {listed(names, MOST)}", where=where, fix=fix)
+    raise DataError(f"{what} the {role}; it has {listed(names, MOST)}", where=where, fix=fix)
 
 
 def cell_of(row: Row, column: str, where: str) -> Any:
@@ -125,6 +126,17 @@ def label_of(value: Any, column: str, where: str) -> str | None:
 def is_absent(value: Any) -> bool:
     """Return whether a value is null or NaN; tables of numbers may write NaN as a text."""
     return value is None or (isinstance(value, float | str) and str(value).strip().lower() == "nan")
+
+
+def asked_columns(columns: object) -> list[str]:
+    """Return the names that differ from the defaults of their dataclass."""
+    assert is_dataclass(columns)
+    names: list[str] = []
+    for each in fields(columns):
+        value = getattr(columns, each.name)
+        if value != each.default:
+            names += [value] if isinstance(value, str) else value
+    return names
 
 
 def reads_as_trained(columns: object, trained: object) -> bool:

@@ -9,6 +9,7 @@ from typing import Literal, Protocol, TypeVar, runtime_checkable
 from bothways.core.finding import Check, Finding, places
 from bothways.core.terminal import counted
 from bothways.tasks.text_encoding import Texts
+from bothways.tasks.text_examples import HOW
 
 RARE, COMMON = 0.01, 0.9
 """A class is rare below this share of the examples; above this one, accuracy says little."""
@@ -55,8 +56,11 @@ def check_texts(examples: Many[Texts]) -> list[Finding]:
     return report_rows("rows", empty, "examples have an empty text", COMPLETE)
 
 
-def check_answered(unlabelled: Many[str]) -> list[Finding]:
-    """Report examples without a label, given their sources."""
+def check_answered(unlabelled: Many[str], total: int) -> list[Finding]:
+    """Report examples without a label, given the sources of those, and the number of all."""
+    if total and len(unlabelled) == total:
+        what = "no example has a label: its column is empty, or its name is not known"
+        return [Finding("labels", "error", what, fix=HOW)]
     fault = "examples have no label (empty, null or NaN)"
     return report_rows("labels", unlabelled, fault, "Label these rows or remove them.")
 

@@ -39,7 +39,7 @@ def _check_labels(examples: Many[ChoiceExample]) -> list[Finding]:
     ]
     fix = "A label is the place of the right ending, counted from 0."
     return [
-        *check_answered([e.where for e in examples if e.label is None]),
+        *check_answered([e.where for e in examples if e.label is None], len(examples)),
         *report_rows("labels", outside, "labels are out of range", fix),
     ]
 

@@ -24,9 +24,10 @@ MANY = 20
 
 def check_examples(train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
     """Return the problems of labelled texts; `dev` may be empty."""
+    every = [*train, *dev]
     return [
-        *check_texts([*train, *dev]),
-        *check_answered([e.where for e in (*train, *dev) if e.label is None]),
+        *check_texts(every),
+        *check_answered([e.where for e in every if e.label is None], len(every)),
         *_check_labels(train, dev),
         *_check_balance(train),
         *check_overlap(train, dev, text_key),
@@ -36,9 +37,8 @@ def check_examples(train: Many[TextExample], dev: Many[TextExample]) -> list[Fin
 def _check_labels(train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
     labels, seen = label_names(train), label_names(dev)
     findings = check_case(labels)
-    if len(labels) < 2:
-        names = ", ".join(map(repr, labels)) or "all absent"
-        what = f"training needs at least two classes, and the labels are {names}"
+    if len(labels) == 1:
+        what = f"training needs at least two classes, and the only label is {labels[0]!r}"
         fix = "Name another label column, or give more data."
         findings.append(Finding("labels", "error", what, fix=fix))
     unknown = [

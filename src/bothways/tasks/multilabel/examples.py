@@ -97,9 +97,10 @@ def _check_names_of(labels: Many[Any], column: str, where: str) -> None:
 
 def check_label_sets(train: Many[MultilabelExample], dev: Many[MultilabelExample]) -> list[Finding]:
     """Return the problems of texts with any number of labels; `dev` may be empty."""
+    every = [*train, *dev]
     return [
-        *check_texts([*train, *dev]),
-        *check_answered([e.where for e in (*train, *dev) if e.labels is None]),
+        *check_texts(every),
+        *check_answered([e.where for e in every if e.labels is None], len(every)),
         *_check_names(train, dev),
         *_check_balance(train),
         *check_overlap(train, dev, text_key),

@@ -99,9 +99,10 @@ class RegressionTask(LongTextTask[ScorePrediction]):
 
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
         """Return the problems of the examples; `dev` may be empty."""
+        every = [*train, *dev]
         return [
-            *check_texts([*train, *dev]),
-            *check_answered([e.where for e in (*train, *dev) if e.label is None]),
+            *check_texts(every),
+            *check_answered([e.where for e in every if e.label is None], len(every)),
             *_check_scores(train, dev),
             *check_overlap(train, dev, text_key),
         ]

@@ -228,7 +228,7 @@ def check_rankings(train: Many[RankExample], dev: Many[RankExample]) -> list[Fin
     return [
         *report_rows("rows", without, "examples have no document", COMPLETE),
         *report_rows("rows", empty, "examples have an empty query or document", COMPLETE),
-        *check_answered([e.where for e in every if e.labels is None]),
+        *check_answered([e.where for e in every if e.labels is None], len(every)),
         *report_rows("labels", high, "training examples have labels above 1", fix),
         *_check_balance(train, dev),
         *check_overlap(train, dev, lambda example: example.query, "queries"),
