@@ -66,10 +66,23 @@ def test_columns_are_guessed_where_that_is_clear(
     assert [example.label for example in unlabelled.examples] == [None]
 
 
+@pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs")])
+@pytest.mark.parametrize("columns", [TextColumns(), TextColumns("Message", label="Team")])
+@pytest.mark.parametrize("text", ["Hello", "Hello, Ann"])
+def test_another_separator_is_named_wherever_it_is_noticed(
+    tmp_path: Path, mark: str, name: str, columns: TextColumns, text: str
+) -> None:
+    """As Excel writes where the comma is the decimal mark."""
+    rows = [("id", "Message", "Team"), ("1", text, "Card"), ("2", text, "Cash")]
+    (tmp_path / "a.csv").write_text("".join(f"{mark.join(row)}\n" for row in rows))
+    with pytest.raises(DataError, match=rf"a\.csv.*\n  Its columns seem separated by {name}: use"):
+        list(read_examples(str(tmp_path / "a.csv"), columns).examples)
+
+
 def test_who_was_trained_on_pairs_does_not_read_single_texts(tmp_path: Path) -> None:
     usual = TextColumns("sentence1", "sentence2", "label")
     source = write_columns(tmp_path / "a.tsv", "sentence1", "sentence_2", "label")
-    message = r"two texts are read, 'sentence1' and 'sentence2'; there are sentence1, sentence_2, label\n  Name the"
+    message = r"two texts are read, 'sentence1' and 'sentence2'; it has sentence1, sentence_2, label\n  Name the"
     with pytest.raises(DataError, match=message):
         read_examples(source, usual=usual)
     assert (
@@ -87,12 +100,12 @@ def test_who_was_trained_on_pairs_does_not_read_single_texts(tmp_path: Path) -> 
     [
         (
             ("text", "sentence", "label"),
-            r"several columns may hold the text; there are text, sentence, label",
+            r"several columns may hold the text; it has text, sentence, label",
         ),
         (("text", "sentence1", "sentence2", "label"), "several columns may hold the text"),
         (
             ("words", "label"),
-            r"no column has a usual name for the text; there are words, label\n  Name the columns: --text NAME",
+            r"no column has a usual name for the text; it has words, label\n  Name the columns: --text NAME",
         ),
         (("text", "label", "class"), "several columns may hold the label"),
         (("text", "sentiment"), "no column has a usual name for the label"),

@@ -329,12 +329,20 @@ def _without_blanks(records: Records, columns: int) -> Records:
             blank.append((line, [""]))
 
 
+def separator_advice(names: Many[str]) -> str | None:
+    """Return advice for a table whose only column looks like several; None for any other."""
+    for mark, separator in ((";", "semicolons"), ("\t", "tabs"), (",", "commas")):
+        if len(names) == 1 and mark in names[0]:
+            return f"Its columns seem separated by {separator}: use commas in .csv, tabs in .tsv."
+    return None
+
+
 def _record(where: str, names: list[str], line: int, values: list[str]) -> TableRow:
     """Name the values of a row; a short row lacks its last columns, a long one is an error."""
     if len(values) > len(names):
         columns = f"{counted(len(names), 'columns')} ({listed(names, 20)})"
         what = f"has {counted(len(values), 'values')} for {columns}"
-        fix = "Quote values that hold the separator, or remove the row."
+        fix = separator_advice(names) or "Quote values that hold the separator, or remove the row."
         raise RowError(what, where=f"{where}:{line}", fix=fix)
     return TableRow(dict(zip(names, values, strict=False)), f"{where}:{line}")
 

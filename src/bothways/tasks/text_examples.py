@@ -9,10 +9,12 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from bothways.core.errors import ConfigError, DataError
-from bothways.data.tables import Table, open_table
+from bothways.core.terminal import listed
+from bothways.data.tables import Table, open_table, separator_advice
 from bothways.data.text_io import STDIN
 from bothways.tasks.base import Row
 from bothways.tasks.columns import (
+    MOST,
     cell_of,
     describe_columns,
     guess_column,
@@ -98,7 +100,7 @@ def choose_columns(
     Raises:
         DataError: a column is missing or cannot be guessed.
     """
-    require_columns(named_columns(asked, labelled is not False), names, where, HOW)
+    require_columns(named_columns(asked, labelled is not False), names, where, _fix(names))
     text, text_b = _texts(asked, usual, names, where)
     return TextColumns(text, text_b, _label(asked, usual, names, where, labelled, guesses))
 
@@ -118,8 +120,8 @@ def _texts(
             return known.text, known.text_b
     text, text_b = _guess_texts(names, where)
     if usual.text_b is not None and text_b is None:
-        what = f"two texts are read, {usual.text!r} and {usual.text_b!r}; there are "
-        raise DataError(what + ", ".join(names), where=where, fix=HOW)
+        what = f"two texts are read, {usual.text!r} and {usual.text_b!r}; it has "
+        raise DataError(what + listed(names, MOST), where=where, fix=HOW)
     return text, text_b
 
 
@@ -155,10 +157,7 @@ def _label(
 
 def _fix(names: Many[str]) -> str:
     """Return advice; a single column may be several with another separator."""
-    for mark, separator in ((";", "semicolons"), ("\t", "tabs")):
-        if len(names) == 1 and mark in names[0]:
-            return f"Its columns seem separated by {separator}: use commas in .csv, tabs in .tsv."
-    return HOW
+    return separator_advice(names) or HOW
 
 
 def open_examples(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from bothways.core.errors import ConfigError
@@ -26,7 +27,11 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
         keys = path.strip().split(".")
         if not equals or not all(keys):
             what = f"{text!r} is not a setting"
-            raise ConfigError(what, fix="Write key=value, such as training.optimizer.lr=3e-5.")
+            fix = "Write key=value without blanks, such as training.optimizer.lr=3e-5."
+            if Path(text).exists():
+                what = f"{text!r} is a file, and settings follow here"
+                fix = "Name a further file by its option, such as --dev FILE."
+            raise ConfigError(what, fix=fix)
         leaf: Any = _unquoted(value.strip())
         for key in reversed(keys):
             leaf = {key: leaf}
