@@ -47,6 +47,19 @@ def test_the_length_of_a_run_in_epochs(
     assert epochs_in(duration, data, settings) == pytest.approx(expected(data.tokens))
 
 
+@pytest.mark.parametrize(("until", "steps"), [(Epochs(2.0), 22), (Steps(33), 33)])
+def test_the_last_batch_of_an_epoch_is_a_step(
+    data: LabelledData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: Duration, steps: int
+) -> None:
+    """320 examples in batches of 30: the eleventh has 20."""
+    monkeypatch.setattr(forecasting, "measure_step", lambda *_: StepTime(1e-4, 0.25))
+    settings = dataclasses.replace(SETTINGS, batch=ExampleBudget(30))
+    training = dataclasses.replace(TRAINING, until=until, evaluate=Epochs(1.0))
+    found = forecast(make_task(tmp_path), data, settings, training, None)
+    assert found is not None
+    assert re.match(rf"{steps} steps of \d+ ms and {steps // 11} evaluations, as", found.what)
+
+
 def test_measuring_a_step_changes_no_weight(data: LabelledData, tmp_path: Path) -> None:
     task = make_task(tmp_path)
     before = {name: tensor.clone() for name, tensor in task.state_dict().items()}

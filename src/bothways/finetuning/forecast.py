@@ -18,6 +18,7 @@ from bothways.core.batch import pack
 from bothways.core.finding import Finding
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import counted, time_text
+from bothways.data.batching import ExampleBudget
 from bothways.finetuning.config import FinetuneSettings
 from bothways.finetuning.data import LabelledData, updates_per_epoch
 from bothways.finetuning.fit import learning_by_rows
@@ -60,7 +61,7 @@ def forecast(
     epochs = epochs_in(training.end, data, settings)
     if epochs is None:
         return None
-    updates = math.ceil(epochs * updates_per_epoch(data, settings))
+    updates = math.ceil(epochs * _steps_per_epoch(data, settings) - 1e-9)
     step = measure_step(learner, data, settings, training, progress)
     scored = _times(epochs, training.evaluate, data, settings) if data.dev else 0
     saved = 0 if folder is None else max(scored, _times(epochs, training.save, data, settings))
@@ -112,6 +113,12 @@ def measure_step(
     return StepTime(1 / rate, seconds)
 
 
+def _steps_per_epoch(data: LabelledData, settings: FinetuneSettings) -> float:
+    """Return the steps of an epoch: the last one of examples is smaller; of tokens, about."""
+    steps = updates_per_epoch(data, settings)
+    return math.ceil(steps) if isinstance(settings.batch, ExampleBudget) else steps
+
+
 def epochs_in(duration: Duration, data: LabelledData, settings: FinetuneSettings) -> float | None:
     """Return a duration in epochs of the data; None for a time."""
     match duration:
@@ -120,7 +127,7 @@ def epochs_in(duration: Duration, data: LabelledData, settings: FinetuneSettings
         case Tokens(count):
             return count / data.tokens
         case Steps(count):
-            return count / updates_per_epoch(data, settings)
+            return count / _steps_per_epoch(data, settings)
         case Hours():
             return None
         case _:
