@@ -207,7 +207,8 @@ def predict_parts(out: Path, options: PartOptions, **asked: Any) -> None:
     console = error_console()
     with keeping(out, console, "What is finished"), terminal_progress(console) as progress:
         done = predict_files(request, out, workers, progress)
-    again = f", {done.again:,} of which were finished before" if done.again else ""
+    were = "was" if done.again == 1 else "were"
+    again = f", {done.again:,} of which {were} finished before" if done.again else ""
     say(console, f"{counted(done.rows, 'rows')} in {out}, in {counted(done.parts, 'parts')}{again}")
     for warning in done.warnings:
         print(warning, file=sys.stderr)

@@ -51,6 +51,8 @@ def open_weights(folder: Path) -> Weights:
             return read(folder / name)
     what = f"holds no weights: none of {', '.join(_READERS)}"
     fix = "Weights for TensorFlow, Flax or ONNX alone cannot be read."
+    if (folder / "onnx").is_dir() or (folder / "openvino").is_dir():
+        fix = "An exported graph is computed with --runtime onnxruntime or openvino."
     raise FolderError(what, where=folder, fix=fix)
 
 

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from bothways.core.errors import ConfigError, ResourceError
+from bothways.core.terminal import counted
 from bothways.runtime.allocator import give_back
 from bothways.runtime.limits import group_memory, read_system_file, usable_cores
 
@@ -52,8 +53,10 @@ def choose_device(name: str = "auto") -> torch.device:
         what = f"{name!r} is not supported: the device must be auto, cpu, cuda or cuda:N"
         raise ConfigError(what, where="device")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        what = f"there is no {name!r}: torch sees {torch.cuda.device_count()} CUDA devices"
-        raise ResourceError(what, where="device")
+        found = counted(torch.cuda.device_count(), "CUDA devices")
+        what = f"there is no {name!r}: torch sees {found}"
+        fix = "Set the device to auto, which takes a GPU if there is one."
+        raise ResourceError(what, where="device", fix=fix)
     return device
 
 
@@ -142,6 +145,7 @@ def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype
             raise ConfigError(what, where="precision", fix="Set the precision to auto or fp32.")
         case _:  # of a caller in Python without a type checker
             what = f"{precision!r} is unknown: it must be auto, fp32 or bf16"
+            what += "; predictions take int8, too"
             raise ConfigError(what, where="precision", fix="Set the precision to auto.")
 
 
