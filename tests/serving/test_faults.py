@@ -43,8 +43,8 @@ JSON = {"content-type": "application/json"}
 @pytest.fixture(scope="module")
 def application(tmp_path_factory: pytest.TempPathFactory) -> App:
     folder = make_folder(tmp_path_factory.mktemp("place") / "bert")
-    names = ("classify", "embed", "answer", "tag", "fill", "likelihood", "choice", "regress")
-    return app({name: predictor(folder, name) for name in names}, limits=LIMITS)
+    tasks = "classify embed answer tag fill likelihood choice regress rerank"
+    return app({name: predictor(folder, name) for name in tasks.split()}, limits=LIMITS)
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +148,13 @@ def test_limits_and_names(url: str, path: str, body: Any, expected: tuple[int, s
     assert code(response) == expected
     if expected[0] == 405:
         assert response.headers["allow"] == "GET"
+
+
+def test_a_task_that_no_model_has_is_named_with_those_there_are(url: str) -> None:
+    response = httpx.post(f"{url}/prefer", json={"inputs": ["a", "b"]})
+    assert code(response) == (422, "wrong_task")
+    message = response.json()["error"]["message"]
+    assert message.startswith("no model is for prefer: 'classify' is for classify, 'embed' is for")
 
 
 def test_long_texts_are_cut_and_counted(url: str) -> None:

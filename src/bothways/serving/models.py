@@ -100,6 +100,9 @@ def as_request_error(error: BothwaysError) -> RequestError:
     return RequestError("invalid", str(error), param="inputs")
 
 
+_HOW = "a server is started for a task by NAME=FOLDER:TASK"
+
+
 class Models:
     """The models of a server by name.
 
@@ -150,14 +153,18 @@ class Models:
             return fitting[0]
         elif len(self.by_name) == 1:
             (chosen,) = self.by_name.values()
-        else:
-            names = ", ".join(m.name for m in fitting or self.by_name.values())
+        elif fitting:
+            names = ", ".join(m.name for m in fitting)
             message = f"there are several models: set model to one of {names}"
             raise RequestError("invalid", message, param="model")
+        else:
+            served = ", ".join(f"{m.name!r} is for {m.kind}" for m in self.by_name.values())
+            message = f"no model is for {', '.join(kinds)}: {served}; {_HOW}"
+            raise RequestError("wrong_task", message, param="model")
         if kinds and chosen.kind not in kinds:
             message = (
                 f"the model {chosen.name!r} is for {chosen.kind}, and this route is for "
-                f"{', '.join(kinds)}; a server is started for a task by NAME=FOLDER:TASK"
+                f"{', '.join(kinds)}; {_HOW}"
             )
             raise RequestError("wrong_task", message, param="model")
         return chosen
