@@ -47,7 +47,7 @@ def test_the_length_of_a_run_in_epochs(
     assert epochs_in(duration, data, settings) == pytest.approx(expected(data.tokens))
 
 
-@pytest.mark.parametrize(("until", "steps"), [(Epochs(2.0), 22), (Steps(33), 33)])
+@pytest.mark.parametrize(("until", "steps"), [(Epochs(3.0), 33), (Steps(33), 33)])
 def test_the_last_batch_of_an_epoch_is_a_step(
     data: LabelledData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: Duration, steps: int
 ) -> None:

@@ -50,7 +50,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             r"unseen\.tsv:2: label 'pso' is not among .*did you mean 'pos'\?\n  Give data with",
         ),
         ("predict classifier long.txt task.stride=8", r"task: a setting of the task has no prefix"),
-        ("finetune bert wide.csv", r"there are c0, c1, .*, c29 and 970 more\n"),
+        ("finetune bert wide.csv", r"it has c0, c1, .*, c29 and 970 more\n"),
         ("finetune bert wide.csv --text x", r"no column 'x'; it has c0, .*, c29 and 970 more"),
         ("finetune folder train.tsv", r"folder: is not a model folder: it has no config\.json\n"),
         ("predict folder long.txt", r"folder: is not a model folder: it has no config\.json\n"),
