@@ -245,6 +245,11 @@ def test_a_data_set_that_cannot_be_fetched_is_an_error(monkeypatch: pytest.Monke
         ("a.jsonl", b'{"a": 1}\n{"a": 1\n', r"a\.jsonl:2: is not JSON: .* at column"),
         ("a.jsonl", b"[1]\n", r"a\.jsonl:1: holds a JSON list, not an object"),
         ("a.tsv", b"text\tlabel\nt\xe9xt\t1\n", r"a\.tsv:2: byte 0xe9 at column 2 is not UTF-8"),
+        (
+            "a.tsv",
+            "text\tlabel\n好\t1\n".encode("gbk"),
+            r"a\.tsv:2: .*\n.*Chinese text is usually in GB18030",
+        ),
         ("a.tsv", "text\tlabel\n".encode("utf-16"), r"a\.tsv: is UTF-16 text"),
         ("a.tsv", b"\x00\x01\x02", r"a\.tsv: is a binary file, not text"),
         ("a.txt", b"one\rtwo\rthree", r"a\.txt: is one line with 2 carriage returns\n.*tr '"),

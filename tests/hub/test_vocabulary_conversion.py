@@ -132,6 +132,7 @@ def test_mistakes(tmp_path: Path) -> None:
         (["the"], TokenizerError, "the vocabulary has all 1 words"),
         ([], TokenizerError, "w.txt: there is no word"),
         (["new york"], ConfigError, "several words on a line: 'new york'"),
+        (["武侠"], ConfigError, "for this tokenizer these are several words: '武侠'\n  Leave them"),
     ):
         with pytest.raises(error, match=message):
             convert_vocabulary(old, tmp_path / "new", words_in(tmp_path / "w.txt", *words))

@@ -11,6 +11,7 @@ import pytest
 from bothways.core.errors import DataError
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, Unigram, WordPiece, train_tokenizer
+from bothways.text.vocabulary_change import form_of, with_words
 from bothways.text.vocabulary_report import SplitWord, vocabulary_report
 from toy_text import BERT_NAMES, load, pseudo_text, roberta_backend, write_vocabulary
 
@@ -90,6 +91,27 @@ def test_an_ideograph_has_the_tokens_of_running_text(kind):
     found = vocabulary_report(train_tokenizer(texts, kind), texts)
     assert not {piece for word in found.split for piece in word.pieces} & {"▁", "Ġ"}
     assert isinstance(kind, ByteBPE) or found.fertility == found.whole_words == 1
+
+
+def test_tokens_of_bytes_are_shown_as_their_characters():
+    texts = ["中文分词器 中文语料库 the"] * 20
+    found = vocabulary_report(train_tokenizer(texts, ByteBPE(size=400)), ["中文 the 𠀀"])
+    assert found.longest[0] == "Ġ中文分词器"
+    assert "Ġthe" in found.longest
+    cut = next(word for word in found.split if word.word == "𠀀")
+    assert "ð" in "".join(cut.pieces)
+
+
+@pytest.mark.parametrize("kind", [Unigram(size=60), ByteBPE(size=300)], ids=str)
+def test_a_chinese_word_that_is_added_is_found_within_a_sentence(kind):
+    old = train_tokenizer(["他看武侠小说 读小说看武侠 the dog"] * 20, kind)
+    new = with_words(old, ["贾宝玉"])
+    tokens = [new.token(id) for id in new.encode("他看贾宝玉小说")]
+    assert "贾宝玉" in tokens
+    assert new.encode("他看小说").tolist() == old.encode("他看小说").tolist()
+    form = form_of(new, "贾宝玉")
+    assert form is not None
+    assert not form.begins
 
 
 def test_examples_are_the_most_frequent_first(tmp_path):

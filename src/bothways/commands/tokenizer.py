@@ -307,6 +307,7 @@ def _table(found: VocabularyReport, title: str) -> RenderableType:
         "text": f"{found.characters:,} characters, {found.words:,} words, {found.tokens:,} tokens",
         "unknown": f"{found.unknown:.3%} of tokens, {found.unknown_words:.3%} of words",
         "fertility": f"{found.fertility:.3f} tokens per word",
+        "compression": f"{found.characters / max(1, found.tokens):.3f} characters per token",
         "whole words": f"{found.whole_words:.1%} of words are one token",
         "coverage": f"{found.covered:.3%} of characters are in words without an unknown token",
         "longest tokens": ", ".join(found.longest),

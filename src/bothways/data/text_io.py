@@ -40,6 +40,10 @@ DEFAULT_MAX_LINE = 2**26
 
 logger = logging.getLogger(__name__)
 
+_CONVERT = (
+    "Convert it from its encoding, such as: iconv -f LATIN1 -t UTF-8; Chinese text is usually in "
+    "GB18030, which includes GBK, or in BIG5."
+)
 _HEAD = 8192
 _NULS = 0.1
 """The share of NUL characters in a line, beyond three, above which it is not text; fewer are left
@@ -303,8 +307,7 @@ def decode_lines(
             text = line.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             what = f"byte 0x{line[error.start]:02x} at column {error.start + 1} is not UTF-8"
-            fix = "Convert it from its encoding, such as: iconv -f LATIN1 -t UTF-8."
-            raise DataError(what, where=f"{name}:{number}", fix=fix) from error
+            raise DataError(what, where=f"{name}:{number}", fix=_CONVERT) from error
         if "\0" in text:
             if text.count("\0") > 3 + _NULS * len(text):
                 _check_head(f"{name}:{number}", raw[:_HEAD])
@@ -362,8 +365,7 @@ def read_chunks(path: Place, bytes_read: BytesRead | None = None) -> Generator[s
             yield decoder.decode(b"", final=True)
         except UnicodeDecodeError as error:
             what = f"is not UTF-8 text after byte {done:,}"
-            fix = "Convert it from its encoding, such as: iconv -f LATIN1 -t UTF-8."
-            raise DataError(what, where=path, fix=fix) from error
+            raise DataError(what, where=path, fix=_CONVERT) from error
         except _DAMAGE as error:
             raise _damage_error(error, path, f"byte {done:,}") from error
 

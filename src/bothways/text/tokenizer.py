@@ -50,6 +50,11 @@ _NO_SPACES = re.compile(
 _MAX_EXPANSION = 1000
 
 
+def spaceless(word: str) -> bool:
+    """Return whether all characters are of scripts that write no spaces between words."""
+    return all(map(_NO_SPACES.match, word))
+
+
 @dataclass(frozen=True)
 class Encoded:
     """A text as `n` tokens.

@@ -17,7 +17,7 @@ import tokenizers
 
 from bothways.core.errors import ConfigError, TokenizerError
 from bothways.core.terminal import listed
-from bothways.text.tokenizer import Tokenizer, byte_of
+from bothways.text.tokenizer import Tokenizer, byte_of, spaceless
 
 UNUSED = re.compile(r"\[unused\d+\]")
 """The tokens of BERT's vocabularies that occur in no text, and whose rows were never trained."""
@@ -52,8 +52,13 @@ def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
             vocabulary += [[token, _score(tokenizer, token, scores)] for token in tokens]
         case _:
             backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
-            flags = {"single_word": True, "lstrip": True, "normalized": False}
-            backend.add_tokens([tokenizers.AddedToken(word, **flags) for word in tokens])
+            flags = {"lstrip": True, "normalized": False}
+            backend.add_tokens(
+                [
+                    tokenizers.AddedToken(word, single_word=not spaceless(word), **flags)
+                    for word in tokens
+                ]
+            )
             return Tokenizer(backend, tokenizer.specials, tokenizer.flat)
     return _built(tokenizer, spec)
 
@@ -88,7 +93,7 @@ def form_of(tokenizer: Tokenizer, token: str) -> Form | None:
     if id is None or tokenizer.special[id] or id == tokenizer.specials.unknown:
         return None
     if token in _added(tokenizer):
-        return Form(token, True)
+        return Form(token, not spaceless(token))
     match tokenizer.kind:
         case "BPE" if all(character in byte_of() for character in token):
             raw = bytes(byte_of()[character] for character in token)
@@ -125,7 +130,7 @@ def pieces_of(tokenizer: Tokenizer, form: Form) -> list[int]:
 
 def _new_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
     """Return words as entries of the vocabulary, without those that it has."""
-    tokens, several, backend = dict[str, None](), [], tokenizer.backend
+    tokens, several, backend = dict[str, None](), list[str](), tokenizer.backend
     for word in words:
         if tokenizer.kind == "BPE":
             parts = word.split()
@@ -133,6 +138,8 @@ def _new_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
             plain = word if backend.normalizer is None else backend.normalizer.normalize_str(word)
             cut = backend.pre_tokenizer
             parts = [plain] if cut is None else [part for part, _ in cut.pre_tokenize_str(plain)]
+            if tokenizer.kind == "Unigram" and spaceless(word):
+                parts = [part.removeprefix("▁") for part in parts]
         if len(parts) != 1:
             several.append(word)
         elif tokenizer.kind != "BPE" and tokenizer.id(parts[0]) is None:
@@ -140,8 +147,15 @@ def _new_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
         elif tokenizer.kind == "BPE" and len(tokenizer.encode(" " + word)) > 1:
             tokens[word] = None
     if several:
-        what = f"several words on a line: {listed([repr(word) for word in several])}"
+        spaced = [word for word in several if len(word.split()) > 1]
+        what = f"several words on a line: {listed(list(map(repr, spaced)))}"
         fix = "Give one word a line: a vocabulary holds no white space."
+        if not spaced:
+            what = f"for this tokenizer these are several words: {listed(list(map(repr, several)))}"
+            fix = (
+                "Leave them out: it divides text at punctuation marks and, if it is BERT's, "
+                "between Chinese characters, before it looks up words."
+            )
         raise ConfigError(what, where="vocabulary", fix=fix)
     if not tokens:
         what = f"the vocabulary has all {len(words):,} words"

@@ -3,7 +3,8 @@
 Words are the same for every tokenizer, so that two vocabularies can be compared on one text: BERT's
 pre-tokenizer splits at white space, punctuation marks and ideographs, and a word has a letter or a
 digit. Each distinct word is tokenized as in running text: after a space, but an ideograph without
-one. Fertility is that of Rust et al. 2021.
+one. Fertility is that of Rust et al. 2021. It does not show tokens of several ideographs, which the
+characters per token do.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tokenizers import normalizers, pre_tokenizers
 
 from bothways.core.errors import DataError
 from bothways.core.sequence import Ids
-from bothways.text.tokenizer import Tokenizer
+from bothways.text.tokenizer import Tokenizer, byte_of
 from bothways.text.word_cache import bert_words
 
 _BLOCK = 256
@@ -54,7 +55,8 @@ class VocabularyReport:
         whole_words: share of its words that are one known token.
         covered: share of the characters of words that are in words without an unknown token.
         unused: share of the vocabulary, without special tokens, that the text never uses.
-        longest: the longest tokens of the vocabulary as in its file, the longest first.
+        longest: the longest tokens of the vocabulary, the longest first, as in its file; tokens of
+            bytes as the characters that they spell.
         split: the most frequent words that are more than one token.
         strange: the most frequent words that have an unknown token.
     """
@@ -93,13 +95,15 @@ def vocabulary_report(
     lengths = np.array(list(map(len, spelled)))
     strange = np.array([tokenizer.specials.unknown in ids for ids in spelled])
     ordinary = _ordinary(tokenizer)
-    tokens = map(tokenizer.token, np.flatnonzero(ordinary).tolist())
+    tokens = (_readable(tokenizer, id) for id in np.flatnonzero(ordinary).tolist())
 
     def show(chosen: NDArray[np.bool_]) -> tuple[SplitWord, ...]:
         """Return the most frequent of these words, with their tokens."""
         places = np.flatnonzero(chosen)[:examples].tolist()
         return tuple(
-            SplitWord(ranked[i], tuple(map(tokenizer.token, spelled[i].tolist())), int(counts[i]))
+            SplitWord(
+                ranked[i], tuple(_readable(tokenizer, id)[1] for id in spelled[i]), int(counts[i])
+            )
             for i in places
         )
 
@@ -114,7 +118,9 @@ def vocabulary_report(
         whole_words=_share(counts, (lengths == 1) & ~strange),
         covered=_share(letters, ~strange),
         unused=_share(ordinary, use == 0),
-        longest=tuple(sorted(tokens, key=lambda token: (-len(token), token))[:examples]),
+        longest=tuple(
+            token for _, token in sorted(tokens, key=lambda one: (-one[0], one[1]))[:examples]
+        ),
         split=show((lengths > 1) & ~strange),
         strange=show(strange),
     )
@@ -132,6 +138,20 @@ def _spelled(tokenizer: Tokenizer, words: list[str]) -> list[Ids]:
         ids[1:] if len(ids) > 1 and ids[0] in marks and _is_ideograph(word) else ids
         for word, ids in zip(words, spelled, strict=True)
     ]
+
+
+def _readable(tokenizer: Tokenizer, id: int) -> tuple[int, str]:
+    """Return the number of whole characters of a token, and the token in readable form.
+
+    Tokens of bytes are shown as the characters that they spell, ä¸Ń → 中, unless one is cut.
+    """
+    token, known = tokenizer.token(int(id)), byte_of()
+    if tokenizer.kind != "BPE" or not all(character in known for character in token):
+        return len(token), token
+    raw = bytes(known[character] for character in token)
+    text = raw.decode("utf-8", "ignore").replace(" ", "Ġ")
+    is_whole = text.replace("Ġ", " ").encode() == raw and text.isprintable()
+    return len(text), text if is_whole else token
 
 
 def _is_ideograph(word: str) -> bool:
