@@ -348,6 +348,12 @@ def test_numbers_reach_into_the_lists_of_a_file(tmp_path: Path) -> None:
             r"training\.optimizer: 'adam' is given, but it must be one of adamw, bert_adam.*"
             r"\n  Write, for example, training\.optimizer=adamw\.",
         ),
+        (
+            "training.optimizer.momentum=0.9",
+            r"^training\.optimizer\.momentum: is a setting of muon, which is not the kind chosen "
+            r"here\n  Choose the kind, too: training\.optimizer\.kind=muon, or leave momentum out\.",
+        ),
+        ("masking.rate=0.3", r"^masking: unknown key 'masking'; did you mean objective\.masking\?"),
         ("encoder.depth=six", r"^encoder\.depth: 'six' is given, but it must be a whole number"),
         ("encoder.depth=2.5", r"^encoder\.depth: '2\.5' is given, but it must be a whole number"),
         ("encoder.depth=none", r"^encoder\.depth: 'none' is given"),

@@ -708,6 +708,9 @@ def test_a_folder_that_is_no_whole_corpus(
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         Corpus.open(tmp_path / "nothing")
+    (tmp_path / "text.docs").touch()
+    with pytest.raises(DataError, match=r"text\.docs: is a file, not the folder of a corpus"):
+        Corpus.open(tmp_path / "text.docs")
 
 
 def test_verify_reads_what_open_does_not(

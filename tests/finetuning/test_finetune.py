@@ -371,7 +371,7 @@ def test_f1_of_three_classes_is_refused_before_training(files: Files, tmp_path: 
         (
             (MaskedHead(), PoolerHead(), PairHead()),
             None,
-            r"is for no known task: its heads are masked, pooler, pair",
+            r"is for no known task: its heads are masked, pooler, pair\n.*--task likelihood, fill or embed",
         ),
     ],
 )

@@ -111,6 +111,8 @@ def test_an_interrupted_mixture_resumes_to_equal_weights(
 
 def test_mistakes_are_named(corpora: dict[str, Corpus], tmp_path: Path, corpus: Corpus) -> None:
     with pytest.raises(ConfigError, match="mixture: there is one corpus"):
+        bothways.pretrain(corpora["large"], "bert-tiny", mixture={"alpha": 0.3})
+    with pytest.raises(ConfigError, match="mixture: there is one corpus"):
         Corpora.of(corpus, Smoothed())
     with pytest.raises(DataError, match="there is no corpus"):
         Corpora.of({}, None)

@@ -42,6 +42,11 @@ def test_a_duration_is_read_from_its_own_text(given_duration):
     assert duration(str(given_duration)) == given_duration
 
 
+@pytest.mark.parametrize("text", ["0.5 hours", "10 minutes", "30 seconds", "5000 tokens"])
+def test_a_duration_is_written_in_a_short_form(text: str) -> None:
+    assert str(duration(text)) == text
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "1000", "steps", "ten steps", "5 parsecs", "1,5 hours", "nan hours", "5 steps more"],

@@ -162,7 +162,8 @@ def read_manifest(folder: Path) -> Manifest:
 
     file, fix = folder / MANIFEST, "Build a corpus: bothways corpus build FILES --out FOLDER …"
     if not folder.is_dir():
-        raise DataError("no such folder", where=folder, fix=fix)
+        what = "is a file, not the folder of a corpus" if folder.exists() else "no such folder"
+        raise DataError(what, where=folder, fix=fix)
     if not file.is_file():
         what = f"is not a corpus, or is unfinished: it has no {MANIFEST}"
         raise DataError(what, where=folder, fix=fix)

@@ -474,7 +474,8 @@ def _default_task(loaded: LoadedModel, kind: str | None) -> AnyTask:
         if needed <= set(loaded.model.heads) and fits:
             return task
     what = f"is for no known task: its heads are {_heads(loaded)}"
-    fix = f"{_FINETUNE_FIRST} Or name a task that needs no training, such as --task embed."
+    tasks = "likelihood, fill or embed" if "masked" in loaded.model.heads else "embed"
+    fix = f"{_FINETUNE_FIRST} Or name a task that needs no training, such as --task {tasks}."
     raise FolderError(what, where=loaded.folder, fix=fix)
 
 

@@ -6,6 +6,7 @@ change it; what came out is saved with the run.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from bothways.data.batching import BatchSize, TokenBudget
 from bothways.data.epoch_order import Windows
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Masking
-from bothways.data.mixture import Mixture
+from bothways.data.mixture import Mixture, Smoothed
 from bothways.data.next_sentence import NextSentence
 from bothways.data.segments import Segments
 from bothways.data.sentence_order import SentenceOrder
@@ -157,7 +158,7 @@ def load_config(
     base: PretrainConfig, overrides: Tree | Iterable[str] = (), file: Path | None = None
 ) -> PretrainConfig:
     """Return `base` changed by a TOML file, then by overrides, which may use the common names of
-    `training.shorthands`.
+    `training.shorthands`; settings of a mixture without a kind are those of `Smoothed`.
 
     Raises:
         ConfigError: an unknown setting, or a value that is not allowed.
@@ -169,4 +170,6 @@ def load_config(
             fix = f"Write batch.kind=examples batch.n={tree[name]}, or batch.kind=tokens batch.n=…"
             raise ConfigError(what, where=name, fix=fix)
     check_names(tree, TRAINING_ELSEWHERE)
+    if "mixture" in tree and base.mixture is None:
+        base = dataclasses.replace(base, mixture=Smoothed())
     return configs.load(PretrainConfig, base=base, file=file, overrides=tree)

@@ -16,6 +16,9 @@ from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError
 
+_SHORT = len("0.25 hours")
+"""Characters of a time in hours, at most, where minutes or seconds would be as exact."""
+
 
 @dataclass(frozen=True)
 class _Amount:
@@ -59,6 +62,16 @@ class Hours(_Amount):
 
     count: float
     kind: Literal["hours"] = "hours"
+
+    def __str__(self) -> str:
+        """Return the time in hours if that is a short number, else in whole minutes or seconds."""
+        text = super().__str__()
+        if len(text) > _SHORT:
+            for unit, parts in (("minutes", 60), ("seconds", 3600)):
+                number = round(self.count * parts)
+                if number / parts == self.count:
+                    return f"{number} {unit}"
+        return text
 
 
 _UNITS: dict[str, Callable[[float], Steps | Tokens | Epochs | Hours]] = {

@@ -174,11 +174,14 @@ def _kind(cls: type[Any]) -> str:
     return str(getattr(cls, "kind", cls.__name__))
 
 
-def _record(cls: type[Any], tree: Any, base: Any, where: str) -> Any:
-    """Build a dataclass from a table."""
+def _record(
+    cls: type[Any], tree: Any, base: Any, where: str, union: Iterable[type[Any]] = ()
+) -> Any:
+    """Build a dataclass from a table; `union` has the classes that it was chosen from."""
     fields, hints = {field.name: field for field in _fields(cls)}, _hints(cls)
     for key in tree:
         if key not in fields:
+            _refuse_other_kind(key, union, where)
             raise _unknown("key", key, fields, join_path(where, key), _deeper(key, base))
     values = {}
     for name, field in fields.items():
@@ -237,7 +240,8 @@ def _value(hint: Any, given: Any, base: Any, where: str) -> Any:
     if shape.classes:
         given = _table(shape, given)
         if isinstance(given, Mapping):
-            return _record(_member(shape.classes, given, base, where), given, base, where)
+            chosen = _member(shape.classes, given, base, where)
+            return _record(chosen, given, base, where, shape.classes)
         if isinstance(given, shape.classes) or (shape.is_open and _is_of_python(given)):
             return given
     return _leaf(hint, shape, given, where)
@@ -357,12 +361,22 @@ def _unknown(
     )
 
 
+def _refuse_other_kind(key: str, union: Iterable[type[Any]], where: str) -> None:
+    """Raise ConfigError if a setting is one of other kinds than the one that a table has."""
+    kinds = [_kind(cls) for cls in union if key in {field.name for field in _fields(cls)}]
+    if kinds:
+        what = f"is a setting of {' and '.join(kinds)}, which is not the kind chosen here"
+        fix = f"Choose the kind, too: {where}.kind={kinds[0]}, or leave {key} out."
+        raise ConfigError(what, where=join_path(where, key), fix=fix)
+
+
 def _deeper(key: str, config: Any) -> list[str]:
-    """Return the paths of the settings of this name in the tables of a configuration."""
+    """Return the paths of the settings and tables of this name within a configuration."""
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return []
-    paths = [path for path in flatten(to_dict(config)) if path.rpartition(".")[2] == key]
-    return sorted(paths, key=lambda path: path.count("."))
+    leaves = [path.split(".") for path in flatten(to_dict(config))]
+    paths = {".".join(keys[: keys.index(key) + 1]) for keys in leaves if key in keys}
+    return sorted(paths, key=lambda path: (path.count("."), path))
 
 
 _WORDS = {
