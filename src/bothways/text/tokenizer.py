@@ -50,7 +50,7 @@ _NO_SPACES = re.compile(
 _MAX_EXPANSION = 1000
 
 
-def spaceless(word: str) -> bool:
+def is_spaceless(word: str) -> bool:
     """Return whether all characters are of scripts that write no spaces between words."""
     return all(map(_NO_SPACES.match, word))
 

@@ -17,7 +17,7 @@ import tokenizers
 
 from bothways.core.errors import ConfigError, TokenizerError
 from bothways.core.terminal import listed
-from bothways.text.tokenizer import Tokenizer, byte_of, spaceless
+from bothways.text.tokenizer import Tokenizer, byte_of, is_spaceless
 
 UNUSED = re.compile(r"\[unused\d+\]")
 """The tokens of BERT's vocabularies that occur in no text, and whose rows were never trained."""
@@ -55,7 +55,7 @@ def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
             flags = {"lstrip": True, "normalized": False}
             backend.add_tokens(
                 [
-                    tokenizers.AddedToken(word, single_word=not spaceless(word), **flags)
+                    tokenizers.AddedToken(word, single_word=not is_spaceless(word), **flags)
                     for word in tokens
                 ]
             )
@@ -93,7 +93,7 @@ def form_of(tokenizer: Tokenizer, token: str) -> Form | None:
     if id is None or tokenizer.special[id] or id == tokenizer.specials.unknown:
         return None
     if token in _added(tokenizer):
-        return Form(token, not spaceless(token))
+        return Form(token, not is_spaceless(token))
     match tokenizer.kind:
         case "BPE" if all(character in byte_of() for character in token):
             raw = bytes(byte_of()[character] for character in token)
@@ -138,7 +138,7 @@ def _new_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
             plain = word if backend.normalizer is None else backend.normalizer.normalize_str(word)
             cut = backend.pre_tokenizer
             parts = [plain] if cut is None else [part for part, _ in cut.pre_tokenize_str(plain)]
-            if tokenizer.kind == "Unigram" and spaceless(word):
+            if tokenizer.kind == "Unigram" and is_spaceless(word):
                 parts = [part.removeprefix("▁") for part in parts]
         if len(parts) != 1:
             several.append(word)

@@ -95,14 +95,16 @@ def vocabulary_report(
     lengths = np.array(list(map(len, spelled)))
     strange = np.array([tokenizer.specials.unknown in ids for ids in spelled])
     ordinary = _ordinary(tokenizer)
-    tokens = (_readable(tokenizer, id) for id in np.flatnonzero(ordinary).tolist())
+    tokens = (_readable_token(tokenizer, id) for id in np.flatnonzero(ordinary).tolist())
 
     def show(chosen: NDArray[np.bool_]) -> tuple[SplitWord, ...]:
         """Return the most frequent of these words, with their tokens."""
         places = np.flatnonzero(chosen)[:examples].tolist()
         return tuple(
             SplitWord(
-                ranked[i], tuple(_readable(tokenizer, id)[1] for id in spelled[i]), int(counts[i])
+                ranked[i],
+                tuple(_readable_token(tokenizer, id)[1] for id in spelled[i]),
+                int(counts[i]),
             )
             for i in places
         )
@@ -140,7 +142,7 @@ def _spelled(tokenizer: Tokenizer, words: list[str]) -> list[Ids]:
     ]
 
 
-def _readable(tokenizer: Tokenizer, id: int) -> tuple[int, str]:
+def _readable_token(tokenizer: Tokenizer, id: int) -> tuple[int, str]:
     """Return the number of whole characters of a token, and the token in readable form.
 
     Tokens of bytes are shown as the characters that they spell, ä¸Ń → 中, unless one is cut.
