@@ -845,6 +845,7 @@ def test_the_commands_build_and_show(
         "All files match the manifest",
         "sentences of a document",
         "left out: duplicates",
+        "· 1 sentence ─",
         "the dog ran.",
         "…",
     ):
