@@ -251,6 +251,9 @@ def test_the_command_prints_tables_or_one_object(
     shown = capsys.readouterr().out
     assert "A run on NVIDIA H100 SXM" in shown
     assert "placement: single, because there is one rank: a step takes " in shown
+    names = [line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│")]
+    assert {"updates", "time: updates", "checkpoints", "time in all"} <= {*names}
+    assert len(names) == len({*names})
     assert "assumed: 35% of 989 TFLOP/s" in shown
     command(*words, "--ranks", 2, "--json")
     values = json.loads(capsys.readouterr().out)

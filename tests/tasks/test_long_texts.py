@@ -183,4 +183,6 @@ def test_the_advice_on_truncation_can_be_followed(tmp_path: Path) -> None:
     assert "at most 100 tokens at once: set length=100 and task.long_texts=windows" in advice(
         100, 100
     )
+    long = texts_of_length(*[150] * 18, 151, 300)  # 160 tokens, the usual choice, hold all but one
+    assert advice(160, 512).startswith("Set length=320,")
     assert "task.query" in QuestionAnsweringTask().truncation_advice(900, 512)

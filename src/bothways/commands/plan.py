@@ -150,8 +150,8 @@ def _show(console: object, done: RunPlan) -> None:
         ("operations", f"{done.operations * done.tokens:.3g}"),
         ("tokens per second", f"{done.rate:,.0f}"),
         ("checkpoints", kept),
-        *((name, time_text(value)) for name, value in done.seconds.items() if value),
-        ("time", time_text(done.total)),
+        *((f"time: {name}", time_text(value)) for name, value in done.seconds.items() if value),
+        ("time in all", time_text(done.total)),
     ]
     if done.cost is not None:
         run.append(("price", f"{done.cost:,.2f}"))

@@ -66,7 +66,8 @@ def check_inputs(
     """Report texts that are cut off, and unknown tokens.
 
     Args:
-        advice: returns the fix, given the length that holds nearly all texts.
+        advice: returns the fix, given the length that holds nearly all texts, or, if `length` does,
+            all of them.
     """
     findings = []
     cut = [item for item in inputs if item.cut]
@@ -77,7 +78,10 @@ def check_inputs(
             f"{length:,} tokens and are cut"
         )
         what = f"{counted(len(cut), fault)}: {lost:.1%} of all tokens are not read"
-        fix = advice(needed_length(inputs))
+        needed = needed_length(inputs)
+        if needed <= length:  # which holds nearly all: the rest asks for more
+            needed = needed_length(inputs, 1.0)
+        fix = advice(needed)
         findings.append(Finding("truncation", "warning", what, "length", fix))
     ids = [sequence.ids for item in inputs for sequence in item.sequences]
     share = float((np.concatenate(ids) == tokenizer.specials.unknown).mean()) if ids else 0.0
