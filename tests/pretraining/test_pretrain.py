@@ -39,6 +39,7 @@ from bothways.pretraining.run import pretrain
 from bothways.pretraining.run_page import curves, read_records
 from bothways.report.sections import readable_number
 from bothways.text.tokenizer import Tokenizer
+from bothways.text.trainers import ByteBPE, train_tokenizer
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Epochs, Hours, Steps, Tokens, part_of
 from bothways.training.optimizers import AdamW, BertAdam
@@ -223,6 +224,14 @@ def test_a_model_to_go_on_from_has_the_vocabulary_of_the_corpus(
         ConfigError, match=r"start: the corpus .* was built with another vocabulary"
     ):
         build_models(dataclasses.replace(config, start=str(tmp_path / "model")), corpus)
+    # One whose pairs have other special tokens is no matter of the objective.
+    bytewise = train_tokenizer(["the cat sat"], ByteBPE(262))
+    texts = [Document(f"The cat sat {n}.", "here") for n in range(5)]
+    other = build_corpus(texts, bytewise, tmp_path / "bytes", workers=1)
+    with pytest.raises(
+        ConfigError, match=r"start: the corpus .* was built with another vocabulary"
+    ):
+        pretrain(dataclasses.replace(config, start=str(tmp_path / "model")), other)
 
 
 def test_heads_that_a_model_lacks_start_at_random_where_that_is_asked_for(

@@ -110,14 +110,7 @@ def _load_start(
         ConfigError: the encoder is not the folder's, or the corpus has another vocabulary.
     """
     source = settings.start if role == "model" else folder
-    difference = Tokenizer.load(folder).difference(corpus.tokenizer)
-    if difference is not None:
-        what = (
-            f"the corpus {corpus.folder} was built with another vocabulary than that of {source}: "
-            f"{difference}"
-        )
-        fix = f"Build it with that one: bothways corpus build … --tokenizer {source}"
-        raise ConfigError(what, where="start", fix=fix)
+    _require_vocabulary_of(folder, source, corpus)
     encoder, heads = spec
     model = load_model(folder, heads, settings.fresh if role == "model" else ()).model
     if role == "model" and settings.start_layers is not None:
@@ -137,6 +130,26 @@ def _load_start(
     changed.load_state_dict(model.state_dict())
     changed.kept = model.kept
     return changed
+
+
+def _require_vocabulary_of(folder: Path, source: str | Path | None, corpus: Corpus) -> None:
+    """Check that a corpus has the vocabulary of a model folder.
+
+    Args:
+        source: the folder as it was given, for the message.
+
+    Raises:
+        ConfigError: it has another one.
+        TokenizerError: the folder has no tokenizer.
+    """
+    difference = Tokenizer.load(folder).difference(corpus.tokenizer)
+    if difference is not None:
+        what = (
+            f"the corpus {corpus.folder} was built with another vocabulary than that of {source}: "
+            f"{difference}"
+        )
+        fix = f"Build it with that one: bothways corpus build … --tokenizer {source}"
+        raise ConfigError(what, where="start", fix=fix)
 
 
 def _frozen(source: str, spec: ModelSpec) -> Model:
@@ -270,6 +283,8 @@ def preflight(
         BothwaysError: there are errors; it lists them all.
     """
     corpora = corpus if isinstance(corpus, Corpora) else Corpora.of(corpus, None)
+    if "model" in (folders := start_folders(settings)):  # what follows depends on the vocabulary
+        _require_vocabulary_of(folders["model"], settings.start, corpora.first)
     longest = max(phase.length for phase in settings.phases)
     models = settings.objective.models(settings.encoder)
     findings = [*check_model(settings.encoder, corpus.tokenizer, longest)]
