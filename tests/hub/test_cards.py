@@ -7,7 +7,7 @@ import pytest
 from bothways.core.finding import Finding
 from bothways.data.corpus import Corpus
 from bothways.families.family import Architecture
-from bothways.finetuning.prepare import ModelSource
+from bothways.finetuning.prepare import DataSource
 from bothways.hub.model_card import (
     UNSEEN,
     Card,
@@ -86,7 +86,7 @@ def test_a_pretrained_model_tells_which_positions_are_untrained(corpus: Corpus) 
 
 def test_the_card_has_sections_for_data_and_limits(corpus: Corpus) -> None:
     data = {
-        "train": ModelSource("a.tsv", 1234, "abc"),
+        "train": DataSource("a.tsv", 1234, "abc"),
         **data_of_corpus(corpus, "def"),
     }
     text = render_card(

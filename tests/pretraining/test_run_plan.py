@@ -197,7 +197,7 @@ def test_phases_count_by_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None
 
     def plan(until: Any, **more: Any) -> run_plan.RunPlan:
         training = dataclasses.replace(run.training, until=until, **more)
-        return plan_run(dataclasses.replace(run, training=training), Here("cpu"), text=1e6)
+        return plan_run(dataclasses.replace(run, training=training), Here("cpu"), corpus_tokens=1e6)
 
     steps, tokens = plan(Steps(1000)), plan(Tokens(64_000_000))
     assert steps.tokens == 900 * 12_800 + 100 * 51_200
@@ -213,12 +213,12 @@ def test_phases_count_by_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_is_done_by_epochs_or_with_each_evaluation_is_counted() -> None:
     run = settings(until=Epochs(2.0), evaluate=Epochs(0.1), save=Epochs(0.5))
-    assert plan_run(run, Cards(CARD), text=1e9).checkpoints == 4
+    assert plan_run(run, Cards(CARD), corpus_tokens=1e9).checkpoints == 4
     best = dataclasses.replace(run.training, keep=Keep(best=Best("held-out/loss/masked", "lowest")))
-    kept = plan_run(dataclasses.replace(run, training=best), Cards(CARD), text=1e9)
+    kept = plan_run(dataclasses.replace(run, training=best), Cards(CARD), corpus_tokens=1e9)
     assert kept.checkpoints == 20
     once = dataclasses.replace(run.training, evaluate=None)
-    other = plan_run(dataclasses.replace(run, training=once), Cards(CARD), text=1e9)
+    other = plan_run(dataclasses.replace(run, training=once), Cards(CARD), corpus_tokens=1e9)
     assert kept.seconds["evaluation"] == pytest.approx(20 * other.seconds["evaluation"])
 
 

@@ -51,8 +51,9 @@ def train_tokenizer(
     from bothways.text import trainers
     from bothways.text.sampling import sample_languages
 
-    kinds = {"wordpiece": trainers.WordPiece, "bpe": trainers.ByteBPE, "unigram": trainers.Unigram}
-    trainer = build_settings(choice(kind, kinds, "kind"), "tokenizer", size=size, **settings)
+    trainer = build_settings(
+        choice(kind, trainers.KINDS, "kind"), "tokenizer", size=size, **settings
+    )
     if isinstance(texts, Mapping):
         languages = {
             name: (document.text for document in documents_of(one)) for name, one in texts.items()

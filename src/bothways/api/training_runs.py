@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bothways.api.arguments import Corpora
     from bothways.data.corpus import Corpus
     from bothways.finetuning.fit import FinetuneResult
-    from bothways.finetuning.metrics import Own
+    from bothways.finetuning.metrics import OwnMetrics
     from bothways.finetuning.prepare import Rows
     from bothways.model.config import ModelConfig
     from bothways.objectives.objective import Objective
@@ -188,7 +188,7 @@ def finetune(  # noqa: PLR0913 – one option per question
     resume: bool = False,
     seed: int = 0,
     recipe: str = "modern",
-    metrics: Own | None = None,
+    metrics: OwnMetrics | None = None,
     device: str = "auto",
     progress: Progress | bool = True,
     on_event: Callable[[Event], object] = lambda event: None,

@@ -112,9 +112,10 @@ def _serve(model: str, task: str | None, file: Path | None, seconds: float) -> N
     """Print a table of servers, and which one computes most."""
     from rich.console import Console
 
-    from bothways.core.errors import ConfigError, require
+    from bothways.commands.serve import require_server
+    from bothways.core.errors import ConfigError
 
-    require("serve", "bothways bench serve", "uvicorn", "httptools", "orjson", "prometheus_client")
+    require_server("bothways bench serve")
     from bothways.bench.serving import compare_divisions, drawn_texts
     from bothways.commands.progress import terminal_progress
     from bothways.core.terminal import counted, show_lines

@@ -92,7 +92,7 @@ def plan(  # noqa: PLR0913 – one option per question
         where = Cards(card_named(hardware), ranks, share)
     with terminal_progress() as progress:
         read = None if text is None else float(text.manifest.counts.tokens)
-        done = plan_run(run, where, text=read, price=price, progress=progress)
+        done = plan_run(run, where, corpus_tokens=read, price=price, progress=progress)
     if json:
         print(json_format.dumps(done.to_json(), ensure_ascii=False, allow_nan=False))
     else:

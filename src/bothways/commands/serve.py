@@ -90,10 +90,9 @@ def serve(  # noqa: PLR0913 – one option per question
     """
     from bothways.core.config import reader as configs
     from bothways.core.config.checks import require_at_least
-    from bothways.core.errors import require
 
     require_at_least(1, workers=workers, threads=threads or 1)
-    require("serve", "bothways serve", "uvicorn", "httptools", "orjson", "prometheus_client")
+    require_server("bothways serve")
     from bothways.serving.deployment import Deployment, named_models
     from bothways.serving.limits import DEFAULT_LIMITS, Limits
     from bothways.serving.run import LOOPBACK
@@ -191,9 +190,7 @@ def play(
     import threading
     import webbrowser
 
-    from bothways.core.errors import require
-
-    require("serve", "bothways play", "uvicorn", "httptools", "orjson", "prometheus_client")
+    require_server("bothways play")
     from bothways.serving.deployment import Deployment, named_models
     from bothways.serving.run import LOOPBACK, bind, url_of
     from bothways.serving.run import serve as run
@@ -216,6 +213,13 @@ def play(
             bound.listen()  # a browser that is quicker than the server waits
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
         run(application, bound, deployment)
+
+
+def require_server(purpose: str) -> None:
+    """Check that the packages of the server are installed; errors as `core.errors.require`."""
+    from bothways.core.errors import require
+
+    require("serve", purpose, "uvicorn", "httptools", "orjson", "prometheus_client")
 
 
 def check_address(host: str, port: int, *, open_to_all: bool) -> None:

@@ -210,20 +210,15 @@ def report(
 
 def _kind(name: Literal["wordpiece", "bpe", "unigram"], options: Options) -> Kind:
     from bothways.core.errors import ConfigError
-    from bothways.text.trainers import ByteBPE, Unigram, WordPiece
+    from bothways.text.trainers import KINDS
 
-    kinds: dict[str, type[WordPiece] | type[ByteBPE] | type[Unigram]] = {
-        "wordpiece": WordPiece,
-        "bpe": ByteBPE,
-        "unigram": Unigram,
-    }
-    known = {field.name for field in dataclasses.fields(kinds[name])}
+    known = {field.name for field in dataclasses.fields(KINDS[name])}
     given = {key: value for key, value in dataclasses.asdict(options).items() if value is not None}
     for key in given.keys() - known:
         names = ", ".join("--" + other.replace("_", "-") for other in sorted(known))
         what = f"is not an option of {name}"
         raise ConfigError(what, where="--" + key.replace("_", "-"), fix=f"Its options: {names}.")
-    return kinds[name](**given)
+    return KINDS[name](**given)
 
 
 def _read(inputs: list[str], column: str, progress: Progress) -> Iterator[str]:

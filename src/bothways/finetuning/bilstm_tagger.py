@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 import torch
@@ -168,7 +168,7 @@ def _about(encoder: AnyEncoder, inputs: Many[EncodedExample], stored: Stored) ->
 
 def _words(item: EncodedExample) -> NDArray[np.int64]:
     """Return the labels of the words of an example, in the order of its windows."""
-    labels = [cast(TokenTargets, sequence.targets["tag"]).ids for sequence in item.sequences]
+    labels = [sequence.target("tag", TokenTargets).ids for sequence in item.sequences]
     return np.concatenate([np.asarray(ids) for ids in labels])
 
 
@@ -190,7 +190,7 @@ def _key(encoder: AnyEncoder, inputs: Many[EncodedExample]) -> str:
         result.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     for item in inputs:
         for sequence in item.sequences:
-            places = np.asarray(cast(TokenTargets, sequence.targets["tag"]).index)
+            places = np.asarray(sequence.target("tag", TokenTargets).index)
             for array in (sequence.ids, sequence.segments, places):
                 result.update(np.int64(array.size).tobytes() + array.tobytes())
     return result.hexdigest()
@@ -212,13 +212,13 @@ def extract(
         progress: receives the stage "computing features", in tokens.
     """
     sequences = [sequence for item in inputs for sequence in item.sequences]
-    counts = [len(cast(TokenTargets, sequence.targets["tag"]).index) for sequence in sequences]
+    counts = [len(sequence.target("tag", TokenTargets).index) for sequence in sequences]
     starts = np.cumsum([0, *counts])
     done = 0
     progress.stage("computing features", sum(map(len, sequences)))
     with evaluating(encoder):
         for places, batch in in_batches(sequences, AT_ONCE, device_of(encoder)):
-            index = cast(Tensor, cast(TokenTargets, batch.targets["tag"]).index)
+            index = torch.as_tensor(batch.target("tag", TokenTargets).index)
             hidden = encoder(batch, keep_layers=True).layers
             vectors = (
                 torch.stack([hidden[layer][index] for layer in layers], dim=1).float().cpu().numpy()
@@ -292,4 +292,4 @@ class FeatureTagger(Learner):
 
 
 def _labels(batch: Batch) -> Tensor:
-    return cast(Tensor, cast(TokenTargets, batch.targets["tag"]).ids)
+    return torch.as_tensor(batch.target("tag", TokenTargets).ids)

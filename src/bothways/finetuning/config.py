@@ -18,7 +18,7 @@ from bothways.core.config.tree import Tree, parse_overrides
 from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.finetuning.lora import LoRA
-from bothways.finetuning.metrics import Metric, Own, named_metrics
+from bothways.finetuning.metrics import Metric, OwnMetrics, named_metrics
 from bothways.finetuning.stability import Stability
 from bothways.tasks.base import MIN_LENGTH, Direction, Task
 from bothways.tasks.catalogue import Trainable
@@ -86,7 +86,7 @@ class FinetuneSettings:
     batch: ExampleBudget | TokenBudget = ExampleBudget(32)
     microbatch_tokens: int = 8192
     metric: str | None = None
-    metrics: Annotated[Own | None, Members(NoneType)] = None
+    metrics: Annotated[OwnMetrics | None, Members(NoneType)] = None
     dropout: float | None = None
     stability: Stability = Stability()
     lora: LoRA | None = None

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from typing_extensions import assert_never
@@ -233,9 +232,7 @@ def tokens_in(item: EncodedExample) -> int:
 
 def words_in(item: EncodedExample) -> int:
     """Return the number of words that have a vector."""
-    return sum(
-        len(cast(TokenTargets, sequence.targets["tag"]).index) for sequence in item.sequences
-    )
+    return sum(len(sequence.target("tag", TokenTargets).index) for sequence in item.sequences)
 
 
 def encoder_speed(encoder: AnyEncoder, inputs: Many[EncodedExample]) -> float:

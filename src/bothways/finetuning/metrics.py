@@ -35,7 +35,7 @@ class Metric:
     better: Direction = "highest"
 
 
-Own = Mapping[str, Metric | MetricFunction]
+OwnMetrics = Mapping[str, Metric | MetricFunction]
 """Metrics by name; a function stands for a metric that is better when it is higher."""
 
 

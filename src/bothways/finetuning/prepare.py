@@ -138,7 +138,7 @@ def load_config(
 
 
 @dataclass(frozen=True)
-class ModelSource:
+class DataSource:
     """The data that a model was trained on: its name, number of examples, and their sha256."""
 
     name: str
@@ -165,7 +165,7 @@ class PreparedRun:
     settings: FinetuneConfig
     learner: TaskLearner[Any, Any]
     data: LabelledData
-    sources: Mapping[str, ModelSource]
+    sources: Mapping[str, DataSource]
     base: str
     fresh: tuple[str, ...]
     findings: tuple[Finding, ...]
@@ -320,9 +320,9 @@ def _example(item: Any, task: Trainable, where: str) -> Any:
     raise DataError(f"is of type {type(item).__name__}, not a dict by column", where=where, fix=fix)
 
 
-def _source(name: str, examples: list[Any], progress: Progress) -> ModelSource:
+def _source(name: str, examples: list[Any], progress: Progress) -> DataSource:
     tracked = track(examples, progress, f"fingerprint of {name}", REPORTED)
-    return ModelSource(name, len(examples), examples_fingerprint(tracked))
+    return DataSource(name, len(examples), examples_fingerprint(tracked))
 
 
 def _load(settings: FinetuneConfig, model: Model, data: LabelledData) -> Load:

@@ -15,7 +15,6 @@ from bothways.core.batch import Batch
 from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.targets import TokenTargets
-from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.config import EncoderConfig
 from bothways.model.encoder import Encoder, Hidden, recorded_projections
 from bothways.model.init import initialise
@@ -40,6 +39,7 @@ from bothways.objectives.distillation_values import (
     SoftTargets,
     loss_names,
 )
+from bothways.objectives.masked_lm import masked_prediction
 
 if TYPE_CHECKING:
     from bothways.objectives.distillation import Distillation
@@ -132,7 +132,7 @@ class DistillationLearner(Learner):
         for loss in self.objective.losses:
             match loss:
                 case MaskedTokens():
-                    losses["masked"] = self._masked(batch, ours.hidden)
+                    losses["masked"] = masked_prediction(self.model, batch, ours.hidden)[0]
                 case SoftTargets():
                     losses["soft"] = Loss(self._soft(loss, batch, ours, theirs, counted))
                 case CosineStates():
@@ -183,13 +183,6 @@ class DistillationLearner(Learner):
         with recorded_projections(encoder, layers) as found:
             hidden = encoder(batch, keep_layers=keep, only=only)
         return _Read(hidden, {layer: qkv[: len(batch.ids)] for layer, qkv in found.items()})
-
-    def _masked(self, batch: Batch, hidden: Hidden) -> Loss:
-        masked = batch.target("masked", TokenTargets)
-        index = torch.as_tensor(masked.index)
-        x = self.model.before_masked(batch, hidden, index)
-        logits = self.model.heads["masked"](x[index], hidden.table)
-        return cross_entropy(logits, torch.as_tensor(masked.ids))
 
     def _soft(
         self, loss: SoftTargets, batch: Batch, ours: _Read, theirs: _Read, counted: Tensor

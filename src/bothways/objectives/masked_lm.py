@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from bothways.core.batch import Batch
@@ -201,14 +202,22 @@ class MaskedLMLearner(Learner):
 
     def masked_losses(self, batch: Batch, hidden: Hidden) -> dict[str, Loss]:
         """Return the losses "masked" and "z", given the encoder's vectors."""
-        masked = batch.target("masked", TokenTargets)
-        index = torch.as_tensor(masked.index)
-        x = self.model.before_masked(batch, hidden, index)
-        logits = self.model.heads["masked"](x[index], hidden.table)
-        losses = {"masked": cross_entropy(logits, torch.as_tensor(masked.ids))}
+        masked, logits = masked_prediction(self.model, batch, hidden)
+        losses = {"masked": masked}
         if "z" in self.coefficients:
             losses["z"] = z_loss(logits)
         return losses
+
+
+def masked_prediction(
+    model: Model, batch: Batch, hidden: Hidden
+) -> tuple[Loss, Float[Tensor, "masked vocab"]]:
+    """Return the loss of the masked tokens and their logits, given the encoder's vectors."""
+    masked = batch.target("masked", TokenTargets)
+    index = torch.as_tensor(masked.index)
+    x = model.before_masked(batch, hidden, index)
+    logits = model.heads["masked"](x[index], hidden.table)
+    return cross_entropy(logits, torch.as_tensor(masked.ids)), logits
 
 
 def _pair_labels(batch: Batch) -> Tensor:

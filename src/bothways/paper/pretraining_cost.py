@@ -99,7 +99,7 @@ def _seconds(settings: PretrainConfig, tokens: float, device: str) -> float:
     if isinstance(end, Hours):
         return 3600 * end.count
     place = Path(tempfile.gettempdir())
-    return plan_run(settings, Here(device), text=tokens, out=place).total
+    return plan_run(settings, Here(device), corpus_tokens=tokens, out=place).total
 
 
 def _finetuning(

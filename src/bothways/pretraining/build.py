@@ -367,19 +367,19 @@ def _check_cache(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
             assert_never(settings.shuffle)
 
 
-def tokens_of_phases(settings: PretrainConfig, text: float) -> list[float] | None:
+def tokens_of_phases(settings: PretrainConfig, corpus_tokens: float) -> list[float] | None:
     """Return the number of tokens that a run reads in each phase; None if its length is a time.
 
     Args:
         settings: of the run.
-        text: the number of tokens of the corpus.
+        corpus_tokens: of an epoch.
     """
     shares = [phase.share for phase in settings.phases]
     match settings.training.end, settings.batch:
         case Tokens(count), _:
             return [share * count for share in shares]
         case Epochs(count), _:
-            return [share * count * text for share in shares]
+            return [share * count * corpus_tokens for share in shares]
         case Steps(count), ExampleBudget(n):
             return [phase.share * count * n * phase.length for phase in settings.phases]
         case Steps(count), TokenBudget(n):

@@ -39,7 +39,11 @@ class StepSeconds:
 
 
 def _tokens_read(
-    settings: PretrainConfig, text: float | None, per: StepSeconds, ranks: int, share: float
+    settings: PretrainConfig,
+    corpus_tokens: float | None,
+    per: StepSeconds,
+    ranks: int,
+    share: float,
 ) -> list[float]:
     """Return the tokens that the run reads in each phase.
 
@@ -48,7 +52,7 @@ def _tokens_read(
     """
     end = settings.training.end
     if not isinstance(end, Hours):
-        phases = tokens_of_phases(settings, text or 0.0)
+        phases = tokens_of_phases(settings, corpus_tokens or 0.0)
         assert phases is not None
         return phases
     phases = []
@@ -99,7 +103,7 @@ class Course:
 
 
 def course_of(
-    settings: PretrainConfig, per: StepSeconds, ranks: int, load: Load, text: float | None
+    settings: PretrainConfig, per: StepSeconds, ranks: int, load: Load, corpus_tokens: float | None
 ) -> Course:
     """Return the course of a run.
 
@@ -107,16 +111,16 @@ def course_of(
     what the others add to the work. Only those at its end come after them.
     """
     end = settings.training.end
-    made = _in_share(settings, per, ranks, load, text, 1.0)
+    made = _in_share(settings, per, ranks, load, corpus_tokens, 1.0)
     if not isinstance(end, Hours) or not made.meanwhile:
         return made
     low, high = 0.0, 1.0
     while high - low > SHORTEST:
         share = (low + high) / 2
-        made = _in_share(settings, per, ranks, load, text, share)
+        made = _in_share(settings, per, ranks, load, corpus_tokens, share)
         fits = made.meanwhile <= 3600 * end.count * (1 - share)
         low, high = (share, high) if fits else (low, share)
-    return _in_share(settings, per, ranks, load, text, max(low, SHORTEST))
+    return _in_share(settings, per, ranks, load, corpus_tokens, max(low, SHORTEST))
 
 
 def _in_share(
@@ -124,18 +128,18 @@ def _in_share(
     per: StepSeconds,
     ranks: int,
     load: Load,
-    text: float | None,
+    corpus_tokens: float | None,
     share: float,
 ) -> Course:
     training = settings.training
-    phases = _tokens_read(settings, text, per, ranks, share)
+    phases = _tokens_read(settings, corpus_tokens, per, ranks, share)
     updates = math.ceil(_updates(settings, phases) - 1e-6)
     seconds = {
         "training": float(np.dot(phases, per.per_token)) / ranks,
         "updates": updates * per.update,
         "exchange": updates * per.exchange,
     }
-    run = _Amounts(sum(phases), updates, sum(seconds.values()), text)
+    run = _Amounts(sum(phases), updates, sum(seconds.values()), corpus_tokens)
     evaluations = run.times(training.evaluate, training.end)
     longest = max(range(len(phases)), key=lambda n: settings.phases[n].length)
     evaluation = settings.evaluation_tokens * per.per_token[longest] / (1 + BACKWARD) / ranks
@@ -150,12 +154,12 @@ def _in_share(
 
 @dataclass(frozen=True)
 class _Amounts:
-    """How long a run is, in each unit; the text is the tokens of an epoch, if known."""
+    """How long a run is, in each unit; `corpus_tokens` are those of an epoch, if known."""
 
     tokens: float
     updates: float
     seconds: float
-    text: float | None
+    corpus_tokens: float | None
 
     def times(self, every: Duration | None, end: Duration) -> int:
         """Return how often something is done that is done after each duration, and at the end."""
@@ -173,7 +177,7 @@ class _Amounts:
             case Epochs(each), Epochs(whole):
                 count = whole / each
             case Epochs(each), _:
-                count = self.tokens / (self.text * each) if self.text else 1.0
+                count = self.tokens / (self.corpus_tokens * each) if self.corpus_tokens else 1.0
             case _:
                 assert_never(every)
         return max(1, math.ceil(count - 1e-9))

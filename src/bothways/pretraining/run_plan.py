@@ -153,7 +153,7 @@ def plan_run(
     settings: PretrainConfig,
     hardware: Hardware,
     *,
-    text: float | None = None,
+    corpus_tokens: float | None = None,
     price: float | None = None,
     out: Path = Path(),
     progress: Progress = SILENT,
@@ -161,16 +161,16 @@ def plan_run(
     """Return the forecast of a run.
 
     Args:
-        text: tokens of the corpus, for a length in epochs.
+        corpus_tokens: those of an epoch, for a length in epochs.
         price: of one rank for an hour, in any currency.
         out: where checkpoints are written, on this machine.
 
     Raises:
-        ConfigError: the length of the run is in epochs, and there is no text.
+        ConfigError: the length of the run is in epochs, and `corpus_tokens` is None.
         ResourceError: it does not fit; the error names what would.
     """
     require_at_least(0, price=price)
-    if isinstance(settings.training.end, Epochs) and text is None:
+    if isinstance(settings.training.end, Epochs) and corpus_tokens is None:
         what = f"{settings.training.end} of an unknown text"
         fix = "Give --tokens N, or the corpus: --corpus FOLDER."
         raise ConfigError(what, where="training.until", fix=fix)
@@ -181,7 +181,7 @@ def plan_run(
     except ResourceError as error:
         raise _with_cards(error, load, hardware) from error
     per = seconds_of(settings, hardware, load, choice, out, progress)
-    made = course_of(settings, per, ranks, load, text)
+    made = course_of(settings, per, ranks, load, corpus_tokens)
     seconds = made.seconds
     hours = sum(seconds.values()) / 3600
     return RunPlan(

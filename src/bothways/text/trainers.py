@@ -21,7 +21,7 @@ import itertools
 import json
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,6 +124,8 @@ LARGEST = 10_000_000
 """Tokens of the largest vocabulary: the trainers reserve memory for all that are asked for."""
 
 Kind = WordPiece | ByteBPE | Unigram
+KINDS: Mapping[str, type[Kind]] = {"wordpiece": WordPiece, "bpe": ByteBPE, "unigram": Unigram}
+"""The kinds of vocabularies by the names that users give."""
 Reader = Callable[[Sample], Iterator[str]]
 
 
