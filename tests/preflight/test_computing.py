@@ -121,7 +121,7 @@ def test_ranks_that_fine_tune_draw_by_their_number(
     )
     begin = partial(fine_tuning.finetune, settings, tmp_path / "run", device="cpu")
     peaks, draws = on_two_ranks(fine_tuning, begin, monkeypatch, fine_fit)
-    ready = fine_tuning.make_ready(settings, tmp_path / "other", CPU)
+    ready = fine_tuning.prepare_run(settings, tmp_path / "other", CPU)
     lengths = [len(sequence.ids) for sequence in ready.data.sequences]
     forward = forward_flops(
         ready.learner.model.config, (LabelHead(2), PoolerHead()), sum(lengths) // len(lengths)
