@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,6 +41,12 @@ def holder(tmp_path: Path) -> subprocess.Popen[str]:
         assert process.stdout.readline() == "held\n"
         yield process
         process.kill()
+
+
+def test_the_error_of_a_folder_that_is_deleted_meanwhile_stays(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the cause"), lock_folder(tmp_path / "a") as folder:
+        shutil.rmtree(folder)
+        raise ValueError("the cause")
 
 
 def test_another_process_is_named_and_its_death_frees_the_folder(

@@ -56,7 +56,7 @@ def lock_folder(folder: Path, patience: float = 0.0, progress: Progress = SILENT
         yield folder
     except BaseException:
         (folder / OWNER).unlink(missing_ok=True)
-        if new and [file.name for file in folder.iterdir()] == [LOCK]:
+        if new and folder.is_dir() and [file.name for file in folder.iterdir()] == [LOCK]:
             (folder / LOCK).unlink()  # while it is held: another process finds it, or a new one
             with contextlib.suppress(OSError):  # not empty
                 for place in created:
