@@ -44,9 +44,13 @@ def holder(tmp_path: Path) -> subprocess.Popen[str]:
 
 
 def test_the_error_of_a_folder_that_is_deleted_meanwhile_stays(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the cause"), lock_folder(tmp_path / "a") as folder:
-        shutil.rmtree(folder)
-        raise ValueError("the cause")
+    def deleted() -> None:
+        with lock_folder(tmp_path / "a") as folder:
+            shutil.rmtree(folder)
+            raise ValueError("the cause")
+
+    with pytest.raises(ValueError, match="the cause"):
+        deleted()
 
 
 def test_another_process_is_named_and_its_death_frees_the_folder(
