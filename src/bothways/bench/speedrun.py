@@ -282,6 +282,7 @@ def first_words(files: Sequence[str], count: int, file: Path) -> None:
     """
 
     def write(place: Path) -> None:
+        """Write the documents to a new file."""
         left = count
         with place.open("w", encoding="utf8") as out:
             for document in read_documents(files):

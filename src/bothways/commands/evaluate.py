@@ -83,51 +83,60 @@ def evaluate(  # noqa: PLR0913 – one option per question
         Maximum loss of int8 in points (0.01) of the metric, by default 0.5; more is an error.
     """
     from bothways.commands.progress import say_kernels
-    from bothways.core.atomic_files import check_output_path
     from bothways.core.errors import ConfigError
     from bothways.data.manifest import holds_corpus
-    from bothways.prediction.pair_suite import open_pairs
-    from bothways.prediction.predictor import Predictor, open_task
+    from bothways.prediction.predictor import open_task
 
     say_kernels(device)
+    for_rows = {
+        "--task": task, "--text": text, "--text-b": text_b, "--label": label, "--report": report,
+        "--limit": limit, "--runtime": None if runtime == "torch" else runtime,
+    }  # fmt: skip
     if blimp is not None:
-        words, settings = split_inputs(settings if file is None else (file, *settings))
-        if words:
-            fix = "Leave one of the two out."
-            raise ConfigError(f"is given in addition to --blimp {blimp}", where=words[0], fix=fix)
-        _refuse(
-            "--blimp", (), {"--task": task, "--text": text, "--text-b": text_b, "--label": label,
-            "--report": report, "--limit": limit,
-            "--runtime": None if runtime == "torch" else runtime},
-        )  # fmt: skip
-        pairs = open_pairs(folder, settings, length=length, device=device)
-        _evaluate_pairs(Predictor(pairs, precision), folder, blimp, json)
-        return
-    if file is None:
+        _refuse("--blimp", (), for_rows)
+        given = settings if file is None else (file, *settings)
+        _evaluate_pairs(folder, blimp, given, length, device, precision, json)
+    elif file is None:
         fix = "Give a file, the folder or URL of a corpus, or --blimp DIR."
         raise ConfigError("there is no data to evaluate on", where="file", fix=fix)
-    if holds_corpus(file):
-        _refuse(
-            "a corpus", settings, {"--task": task, "--text": text, "--text-b": text_b,
-            "--label": label, "--report": report, "--limit": limit,
-            "--precision int8": precision == "int8" or None,
-            "--runtime": None if runtime == "torch" else runtime},
-            "Leave it out; the losses of a pre-trained model depend on --length alone.",
-        )  # fmt: skip
+    elif holds_corpus(file):
+        fix = "Leave it out; the losses of a pre-trained model depend on --length alone."
+        for_rows["--precision int8"] = precision == "int8" or None
+        _refuse("a corpus", settings, for_rows, fix)
         assert precision != "int8"
         _evaluate_on_corpus(folder, file, length, json, device, precision)
-        return
+    else:
+
+        def open_in(precision: PredictPrecision) -> Predictor:
+            """Open the model for a precision."""
+            return open_task(
+                folder, task, length=length, device=device, precision=precision, runtime=runtime,
+                settings=settings,
+            )  # fmt: skip
+
+        data = _Data(folder, file, {"text": text, "text_b": text_b, "label": label}, json)
+        _evaluate_on_rows(open_in, data, precision, report, limit, guessed=task is None)
+
+
+def _evaluate_on_rows(
+    open_in: Callable[[PredictPrecision], Predictor],
+    data: _Data,
+    precision: PredictPrecision,
+    report: Path | None,
+    limit: float | None,
+    *,
+    guessed: bool,
+) -> None:
+    """Print the metrics on labelled data, of int8 next to those of fp32.
+
+    Args:
+        guessed: the task is the model's own; a note says so of a sentence encoder.
+    """
+    from bothways.core.atomic_files import check_output_path
+    from bothways.core.errors import ConfigError
+
     if report is not None:
-        check_output_path(report, [file])
-
-    def open_in(precision: PredictPrecision) -> Predictor:
-        """Open the model for a precision."""
-        return open_task(
-            folder, task, length=length, device=device, precision=precision, runtime=runtime,
-            settings=settings,
-        )  # fmt: skip
-
-    data = _Data(folder, file, {"text": text, "text_b": text_b, "label": label}, json)
+        check_output_path(report, [data.file])
     if precision == "int8":
         _compare_int8(open_in, data, report, limit)
         return
@@ -136,10 +145,9 @@ def evaluate(  # noqa: PLR0913 – one option per question
         fix = "Add --precision int8, or leave --limit out."
         raise ConfigError(what, where="limit", fix=fix)
     predictor = open_in(precision)
-    name = predictor.learner.task.name
-    if task is None and name == "embed":
-        note = f"note: {folder} is a sentence encoder and is scored as {name}; --task changes that"
-        print(note, file=sys.stderr)
+    if guessed and (name := predictor.learner.task.name) == "embed":
+        what = f"{data.folder} is a sentence encoder and is scored as {name}"
+        print(f"note: {what}; --task changes that", file=sys.stderr)
     _score(predictor, data, report)
 
 
@@ -221,17 +229,32 @@ def _evaluate_on_corpus(
     show_lines(Console(), metric_table(f"{folder} on {file}", {"": metrics}, ""))
 
 
-def _evaluate_pairs(opened: Predictor, folder: str, blimp: Path, json: bool) -> None:
-    """Print the accuracies on a folder of minimal pairs."""
+def _evaluate_pairs(
+    folder: str,
+    blimp: Path,
+    given: tuple[str, ...],
+    length: int | None,
+    device: Device,
+    precision: Precision,
+    json: bool,
+) -> None:
+    """Print the accuracies on a folder of minimal pairs; `given` are settings of the task."""
     from json import dumps
 
     from rich.console import Console
 
     from bothways.commands.progress import terminal_progress
-    from bothways.prediction.pair_suite import evaluate_suite
+    from bothways.core.errors import ConfigError
+    from bothways.prediction.pair_suite import evaluate_suite, open_pairs
+    from bothways.prediction.predictor import Predictor
     from bothways.report.sections import TableSection
     from bothways.report.terminal import render_report
 
+    files, settings = split_inputs(given)
+    if files:
+        fix = "Leave one of the two out."
+        raise ConfigError(f"is given in addition to --blimp {blimp}", where=files[0], fix=fix)
+    opened = Predictor(open_pairs(folder, settings, length=length, device=device), precision)
     with terminal_progress() as progress:
         scores = evaluate_suite(opened, blimp, progress)
     if json:
