@@ -253,7 +253,7 @@ def test_the_order_and_dropout_are_of_the_seed_of_the_order(
 
         monkeypatch.setattr(home, name, call)
 
-    watched(job, "loader", "order", lambda data, method, task, seed, *more: seed)
+    watched(job, "train_loader", "order", lambda data, method, seed, *more: seed)
     watched(job, "train", "draws", lambda *more: torch.initial_seed())
     brief = dataclasses.replace(
         METHOD, training=dataclasses.replace(FAST, until=Steps(1), evaluate=None)

@@ -73,7 +73,7 @@ def read_fields(module: str) -> set[str]:
     for node in ast.walk(ast.parse((SOURCE / f"{module}.py").read_text("utf8"))):
         match node:
             case ast.Call(  # also of `"texts" if tei else "documents"`
-                func=ast.Name(id="field" | "whole" | "component_count"),
+                func=ast.Name(id="field" | "whole_number" | "component_count"),
                 args=[_, name, *_],
             ):
                 constants = [each for each in ast.walk(name) if isinstance(each, ast.Constant)]
