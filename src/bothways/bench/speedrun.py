@@ -43,7 +43,7 @@ from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import HeldOut
 from bothways.pretraining.from_text import corpus_of_text
-from bothways.pretraining.recipes import RECIPES
+from bothways.pretraining.recipes import recipe_named
 from bothways.pretraining.run import pretrain
 from bothways.pretraining.run_page import read_records
 from bothways.runtime.devices import choose_device, describe_device
@@ -220,9 +220,7 @@ class RecordRequest:
 
     def __post_init__(self) -> None:
         require_at_least(1, seeds=self.seeds)
-        if self.recipe not in RECIPES:
-            what = f"unknown recipe {self.recipe!r}; there are: {', '.join(RECIPES)}"
-            raise ConfigError(what, where="recipe")
+        recipe_named(self.recipe)
 
     def settings(self, corpus: Corpus) -> PretrainConfig:
         """Return the settings of a run: a recipe of the length of the track, changed by the user.
@@ -231,7 +229,7 @@ class RecordRequest:
             ConfigError: a wrong setting, fewer positions than are scored, or another target.
         """
         track = self.track
-        base = RECIPES[self.recipe](fit_to_corpus(preset(self.model), corpus.tokenizer))
+        base = recipe_named(self.recipe)(fit_to_corpus(preset(self.model), corpus.tokenizer))
         to_loss = isinstance(track, LossTrack)
         training = dataclasses.replace(
             base.training,

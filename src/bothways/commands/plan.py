@@ -103,21 +103,17 @@ def _base(
     model: str, text: Corpus | None, recipe: str | None, teacher: str | None
 ) -> PretrainConfig:
     """Return the settings of a recipe for a model, which learns from a teacher if there is one."""
-    from bothways.core.errors import ConfigError
     from bothways.families.catalogue import PRESETS, preset
     from bothways.pretraining.build import fit_to_corpus, start_encoder
     from bothways.pretraining.distilling import distillation
-    from bothways.pretraining.recipes import RECIPES
+    from bothways.pretraining.recipes import recipe_named
 
     if teacher is not None:
         return distillation(teacher, text, model, recipe)
-    recipe = recipe or "modern"
-    if recipe not in RECIPES:
-        what = f"unknown recipe {recipe!r}; there are: {', '.join(RECIPES)}"
-        raise ConfigError(what, where="recipe")
+    make = recipe_named(recipe or "modern")
     known = model in PRESETS or not Path(model).is_dir()
     encoder = preset(model) if known and "/" not in model else start_encoder(model)
-    return RECIPES[recipe](encoder if text is None else fit_to_corpus(encoder, text.tokenizer))
+    return make(encoder if text is None else fit_to_corpus(encoder, text.tokenizer))
 
 
 def _show(console: object, done: RunPlan) -> None:

@@ -390,6 +390,18 @@ DISTILLING = {"distilbert": distilbert, "tinybert": tinybert, "minilm": minilm}
 """The recipes that also need a teacher."""
 
 
+def recipe_named(name: str) -> Callable[[ModelConfig], PretrainConfig]:
+    """Return a recipe that needs no teacher.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if name not in RECIPES:
+        what = f"unknown recipe {name!r}; there are: {', '.join(RECIPES)}"
+        raise ConfigError(what, where="recipe")
+    return RECIPES[name]
+
+
 def settings_of(recipe: str, encoder: ModelConfig, start: str | None = None) -> PretrainConfig:
     """Return the settings of a recipe for a model.
 
@@ -399,10 +411,11 @@ def settings_of(recipe: str, encoder: ModelConfig, start: str | None = None) -> 
             update on, with 15 % masked: their beginning is for random weights.
 
     Raises:
-        ConfigError: the objective of the recipe does not fit the encoder.
+        ConfigError: no such recipe, or its objective does not fit the encoder.
     """
+    make = recipe_named(recipe)
     try:
-        made = RECIPES[recipe](encoder)
+        made = make(encoder)
     except ConfigError as error:
         if error.where != "objective":
             raise
