@@ -151,7 +151,10 @@ def test_pairs_are_scored_after_a_time_with_few_words(
     assert json.loads(capsys.readouterr().out)["mean"] == pytest.approx(run["accuracy"])
 
 
-def test_the_rules_of_pairs_are_kept(place: Path, tmp_path: Path) -> None:
+def test_the_rules_of_pairs_are_kept(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "pretrain", None)  # a rule that is not kept would train for hours
     out, suite = tmp_path / "out", write_pairs(tmp_path / "suite")
     for until, words in (
         ("9 hours", "training.until: is 9 hours, and a run of this track takes at most 8 hours"),
@@ -162,6 +165,13 @@ def test_the_rules_of_pairs_are_kept(place: Path, tmp_path: Path) -> None:
             speedrun(request_of(place, out, track=PairTrack(suite), overrides=changed))
     with pytest.raises(DataError, match="is not a folder"):
         speedrun(request_of(place, out, track=PairTrack(tmp_path / "nowhere")))
+    (suite / "late.jsonl").write_text('{"sentence_good": "a cat", "sentence_bda": "cat a"}\n')
+    with pytest.raises(DataError, match="sentence_bad"):
+        speedrun(request_of(place, tmp_path / "other", track=PairTrack(suite)))
+    assert not (tmp_path / "other").exists(), (
+        "a wrong row is found before anything is built or trained"
+    )
+    (suite / "late.jsonl").unlink()
     command = ["speedrun", "--text", str(place / "train.txt"), "--out", str(out)]
     files = ["--held-out", str(place / "held-out.txt")]
     for options, words in (
@@ -185,6 +195,10 @@ def test_the_first_words_end_in_the_middle_of_a_document(tmp_path: Path) -> None
         first_words(files, count, tmp_path / "first.jsonl")
         rows = (tmp_path / "first.jsonl").read_text().splitlines()
         assert [json.loads(row)["text"] for row in rows] == texts
+    (tmp_path / "text.txt").write_text(" \n\n")
+    with pytest.raises(DataError, match=r"text\.txt: holds no word"):
+        first_words(files, 9, tmp_path / "none.jsonl")
+    assert not (tmp_path / "none.jsonl").exists()
 
 
 def test_a_target_outlives_a_checkpoint() -> None:

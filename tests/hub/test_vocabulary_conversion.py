@@ -129,7 +129,7 @@ def test_unused_slots_change_no_shape_and_disappear(tmp_path: Path) -> None:
 def test_mistakes(tmp_path: Path) -> None:
     old = folder_of(tmp_path / "old")
     for words, error, message in (
-        (["the"], TokenizerError, "the vocabulary has what is to be added: 'the'"),
+        (["the"], TokenizerError, "the vocabulary already has every word: 'the'"),
         ([], TokenizerError, "w.txt: there is no word"),
         (["new york"], ConfigError, "several words on a line: 'new york'"),
         (["武侠"], ConfigError, "for this tokenizer these are several words: '武侠'\n  Leave them"),

@@ -29,7 +29,7 @@ import bothways
 from bothways.core.atomic_files import replace_file, replace_text
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
-from bothways.core.errors import ConfigError, os_errors
+from bothways.core.errors import ConfigError, DataError, os_errors
 from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress
 from bothways.data.corpus import Corpus, build_corpus
@@ -37,7 +37,7 @@ from bothways.data.documents import read_documents
 from bothways.families.catalogue import preset
 from bothways.kernels.library import describe_kernels
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMLearner
-from bothways.prediction.pair_suite import evaluate_suite, open_pairs, suite_files
+from bothways.prediction.pair_suite import evaluate_suite, open_pairs, read_suite
 from bothways.prediction.predictor import Predictor
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
@@ -182,7 +182,7 @@ class PairRun:
     ) -> SweepOutcome | None:
         """Train for the time of the track, and score the model that is saved at the end."""
         done = pretrain(
-            self.settings, self.corpus, folder, resume=True, device=device, progress=progress
+            self.settings, self.corpus, folder, resume=resume, device=device, progress=progress
         )
         if not done.finished(self.settings.training):
             return None
@@ -226,17 +226,18 @@ class RecordRequest:
         """Return the settings of a run: a recipe of the length of the track, changed by the user.
 
         Raises:
-            ConfigError: a wrong setting, fewer positions than are scored, or another target.
+            ConfigError: a wrong setting, or one that the rules of the track fix.
         """
         track = self.track
         base = recipe_named(self.recipe)(fit_to_corpus(preset(self.model), corpus.tokenizer))
-        to_loss = isinstance(track, LossTrack)
+        target = Target(METRIC, track.target) if isinstance(track, LossTrack) else None
+        every = part_of(track.limit, 1 / EVALUATIONS)
         training = dataclasses.replace(
             base.training,
             until=track.limit,
-            evaluate=part_of(track.limit, 1 / EVALUATIONS),
-            save=None if to_loss else part_of(track.limit, 1 / EVALUATIONS),
-            target=Target(METRIC, track.target) if isinstance(track, LossTrack) else None,
+            evaluate=every,
+            save=every if target is None else None,
+            target=target,
         )
         settings = configs.load(
             PretrainConfig,
@@ -269,19 +270,20 @@ def _check_rules(settings: PretrainConfig, track: LossTrack | PairTrack) -> None
             assert_never(track)
 
 
-def first_words(files: Sequence[str], count: int, file: Path) -> None:
+def first_words(files: Sequence[str], count: int, file: Path, progress: Progress = SILENT) -> None:
     """Write the documents that have the first `count` words of texts, as JSON lines.
 
     Words are what white space separates. The last document ends with the last word.
 
     Raises:
-        DataError: a file cannot be read.
+        DataError: a file cannot be read, or there is no word.
         ResourceError: `file` cannot be written.
     """
 
     def write(place: Path) -> None:
         """Write the documents to a new file."""
         left = count
+        progress.stage("reading the first words", count)
         with place.open("w", encoding="utf8") as out:
             for document in read_documents(files):
                 words = [
@@ -292,6 +294,9 @@ def first_words(files: Sequence[str], count: int, file: Path) -> None:
                     out.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
                 if not (left := left - len(words)):
                     break
+                progress.advance(count - left)
+        if left == count:
+            raise DataError("holds no word", where=", ".join(files), fix="Give files with text.")
 
     with os_errors(file, "Choose another folder."):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -310,9 +315,10 @@ def speedrun(
     out, track = request.out, request.track
     text = request.text
     if isinstance(track, PairTrack):
-        suite_files(track.suite)  # before the hours, not after them
+        for _ in read_suite(track.suite):  # errors now, not after hours of training
+            pass
         text = (str(out / "text.jsonl"),)
-        first_words(request.text, track.words, out / "text.jsonl")
+        first_words(request.text, track.words, out / "text.jsonl", progress)
     corpus = corpus_of_text(text, out, track.vocabulary, progress)
     settings = request.settings(corpus)
     seeded = {

@@ -63,8 +63,9 @@ def speedrun(  # noqa: PLR0913 – one option per question
 
     track: job.LossTrack | job.PairTrack
     if (held_out is None) == (blimp is None):
-        what = "one of --held-out FILE and --blimp DIR says what is measured"
-        raise ConfigError(what, where="held_out")
+        what = "exactly one of --held-out FILE and --blimp DIR is needed"
+        fix = "--held-out measures the time to a loss, --blimp the accuracy on minimal pairs."
+        raise ConfigError(what, fix=fix)
     if blimp is None:
         assert held_out is not None
         track = job.LossTrack(held_out) if target is None else job.LossTrack(held_out, target)

@@ -20,7 +20,7 @@ from bothways.data.text_io import COMPRESSED
 from bothways.prediction.predictor import Predictor, open_learner
 from bothways.tasks.base import TaskLearner
 from bothways.tasks.likelihood.minimal_pairs import MinimalPairTask
-from bothways.tasks.text_examples import TextColumns, example_of
+from bothways.tasks.text_examples import TextColumns, TextExample, example_of
 
 COLUMNS = TextColumns("sentence_good", "sentence_bad")
 GROUPS = ("phenomenon", "linguistics_term", "field")
@@ -114,23 +114,34 @@ def evaluate_suite(predictor: Predictor, folder: Path, progress: Progress = SILE
     Raises:
         DataError: no such folder or no file in it; a row without the two sentences.
     """
-    files = suite_files(folder)
     scores = SuiteScores(predictor.learner.task.variant)  # type: ignore[attr-defined]
     waiting = deque[dict[str, str]]()
-    progress.stage("minimal pairs", len(files))
 
-    def examples() -> Iterator[Any]:
+    def examples() -> Iterator[TextExample]:
         """Yield the pairs of all files, and remember the groups of each."""
-        for done, (name, file) in enumerate(files.items()):
-            progress.advance(done, name)
-            for row in open_table(str(file)).rows:
-                named = {key: str(row.values[key]) for key in GROUPS[1:] if row.values.get(key)}
-                waiting.append({"phenomenon": name, **named})
-                yield example_of(row.values, COLUMNS, row.where)
+        for groups, example in read_suite(folder, progress):
+            waiting.append(groups)
+            yield example
 
     for example, prediction in predictor.predict(examples()):
         scores.add(waiting.popleft(), bool(predictor.learner.grade(example, prediction)))
     return scores
+
+
+def read_suite(
+    folder: Path, progress: Progress = SILENT
+) -> Iterator[tuple[dict[str, str], TextExample]]:
+    """Yield each pair of a suite with its groups by the names in `GROUPS`.
+
+    Errors as `evaluate_suite`.
+    """
+    files = suite_files(folder)
+    progress.stage("minimal pairs", len(files))
+    for done, (name, file) in enumerate(files.items()):
+        progress.advance(done, name)
+        for row in open_table(str(file)).rows:
+            named = {key: str(row.values[key]) for key in GROUPS[1:] if row.values.get(key)}
+            yield {"phenomenon": name, **named}, example_of(row.values, COLUMNS, row.where)
 
 
 def suite_files(folder: Path) -> dict[str, Path]:

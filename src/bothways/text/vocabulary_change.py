@@ -158,7 +158,7 @@ def _new_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
             )
         raise ConfigError(what, where="vocabulary", fix=fix)
     if not tokens:
-        what = f"the vocabulary has what is to be added: {listed(list(map(repr, words)))}"
+        what = f"the vocabulary already has every word: {listed(list(map(repr, words)))}"
         raise TokenizerError(what, where="vocabulary", fix="Give words that it splits.")
     return list(tokens)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from bothways.core.errors import ConfigError
@@ -28,7 +28,7 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
         if not equals or not all(keys):
             what = f"{text!r} is not a setting"
             fix = "Write key=value without blanks, such as training.optimizer.lr=3e-5."
-            if Path(text).exists():
+            if os.path.exists(text):
                 what = f"{text!r} is a file, and settings follow here"
                 fix = "Name a further file by its option, such as --dev FILE."
             raise ConfigError(what, fix=fix)
