@@ -57,7 +57,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no family": (
         lambda folder: change_settings(folder, model_type=None),
-        "model_type None is unknown",
+        "names no model_type",
     ),
     "other family": (
         lambda folder: change_settings(folder, model_type="t5"),

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bothways.core.batch import Batch
+from bothways.core.errors import FolderError
 from bothways.core.layout import Layout
 from bothways.hub.model_folder import load_model, save_model
 from model_folders import (
@@ -250,15 +251,73 @@ def test_outputs_are_read_only_where_a_head_has_them(
     assert loaded.labels == ()
 
 
-@pytest.mark.parametrize("said", [3, 2])
-def test_the_number_of_outputs_goes_before_their_names(said: int, tmp_path: Path) -> None:
-    config = transformers.BertConfig(**BERT, intermediate_size=24, num_labels=said)
+def test_a_number_of_outputs_that_contradicts_their_names_is_refused(tmp_path: Path) -> None:
+    config = transformers.BertConfig(**BERT, intermediate_size=24, num_labels=2)
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
     file = tmp_path / "config.json"
-    changed = {"num_labels": said, "id2label": {"0": "a", "1": "b"}, "label2id": {"a": 0, "b": 1}}
-    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
-    theirs = transformers.BertForSequenceClassification.from_pretrained(tmp_path)
-    assert load_model(tmp_path).labels == tuple(theirs.config.id2label.values())
+    raw = json.loads(file.read_text()) | {"id2label": {"0": "a", "1": "b"}}
+    file.write_text(json.dumps(raw | {"num_labels": 2}))
+    assert load_model(tmp_path).labels == ("a", "b")
+    file.write_text(json.dumps(raw | {"num_labels": 3}))
+    with pytest.raises(FolderError, match=r"num_labels is 3, .* 2 outputs") as caught:
+        load_model(tmp_path)
+    assert caught.value.where == file
+
+
+@pytest.mark.parametrize(
+    ("wrap", "prefix"),
+    [
+        ("module.{}", "module."),
+        ("_orig_mod.{}", "_orig_mod."),
+        ("module._orig_mod.{}", "_orig_mod."),
+        ("bert.encoder._fsdp_wrapped_module.", "_fsdp_wrapped_module."),
+    ],
+)
+def test_modules_that_only_wrap_are_removed_from_names(
+    wrap: str, prefix: str, tmp_path: Path
+) -> None:
+    """DataParallel, torch.compile, both, and FSDP around a part."""
+    config = transformers.BertConfig(**BERT, intermediate_size=24)
+    transformers.BertForSequenceClassification(config).eval().save_pretrained(tmp_path)
+    plain = load_model(tmp_path).model.state_dict()
+    file = tmp_path / "model.safetensors"
+    renamed = {
+        wrap.format(name) if "{" in wrap else name.replace("bert.encoder.", wrap): tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(renamed, file, metadata={"format": "pt"})
+    loaded = load_model(tmp_path)
+    assert prefix in loaded.report.wrappers
+    assert f"without {loaded.report.wrappers[0]}" in str(loaded.report)
+    assert all(
+        torch.equal(plain[name], tensor) for name, tensor in loaded.model.state_dict().items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "near"),
+    [
+        ("xlm-roberta-xl", "xlm-roberta"),
+        ("deberta_v2", "deberta-v2"),
+        ("data2vec-text", "roberta"),
+        ("whisper", None),
+    ],
+)
+def test_an_unknown_family_names_the_nearest(kind: str, near: str | None, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(FolderError, match=f"'{kind}' is unknown") as caught:
+        load_model(tmp_path)
+    assert (f"nearest is {near}," if near else "families.") in str(caught.value.fix)
+    assert '"model_type": "bert"' not in str(caught.value.fix)
+
+
+def test_weights_under_another_name_are_named(tmp_path: Path) -> None:
+    config = transformers.BertConfig(**BERT, intermediate_size=24)
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "weights.safetensors")
+    with pytest.raises(FolderError, match="holds no weights") as caught:
+        load_model(tmp_path)
+    assert "weights.safetensors" in str(caught.value.fix)
 
 
 @pytest.mark.parametrize("stem", ["GPT2", "OpenAIGPT"])

@@ -6,6 +6,7 @@ version of the family is known to have is listed in the load report.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -90,10 +91,8 @@ class HFConfig:
     def labels(self) -> tuple[str, ...]:
         """Return the names of a label or tag head's outputs, in order.
 
-        As in transformers, `num_labels` wins where it disagrees with the number of names.
-
         Raises:
-            FolderError: the settings are malformed.
+            FolderError: the settings are malformed, or `num_labels` and `id2label` disagree.
         """
         names = self.raw.get("id2label")
         if names is not None and (
@@ -108,8 +107,12 @@ class HFConfig:
         if not 1 <= count <= MAX_LABELS:
             what = f"a head with labels must have 1 to {MAX_LABELS:,} outputs, not {count}"
             raise FolderError(what, where=self.where)
-        if names is None or len(names) != count:
+        if names is None:
             return tuple(map(label_name, range(count)))
+        if len(names) != count:
+            what = f"num_labels is {count}, but id2label names {counted(len(names), 'outputs')}"
+            fix = "Remove num_labels, or name as many outputs as the head has."
+            raise FolderError(what, where=self.where, fix=fix)
         return tuple(str(names[str(at)]) for at in range(count))
 
     def _count(self) -> int:
@@ -161,12 +164,35 @@ def read_hf_config(folder: Path, own: Iterable[Head] = ()) -> HFConfig:
         return _read_native(raw, file, own)
     family = family_named(str(raw.get("model_type")))
     if family is None:
-        known = ", ".join([*(family.model_type for family in FAMILIES), NATIVE])
-        what = f"model_type {raw.get('model_type')!r:.80} is unknown: it must be one of {known}"
-        fix = 'To a config.json from before model_type existed, add "model_type": "bert".'
-        raise FolderError(what, where=file, fix=fix)
+        raise _unknown_family(raw, file)
     config = read_family_config(family, raw, file)
     return replace(config, dropouts={**config.dropouts, **_recorded_dropouts(folder)})
+
+
+_RELATIVES = {
+    "camembert": "roberta", "data2vec-text": "roberta", "ernie": "bert", "ibert": "roberta",
+    "layoutlm": "bert", "lilt": "roberta", "luke": "roberta",
+    "mobilebert": "bert", "mpnet": "bert", "nezha": "bert", "nomic_bert": "modernbert",
+    "qdqbert": "bert", "roberta-prelayernorm": "roberta", "roformer": "bert",
+    "squeezebert": "bert", "xlm-roberta-xl": "xlm-roberta", "xmod": "xlm-roberta",
+}  # fmt: skip
+"""Model types of transformers that no family reads, and the family closest to each."""
+
+
+def _unknown_family(raw: Mapping[str, Any], file: Path) -> FolderError:
+    """Return the error for a `config.json` of no known family."""
+    kind, types = raw.get("model_type"), [family.model_type for family in FAMILIES]
+    if kind is None:
+        what = f"names no model_type, which must be one of {', '.join([*types, NATIVE])}"
+        fix = 'To a config.json from before model_type existed, add "model_type": "bert".'
+        return FolderError(what, where=file, fix=fix)
+    what = f"model_type {kind!r:.80} is unknown: it must be one of {', '.join([*types, NATIVE])}"
+    names = [_RELATIVES.get(str(kind), ""), *difflib.get_close_matches(str(kind), types, n=1)]
+    near = next((name for name in names if name in types), None)
+    fix = "Use a model of one of these families"
+    if near is not None:
+        fix += f"; the nearest is {near}, but weights of {kind!r:.80} are not read as such"
+    return FolderError(what, where=file, fix=f"{fix}.")
 
 
 def read_family_config(family: Family, raw: Mapping[str, Any], where: Path) -> HFConfig:

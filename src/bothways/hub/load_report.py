@@ -22,6 +22,7 @@ class LoadReport:
         unused: tensors of the file that the model does not take, with the reason.
         fresh: our tensors that start at random as requested.
         unknown_settings: settings of `config.json` that the family is not known to have.
+        wrappers: prefixes such as `module.` that were removed from the file's names.
     """
 
     loaded: tuple[str, ...]
@@ -30,6 +31,7 @@ class LoadReport:
     unused: Mapping[str, str] = field(default_factory=dict)
     fresh: tuple[str, ...] = ()
     unknown_settings: Mapping[str, Any] = field(default_factory=dict)
+    wrappers: tuple[str, ...] = ()
 
     @property
     def fresh_heads(self) -> tuple[str, ...]:
@@ -48,6 +50,8 @@ class LoadReport:
 
     def __str__(self) -> str:
         lines = [f"{len(self.loaded)} tensors loaded", *self.faults]
+        if self.wrappers:
+            lines.append(f"names were read without {' and '.join(self.wrappers)}")
         if self.fresh:
             lines.append(f"{len(self.fresh)} start at random, as requested: {listed(self.fresh)}")
         by_reason = defaultdict[str, list[str]](list)

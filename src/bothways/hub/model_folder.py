@@ -226,7 +226,8 @@ def plan_model(
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     has = None if config.architecture is None else config.architecture.heads
     plan = plan_loading(config.keys, shapes, weights.shapes, fresh, has)
-    return model, replace(plan, report=replace(plan.report, unknown_settings=config.unknown))
+    report = replace(plan.report, unknown_settings=config.unknown, wrappers=weights.wrappers)
+    return model, replace(plan, report=report)
 
 
 def _check_depth(config: HFConfig, weights: Weights) -> None:

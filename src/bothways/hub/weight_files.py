@@ -8,6 +8,7 @@ the file. A pickle is opened only by torch's reader of plain tensors, which runs
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,10 @@ from torch import Tensor
 
 from bothways.core.errors import FolderError
 from bothways.core.json_reader import read_object
+from bothways.core.terminal import listed
 from bothways.families.weight_names import Shape
 
+_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 AGAIN = "Copy or download the file again; a tiny file is an unresolved Git LFS pointer."
 
 
@@ -32,11 +35,13 @@ class Weights:
         file: the file, or the index of several.
         shapes: the shape of every tensor, by name.
         read: returns a tensor by name, on the CPU, as stored; it shares no memory with others.
+        wrappers: prefixes of wrapper modules, such as `module.`, that were removed from names.
     """
 
     file: Path
     shapes: Mapping[str, Shape]
     read: Callable[[str], Tensor]
+    wrappers: tuple[str, ...] = ()
 
 
 def open_weights(folder: Path) -> Weights:
@@ -48,12 +53,44 @@ def open_weights(folder: Path) -> Weights:
     """
     for name, read in _READERS.items():
         if (folder / name).is_file():
-            return read(folder / name)
+            return _unwrap(read(folder / name))
     what = f"holds no weights: none of {', '.join(_READERS)}"
     fix = "Weights for TensorFlow, Flax or ONNX alone cannot be read."
+    others = sorted(file.name for file in folder.iterdir() if file.suffix in _SUFFIXES)
+    if others:
+        fix = f"It has {listed(others)}; rename the model's own weights to model.safetensors."
     if (folder / "onnx").is_dir() or (folder / "openvino").is_dir():
         fix = "An exported graph is computed with --runtime onnxruntime or openvino."
     raise FolderError(what, where=folder, fix=fix)
+
+
+_WRAPPERS = re.compile(
+    r"(?:(?:^|(?<=\.))_(?:orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module)|^module)\."
+)
+"""Modules that torch.compile, FSDP and DataParallel put around a model or a part of it."""
+
+
+def _unwrap(weights: Weights) -> Weights:
+    """Return the tensors under the names that they have without modules that only wrap.
+
+    Example: `module.bert.pooler.dense.bias` → `bert.pooler.dense.bias`.
+    """
+    original: dict[str, str] = {}
+    wrappers = dict[str, None]()
+    for name in weights.shapes:
+        bare = name
+        while match := _WRAPPERS.search(bare):
+            wrappers[match[0]] = None
+            bare = bare[: match.start()] + bare[match.end() :]
+        original.setdefault(bare, name)
+    if not wrappers or len(original) < len(weights.shapes):
+        return weights
+    return Weights(
+        weights.file,
+        {bare: weights.shapes[name] for bare, name in original.items()},
+        lambda bare: weights.read(original[bare]),
+        tuple(wrappers),
+    )
 
 
 def _open_safetensors(file: Path) -> Weights:
