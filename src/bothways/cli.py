@@ -18,6 +18,7 @@ from types import FrameType
 from cyclopts import App, CycloptsError, CycloptsPanel, Parameter
 
 import bothways
+from bothways.core.advice import interface
 from bothways.core.errors import AGAIN, BothwaysError, LostRankError
 from bothways.runtime.allocator import tune_allocator
 from bothways.runtime.limits import limit_threads
@@ -176,6 +177,11 @@ def main() -> None:
     _prepare_terminal()
     limit_threads()
     tune_allocator()
+    with interface("command"):
+        _run()
+
+
+def _run() -> None:
     try:
         _interrupt_on_signals()
         words = [_expand_home(word) for word in sys.argv[1:]]

@@ -106,7 +106,7 @@ def test_kept_columns_of_other_files_have_the_types_of_the_first_rows(
     words = ("predict", model, file, "--keep", "id", "--format", "parquet", "--rows", 5)
     words += ("--keep", "source")
     with pytest.raises(
-        DataError, match=r"rows\.jsonl:11: --keep id: 'not a number' is not of the type int64"
+        DataError, match=r"rows\.jsonl:11: 'id' is 'not a number', not of the type int64"
     ):
         command(*words, "--out", tmp_path / "strict")
     command(*words, "--out", tmp_path / "out", "--rejects")
@@ -115,7 +115,7 @@ def test_kept_columns_of_other_files_have_the_types_of_the_first_rows(
     assert [json.loads(row)["where"] for row in rejected] == [f"{file}:11", f"{file}:12"]
     rows[0]["id"] = "\ud800"
     words = ("predict", model, write_rows(tmp_path / "other.jsonl", rows), *words[3:])
-    with pytest.raises(DataError, match="--keep id: the values have no type of Parquet in common"):
+    with pytest.raises(DataError, match="the values of 'id' have no type of Parquet in common"):
         command(*words, "--out", tmp_path / "other")
 
 

@@ -192,7 +192,7 @@ def test_the_mistake_of_whole_words_without_words_is_named(
     (finding,) = objective._check_words(without)
     assert finding.severity == "warning"
     assert "does not show where Chinese words begin" in finding.what
-    assert "--words jieba or --words spaces" in str(finding.fix)
+    assert 'words="jieba" or words="spaces"' in str(finding)
 
 
 @pytest.mark.parametrize(

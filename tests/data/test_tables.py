@@ -315,7 +315,7 @@ def test_two_columns_of_one_name_are_refused_but_not_those_without(
 
 @pytest.mark.parametrize(("suffix", "task"), [(".conll", "tag"), (".json", "answer")])
 def test_files_of_other_tasks_are_told_apart(suffix: str, task: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"--task {task}"):
+    with pytest.raises(DataError, match=f'task="{task}"'):
         open_table(write(tmp_path / f"a{suffix}", "EU B-ORG\n"))
 
 
@@ -386,7 +386,7 @@ def test_an_array_of_objects_is_read_one_by_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"data": []}', "is not an array of objects\n  .*--task answer"),
+        (b'{"data": []}', 'is not an array of objects\n  .*task="answer"'),
         (b"[]", "holds no row"),
         (b"[1]", r":record 1: holds a JSON int"),
         (b'[{"a": 1} {"a": 2}]', ":record 1: is not followed by a comma"),

@@ -290,11 +290,11 @@ def test_folders_that_onnxruntime_cannot_open(
     def opened(folder: Path, task: str | None = None, **settings: Any) -> Predictor:
         return open_task(folder, task, runtime="onnxruntime", **settings)
 
-    with pytest.raises(FolderError, match=r"holds no weights.*\n.*with --runtime onnxruntime"):
+    with pytest.raises(FolderError, match=r"holds no weights.*\n.*with runtime=\"onnxruntime\""):
         open_task(exported)
     with pytest.raises(FolderError, match=r"has no onnx/model.onnx\n  Export the model first"):
         opened(classifier)
-    with pytest.raises(FolderError, match=r"has no onnx/model_quantized.onnx\n.*--int8 LABELLED"):
+    with pytest.raises(FolderError, match=r"has no onnx/model_quantized.onnx\n.*int8=LABELLED"):
         opened(exported, precision="int8")
     with pytest.raises(ConfigError, match="an exported model is in fp32 or in int8, not in bf16"):
         opened(exported, precision="bf16")

@@ -215,7 +215,7 @@ def test_an_interrupted_run_ends_where_an_unbroken_one_does(
     assert 0 < broken.progress.steps < 50
     with pytest.raises(
         ResourceError,
-        match="holds the checkpoints of an earlier run\n  Add --resume \\(in Python resume=True\\)",
+        match="holds the checkpoints of an earlier run\n  Add resume=True",
     ):
         finetune(settings_of(files), tmp_path, device="cpu")
     moved = shutil.copy(files.train, tmp_path / "moved.tsv")
@@ -371,7 +371,7 @@ def test_f1_of_three_classes_is_refused_before_training(files: Files, tmp_path: 
         (
             (MaskedHead(), PoolerHead(), PairHead()),
             None,
-            r"is for no known task: its heads are masked, pooler, pair\n.*--task likelihood, fill or embed",
+            r"is for no known task: its heads are masked, pooler, pair\n.*task=\"likelihood\" or task=\"fill\" or task=\"embed\"",
         ),
     ],
 )

@@ -150,7 +150,7 @@ def test_a_first_stage_that_was_stopped_resumes_to_equal_weights(
         patch.setattr(Interruption, "asked", True)
         stopped = run(place, tmp_path / "cut")
     assert (stopped.finished, stopped.progress.steps, stopped.folder) == (False, 1, None)
-    with pytest.raises(BothwaysError, match="Add --resume"):
+    with pytest.raises(BothwaysError, match="Add resume=True"):
         run(place, tmp_path / "cut")
     # The teacher may have moved, and what changes no update may be another.
     moved = {**deepcopy(QUICK["teacher"]), "folder": str(tmp_path / "moved")}

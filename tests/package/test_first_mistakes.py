@@ -42,7 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("evaluate classifier empty.tsv", r"empty\.tsv: holds no row"),
         (
             "finetune bert train.tsv --text txet",
-            r"has no column 'txet'; it has .*\n  Name the columns: --text NAME",
+            r"has no column 'txet'; it has .*\n  Name the columns: columns={\"text\": NAME",
         ),
         ("finetune bert train.tsv --dev unseen.tsv", r"1 dev example has labels without"),
         (

@@ -30,7 +30,7 @@ def test_a_task_is_known_by_its_usual_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["fill-mask", "embed"])
 def test_a_task_without_training_is_one_message(name: str, tmp_path: Path) -> None:
-    message = rf"task: '{name}' needs no fine-tuning.*\n.*--task (fill|embed)"
+    message = rf"task: '{name}' needs no fine-tuning.*\n.*load\(MODEL, task=\"(fill|embed)\""
     with pytest.raises(ConfigError, match=message):
         app(["finetune", "m", "d.tsv", "--task", name], result_action="return_value")
     with pytest.raises(ConfigError, match=message):

@@ -105,7 +105,7 @@ def test_who_was_trained_on_pairs_does_not_read_single_texts(tmp_path: Path) -> 
         (("text", "sentence1", "sentence2", "label"), "several columns may hold the text"),
         (
             ("words", "label"),
-            r"no column has a usual name for the text; it has words, label\n  Name the columns: --text NAME",
+            r"no column has a usual name for the text; it has words, label\n  Name the columns: columns={\"text\": NAME",
         ),
         (("text", "label", "class"), "several columns may hold the label"),
         (("text", "sentiment"), "no column has a usual name for the label"),

@@ -230,7 +230,7 @@ def test_what_cannot_be_filled_is_refused(made: tuple) -> None:
         DataError, match=r"^t\.txt:4: its masks span 11 tokens, and the model reads 10 at once"
     ):
         task.encode([TextExample("[MASK] " + "ape " * 9 + "[MASK]", where="t.txt:4")])
-    with pytest.raises(DataError, match=r"fillings cannot be scored\n  .*--task likelihood"):
+    with pytest.raises(DataError, match=r"fillings cannot be scored\n  .*task=\"likelihood\""):
         evaluate_task(task, [TextExample("ape [MASK]")])
     with pytest.raises(ConfigError, match=r"^top: must be at least 1, not 0"):
         MaskFillingTask(top=0)

@@ -129,7 +129,7 @@ def test_what_has_no_likelihood_is_refused(made: tuple, tmp_path: Path) -> None:
     task = LikelihoodTask().learner(model, tokenizer, (), 24)
     with pytest.raises(
         DataError,
-        match=r"^t\.txt:2: the text has a \[MASK\], whose token is unknown\n  .*--task fill",
+        match=r"^t\.txt:2: the text has a \[MASK\], whose token is unknown\n  .*task=\"fill\"",
     ):
         list(predict(task, [TextExample("ape [MASK]", where="t.txt:2")]))
     with pytest.raises(DataError, match="there is no token to score"):

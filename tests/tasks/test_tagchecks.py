@@ -148,7 +148,7 @@ def test_texts_with_labels_are_no_words_with_tags(tmp_path: Path, header: str) -
     (error,), first = said(train)["error"], 1 + len(header[:1])
     assert error == (
         f"rows: 4 of {5 + first} words of the training data or their tags have blanks, like texts with a label each: "
-        f"{tmp_path}/t.tsv:1 word {first} 'a good film' with the tag '1'. For labels of texts set --task classify. "
+        f"{tmp_path}/t.tsv:1 word {first} 'a good film' with the tag '1'. For labels of texts set task=\"classify\". "
         "For tags each line is a word and its tag, and an empty line ends a sentence."
     )
     assert "the dev data" in said(ENOUGH, train)["error"][0]

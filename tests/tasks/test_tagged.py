@@ -215,7 +215,7 @@ def test_texts_are_not_taken_for_words(tmp_path: Path) -> None:
     file = write(tmp_path / "a.tsv", "said\tid\nAnna lives\t1\nIn Oslo\t2\n")
     with pytest.raises(
         DataError,
-        match=r"a\.tsv:1: 2 of the first 3 words have blanks, as texts do: 'Anna lives'\n.*--text NAME",
+        match=r"a\.tsv:1: 2 of the first 3 words have blanks, as texts do: 'Anna lives'\n.*columns={\"text\": NAME",
     ):
         read(file, labelled=False)
     for name, message in (("no.tsv", "no such file"), ("empty.tsv", "has no word")):

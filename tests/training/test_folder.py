@@ -110,7 +110,7 @@ def test_checkpoints_of_an_earlier_run_are_kept_unless_it_is_resumed(tmp_path):
         run_folder(folder, resume=False),
     ):
         pass
-    assert "--resume" in caught.value.fix
+    assert "resume=True" in str(caught.value.fix)
     with run_folder(folder, resume=True):
         assert (folder / "step-3").is_dir()
 

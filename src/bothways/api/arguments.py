@@ -83,18 +83,22 @@ def build_settings(cls: type[Any], where: str, **values: Any) -> Any:
     return cls(**values)
 
 
-def documents_of(texts: Any, *, of_paths: bool = False) -> Iterable[Document]:
+def documents_of(
+    texts: Any, *, of_paths: bool = False, column: str = "text", boundary: str = "auto"
+) -> Iterable[Document]:
     """Return the documents of files, or of texts; strings in a list are paths if `of_paths`."""
-    from bothways.data.documents import Document, read_documents
+    from bothways.data.documents import Boundary, Document, read_documents
 
+    ends = choice(boundary, {end.value: end for end in Boundary}, "boundary")
     if isinstance(texts, str | Path):
-        return read_documents([str(texts)])
+        return read_documents([str(texts)], column=column, boundary=ends)
     if not isinstance(texts, Iterable):
         what = f"is of type {type(texts).__name__}: give a path, texts or documents"
         raise DataError(what, where="texts")
     items = list(texts) if of_paths else texts
     if of_paths and all(isinstance(item, str | Path) for item in items):
-        return read_documents([str(item) for item in items])
+        names = [str(item) for item in items]
+        return read_documents(names, column=column, boundary=ends)
     return (
         item if isinstance(item, Document) else Document(str(item), f"text {number}")
         for number, item in enumerate(items, 1)

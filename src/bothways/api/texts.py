@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bothways.api.arguments import build_settings, choice, documents_of, shown_progress
 from bothways.core.progress import Progress
@@ -24,6 +24,7 @@ def train_tokenizer(
     *,
     kind: str = "wordpiece",
     alpha: float = 0.7,
+    column: str = "text",
     out: str | Path | None = None,
     **settings: Any,
 ) -> Tokenizer:
@@ -35,6 +36,7 @@ def train_tokenizer(
         size: number of tokens, special tokens included.
         kind: "wordpiece" (BERT), "bpe" (RoBERTa) or "unigram" (ALBERT).
         alpha: of several languages: shares of the training text are proportional to size^alpha.
+        column: column of the text in .jsonl, .parquet and Hub rows.
         out: folder to save the tokenizer in.
         settings: of the kind, such as `lowercase=False`: the fields of its class, such as
             `bothways.text.trainers.WordPiece`.
@@ -56,23 +58,26 @@ def train_tokenizer(
     )
     if isinstance(texts, Mapping):
         languages = {
-            name: (document.text for document in documents_of(one)) for name, one in texts.items()
+            name: (document.text for document in documents_of(one, column=column))
+            for name, one in texts.items()
         }
         mixed = sample_languages(languages, alpha, trainers.CEILING)
         tokenizer = trainers.learn(mixed, trainer)
     else:
-        lines = (document.text for document in documents_of(texts))
+        lines = (document.text for document in documents_of(texts, column=column))
         tokenizer = trainers.train_tokenizer(lines, trainer)
     if out is not None:
         tokenizer.save(Path(out))
     return tokenizer
 
 
-def build_corpus(
+def build_corpus(  # noqa: PLR0913 – one option per question
     texts: str | Path | Iterable[str | Path | Document],
     tokenizer: str | Path | Tokenizer,
     out: str | Path,
     *,
+    column: str = "text",
+    boundary: Literal["auto", "blank", "line", "file"] = "auto",
     language: str = "auto",
     words: Words | None = None,
     cleaning: Cleaning | None = None,
@@ -85,6 +90,9 @@ def build_corpus(
         texts: a file, folder or pattern, a URL of these, several of them, or documents.
         tokenizer: a tokenizer, or its folder.
         out: folder of the corpus.
+        column: column of the text in .jsonl, .parquet and Hub rows.
+        boundary: end of a document in a .txt file: "blank" line, "line" or "file"; "auto": blank
+            lines if there are any, else each line is a document.
         language: language for splitting sentences; "auto" detects it per document.
         words: for the masking of whole words in Chinese, how a sentence is divided into words:
             "jieba", "spaces", or a function that returns its words.
@@ -108,7 +116,7 @@ def build_corpus(
     from bothways.text.tokenizer import Tokenizer
 
     known = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
-    documents = documents_of(texts, of_paths=True)
+    documents = documents_of(texts, of_paths=True, column=column, boundary=boundary)
     with shown_progress(progress) as shown:
         return corpus.build_corpus(
             documents,

@@ -22,6 +22,7 @@ from typing import Any
 
 from bothways.bulk.parts import PartJob, PartResult, RejectedRow
 from bothways.bulk.request import BulkRequest, PartFormat
+from bothways.core.advice import argument
 from bothways.core.atomic_files import HIDDEN, make_folder, replace_file
 from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, ResourceError
@@ -193,7 +194,8 @@ def _check_same(old: Mapping[str, Any], new: Mapping[str, Any], place: Path) -> 
     for name in {**new, **old}:
         if old.get(name) != new.get(name):
             what = f"the folder was begun with {name} = {old.get(name)!r}, not {new.get(name)!r}"
-            fix = "Continue with the same settings, or choose another --out."
+            other = argument(out="FOLDER")
+            fix = f"Continue with the same settings, or choose another folder: {other}."
             raise ConfigError(what, where=place, fix=fix)
 
 

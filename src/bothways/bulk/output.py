@@ -13,8 +13,11 @@ import numpy as np
 from typing_extensions import assert_never
 
 from bothways.bulk.request import PartFormat
+from bothways.core.advice import argument
 from bothways.core.errors import ConfigError, DataError, optional
 from bothways.tasks import predictions as kinds
+
+_AS_LINES = f"Write JSON lines: {argument(format='jsonl')}"
 
 
 def prediction_values(prediction: Any, top: int | None) -> dict[str, Any]:
@@ -68,7 +71,9 @@ def _check_names(kept: dict[str, list[Any]], row: dict[str, Any]) -> None:
     for name in kept:
         if name in row:
             what = f"{name!r} is also a field of the prediction"
-            raise ConfigError(what, where="keep", fix=f"Rename it: --keep {name}=given_{name}")
+            raise ConfigError(
+                what, where="keep", fix=f"Rename it: {argument(keep=f'{name}=given_{name}')}"
+            )
 
 
 def _plain(value: Any) -> Any:
@@ -102,8 +107,8 @@ def column_types(kept: Many[Many[Any]], names: Many[str], where: str) -> tuple[A
         try:
             kind = pyarrow.array(values).type
         except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError) as error:
-            what = f"--keep {name}: the values have no type of Parquet in common ({error})"
-            raise DataError(what, where=where, fix="Write JSON lines: --format jsonl") from error
+            what = f"the values of {name!r} have no type of Parquet in common ({error})"
+            raise DataError(what, where=where, fix=_AS_LINES) from error
         found.append(pyarrow.string() if pyarrow.types.is_null(kind) else kind)
     return tuple(found)
 
@@ -183,7 +188,7 @@ def _fields(prediction: type) -> dict[str, Any]:
     """
     if prediction not in _SCHEMAS:
         what = f"Parquet has no columns for {prediction.__name__}"
-        raise ConfigError(what, where="format", fix="Write JSON lines: --format jsonl")
+        raise ConfigError(what, where="format", fix=_AS_LINES)
     return _SCHEMAS[prediction]()
 
 

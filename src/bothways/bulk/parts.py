@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bothways.bulk.request import BulkRequest
+from bothways.core.advice import argument
 from bothways.core.errors import BothwaysError, ConfigError, DataError, optional
 from bothways.data.hub_rows import HUB, without_revision
 from bothways.data.tables import RowError
@@ -141,12 +142,14 @@ class FileReader:
             if old or self.request.rejects:
                 option = "keep" if old else "rejects"
                 what = f"{name} is not a table with columns that can be read row by row"
-                raise ConfigError(what, where=option, fix=f"Leave --{option} away.")
+                raise ConfigError(what, where=option, fix=f"Leave {option} out.")
             yield from (BulkRow(example) for example in reading.examples)
             return
         if self.request.rejects:
             table.skip_broken()
-        require_columns(old, table.names, name, "Name columns of the input: --keep NAME.")
+        require_columns(
+            old, table.names, name, f"Name columns of the input: {argument(keep='NAME')}."
+        )
         while True:
             try:
                 row = next(table.rows, None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from bothways.core.advice import argument
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError, DataError
@@ -65,14 +66,16 @@ class BulkRequest:
             raise ConfigError("names no file", where="files", fix="Name one or more.")
         for name in self.files:
             if name == STDIN:
-                fix = "Write it to a file first, or leave --out away."
+                fix = "Write it to a file first, or name one file for the output."
                 raise ConfigError("parts are made of files, not of a pipe", where=name, fix=fix)
             if not name.startswith(HUB):
                 file_at(name)
         new = [column for _, column in self.kept]
         if len({*new}) < len(new):
             what = f"names a column twice: {', '.join(new)}"
-            raise ConfigError(what, where="keep", fix="Rename one, such as --keep old=new.")
+            raise ConfigError(
+                what, where="keep", fix=f"Rename one, such as {argument(keep='old=new')}."
+            )
 
     @property
     def kept(self) -> list[tuple[str, str]]:
@@ -147,4 +150,6 @@ def check_not_inside(out: Path, files: tuple[str, ...]) -> None:
     for name in files:
         if not name.startswith(HUB) and file_at(name).parent.resolve() == out.resolve():
             what = "is in the folder of the output"
-            raise DataError(what, where=name, fix="Choose another --out.")
+            raise DataError(
+                what, where=name, fix=f"Choose another folder: {argument(out='FOLDER')}."
+            )

@@ -11,6 +11,7 @@ from typing import Any
 from bothways.bulk.output import fits_type, part_content
 from bothways.bulk.parts import BulkRow, PartFailure, PartJob, PartResult, RejectedRow
 from bothways.bulk.request import BulkRequest, PartFormat
+from bothways.core.advice import argument
 from bothways.core.errors import BothwaysError, DataError
 from bothways.jobs.process_pool import NUMBER
 from bothways.prediction.engine import (
@@ -95,9 +96,9 @@ class PartWorker:
             return True
         for (name, _), value, kind in zip(self.request.kept, row.kept, job.types, strict=True):
             if not fits_type(value, kind):
-                what = f"--keep {name}: {value!r} is not of the type {kind} of the first rows"
+                what = f"{name!r} is {value!r}, not of the type {kind} of the first rows"
                 where = str(getattr(row.example, "where", "a row"))
-                fix = "Write JSON lines (--format jsonl), or correct the row."
+                fix = f"Write JSON lines ({argument(format='jsonl')}), or correct the row."
                 rejects.add(DataError(what, where=where, fix=fix), row)
                 return False
         return True

@@ -22,6 +22,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from bothways.core.advice import Interface, render
 from bothways.core.terminal import printable
 
 AGAIN = "run the same command again, with --resume if it has this option"
@@ -34,7 +35,7 @@ class BothwaysError(Exception):
     Args:
         what: the value given and what is allowed, as one sentence.
         where: the dotted path of a setting, a file, or `file:line`.
-        fix: what to change, as one sentence.
+        fix: what to change, as one sentence; parameters by `advice.argument`.
 
     Examples:
         >>> try:
@@ -47,16 +48,26 @@ class BothwaysError(Exception):
     def __init__(
         self, what: str, *, where: str | os.PathLike[str] | None = None, fix: str | None = None
     ) -> None:
-        self.what, self.where, self.fix = what, where, fix
+        self.what, self.where, self._fix = what, where, fix
         super().__init__(what, where, fix)
+
+    @property
+    def fix(self) -> str | None:
+        """What to change, in the words of the interface of this process."""
+        return None if self._fix is None else render(self._fix)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Return how to copy the error into another process."""
-        return _restored, (type(self), self.what, self.where, self.fix)
+        return _restored, (type(self), self.what, self.where, self._fix)
 
     def __str__(self) -> str:
+        return self.message()
+
+    def message(self, interface: Interface | None = None) -> str:
+        """Return the error as one text, with advice for an interface; None for the process's."""
         place = "" if self.where is None else os.fspath(self.where).replace("\n", "\\n") + ": "
-        return printable(f"{place}{self.what}" + (f"\n  {self.fix}" if self.fix else ""))
+        text = f"{place}{self.what}" + (f"\n  {self._fix}" if self._fix else "")
+        return printable(render(text, interface))
 
 
 def _restored(

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Literal
 
+from bothways.core.advice import render
 from bothways.core.errors import BothwaysError
 from bothways.core.terminal import listed
 
@@ -26,7 +27,7 @@ class Finding:
         severity: an error stops the run, a warning probably harms it, a note is information.
         what: the problem, as one sentence.
         where: a setting, a file or a line.
-        fix: what to change.
+        fix: what to change; parameters by `advice.argument`.
     """
 
     check: Check
@@ -37,7 +38,7 @@ class Finding:
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
-        return f"{place}{self.what}" + (f". {self.fix}" if self.fix else "")
+        return render(f"{place}{self.what}" + (f". {self.fix}" if self.fix else ""))
 
 
 def report_findings(findings: Iterable[Finding]) -> list[Finding]:

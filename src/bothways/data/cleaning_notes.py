@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bothways.cleaning.config import Cleaning
+from bothways.core.advice import argument
 from bothways.core.errors import DataError
 from bothways.data.left_out import SHORT
 from bothways.data.manifest import StepCounts
@@ -45,7 +46,7 @@ def large_steps(
         if step.name in cleaning.document_rules and step.documents > _MOST * documents:
             note = f"{step.name} left out {step.documents / documents:.0%} of the documents"
             if step.name == "stop_words" and language == AUTO:
-                yield f"{note}. If they are not English, give their language (--language)."
+                yield f"{note}. If they are not English, give their {argument(language='CODE')}."
             else:
                 yield f"{note}: are its settings right for them?"
 
@@ -67,7 +68,7 @@ def nothing_left(
     if [step.name for step in left] == [SHORT]:
         least, short = cleaning.min_tokens, left[0].documents
         what = f"the inputs have no document with {least:,} tokens or more; {short:,} have fewer"
-        fix = "Set min_tokens (--min-tokens) lower, or give other inputs."
+        fix = f"Set a lower {argument(min_tokens='N')}, or give other inputs."
         return DataError(what, where=place, fix=fix)
     reasons = ", ".join(f"{step.name} {step.documents:,}" for step in left)
     what = f"the cleaning left out all {documents:,} documents: {reasons}"

@@ -22,6 +22,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from bothways.core.advice import argument
 from bothways.core.atomic_files import replace_text
 from bothways.core.errors import DataError
 from bothways.core.json_reader import read_object
@@ -340,7 +341,7 @@ def _column_documents(rows: Iterator[TableRow], column: str) -> Iterator[Documen
         value = row.values[column]
         if value is not None and not isinstance(value, str):
             what = f"column {column!r} holds {type(value).__name__}, not text"
-            fix = "Name a column that holds text, with --column."
+            fix = f"Name a column that holds text: {argument(column='NAME')}."
             raise DataError(what, where=row.where, fix=fix)
         yield Document(value or "", row.where)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from bothways.cleaning.config import Cleaning
+from bothways.core.advice import call
 from bothways.core.atomic_files import file_digest, replace_text
 from bothways.core.errors import DataError
 from bothways.core.json_reader import read_object
@@ -160,7 +161,8 @@ def read_manifest(folder: Path) -> Manifest:
     """
     from pydantic import TypeAdapter, ValidationError
 
-    file, fix = folder / MANIFEST, "Build a corpus: bothways corpus build FILES --out FOLDER …"
+    file = folder / MANIFEST
+    fix = f"Build a corpus: {call('corpus build', 'FILES', tokenizer='FOLDER', out='FOLDER')}"
     if not folder.is_dir():
         what = "is a file, not the folder of a corpus" if folder.exists() else "no such folder"
         raise DataError(what, where=folder, fix=fix)

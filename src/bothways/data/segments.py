@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bothways.core.advice import argument
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding
 from bothways.core.keyed_rng import rng
@@ -124,7 +125,10 @@ class PairSegments(Segments):
             findings.append(Finding("truncation", "note", what, "phases"))
         if alone > 0.5:
             what = f"{alone:.1%} of the documents are one sentence, and {self.one_sentence}"
-            fix = "Build the corpus with --boundary blank or file, or set objective=masked_lm."
+            fix = (
+                f"Build the corpus with {argument(boundary='blank')} or "
+                f"{argument(boundary='file')}, or set objective=masked_lm."
+            )
             findings.append(Finding("balance", "warning", what, "objective.segments", fix))
         return findings
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from typing_extensions import assert_never
 
+from bothways.core.advice import argument
 from bothways.core.finding import Finding
 from bothways.data.epoch_order import EpochBlock, Selection
 from bothways.data.next_sentence import (
@@ -55,7 +56,10 @@ class SentenceOrder(PairSegments):
         """Return the findings; documents that are all left out are an error."""
         if self.single == "drop" and len(corpus) == corpus.manifest.counts.sentences:
             what = "every document is one sentence, and these are left out: there are no pairs"
-            fix = "Set objective.segments.single=split, or build the corpus with --boundary blank."
+            fix = (
+                "Set objective.segments.single=split, or build the corpus with "
+                f"{argument(boundary='blank')}."
+            )
             return [Finding("balance", "error", what, "objective.segments.single", fix)]
         return super().check(corpus)
 

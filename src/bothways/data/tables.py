@@ -24,6 +24,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bothways.core.advice import argument
 from bothways.core.errors import DataError, optional
 from bothways.core.json_reader import parse_json, parse_object
 from bothways.core.terminal import counted, listed
@@ -50,7 +51,7 @@ KINDS = (
     f".csv, .tsv, .jsonl, .json, .txt (each also with {', '.join(COMPRESSED)}), .parquet, "
     f"or {HUB}owner/name:configuration:split"
 )
-_TAGS = " For words with their tags: --task tag."
+_TAGS = f" For words with their tags: {argument(task='tag')}."
 _OTHER_TASKS = {".conll": _TAGS, ".bio": _TAGS, ".iob": _TAGS}
 
 SAMPLE = 100
@@ -148,7 +149,7 @@ def require_column(column: str, names: Iterable[str], where: str | Place) -> Non
     """Raise DataError, naming the existing columns, if `column` is not one of them."""
     names = list(names)
     if column not in names:
-        fix = "Name the column that holds the text, with --column."
+        fix = f"Name the column that holds the text: {argument(column='NAME')}."
         what = f"has no column {column!r}; it has {listed(names, 20) or 'none'}"
         raise DataError(what, where=where, fix=fix)
 
@@ -276,7 +277,10 @@ def _delimited(where: str, records: Records, asked: Many[str]) -> Table:
     seen = set[str]()
     for name in names:
         if name and name in seen:
-            fix = "Rename one; columns without a header go by number, from 0: --text 0 …"
+            fix = (
+                "Rename one; columns without a header go by number, from 0: "
+                f"{argument(text='0', label='1')}."
+            )
             raise DataError(f"two columns are called {name!r}", where=f"{where}:{line}", fix=fix)
         seen.add(name)
     # Unlike a generator, `map` goes on after an error.
@@ -375,7 +379,7 @@ def _array_rows(path: Place, bytes_read: BytesRead) -> Iterator[TableRow]:
     """
     fix = (
         'Write [{"text": "…"}, …], or one object per line in a .jsonl file. '
-        "For questions as in SQuAD: --task answer."
+        f"For questions as in SQuAD: {argument(task='answer')}."
     )
     with contextlib.closing(read_chunks(path, bytes_read)) as chunks:
         text = _Buffer(chunks)

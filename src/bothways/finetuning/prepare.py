@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from bothways.core.advice import argument
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_seed
 from bothways.core.config.toml import read_toml
@@ -95,7 +96,7 @@ class FinetuneConfig(FinetuneSettings):
             raise ConfigError(
                 what,
                 where="training.early_stopping",
-                fix="Give --dev, or leave early_stopping out.",
+                fix=f"Give {argument(dev='FILE')}, or leave early_stopping out.",
             )
         if self.stage and (self.stability.mixout or self.stability.pull):
             what = "pulls weights back to those before teacher.stage"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from bothways.core.advice import call
 from bothways.core.errors import FolderError
 from bothways.core.json_reader import read_object
 from bothways.core.terminal import counted, listed
@@ -157,7 +158,9 @@ def read_hf_config(folder: Path, own: Iterable[Head] = ()) -> HFConfig:
     if not file.is_file():
         fix = "Give the folder of one model, as transformers' save_pretrained writes it."
         if any(folder.glob("*.ckpt*.index")):
-            fix = f"To convert a TensorFlow checkpoint: bothways convert {folder} --out FOLDER"
+            fix = "To convert a TensorFlow checkpoint: " + call(
+                "convert", str(folder), out="FOLDER"
+            )
         raise FolderError("is not a model folder: it has no config.json", where=folder, fix=fix)
     raw = read_object(file, FolderError)
     if raw.get("model_type") == NATIVE:

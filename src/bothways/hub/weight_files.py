@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from bothways.core.advice import argument
 from bothways.core.errors import FolderError
 from bothways.core.json_reader import read_object
 from bothways.core.terminal import listed
@@ -60,7 +61,10 @@ def open_weights(folder: Path) -> Weights:
     if others:
         fix = f"It has {listed(others)}; rename the model's own weights to model.safetensors."
     if (folder / "onnx").is_dir() or (folder / "openvino").is_dir():
-        fix = "An exported graph is computed with --runtime onnxruntime or openvino."
+        fix = (
+            f"An exported graph is computed with {argument(runtime='onnxruntime')} or "
+            f"{argument(runtime='openvino')}."
+        )
     raise FolderError(what, where=folder, fix=fix)
 
 

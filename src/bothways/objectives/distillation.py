@@ -19,6 +19,7 @@ import numpy as np
 from typing_extensions import assert_never
 
 from bothways.attention.patterns import Full
+from bothways.core.advice import call
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding
@@ -275,7 +276,7 @@ class Distillation(Objective):
         if difference is None:
             return findings
         what = f"the corpus has another vocabulary than the teacher {self.teacher}: {difference}"
-        fix = f"Build it with that one: bothways corpus build … --tokenizer {self.teacher}"
+        fix = f"Build it with that one: {call('corpus build', '…', tokenizer=self.teacher)}"
         return [*findings, Finding("ids", "error", what, "objective.teacher", fix)]
 
 

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bothways.core.advice import argument
 from bothways.core.batch import Batch
 from bothways.core.config.checks import require_at_least
 from bothways.core.finding import Finding
@@ -91,7 +92,10 @@ class MaskedObjective(Objective):
                 f"{chinese:.0%} of the tokens contain Chinese characters, and the vocabulary does "
                 "not show where Chinese words begin"
             )
-            fix = f"Build the corpus with --words jieba or --words spaces, or {single}"
+            fix = (
+                f"Build the corpus with {argument(words='jieba')} or "
+                f"{argument(words='spaces')}, or {single}"
+            )
             return [Finding("masking", "warning", what, where, fix)]
         if (word_starts(ids, vocabulary) if opens is None else opens).all():
             what = "every word of this corpus is one token: the same as masking tokens"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from bothways.core.advice import argument
 from bothways.core.errors import ConfigError
 from bothways.prediction.predictor import Predictor
 from bothways.tasks.base import Direction, Metrics
@@ -60,7 +61,7 @@ class Int8Report:
                 f"int8 loses {self.points_lost:.2f} points of {self.metric} here; "
                 f"the limit is {limit:g}"
             )
-            fix = "Predict in fp32, or allow more: --limit POINTS."
+            fix = f"Predict in fp32, or allow more: {argument(limit='POINTS')}."
             raise ConfigError(what, where="precision", fix=fix)
 
     def __str__(self) -> str:

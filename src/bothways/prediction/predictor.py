@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
+from bothways.core.advice import argument, call
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import Tree, parse_overrides
 from bothways.core.errors import ConfigError, DataError, FolderError
@@ -322,7 +323,7 @@ class _RecordFields:
     task: AnyTask | None = None
 
 
-_FINETUNE_FIRST = "Fine-tune it first: bothways finetune MODEL TRAIN --task …"
+_FINETUNE_FIRST = f"Fine-tune it first: {call('finetune', 'MODEL', 'TRAIN', task='…')}."
 _NEEDS_MASKED_HEAD = (
     "Choose a model with its masked head, such as a BertForMaskedLM or the folder of a "
     "pre-training run."
@@ -425,7 +426,7 @@ def _check_heads(task: AnyTask, loaded: LoadedModel) -> None:
         raise FolderError(what, where=loaded.folder, fix=fix)
     if not needed and isinstance(loaded.model, SessionModel) and loaded.model.heads:
         what = f"the task {name!r} reads vectors; this export ends in the head {_heads(loaded)}"
-        fix = f"Export the model for it: bothways export MODEL --task {name} --out FOLDER"
+        fix = f"Export the model for it: {call('export', 'MODEL', out='FOLDER', task=name)}"
         raise FolderError(what, where=loaded.folder, fix=fix)
     if task.problem is not None and loaded.problem not in (None, task.problem):
         what = f"its label head is for {loaded.problem}, not for {task.problem}"
@@ -474,8 +475,9 @@ def _default_task(loaded: LoadedModel, kind: str | None) -> AnyTask:
         if needed <= set(loaded.model.heads) and fits:
             return task
     what = f"is for no known task: its heads are {_heads(loaded)}"
-    tasks = "likelihood, fill or embed" if "masked" in loaded.model.heads else "embed"
-    fix = f"{_FINETUNE_FIRST} Or name a task that needs no training, such as --task {tasks}."
+    untrained = ("likelihood", "fill", "embed") if "masked" in loaded.model.heads else ("embed",)
+    tasks = " or ".join(argument(task=kind) for kind in untrained)
+    fix = f"{_FINETUNE_FIRST} Or name a task that needs no training: {tasks}."
     raise FolderError(what, where=loaded.folder, fix=fix)
 
 

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bothways.core.advice import argument, call
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, FolderError, optional
 from bothways.hub.hf_config import read_hf_config
@@ -72,7 +73,9 @@ class SessionEncoder(nn.Module):
         """
         if keep_layers:
             what = "an exported model has its last layer alone"
-            raise ConfigError(what, where="layers", fix="Set layers=[-1], or use --runtime torch.")
+            raise ConfigError(
+                what, where="layers", fix=f"Set layers=[-1], or use {argument(runtime='torch')}."
+            )
         found = self._run(padded_inputs(self.config, self.head, batch))
         match self.head:
             case "none":
@@ -170,9 +173,9 @@ def open_session(
     place, name = resolve(folder), FILES[runtime][chosen]
     config, file = read_hf_config(place), place / name
     if not file.is_file():
-        option = " --to openvino" if runtime == "openvino" else ""
-        option += " --int8 LABELLED_DATA" if chosen == "int8" else ""
-        fix = f"Export the model first: bothways export MODEL --out FOLDER{option}"
+        options = {"to": "openvino"} if runtime == "openvino" else {}
+        options |= {"int8": "LABELLED_DATA"} if chosen == "int8" else {}
+        fix = f"Export the model first: {call('export', 'MODEL', out='FOLDER', **options)}"
         raise FolderError(f"has no {name}", where=place, fix=fix)
     session = Session(file) if runtime == "onnxruntime" else CompiledModel(file)
     head = session.metadata.get(HEAD)

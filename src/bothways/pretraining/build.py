@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from typing_extensions import assert_never
 
+from bothways.core.advice import call
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, report_findings
 from bothways.core.part_cache import GIGABYTES
@@ -148,7 +149,7 @@ def _require_vocabulary_of(folder: Path, source: str | Path | None, corpus: Corp
             f"the corpus {corpus.folder} was built with another vocabulary than that of {source}: "
             f"{difference}"
         )
-        fix = f"Build it with that one: bothways corpus build … --tokenizer {source}"
+        fix = f"Build it with that one: {call('corpus build', '…', tokenizer=str(source))}"
         raise ConfigError(what, where="start", fix=fix)
 
 

@@ -370,6 +370,6 @@ def internal(error: Exception) -> RequestError:
         _log.error("a prediction failed: %s", error.what)
         return RequestError("not_finite", error.what)
     if isinstance(error, BothwaysError):
-        return RequestError("invalid", str(error), param="inputs")
+        return RequestError("invalid", error.message("json"), param="inputs")
     _log.error("a prediction failed", exc_info=error)
     return RequestError("internal", "the prediction failed; the server's log has the reason")

@@ -97,7 +97,7 @@ class ServedModel:
 
 def as_request_error(error: BothwaysError) -> RequestError:
     """Return a user's mistake as the error of a request."""
-    return RequestError("invalid", str(error), param="inputs")
+    return RequestError("invalid", error.message("json"), param="inputs")
 
 
 _HOW = "a server is started for a task by NAME=FOLDER:TASK"

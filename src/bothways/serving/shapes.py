@@ -147,7 +147,7 @@ def prompted(
     try:
         prompt = task.prompt_text(name)
     except ConfigError as error:
-        raise RequestError("invalid", str(error), param="prompt_name") from error
+        raise RequestError("invalid", error.message("json"), param="prompt_name") from error
     return [PromptedText(text, prompt=prompt) for text in texts]
 
 

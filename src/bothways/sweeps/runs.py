@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from bothways.core.advice import argument
 from bothways.core.atomic_files import make_folder, replace_folder, replace_text
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, DivergedError, FolderError, ResourceError
@@ -160,7 +161,7 @@ class FinetuneRun:
     def __post_init__(self) -> None:
         if self.settings.dev is None:
             what = "several runs are compared by dev data, and there is none"
-            raise ConfigError(what, where="dev", fix="Give --dev.")
+            raise ConfigError(what, where="dev", fix=f"Give {argument(dev='FILE')}.")
 
     def digests(self) -> dict[str, str]:
         """Return the sha256 of the data and of the model."""

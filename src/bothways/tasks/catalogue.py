@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
+from bothways.core.advice import call
 from bothways.core.errors import ConfigError
 from bothways.tasks.base import did_you_mean
 from bothways.tasks.choice.task import ChoiceTask
@@ -87,6 +88,6 @@ def trainable_task(name: str) -> Trainable:
     kind = task_kind(name)
     if kind not in TASKS:
         what = f"{name!r} needs no fine-tuning; models are fine-tuned for {', '.join(TASKS)}"
-        fix = f"Name one of these, or predict at once: bothways predict MODEL FILE --task {kind}"
+        fix = f"Name one of these, or predict at once: {call('predict', 'MODEL', task=kind)}"
         raise ConfigError(what, where="task", fix=fix)
     return TASKS[kind]()

@@ -12,6 +12,7 @@ from collections.abc import Sequence as Many
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from bothways.core.advice import argument
 from bothways.core.errors import DataError
 from bothways.core.terminal import listed, surrogate_in
 from bothways.data.given_rows import plain_value
@@ -119,7 +120,7 @@ def label_of(value: Any, column: str, where: str) -> str | None:
                 f"column {column!r} holds {type(value).__name__}, not a label",
                 where=where,
                 fix="Give one label, or a list of labels for the task multilabel, or name another "
-                "column: --label NAME.",
+                f"column: {argument(label='NAME')}.",
             )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
+from bothways.core.advice import argument
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.terminal import listed
 from bothways.data.tables import Table, open_table, separator_advice
@@ -37,8 +38,8 @@ LABELS = ("label", "labels", "class", "target", "gold_label", "category")
 _KNOWN = {*TEXTS, *itertools.chain(*PAIRS), *LABELS}
 
 HOW = (
-    "Name the columns: --text NAME --text-b NAME --label NAME "
-    '(in a file without a header by number, from 0); in Python columns={"text": NAME, …}.'
+    f"Name the columns: {argument(text='NAME', text_b='NAME', label='NAME')} "
+    "(in a file without a header by number, from 0)."
 )
 
 

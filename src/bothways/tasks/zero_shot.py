@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bothways.core.advice import argument
 from bothways.core.batch import Batch
 from bothways.core.errors import DataError
 from bothways.model.heads import Head, MaskedHead
@@ -35,7 +36,7 @@ class MaskedTask(TextTask[P]):
         """Raise a DataError for a second text."""
         if columns.text_b is not None:
             what = f"has two texts a row, {columns.text!r} and {columns.text_b!r}; one is read"
-            raise DataError(what, where=where, fix="Name one: --text NAME.")
+            raise DataError(what, where=where, fix=f"Name one: {argument(text='NAME')}.")
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         """Return the masked head."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import tokenizers
 
+from bothways.core.advice import call
 from bothways.core.errors import TokenizerError
 from bothways.core.json_reader import read_object
 from bothways.core.terminal import surrogate_in
@@ -53,7 +54,7 @@ def find_specials(
     size = backend.get_vocab_size()
     if size < len(NAMES):
         what = f"the vocabulary has {size} tokens, fewer than the {len(NAMES)} special tokens"
-        fix = "Train one: bothways tokenizer train FILES --out FOLDER"
+        fix = f"Train one: {call('tokenizer train', 'FILES', out='FOLDER')}"
         raise TokenizerError(what, where=where, fix=fix)
     specials, missing = dict[str, int](), list[str]()
     for use, customary in NAMES.items():

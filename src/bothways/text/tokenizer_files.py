@@ -25,6 +25,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from bothways.core.advice import call
 from bothways.core.errors import ResourceError, TokenizerError
 from bothways.core.json_reader import read_utf8
 from bothways.text.added_tokens import add_numbered, add_special
@@ -63,7 +64,7 @@ _ELSEWHERE = (
     "AutoTokenizer.from_pretrained(…).save_pretrained(…)."
 )
 
-AGAIN = "Download it again, or train one: bothways tokenizer train FILES --out FOLDER"
+AGAIN = f"Download it again, or train one: {call('tokenizer train', 'FILES', out='FOLDER')}"
 _MAX_GAPS = 2**20
 
 LONGEST_WORD = 100
@@ -230,7 +231,7 @@ def _find(path: Path) -> Path:
             return path / name
     fix = (
         "Give a folder that bothways or transformers saved, or train one: "
-        "bothways tokenizer train FILES --out FOLDER"
+        f"{call('tokenizer train', 'FILES', out='FOLDER')}"
     )
     what = f"the folder holds no tokenizer: none of {', '.join(FILES)}"
     raise TokenizerError(what, where=path, fix=fix)

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from bothways.core.advice import argument
 from bothways.core.atomic_files import HIDDEN, replace_text
 from bothways.core.errors import ResourceError, os_errors
 from bothways.core.folder_lock import LOCK, OWNER, lock_folder
@@ -56,7 +57,7 @@ def run_folder(folder: Path, *, resume: bool, progress: Progress = SILENT) -> It
 def _check(folder: Path, resume: bool) -> None:
     if not folder.exists() or (folder / MARK).exists():
         if latest_checkpoint(folder) is not None and not resume:
-            fix = "Add --resume (in Python resume=True) to continue it, or choose another folder."
+            fix = f"Add {argument(resume=True)} to continue it, or choose another folder."
             raise ResourceError("holds the checkpoints of an earlier run", where=folder, fix=fix)
     elif any(folder.iterdir()):
         raise ResourceError(

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from bothways.core.advice import argument
 from bothways.core.errors import ConfigError
 
 Tree = Mapping[str, Any]
@@ -30,7 +31,7 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
             fix = "Write key=value without blanks, such as training.optimizer.lr=3e-5."
             if os.path.exists(text):
                 what = f"{text!r} is a file, and settings follow here"
-                fix = "Name a further file by its option, such as --dev FILE."
+                fix = f"Name a further file by its name, such as {argument(dev='FILE')}."
             raise ConfigError(what, fix=fix)
         leaf: Any = _unquoted(value.strip())
         for key in reversed(keys):

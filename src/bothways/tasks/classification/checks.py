@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence as Many
 
+from bothways.core.advice import argument
 from bothways.core.finding import Finding, places
 from bothways.tasks.text_checks import (
     COMMON,
@@ -53,7 +54,7 @@ def _check_labels(train: Many[TextExample], dev: Many[TextExample]) -> list[Find
         findings.append(Finding("labels", "warning", what))
     if len(labels) > MANY and sum(map(_is_fraction, labels)) > len(labels) / 2:
         what = f"the {len(labels)} labels look like scores ({places(labels)}); each is a class here"
-        fix = "To learn them as scores, set --task regress."
+        fix = f"To learn them as scores, set {argument(task='regress')}."
         findings.append(Finding("labels", "warning", what, fix=fix))
     return findings
 

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from typing_extensions import assert_never
 
+from bothways.core.advice import argument
 from bothways.core.batch import Batch
 from bothways.core.errors import DataError
 from bothways.core.loss import perplexity
@@ -108,7 +109,9 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
         mask = tokenizer.specials.mask
         if mask in text.ids:
             what = f"the text has a {tokenizer.token(mask)}, whose token is unknown"
-            raise DataError(what, where=example.where, fix="To predict it, use --task fill.")
+            raise DataError(
+                what, where=example.where, fix=f"To predict it, use {argument(task='fill')}."
+            )
         sequences = []
         first, room = len(tokenizer.template.before), length - tokenizer.template.single
         for start in range(0, len(text.ids), room):

@@ -24,6 +24,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bothways.core.advice import argument
 from bothways.core.batch import Batch
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError, DataError
@@ -100,7 +101,7 @@ class MaskFillingTask(MaskedTask[FillPrediction]):
     ) -> Metrics:
         """Raise a DataError: texts with masks have no answers to compare with."""
         what = "the tokens behind the masks are unknown, so fillings cannot be scored"
-        raise DataError(what, fix="Score whole texts: --task likelihood.")
+        raise DataError(what, fix=f"Score whole texts: {argument(task='likelihood')}.")
 
     def learner(
         self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int

@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
+from bothways.core.advice import argument
 from bothways.core.batch import Batch
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import DataError
@@ -181,7 +182,7 @@ def _known(example: TextExample) -> float:
         raise unlabelled(example.where)
     value = _number(example.label)
     if math.isnan(value):
-        fix = "Write a number, such as 2.5, or set --task classify."
+        fix = f"Write a number, such as 2.5, or set {argument(task='classify')}."
         large = not math.isnan(_any_number(example.label))
         what = f"label {example.label!r} is {_TOO_LARGE if large else 'not a number'}"
         raise DataError(what, where=example.where, fix=fix)
@@ -195,7 +196,7 @@ def _check_scores(train: Many[TextExample], dev: Many[TextExample]) -> list[Find
         if e.label is not None and math.isnan(_any_number(e.label))
     ]
     large = [e.where for e in (*train, *dev) if abs(_any_number(e.label)) > LARGEST]
-    fix = "Fix these rows, name another label column, or set --task classify."
+    fix = f"Fix these rows, name another label column, or set {argument(task='classify')}."
     findings = report_rows("labels", wrong, "labels are not numbers", fix)
     findings += report_rows("labels", large, f"labels are {_TOO_LARGE}", "Scale the scores.")
     for name, examples in (("training", train), ("dev", dev)):

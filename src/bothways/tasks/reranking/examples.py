@@ -13,6 +13,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
+from bothways.core.advice import argument
 from bothways.core.errors import DataError
 from bothways.core.finding import Finding
 from bothways.core.terminal import counted
@@ -43,8 +44,8 @@ LABELS = (
 )  # fmt: skip
 
 _HOW = (
-    "Name the columns: --text QUERY --text-b DOCUMENTS --label LABEL (in a file without a header "
-    "by number, from 0)."
+    f"Name the columns: {argument(text='QUERY', text_b='DOCUMENTS', label='LABEL')} (in a file "
+    "without a header by number, from 0)."
 )
 
 

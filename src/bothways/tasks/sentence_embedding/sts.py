@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from bothways.core.advice import argument
 from bothways.core.errors import DataError
 from bothways.tasks.metrics import TINY, correlation
 from bothways.tasks.text_examples import TextExample
@@ -80,7 +81,7 @@ def gold_score(example: TextExample) -> float:
         DataError: the example has one text, or its label is not a number.
     """
     if example.text_b is None:
-        fix = "Name the columns: --text NAME --text-b NAME --label NAME."
+        fix = f"Name the columns: {argument(text='NAME', text_b='NAME', label='NAME')}."
         raise DataError("has one text; similarity needs two", where=example.where, fix=fix)
     try:
         score = float(example.label if example.label is not None else "")
@@ -89,6 +90,6 @@ def gold_score(example: TextExample) -> float:
     if not np.isfinite(score):
         label = example.label
         what = "has no score" if label is None else f"the score {label!r} is not a number"
-        fix = "Name the column: --label NAME, or remove the row."
+        fix = f"Name the column: {argument(label='NAME')}, or remove the row."
         raise DataError(what, where=example.where, fix=fix)
     return score

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import assert_never
 
+from bothways.core.advice import call
 from bothways.core.batch import Batch
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
@@ -199,7 +200,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
     def grade(self, example: TextExample, prediction: VectorPrediction, labels: Many[str]) -> float:
         """Raise a ConfigError: correlation is not defined for one pair."""
         what = "sentence vectors have no grade for each example, only a correlation with all scores"
-        fix = "Score each model: bothways evaluate --task embed."
+        fix = f"Score each model: {call('evaluate', 'MODEL', task='embed')}"
         raise ConfigError(what, where="task", fix=fix)
 
     def width(self, model: Model) -> int:

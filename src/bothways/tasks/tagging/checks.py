@@ -11,6 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence as Many
 
+from bothways.core.advice import argument
 from bothways.core.finding import Finding, places
 from bothways.tasks.tagging.examples import TAGS, WORDS, TagExample
 from bothways.tasks.tagging.metrics import types_of
@@ -87,15 +88,15 @@ def _check_table(examples: Many[TagExample], name: str) -> list[Finding]:
             f"{len(blank)} of {len(rows)} words of the {name} data or their tags have blanks, like "
             f"texts with a label each: {where} word {number} {_shown(*pair)}"
         )
-        fix = f"For labels of texts set --task classify. {_FORM}"
+        fix = f"For labels of texts set {argument(task='classify')}. {_FORM}"
         return [Finding("rows", "error", what, fix=fix)]
     tags = Counter(tag for *_, tag in rows)
     where, _, *pair = rows[0]
     if all(part.lower() in _HEADER for part in pair) and tags[pair[1]] == 1:
         what = f"the {name} data begins with a header, which would be learned: {where} "
         fix = (
-            "Remove that line if words and tags follow; for labels of texts set --task classify. "
-            + _FORM
+            "Remove that line if words and tags follow; for labels of texts set "
+            f"{argument(task='classify')}. " + _FORM
         )
         return [Finding("rows", "error", what + _shown(*pair), fix=fix)]
     if len(rows) >= MANY and 2 * len(tags) > len(rows):

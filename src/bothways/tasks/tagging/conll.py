@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from bothways.core.advice import argument
 from bothways.core.errors import DataError
 from bothways.core.terminal import counted
 
@@ -84,7 +85,8 @@ def _sentences(
             if tag is not None and min(word, tag) < 0 and len(fields) != width:
                 found = f"{counted(len(fields), 'columns')} ({' | '.join(fields)[:60]})"
                 what = f"has {found}, and the first line "
-                fix = "Give all lines the same columns, or name two by number: --text 0 --label 1."
+                numbers = argument(text="0", label="1")
+                fix = f"Give all lines the same columns, or name two by number: {numbers}."
                 raise DataError(f"{what}{width}", where=f"{where}:{number}", fix=fix)
             rows.append(chosen)
             continue
@@ -114,7 +116,7 @@ def _chosen(fields: list[str], word: int, tag: int | None, where: str) -> tuple[
             what += f" and its tag {'the last one' if tag < 0 else f'column {tag}'}"
         fix = (
             "Each line is a word and its tag, separated by a tab or blanks; name other columns by "
-            "number: --text 1 --label 3."
+            f"number: {argument(text='1', label='3')}."
         )
         raise DataError(what, where=where, fix=fix)
     return tuple(fields[place] for place in wanted)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bothways.core.advice import argument
 from bothways.core.errors import DataError
 from bothways.core.terminal import counted
 from bothways.data.hub_rows import HUB
@@ -53,7 +54,7 @@ _HEAD = 100
 NEIGHBOURS = 512
 """Number of words of context on each side of a sentence: BERT's maximum length."""
 
-_HOW = "Name the columns: --text NAME --label NAME."
+_HOW = f"Name the columns: {argument(text='NAME', label='NAME')}."
 
 Sentence = tuple[str, ...]
 
@@ -224,7 +225,7 @@ def _checked(sentences: Iterator[ColumnSentence], where: str) -> Iterator[Column
         what = f"{len(blank)} of the first {len(first.words)} words have blanks, as texts do: "
         fix = (
             "Texts are read from a .txt, one a line, or from a column with a name, such as "
-            '"text": --text NAME.'
+            f'"text": {argument(text="NAME")}.'
         )
         raise DataError(what + repr(blank[0][:40]), where=f"{where}:{first.line}", fix=fix)
     yield first
@@ -273,7 +274,7 @@ def _number(role: str, asked: str | None, usual: str | None, source: str) -> str
     """Return the number of a column; None for the default one."""
     if asked is not None and not asked.isdecimal():
         what = f"its columns have numbers, and {role} = {asked!r} is a name"
-        fix = "Name columns by their number, from 0: --text 0 --label 3."
+        fix = f"Name columns by their number, from 0: {argument(text='0', label='3')}."
         raise DataError(what, where=source, fix=fix)
     return asked or (usual if usual is not None and usual.isdecimal() else None)
 

@@ -1,0 +1,85 @@
+"""Advice is spelled in the words of the interface that was used."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+import bothways
+from bothways.core.advice import Interface, argument, call, interface, render
+from bothways.core.errors import DataError
+from bothways.core.finding import Finding
+
+
+@pytest.mark.parametrize(
+    ("used", "columns", "others", "command"),
+    [
+        (
+            "python",
+            'columns={"text": NAME, "label": "class"}',
+            'task="embed", resume=True, n=3',
+            "bothways.export_model(MODEL, out=FOLDER)",
+        ),
+        (
+            "command",
+            "--text NAME --label class",
+            "--task embed --resume --n 3",
+            "bothways export MODEL --out FOLDER",
+        ),
+        (
+            "json",
+            '"text": NAME, "label": "class"',
+            '"task": "embed", "resume": true, "n": 3',
+            "bothways export MODEL --out FOLDER",
+        ),
+    ],
+)
+def test_parameters_are_spelled_for_an_interface(
+    used: Interface, columns: str, others: str, command: str
+) -> None:
+    assert render(f"<{argument(text='NAME', label='class')}>", used) == f"<{columns}>"
+    assert render(argument(task="embed", resume=True, n=3), used) == others
+    assert render(call("export", "MODEL", out="FOLDER"), used) == command
+
+
+def test_a_command_without_a_function_stays_a_command() -> None:
+    assert render(call("convert", "F", out="G"), "python") == "bothways convert F --out G"
+
+
+def test_errors_and_findings_have_the_words_of_the_process() -> None:
+    error = DataError("no text", where="a.csv", fix=f"Name it: {argument(text='NAME')}.")
+    again = pickle.loads(pickle.dumps(error))
+    finding = Finding("rows", "error", "no text", fix=f"Name it: {argument(text='NAME')}.")
+    assert str(again) == 'a.csv: no text\n  Name it: columns={"text": NAME}.'
+    assert again.message("json").endswith('Name it: "text": NAME.')
+    with interface("command"):
+        assert str(again) == "a.csv: no text\n  Name it: --text NAME."
+        assert again.fix == "Name it: --text NAME."
+        assert str(finding).endswith("Name it: --text NAME.")
+    assert again.fix == 'Name it: columns={"text": NAME}.'
+
+
+def test_text_that_only_looks_like_a_parameter_stays() -> None:
+    for text in ("\x02{\x03", "\x02\x03", "\x02[1]\x03", "\x02[null, [], 3]\x03", "\x02", "a\x03"):
+        assert render(text, "python") == text
+
+
+LIBRARY = Path(bothways.__file__).parent
+COMMANDS = {"commands", "cli.py", "quickstart", "paper", "bench", "serving"}
+"""Only commands reach these, or a message of theirs is for who starts a server."""
+
+
+def test_advice_of_the_library_names_no_option() -> None:
+    """Options are spelled by `argument`, unless only a command has the parameter."""
+    only = "rows|spread|positions|keep-going|max-restarts|resume|tokens|corpus|hardware|grid|ray"
+    option = re.compile(rf"""fix\s*\+?=\s*\(?\s*f?["'][^"']*?--(?!(?:{only})\b)[a-z]""")
+    found = [
+        f"{file.relative_to(LIBRARY)}: {match.group()}"
+        for file in sorted(LIBRARY.rglob("*.py"))
+        if file.relative_to(LIBRARY).parts[0] not in COMMANDS
+        for match in option.finditer(file.read_text(encoding="utf-8"))
+    ]
+    assert not found
