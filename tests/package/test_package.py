@@ -100,14 +100,19 @@ def test_import_and_help_are_light() -> None:
     code = f"import sys, bothways, bothways.cli; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-    seconds = []
+    libraries = [sys.executable, "-c", "import cyclopts, rich.markdown"]  # what any help needs
+    seconds, reference = list[float](), list[float]()
     for _ in range(3):
         start = processor_time()
+        subprocess.run(libraries, check=True)
+        middle = processor_time()
         shown = subprocess.run(
             [sys.executable, "-m", "bothways", "--help"], capture_output=True, text=True, check=True
         ).stdout
-        seconds.append(processor_time() - start)
-    assert min(seconds) < 0.5
+        reference.append(middle - start)
+        seconds.append(processor_time() - middle)
+    # Neighbours on a core slow both down.
+    assert min(seconds) < max(0.5, 2.5 * min(reference)), (seconds, reference)
     assert all(
         verb in shown
         for verb in (

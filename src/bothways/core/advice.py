@@ -1,6 +1,6 @@
 r"""Advice in the words of the interface that was used: Python, a command line, or JSON over HTTP.
 
-A message carries parameters as values, and whoever shows it chooses their spelling:
+A message carries parameters as values, and the place that shows it spells them:
 
     fix = f"Name the column: {argument(label='NAME')}."
 
@@ -38,7 +38,7 @@ _interface: Interface = "python"
 def argument(**values: str | float | bool) -> str:
     """Return parameters with their values, as part of a message that `render` spells.
 
-    Values in capitals, such as NAME, stand for what the user knows. True is a flag.
+    Values in capitals, such as NAME, are placeholders. True is a flag.
     """
     return _marked(None, (), values)
 
