@@ -401,6 +401,10 @@ def _array_rows(path: Place, bytes_read: BytesRead) -> Iterator[TableRow]:
             if after == ",":
                 text.skip()
                 text.peek()
+        text.skip()
+        if rest := text.peek():
+            what = f"goes on with {rest!r} after the end of its array"
+            raise DataError(what, where=path, fix="Write one array, or a .jsonl file.")
 
 
 class _Buffer:

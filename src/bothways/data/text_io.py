@@ -9,26 +9,23 @@ from __future__ import annotations
 
 import bz2
 import codecs
-import gzip
+import functools
 import io
 import logging
 import lzma
 import os
 import sys
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from typing_extensions import Buffer
 
 from bothways.core.errors import ConfigError, DataError, ResourceError, optional
 from bothways.core.urls import Place, Url, is_url, open_url, status_of
-
-if TYPE_CHECKING:
-    from zstandard import ZstdDecompressionObj
 
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2")
 """Suffixes of compressed files."""
@@ -49,8 +46,9 @@ _NULS = 0.1
 """The share of NUL characters in a line, beyond three, above which it is not text; fewer are left
 out."""
 _BLOCK = 1 << 17
-# A zstd block of 4 bytes can expand to 128 KiB, so one kilobyte expands to 32 MiB at most.
-_ZSTANDARD_BLOCK = 1 << 10
+# Bytes that are decompressed at once: a few can expand to 128 KiB (zstd), a thousand to one (gzip),
+# 7,000 to one (xz) or 900 kB (bz2), and what they expand to is held.
+_COMPRESSED_BLOCKS = {".gz": 1 << 12, ".xz": 1 << 8, ".zst": 1 << 10, ".bz2": 1 << 9}
 _OTHER_MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
@@ -96,17 +94,40 @@ def max_line_bytes() -> int:
     return int(value)
 
 
-class _Zstandard(io.RawIOBase):
-    """A .zst file of one or several frames; notices truncation, unlike the library's reader."""
+@runtime_checkable
+class _Stream(Protocol):
+    """The state of one compressed stream; those of zlib, lzma, bz2 and zstandard are alike."""
 
-    def __init__(self, raw: io.BufferedReader) -> None:
-        with optional("data", "reading .zst files"):
-            import zstandard
+    @property
+    def eof(self) -> bool:
+        """True after the end of the stream."""
 
-        self._library = zstandard
-        self._raw = raw
-        self._frame: ZstdDecompressionObj | None = None
+    @property
+    def unused_data(self) -> bytes:
+        """The bytes after the end of the stream."""
+
+    def decompress(self, data: bytes, /) -> bytes:
+        """Return the contents of the next bytes."""
+
+
+class _Decompressed(io.RawIOBase):
+    """The contents of a file of compressed streams, end to end, as `cat a.gz b.gz` writes them.
+
+    The libraries' readers end in silence at a stream that does not begin as one (lzma, bz2) or that
+    is cut short (zstandard). Here every byte is read, except for zeros after a stream, or refused.
+    """
+
+    def __init__(
+        self,
+        raw: io.BufferedReader,
+        block: int,
+        begin: Callable[[], _Stream],
+        errors: tuple[type[Exception], ...],
+    ) -> None:
+        self._raw, self._block, self._begin, self._errors = raw, block, begin, errors
+        self._stream: _Stream | None = None
         self._rest = b""
+        self._read = self._start = 0  # bytes of the file; where the current stream begins
         self._ready = memoryview(b"")  # a view, because cutting bytes would copy the remainder
 
     def readable(self) -> bool:
@@ -116,10 +137,12 @@ class _Zstandard(io.RawIOBase):
     def readinto(self, buffer: Buffer, /) -> int:
         """Fill the buffer with decompressed bytes; return their number."""
         while not self._ready:
-            block = self._rest or self._raw.read(_ZSTANDARD_BLOCK)
+            block = self._rest or self._raw.read(self._block)
+            self._read += 0 if self._rest else len(block)
+            self._rest = b""
             if not block:
-                if self._frame is not None:
-                    raise EOFError("the last frame is not complete")
+                if self._stream is not None:
+                    raise EOFError(f"the stream from byte {self._start:,} on is not complete")
                 return 0
             self._decompress(block)
         view = memoryview(buffer)
@@ -128,27 +151,41 @@ class _Zstandard(io.RawIOBase):
         return count
 
     def _decompress(self, block: bytes) -> None:
-        frame = self._frame or self._library.ZstdDecompressor().decompressobj()
+        """Read a block, or its beginning if a stream ends in it."""
+        if self._stream is None:
+            if self._read > len(block):  # not at the beginning of the file
+                block = block.lstrip(b"\0")
+            if not block:
+                return
+            self._start = self._read - len(block)
+            self._stream = self._begin()
         try:
-            self._ready = memoryview(frame.decompress(block))
-        except self._library.ZstdError as error:
-            raise EOFError(str(error)) from error
-        self._frame = None if frame.eof else frame
-        self._rest = frame.unused_data
+            self._ready = memoryview(self._stream.decompress(block))
+        except self._errors as error:
+            what = f"the stream from byte {self._start:,} on cannot be read: {error}"
+            raise EOFError(what) from error
+        if self._stream.eof:
+            self._rest, self._stream = self._stream.unused_data, None
 
 
 def _decompressed(raw: io.BufferedReader, suffix: str) -> io.BufferedReader:
+    begin: Callable[[], _Stream]
     match suffix:
         case ".gz":
-            return io.BufferedReader(gzip.GzipFile(fileobj=raw), _BLOCK)
+            begin, error = functools.partial(zlib.decompressobj, 16 + zlib.MAX_WBITS), zlib.error
         case ".xz":
-            return io.BufferedReader(lzma.LZMAFile(raw), _BLOCK)
+            begin, error = lzma.LZMADecompressor, lzma.LZMAError
         case ".bz2":
-            return io.BufferedReader(bz2.BZ2File(raw), _BLOCK)
+            begin, error = bz2.BZ2Decompressor, OSError
         case ".zst":
-            return io.BufferedReader(_Zstandard(raw), _BLOCK)
+            with optional("data", "reading .zst files"):
+                import zstandard
+            begin = lambda: zstandard.ZstdDecompressor().decompressobj()  # noqa: E731
+            error = zstandard.ZstdError
         case _:
             return raw
+    stream = _Decompressed(raw, _COMPRESSED_BLOCKS[suffix], begin, (error, EOFError))
+    return io.BufferedReader(stream, _BLOCK)
 
 
 @contextmanager
@@ -370,7 +407,7 @@ def read_chunks(path: Place, bytes_read: BytesRead | None = None) -> Generator[s
             raise _damage_error(error, path, f"byte {done:,}") from error
 
 
-_DAMAGE = (EOFError, zlib.error, lzma.LZMAError, OSError)
+_DAMAGE = (EOFError, OSError)
 
 
 def _damage_error(error: Exception, path: Place, after: str) -> Exception:

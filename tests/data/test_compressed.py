@@ -1,0 +1,98 @@
+"""Compressed files of one or several streams: every byte is read, or the file is refused."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bothways.core.errors import DataError
+from bothways.data.documents import read_documents
+from bothways.data.tables import open_table
+from bothways.data.text_io import read_lines
+
+zstandard = pytest.importorskip("zstandard")
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
+LONG = b"".join(b"row %d of the long stream\n" % number for number in range(40_000))
+
+suffixes = pytest.mark.parametrize("suffix", COMPRESS)
+
+
+def lines(path: Path) -> list[str]:
+    return [line for _, line in read_lines(path)]
+
+
+@suffixes
+def test_streams_of_different_length_are_read_to_the_end(suffix: str, tmp_path: Path) -> None:
+    path, compress = tmp_path / f"a.txt{suffix}", COMPRESS[suffix]
+    path.write_bytes(compress(b"one\n") + compress(LONG) + compress(b"") + compress(b"last\n"))
+    read = lines(path)
+    assert read[0] == "one"
+    assert read[-1] == "last"
+    assert len(read) == 40_002
+
+
+@suffixes
+def test_padding_with_zeros_is_skipped(suffix: str, tmp_path: Path) -> None:
+    path, compress = tmp_path / f"a.txt{suffix}", COMPRESS[suffix]
+    path.write_bytes(compress(b"one\n") + bytes(4096) + compress(b"two\n") + bytes(512))
+    assert lines(path) == ["one", "two"]
+
+
+@suffixes
+@pytest.mark.parametrize("damage", ["head", "middle", "cut", "garbage"])
+def test_damage_after_the_first_stream_names_the_byte(
+    damage: str, suffix: str, tmp_path: Path
+) -> None:
+    first, second = COMPRESS[suffix](b"one\n" * 300), COMPRESS[suffix](LONG)
+    data = {
+        "head": b"?" + second[1:],
+        "middle": second[: len(second) // 2] + b"?" * 40 + second[len(second) // 2 + 40 :],
+        "cut": second[:-5],
+        "garbage": b"<html>not found</html>",
+    }[damage]
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(first + data)
+    with pytest.raises(DataError, match=f"byte {len(first)} on") as caught:
+        lines(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.tsv", "a.csv", "a.txt"])
+def test_each_reader_refuses_a_damaged_second_stream(name: str, tmp_path: Path) -> None:
+    content = {
+        ".jsonl": b'{"text": "one"}\n',
+        ".json": b'[{"text": "one"}]',
+        ".tsv": b"text\tlabel\none\tx\n",
+        ".csv": b"text,label\none,x\n",
+        ".txt": b"one\n",
+    }[Path(name).suffix]
+    path = tmp_path / f"{name}.xz"
+    path.write_bytes(lzma.compress(content) + b"?" + lzma.compress(content)[1:])
+    with pytest.raises(DataError, match="damaged"):
+        list(open_table(str(path)).rows)
+    with pytest.raises(DataError, match="damaged"):
+        list(read_documents([str(path)]))
+
+
+def test_zstandard_skippable_frames_are_skipped(tmp_path: Path) -> None:
+    compress, path = COMPRESS[".zst"], tmp_path / "a.txt.zst"
+    skippable = (0x184D2A50).to_bytes(4, "little") + (3).to_bytes(4, "little") + b"abc"
+    path.write_bytes(skippable + compress(b"one\n") + skippable + compress(b"two\n"))
+    assert lines(path) == ["one", "two"]
+
+
+def test_what_follows_a_json_array_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('[{"text": "one"}]\n[{"text": "two"}]\n')
+    with pytest.raises(DataError, match="goes on"):
+        list(open_table(str(path)).rows)
