@@ -32,6 +32,7 @@ from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.report import sections as s
 from bothways.tasks.base import EncodedExample
+from bothways.tasks.metrics import Confusion
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.text_examples import TextExample
 from toy_folder import make_examples, make_folder, make_tokenizer, write_tsv
@@ -196,7 +197,7 @@ def test_of_many_classes_the_worst_are_shown() -> None:
     names = [f"class {place}" for place in range(size)]
     counts = np.diag(np.full(size, 9))
     counts[40, 50], counts[3, 40], counts[60, 61] = 8, 5, 1
-    matrix, pairs = confusion_sections(names, counts)
+    matrix, pairs = confusion_sections(names, Confusion.of_matrix(counts))
     assert isinstance(matrix, s.Confusion)
     assert isinstance(pairs, s.TableSection)
     assert len(matrix.labels) == MOST
@@ -209,17 +210,17 @@ def test_of_many_classes_the_worst_are_shown() -> None:
         ["class 3", "class 40", 5, "35.7 %"],
         ["class 60", "class 61", 1, "10.0 %"],
     ]
-    table = class_table(names, counts)
+    table = class_table(names, Confusion.of_matrix(counts))
     assert len(table.rows) == size
     assert [row[0] for row in table.rows[:2]] == ["class 40", "class 50"]
-    assert class_table(["a", "b"], np.array([[0, 0], [3, 0]])).rows[0][3:] == [
+    assert class_table(["a", "b"], Confusion(2, [(1, 0)] * 3)).rows[0][3:] == [
         "0.0 %", None, "0.0 %",
     ]  # fmt: skip
 
 
 def test_few_classes_are_all_shown() -> None:
     counts = np.random.default_rng().integers(0, 9, (MOST, MOST))
-    (matrix,) = confusion_sections([str(place) for place in range(MOST)], counts)
+    (matrix,) = confusion_sections([str(n) for n in range(MOST)], Confusion.of_matrix(counts))
     assert isinstance(matrix, s.Confusion)
     assert matrix.counts == counts.tolist()
 

@@ -36,7 +36,7 @@ from bothways.tasks.base import (
     TaskLearner,
     nothing_to_score,
 )
-from bothways.tasks.metrics import classification_metrics, softmax
+from bothways.tasks.metrics import Confusion, classification_metrics, softmax
 from bothways.tasks.predictions import ClassPrediction
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
@@ -159,7 +159,7 @@ class RelationTask(Task[RelationExample, ClassPrediction]):
             confusion[list(labels).index(str(example.label)), prediction.index] += 1
         if not confusion.any():
             raise nothing_to_score()
-        return {"accuracy": classification_metrics(confusion)["accuracy"]}
+        return {"accuracy": classification_metrics(Confusion.of_matrix(confusion))["accuracy"]}
 
     def learner(
         self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int

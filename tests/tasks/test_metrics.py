@@ -11,6 +11,7 @@ from scipy import stats
 from sklearn import metrics
 
 from bothways.tasks.metrics import (
+    Confusion,
     classification_metrics,
     correlation,
     macro_thresholds,
@@ -49,7 +50,7 @@ def test_counts_give_what_the_arrays_give(case: tuple[int, list[tuple[int, int]]
         expected["f1"] = (
             2 * true_positives / (2 * true_positives + wrong) if true_positives + wrong else 0.0
         )
-    assert classification_metrics(confusion) == pytest.approx(expected)
+    assert classification_metrics(Confusion.of_matrix(confusion)) == pytest.approx(expected)
 
 
 @settings(deadline=None, max_examples=30)

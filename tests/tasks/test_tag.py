@@ -23,7 +23,7 @@ from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.base import EncodedExample
-from bothways.tasks.metrics import classification_metrics
+from bothways.tasks.metrics import Confusion, classification_metrics
 from bothways.tasks.predictions import Entity
 from bothways.tasks.tagging.examples import TagColumns, TagExample, with_context
 from bothways.tasks.tagging.schemes import respell
@@ -366,7 +366,9 @@ def test_plain_tags_have_no_entities(tokenizer: Tokenizer) -> None:
             confusion[labels.index(truth), labels.index(tag)] += 1
         right = [a == b for a, b in zip(example.tags or (), prediction.tags, strict=True)]
         assert task.grade(example, prediction) == pytest.approx(np.mean(right))
-    assert metrics["f1"] == pytest.approx(classification_metrics(confusion)["f1_macro"])
+    assert metrics["f1"] == pytest.approx(
+        classification_metrics(Confusion.of_matrix(confusion))["f1_macro"]
+    )
     assert task.grade(TagExample((), ()), next(predict(task, [TagExample(())]))[1]) == 1.0
 
 

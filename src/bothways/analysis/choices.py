@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
-
 from bothways.analysis.base import SURE, TaskAnalysis, clip_text, guesses, reliability
 from bothways.analysis.calibration import Calibration
 from bothways.analysis.classes import class_table, confusion_sections
 from bothways.report import sections as s
 from bothways.tasks.base import Metrics
 from bothways.tasks.choice.examples import ChoiceExample
-from bothways.tasks.metrics import negative_log
+from bothways.tasks.metrics import Confusion, negative_log
 from bothways.tasks.predictions import ChoicePrediction
 
 
@@ -58,9 +56,7 @@ class ChoiceAnalysis(TaskAnalysis[ChoiceExample, ChoicePrediction]):
     def sections(self) -> list[s.Section]:
         """Return the sections of a report."""
         size = 1 + max(max(pair) for pair in self.pairs)
-        counts = np.zeros((size, size), dtype=np.int64)
-        for pair, count in self.pairs.items():
-            counts[pair] = count
+        counts = Confusion(size, self.pairs.elements())
         names = [f"ending {place + 1}" for place in range(size)]
         confusions, table = confusion_sections(names, counts), class_table(names, counts)
         return [*confusions, table, *reliability(self.calibration)]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bothways.analysis.base import SURE, TaskAnalysis, clip_pair, guesses, reliability
 from bothways.analysis.calibration import Calibration
 from bothways.report import sections as s
 from bothways.tasks.base import Metrics
-from bothways.tasks.metrics import classification_metrics, negative_log
+from bothways.tasks.metrics import Confusion, classification_metrics, negative_log
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.text_examples import TextExample
 
@@ -33,12 +32,12 @@ class ClassAnalysis(TaskAnalysis[TextExample, ClassPrediction]):
     def __init__(self, labels: Many[str]) -> None:
         self.labels = tuple(labels)
         self.calibration = Calibration()
-        self.confusion = np.zeros((len(labels), len(labels)), dtype=np.int64)
+        self.confusion = Confusion(len(labels))
         self._index = {label: place for place, label in enumerate(labels)}
 
     def add(self, example: TextExample, prediction: ClassPrediction) -> None:
         """Count a prediction."""
-        self.confusion[self._index[_label(example)], prediction.index] += 1
+        self.confusion.pairs[self._index[_label(example)], prediction.index] += 1
         self.calibration.add(
             prediction.probabilities[prediction.label], prediction.label == example.label
         )
@@ -61,10 +60,10 @@ class ClassAnalysis(TaskAnalysis[TextExample, ClassPrediction]):
 
     def baseline(self) -> Metrics:
         """Return the metrics of always answering the most frequent class."""
-        truth = self.confusion.sum(1)
-        constant = np.zeros_like(self.confusion)
-        constant[:, truth.argmax()] = truth
-        return classification_metrics(constant) if truth.any() else {}
+        truth = self.confusion.true
+        constant, top = Confusion(len(self.labels)), int(truth.argmax())
+        constant.pairs.update({(at, top): int(count) for at, count in enumerate(truth) if count})
+        return classification_metrics(constant) if constant.total else {}
 
     def sections(self) -> list[s.Section]:
         """Return the sections of a report."""
@@ -75,37 +74,39 @@ class ClassAnalysis(TaskAnalysis[TextExample, ClassPrediction]):
         ]
 
 
-def confusion_sections(labels: Many[str], counts: NDArray[np.int64]) -> list[s.Section]:
+def confusion_sections(labels: Many[str], counts: Confusion) -> list[s.Section]:
     """Return the confusion matrix; with many classes that of the worst, and the worst pairs."""
     if len(labels) <= MOST:
-        return [s.Confusion("Confusion matrix", list(labels), counts.tolist())]
-    errors = counts.sum(0) + counts.sum(1) - 2 * counts.diagonal()
+        return [s.Confusion("Confusion matrix", list(labels), _matrix(counts, range(len(labels))))]
+    errors = counts.true + counts.predicted - 2 * counts.right
     kept = np.sort(np.argsort(-errors, kind="stable")[:MOST])
     note = (
         f"The {MOST} of {len(labels)} classes with the most errors; confusion with other classes "
         "is not shown."
     )
     names = [labels[place] for place in kept]
-    matrix = s.Confusion("Confusion matrix", names, counts[np.ix_(kept, kept)].tolist(), note)
+    matrix = s.Confusion("Confusion matrix", names, _matrix(counts, kept.tolist()), note)
     return [matrix, _frequent_confusions(labels, counts)]
 
 
-def _frequent_confusions(labels: Many[str], counts: NDArray[np.int64]) -> s.TableSection:
-    wrong = counts.copy()
-    np.fill_diagonal(wrong, 0)
-    places = np.argsort(-wrong, axis=None, kind="stable")[:PAIRS]
-    rows: list[Many[s.Cell]] = []
-    for true, predicted in zip(*np.unravel_index(places, wrong.shape), strict=True):
-        count, total = int(wrong[true, predicted]), int(counts[true].sum())
-        if count:
-            rows.append([labels[true], labels[predicted], count, s.percentage(count / total)])
+def _matrix(counts: Confusion, places: Many[int]) -> list[list[int]]:
+    """Return the counts of some classes, true ones in rows."""
+    return [[counts.pairs[true, predicted] for predicted in places] for true in places]
+
+
+def _frequent_confusions(labels: Many[str], counts: Confusion) -> s.TableSection:
+    wrong = [(-count, pair) for pair, count in counts.pairs.items() if pair[0] != pair[1]]
+    totals, rows = counts.true, list[Many[s.Cell]]()
+    for count, (true, predicted) in sorted(wrong)[:PAIRS]:
+        share = s.percentage(-count / int(totals[true]))
+        rows.append([labels[true], labels[predicted], -count, share])
     columns = ["class", "predicted as", "examples", "share of the class"]
     return s.TableSection("The most frequent confusions", columns, rows)
 
 
-def class_table(labels: Many[str], counts: NDArray[np.int64]) -> s.TableSection:
+def class_table(labels: Many[str], counts: Confusion) -> s.TableSection:
     """Return precision, recall and F1 of each class; with many classes the worst F1 first."""
-    columns = (counts.diagonal().tolist(), counts.sum(1).tolist(), counts.sum(0).tolist())
+    columns = (counts.right.tolist(), counts.true.tolist(), counts.predicted.tolist())
     return rates_table("Each class", "class", list(zip(labels, *columns, strict=True)))
 
 

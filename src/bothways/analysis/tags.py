@@ -18,7 +18,7 @@ from bothways.analysis.calibration import Calibration
 from bothways.analysis.classes import class_table, confusion_sections
 from bothways.report import sections as s
 from bothways.tasks.base import Metrics
-from bothways.tasks.metrics import TINY
+from bothways.tasks.metrics import TINY, Confusion
 from bothways.tasks.predictions import TagPrediction
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.schemes import Chunk, chunks
@@ -74,7 +74,7 @@ class TagAnalysis(TaskAnalysis[TagExample, TagPrediction]):
         self.labels, self._task = tuple(labels), task
         self._entities = task.spells(labels)
         self._index = {label: place for place, label in enumerate(labels)}
-        self.confusion = np.zeros((len(labels), len(labels)), dtype=np.int64)
+        self.confusion = Confusion(len(labels))
         self.calibration = Calibration()
         self.outcomes: Counter[tuple[str, Outcome]] = Counter()
 
@@ -82,7 +82,7 @@ class TagAnalysis(TaskAnalysis[TagExample, TagPrediction]):
         """Count a prediction."""
         gold = self._gold(example)
         truth, given = self._places(gold), self._places(prediction.tags)
-        np.add.at(self.confusion, (truth, given), 1)
+        self.confusion.pairs.update(zip(truth.tolist(), given.tolist(), strict=True))
         confidences = prediction.probabilities.max(1).tolist()
         for confidence, right in zip(confidences, (truth == given).tolist(), strict=True):
             self.calibration.add(confidence, right)
@@ -115,7 +115,7 @@ class TagAnalysis(TaskAnalysis[TagExample, TagPrediction]):
 
     def baseline(self) -> Metrics:
         """Return the accuracy of the most frequent tag; its F1 is 0 where tags spell entities."""
-        truth = self.confusion.sum(1)
+        truth = self.confusion.true
         accuracy = {"accuracy": float(truth.max() / max(1, truth.sum()))}
         return accuracy | ({"f1": 0.0} if self._entities else {})
 

@@ -23,10 +23,10 @@ from bothways.finetuning.config import FinetuneSettings
 from bothways.finetuning.metrics import Metric, scored
 from bothways.model.heads import LabelHead, TagHead
 from bothways.prediction.engine import (
-    PredictConfig,
     PredictionCounts,
     grouped,
     predict_windows,
+    window_size,
 )
 from bothways.preflight.text import check_casing, check_inputs, needed_length
 from bothways.tasks.base import EncodedExample, Metrics, Task, TaskLearner
@@ -161,7 +161,7 @@ def updates_per_epoch(data: LabelledData, method: FinetuneSettings) -> float:
 
 def dev_windows(data: LabelledData) -> Iterator[tuple[list[Any], list[EncodedExample]]]:
     """Yield windows of dev examples with their encoded forms, as `engine.encoded_windows` does."""
-    size = min(PredictConfig.window, data.task.window)
+    size = window_size(data.task, data.labels)
     for start in range(0, len(data.dev), size):
         part = slice(start, start + size)
         yield list(data.dev_examples[part]), list(data.dev[part])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,6 +135,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     peak: Peak | None = None,
     progress: Progress = SILENT,
     on_event: OnEvent = lambda event: None,
+    on_trained: Callable[[FinetuneResult], object] = lambda result: None,
 ) -> FinetuneResult:
     """Train a task; if the run reaches its end, read the best weights, tune and score them.
 
@@ -143,6 +144,8 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
         seed: of the order of the data, dropout and mixout.
         fresh: heads that started at random in addition to the task's own.
         teacher: whose scores `with_teacher_scores` has added to the data; None without one.
+        on_trained: called with the best weights, on the main rank, before they are scored: saves
+            them whatever may happen then.
 
     Raises:
         BothwaysError: a loss or a gradient is not finite.
@@ -192,6 +195,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
         store.load_best(trained, training.keep.best)
     merge_changes(learner.model)
     learner.eval()
+    on_trained(done)
     metrics, usual, failure = conclude(learner, data, method, state.steps, losses, progress)
     return dataclasses.replace(done, metrics=metrics, baseline=usual, failure=failure)
 

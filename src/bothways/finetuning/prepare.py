@@ -39,6 +39,7 @@ from bothways.finetuning.teacher import Teacher, with_teacher_scores
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.provenance import digest_of_model, stamp
 from bothways.hub.resolve import resolve_run
+from bothways.model.flops import LossFloats
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.prediction.predictor import open_learner
@@ -334,6 +335,7 @@ def _load(settings: FinetuneConfig, model: Model, data: LabelledData) -> Load:
         longest,
         settings.microbatch_tokens,
         settings.training,
+        losses=_label_floats(data),
         trained=sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
     )
     if settings.teacher is None or settings.stage is None:
@@ -345,6 +347,14 @@ def _load(settings: FinetuneConfig, model: Model, data: LabelledData) -> Load:
         losses=objective.loss_floats(model.config),
         frozen=((teacher.encoder, teacher.heads),),
     )
+
+
+def _label_floats(data: LabelledData) -> LossFloats:
+    """Return the numbers that labels hold: logits, probabilities and gradients, and targets."""
+    count, tagged = len(data.labels), data.task.name == "tag"
+    each = 3 * count / (1 if tagged else data.tokens / len(data.sequences))
+    dense = data.task.problem == "multi_label_classification"
+    return LossFloats(each, fixed=dense * count * (len(data.train) + len(data.dev)))
 
 
 def remarks(ready: PreparedRun) -> list[str]:

@@ -107,12 +107,14 @@ def finetune(
             peak=peak,
             progress=progress,
             on_event=on_event,
+            on_trained=lambda trained: _save(trained, ready, folder, progress),
         )
-        done = dataclasses.replace(done, findings=ready.findings)
         if not done.finished or not is_main(plan):
-            return done
-        done = dataclasses.replace(done, card=_card(done, ready), origin=_origin(ready))
-        return done if folder is None else _saved(done, ready, folder, progress)
+            return dataclasses.replace(done, findings=ready.findings)
+        done = _save(done, ready, folder, progress)
+        if folder is not None:
+            _write_report(done, ready, folder, progress)
+        return done
 
 
 def _first_stage(
@@ -139,12 +141,26 @@ def _first_stage(
     return FinetuneResult(ready.learner, {}, state, settings, findings=ready.findings)
 
 
-def _saved(
-    done: FinetuneResult, ready: PreparedRun, folder: Path, progress: Progress
+def _save(
+    done: FinetuneResult, ready: PreparedRun, folder: Path | None, progress: Progress
 ) -> FinetuneResult:
-    """Save the model, and write a report on its answers to the dev data."""
+    """Save the model, if the run has a folder; return the result with its origin and its folder.
+
+    A run saves twice: before its metrics, which may fail, and with them.
+    """
+    done = dataclasses.replace(
+        done, findings=ready.findings, card=_card(done, ready), origin=_origin(ready)
+    )
+    if folder is None:
+        return done
     progress.stage("saving the model")
-    done = dataclasses.replace(done, folder=done.save(folder / "model"))
+    return dataclasses.replace(done, folder=done.save(folder / "model"))
+
+
+def _write_report(
+    done: FinetuneResult, ready: PreparedRun, folder: Path, progress: Progress
+) -> None:
+    """Write a report on the model's answers to the dev data."""
     settings, data = ready.settings, ready.data
     if settings.dev is not None and installed("matplotlib", "jinja2"):
         progress.stage("analysing each answer", len(data.dev))
@@ -159,7 +175,6 @@ def _saved(
             data=settings.dev,
             training=settings,
         )
-    return done
 
 
 def _store(ready: PreparedRun, folder: Path, text: str | None) -> FolderStore:

@@ -29,9 +29,12 @@ from bothways.prediction.prepared_model import (
 )
 from bothways.runtime.devices import device_of
 from bothways.runtime.tuning import TUNING
-from bothways.tasks.base import E, EncodedExample, Metrics, Output, P, Reading, TaskLearner
+from bothways.tasks.base import E, EncodedExample, Metrics, Output, P, Reading, Task, TaskLearner
 
 T = TypeVar("T")
+
+_WINDOW_NUMBERS = 2**21
+"""The most probabilities that a window of predictions holds."""
 
 
 @dataclass(frozen=True)
@@ -241,11 +244,21 @@ def _check_finite(outputs: Many[Output], example: object) -> None:
         raise DivergedError(what, where=getattr(example, "where", None), fix=fix)
 
 
+def window_size(
+    task: Task[Any, Any], labels: Many[str], config: PredictConfig = DEFAULT_PREDICT
+) -> int:
+    """Return how many examples are predicted together: of many labels fewer, as each has a number
+    for every label.
+    """
+    return max(1, min(config.window, task.window, _WINDOW_NUMBERS // max(1, len(labels))))
+
+
 def encoded_windows(
     learner: TaskLearner[E, P], examples: Iterable[E], config: PredictConfig = DEFAULT_PREDICT
 ) -> Iterator[tuple[list[E], list[EncodedExample]]]:
     """Yield windows of examples with their encoded forms; a task may have smaller windows."""
-    for window in grouped(examples, min(config.window, learner.task.window), learner.task.shared):
+    size = window_size(learner.task, learner.labels, config)
+    for window in grouped(examples, size, learner.task.shared):
         yield window, learner.encode(window)
 
 

@@ -5,6 +5,8 @@ Correlations and thresholds are exceptions: they need all scores at once.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -32,18 +34,63 @@ def negative_log(probability: float) -> float:
     return -float(np.log(max(probability, TINY)))
 
 
-def classification_metrics(confusion: Int[NDArray[np.int64], "labels labels"]) -> dict[str, float]:
+class Confusion:
+    """Counts of examples by true and predicted class. Memory: the pairs that occur, not labels².
+
+    Attributes:
+        labels: the number of classes.
+        pairs: the number of examples of class i predicted as j, by (i, j).
+    """
+
+    def __init__(self, labels: int, pairs: Iterable[tuple[int, int]] = ()) -> None:
+        self.labels, self.pairs = labels, Counter(pairs)
+
+    @classmethod
+    def of_matrix(cls, matrix: Int[NDArray[np.int64], "labels labels"]) -> Confusion:
+        """Return the counts in a matrix."""
+        result = cls(len(matrix))
+        result.pairs.update({pair: int(count) for pair, count in np.ndenumerate(matrix) if count})
+        return result
+
+    @property
+    def total(self) -> int:
+        """The number of examples."""
+        return self.pairs.total()
+
+    @property
+    def right(self) -> Int[NDArray[np.int64], " labels"]:
+        """The number of right predictions of each class."""
+        return np.array([self.pairs[at, at] for at in range(self.labels)], dtype=np.int64)
+
+    @property
+    def true(self) -> Int[NDArray[np.int64], " labels"]:
+        """The number of examples of each class."""
+        return self._sums(0)
+
+    @property
+    def predicted(self) -> Int[NDArray[np.int64], " labels"]:
+        """The number of predictions of each class."""
+        return self._sums(1)
+
+    def _sums(self, axis: int) -> Int[NDArray[np.int64], " labels"]:
+        result = np.zeros(self.labels, dtype=np.int64)
+        for pair, count in self.pairs.items():
+            result[pair[axis]] += count
+        return result
+
+
+def classification_metrics(confusion: Confusion) -> dict[str, float]:
     """Return accuracy, macro F1 and Matthews correlation; for two classes also the second's F1.
 
     Args:
-        confusion: `[i, j]` counts examples of class i predicted as j; at least one in total.
+        confusion: of at least one example.
 
     Returns:
         "accuracy", "f1_macro" (over classes that occur or are predicted), "mcc", and "f1" for two
         classes; 0 where a quotient is undefined.
     """
-    right = np.diag(confusion).astype(np.float64)
-    true, given = confusion.sum(1).astype(np.float64), confusion.sum(0).astype(np.float64)
+    right = confusion.right.astype(np.float64)
+    true, given = confusion.true.astype(np.float64), confusion.predicted.astype(np.float64)
     total, known = true.sum(), true + given > 0
     f1 = 2 * right / np.maximum(1, true + given)
     # Matthews correlation of several classes (Gorodkin 2004), in counts.
@@ -53,7 +100,7 @@ def classification_metrics(confusion: Int[NDArray[np.int64], "labels labels"]) -
         "f1_macro": f1[known].mean(),
         "mcc": (total * right.sum() - true @ given) / norm if norm > 0 else 0.0,
     }
-    if len(confusion) == 2:
+    if confusion.labels == 2:
         scores["f1"] = f1[1]
     return {name: float(score) for name, score in scores.items()}
 

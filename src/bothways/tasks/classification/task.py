@@ -42,7 +42,7 @@ from bothways.tasks.base import (
     unlabelled,
 )
 from bothways.tasks.classification.checks import check_examples
-from bothways.tasks.metrics import classification_metrics, negative_log, softmax
+from bothways.tasks.metrics import Confusion, classification_metrics, negative_log, softmax
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.text_encoding import averaged, encode_texts, window_weight
 from bothways.tasks.text_examples import TextColumns, TextExample, in_order, label_names
@@ -195,15 +195,15 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
     ) -> Metrics:
         """Return accuracy, F1, Matthews correlation and mean cross-entropy ("loss", in nats)."""
         index = {label: place for place, label in enumerate(labels)}
-        confusion, loss = np.zeros((len(index), len(index)), dtype=np.int64), 0.0
+        confusion, loss = Confusion(len(index)), 0.0
         for example, prediction in results:
             if example.label is None:
                 raise unlabelled(example.where)
-            confusion[_index(example, index), prediction.index] += 1
+            confusion.pairs[_index(example, index), prediction.index] += 1
             loss += negative_log(prediction.probabilities[example.label])
-        if not confusion.any():
+        if not confusion.total:
             raise nothing_to_score()
-        return {**classification_metrics(confusion), "loss": loss / float(confusion.sum())}
+        return {**classification_metrics(confusion), "loss": loss / confusion.total}
 
     def grade(self, example: TextExample, prediction: ClassPrediction, labels: Many[str]) -> float:
         """Return 1 for the right label, else 0."""
@@ -217,10 +217,11 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
         counts = Counter(example.label for example in train)
         index = {label: place for place, label in enumerate(self.labels(train))}
         top = max(index, key=counts.__getitem__)
-        confusion, loss = np.zeros((len(index), len(index)), dtype=np.int64), 0.0
-        for example in scored:
-            confusion[_index(example, index), index[top]] += 1
-            loss -= float(np.log(counts[example.label] / counts.total()))
+        confusion = Confusion(
+            len(index), ((_index(example, index), index[top]) for example in scored)
+        )
+        total = counts.total()
+        loss = -sum(math.log(counts[example.label] / total) for example in scored)
         plain = self.smoothing == 0 and self.weighting == "equal"
         return classification_metrics(confusion) | ({"loss": loss / len(scored)} if plain else {})
 

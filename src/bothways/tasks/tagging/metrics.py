@@ -17,11 +17,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
-import numpy as np
-from jaxtyping import Int
-from numpy.typing import NDArray
-
-from bothways.tasks.metrics import classification_metrics
+from bothways.tasks.metrics import Confusion, classification_metrics
 from bothways.tasks.tagging.schemes import Chunk, Spelling, chunks, flaws, scheme_of, tag_part
 
 
@@ -71,7 +67,7 @@ def _scores(right: int, predicted: int, expected: int, suffix: str) -> dict[str,
 
 
 class TagCounts:
-    """The counts from which the scores of a data set follow. Memory: labels², not examples.
+    """The counts from which the scores of a data set follow, in constant memory.
 
     Args:
         labels: the tags.
@@ -82,20 +78,18 @@ class TagCounts:
         self._entities, self._scheme = entities, scheme_of(labels)
         self._types = types_of(labels) if entities else ()
         self._index = {label: place for place, label in enumerate(labels)}
-        self._confusion: Int[NDArray[np.int64], "labels labels"] = np.zeros(
-            (len(labels), len(labels)), dtype=np.int64
-        )
+        self._confusion = Confusion(len(labels))
         self._loose, self._strict, self._loss = EntityCounts(), EntityCounts(), 0.0
 
     @property
     def words(self) -> int:
         """Number of words that were counted."""
-        return int(self._confusion.sum())
+        return self._confusion.total
 
     def add(self, truth: Many[str], predicted: Many[str], loss: float) -> None:
         """Count one sentence; `loss` is the sum over its words."""
         rows, columns = ([self._index[tag] for tag in tags] for tags in (truth, predicted))
-        np.add.at(self._confusion, (rows, columns), 1)
+        self._confusion.pairs.update(zip(rows, columns, strict=True))
         self._loss += loss
         if self._entities:
             self._loose.add(chunks(truth), chunks(predicted))
@@ -110,7 +104,7 @@ class TagCounts:
             "_strict", and for each type, such as "f1/PER". For plain tags "f1", the mean over the
             tags. For words "accuracy" and "loss" (mean cross-entropy, in nats).
         """
-        accuracy = float(np.trace(self._confusion)) / self.words
+        accuracy = float(self._confusion.right.sum()) / self.words
         of_words = {"accuracy": accuracy, "loss": self._loss / self.words}
         if not self._entities:
             return {"f1": classification_metrics(self._confusion)["f1_macro"], **of_words}

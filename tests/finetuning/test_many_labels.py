@@ -1,0 +1,72 @@
+"""Runs with so many labels that nothing may be of size labels², and work that is saved first."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import toy_folder
+from bothways.analysis.classes import ClassAnalysis
+from bothways.core.errors import DataError
+from bothways.finetuning import fit as fitting
+from bothways.finetuning.prepare import FinetuneConfig
+from bothways.finetuning.run import finetune
+from bothways.prediction.engine import window_size
+from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.metrics import Confusion, classification_metrics
+from bothways.tasks.predictions import ClassPrediction
+from bothways.tasks.text_examples import TextExample
+from bothways.training.durations import Steps
+
+MANY = 100_000
+
+
+def test_scores_of_many_labels_take_memory_of_the_pairs_that_occur() -> None:
+    labels = tuple(str(number) for number in range(MANY))
+    examples = [TextExample("a text", label=label) for label in labels[:500]]
+    probabilities = {label: 1 / MANY for label in labels}
+    results = [(one, ClassPrediction("7", 7, probabilities)) for one in examples]
+    task, analysis = ClassificationTask(), ClassAnalysis(labels)
+    tracemalloc.start()
+    scores = task.score(results, labels)
+    baseline = task.baseline([TextExample("", label=label) for label in labels], examples)
+    for result in results:
+        analysis.add(*result)
+    assert analysis.sections()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert scores["accuracy"] == baseline["accuracy"] == 1 / 500
+    assert peak < 2000 * MANY
+    assert window_size(task, labels) * MANY < 10**7
+
+
+def test_counts_are_those_of_a_matrix() -> None:
+    matrix = np.random.default_rng(0).integers(0, 4, (5, 5))
+    counts = Confusion.of_matrix(matrix)
+    assert counts.total == matrix.sum()
+    assert counts.right.tolist() == matrix.diagonal().tolist()
+    assert counts.true.tolist() == matrix.sum(1).tolist()
+    assert counts.predicted.tolist() == matrix.sum(0).tolist()
+    assert classification_metrics(counts)["accuracy"] == matrix.trace() / matrix.sum()
+
+
+def test_the_model_is_saved_before_it_is_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy_folder.make_folder(tmp_path / "bert")
+    toy_folder.write_tsv(tmp_path / "t.tsv", toy_folder.make_examples(16, 0))
+    settings = FinetuneConfig(
+        model=str(tmp_path / "bert"), train=str(tmp_path / "t.tsv"), dev=str(tmp_path / "t.tsv")
+    )
+    training = fitting.dataclasses.replace(settings.training, until=Steps(1))
+
+    def fail(*_: object, **__: object) -> None:
+        raise DataError("no memory for metrics")
+
+    monkeypatch.setattr(fitting, "conclude", fail)
+    with pytest.raises(DataError):
+        finetune(fitting.dataclasses.replace(settings, training=training), tmp_path / "run")
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
