@@ -170,6 +170,7 @@ class _Decompressed(io.RawIOBase):
 
 def _decompressed(raw: io.BufferedReader, suffix: str) -> io.BufferedReader:
     begin: Callable[[], _Stream]
+    error: type[Exception]
     match suffix:
         case ".gz":
             begin, error = functools.partial(zlib.decompressobj, 16 + zlib.MAX_WBITS), zlib.error
