@@ -82,6 +82,35 @@ def test_no_package_is_left_out_of_the_layers() -> None:
     assert packages - {"__pycache__"} == set().union(*LAYERS)
 
 
+def shape_annotations(source: str) -> list[ast.Subscript]:
+    """The `Float[...]` of a module, by the names that it imports from jaxtyping."""
+    tree = ast.parse(source)
+    dtypes = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "jaxtyping"
+        for alias in node.names
+    }
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in dtypes
+    ]
+
+
+def test_shape_annotations_are_of_classes() -> None:
+    """`NDArray` is a type alias since numpy 2.5, which jaxtyping refuses when it is evaluated."""
+    annotations = {
+        f"{file.relative_to(SOURCE)}:{node.lineno}": ast.unparse(node)
+        for file in SOURCE.rglob("*.py")
+        for node in shape_annotations(file.read_text("utf8"))
+    }
+    assert len(annotations) > 100
+    assert not {name: text for name, text in annotations.items() if "NDArray" in text}
+
+
 def test_every_public_name_is_there() -> None:
     for name in bothways.__all__:
         assert getattr(bothways, name) is not None

@@ -22,7 +22,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int64
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -82,8 +82,8 @@ class Features:
 
     values: NDArray[np.floating]
     layers: tuple[int, ...]
-    offsets: Int[NDArray[np.int64], " bounds"]
-    labels: Int[NDArray[np.int64], " words"]
+    offsets: Int64[np.ndarray, " bounds"]
+    labels: Int64[np.ndarray, " words"]
 
     def sequences(self, start: int = 0) -> list[Sequence]:
         """Return the sentences that have a word, with their labels as targets.

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
@@ -307,7 +307,7 @@ def _scores(
     sequences: Many[Sequence],
     device: torch.device,
     progress: Progress,
-) -> Float[NDArray[np.float32], "rows columns"]:
+) -> Float32[np.ndarray, "rows columns"]:
     """Return the scores of all sequences, one after the other."""
     found: dict[int, NDArray[np.float32]] = {}
     most = TUNING.predict_tokens_cuda if device.type == "cuda" else TUNING.predict_tokens_cpu

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32, Float64
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -436,7 +436,7 @@ def _embedded_as(table: nn.Embedding, x: Tensor) -> Iterator[None]:
 
 # ---- attention ----
 
-HeadWeights = Many[Float[NDArray[np.float32], "heads n n"]]
+HeadWeights = Many[Float32[np.ndarray, "heads n n"]]
 """For each layer, the share of each token (second axis) that reads each token (third axis)."""
 
 
@@ -458,7 +458,7 @@ def attentions(learner: Learner, sequence: Sequence) -> HeadWeights:
     return [layer[0].float().cpu().numpy() for layer in found]
 
 
-def rollout(layers: HeadWeights) -> Float[NDArray[np.float64], "n n"]:
+def rollout(layers: HeadWeights) -> Float64[np.ndarray, "n n"]:
     """Return how much of each input token (second axis) flows into each output token, by attention.
 
     Each layer mixes the mean of its heads and its residual path in equal shares; the layers are

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float32
 from numpy.typing import NDArray
 
 from bothways.core.advice import argument, call
@@ -172,7 +172,7 @@ class Predictor:
         prompt_name: str | None = None,
         prompt: str | None = None,
         **unknown: object,
-    ) -> Float[NDArray[np.float32], "*texts width"]:
+    ) -> Float32[np.ndarray, "*texts width"]:
         """Return the vectors of texts `(texts, width)`, or that of one text `(width,)`.
 
         Args:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
-from numpy.typing import NDArray
+from jaxtyping import Float32
 
 from bothways.core.errors import ConfigError
 from bothways.serving.batcher import ModelJob
@@ -24,7 +23,7 @@ from bothways.tasks.metrics import sigmoid
 from bothways.tasks.predictions import RankPrediction
 from bothways.tasks.sentence_embedding.task import PromptedText, SentenceEmbeddingTask
 
-Vectors = Float[NDArray[np.float32], "texts width"]
+Vectors = Float32[np.ndarray, "texts width"]
 _MISSING = object()
 
 
@@ -179,7 +178,7 @@ def shortened(answer: Answer, count: int | None, *, normalise: bool) -> Vectors:
     return result
 
 
-def cosines(one: Float[NDArray[np.float32], " width"], others: Vectors) -> list[float]:
+def cosines(one: Float32[np.ndarray, " width"], others: Vectors) -> list[float]:
     """Return the cosine of a vector with each of others."""
     a, b = one.astype(np.float64), others.astype(np.float64)
     lengths = np.linalg.norm(a) * np.linalg.norm(b, axis=1)

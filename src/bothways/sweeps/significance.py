@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
-from numpy.typing import NDArray
+from jaxtyping import Float64
 
 from bothways.core.errors import DataError, FolderError, require
 from bothways.core.progress import SILENT, Progress
@@ -159,8 +158,8 @@ def default_task(folder: str) -> str:
 def contrast(
     a: Side,
     b: Side,
-    left: Float[NDArray[np.float64], " examples"],
-    right: Float[NDArray[np.float64], " examples"],
+    left: Float64[np.ndarray, " examples"],
+    right: Float64[np.ndarray, " examples"],
     seed: int = 0,
 ) -> ModelComparison:
     """Compare grades per example."""
@@ -209,13 +208,13 @@ def folders(name: str) -> list[str]:
     return [str(path) for path in seeds] or [name]
 
 
-def _means(grades: Float[NDArray[np.float64], "runs examples"]) -> tuple[float, ...]:
+def _means(grades: Float64[np.ndarray, "runs examples"]) -> tuple[float, ...]:
     return tuple(float(row.mean()) for row in grades)
 
 
 def _grades(
     models: Iterable[Predictor], source: str, columns: Any, progress: Progress
-) -> tuple[str, Float[NDArray[np.float64], "runs examples"]]:
+) -> tuple[str, Float64[np.ndarray, "runs examples"]]:
     """Return the fingerprint of the examples, and the grades of each model.
 
     One model is held at a time.

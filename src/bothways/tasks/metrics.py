@@ -10,20 +10,20 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int64
 from numpy.typing import NDArray
 
 TINY = float(np.finfo(np.float64).tiny)
 
 
-def softmax(logits: Float[NDArray[np.floating], "*n"]) -> Float[NDArray[np.float64], "*n"]:
+def softmax(logits: Float[np.ndarray, "*n"]) -> Float64[np.ndarray, "*n"]:
     """Return the softmax over the last axis, in float64."""
     exponentials = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
     result: NDArray[np.float64] = exponentials / exponentials.sum(-1, keepdims=True)
     return result
 
 
-def sigmoid(logits: Float[NDArray[np.floating], "*n"]) -> Float[NDArray[np.float64], "*n"]:
+def sigmoid(logits: Float[np.ndarray, "*n"]) -> Float64[np.ndarray, "*n"]:
     """Return 1 / (1 + exp(−z)), in float64."""
     result: NDArray[np.float64] = np.exp(-np.logaddexp(0.0, -logits.astype(np.float64)))
     return result
@@ -46,7 +46,7 @@ class Confusion:
         self.labels, self.pairs = labels, Counter(pairs)
 
     @classmethod
-    def of_matrix(cls, matrix: Int[NDArray[np.int64], "labels labels"]) -> Confusion:
+    def of_matrix(cls, matrix: Int64[np.ndarray, "labels labels"]) -> Confusion:
         """Return the counts in a matrix."""
         result = cls(len(matrix))
         result.pairs.update({pair: int(count) for pair, count in np.ndenumerate(matrix) if count})
@@ -58,21 +58,21 @@ class Confusion:
         return self.pairs.total()
 
     @property
-    def right(self) -> Int[NDArray[np.int64], " labels"]:
+    def right(self) -> Int64[np.ndarray, " labels"]:
         """The number of right predictions of each class."""
         return np.array([self.pairs[at, at] for at in range(self.labels)], dtype=np.int64)
 
     @property
-    def true(self) -> Int[NDArray[np.int64], " labels"]:
+    def true(self) -> Int64[np.ndarray, " labels"]:
         """The number of examples of each class."""
         return self._sums(0)
 
     @property
-    def predicted(self) -> Int[NDArray[np.int64], " labels"]:
+    def predicted(self) -> Int64[np.ndarray, " labels"]:
         """The number of predictions of each class."""
         return self._sums(1)
 
-    def _sums(self, axis: int) -> Int[NDArray[np.int64], " labels"]:
+    def _sums(self, axis: int) -> Int64[np.ndarray, " labels"]:
         result = np.zeros(self.labels, dtype=np.int64)
         for pair, count in self.pairs.items():
             result[pair[axis]] += count
@@ -106,7 +106,7 @@ def classification_metrics(confusion: Confusion) -> dict[str, float]:
 
 
 def multilabel_metrics(
-    right: Int[NDArray[np.int64], " labels"], wrong: Int[NDArray[np.int64], " labels"]
+    right: Int64[np.ndarray, " labels"], wrong: Int64[np.ndarray, " labels"]
 ) -> dict[str, float]:
     """Return F1 where an example has any number of labels.
 
@@ -147,8 +147,8 @@ def _cuts(truth: NDArray[np.int64], probabilities: NDArray[np.float64]) -> _Cuts
 
 
 def macro_thresholds(
-    truth: Int[NDArray[np.int64], "examples labels"],
-    probabilities: Float[NDArray[np.float64], "examples labels"],
+    truth: Int64[np.ndarray, "examples labels"],
+    probabilities: Float64[np.ndarray, "examples labels"],
 ) -> tuple[float, ...]:
     """Return for each label the threshold with its best F1; 0.5 for labels that no example has."""
     result = []
@@ -160,8 +160,8 @@ def macro_thresholds(
 
 
 def micro_thresholds(
-    truth: Int[NDArray[np.int64], "examples labels"],
-    probabilities: Float[NDArray[np.float64], "examples labels"],
+    truth: Int64[np.ndarray, "examples labels"],
+    probabilities: Float64[np.ndarray, "examples labels"],
 ) -> tuple[float, ...]:
     """Return the thresholds with the best F1 of all decisions together (micro-F1).
 
@@ -187,7 +187,7 @@ def micro_thresholds(
 
 
 def correlation(
-    truth: Float[NDArray[np.float64], " n"], predicted: Float[NDArray[np.float64], " n"]
+    truth: Float64[np.ndarray, " n"], predicted: Float64[np.ndarray, " n"]
 ) -> dict[str, float]:
     """Return the agreement of two arrays of scores.
 

@@ -10,8 +10,7 @@ from collections.abc import Sequence as Many
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
-from numpy.typing import NDArray
+from jaxtyping import Int64
 
 
 class TextWindow(NamedTuple):
@@ -38,8 +37,8 @@ def windows(tokens: int, room: int, stride: int, *, full: bool = False) -> list[
 
 
 def owners(
-    positions: Int[NDArray[np.int64], " words"], parts: Many[TextWindow], room: int
-) -> Int[NDArray[np.int64], " words"]:
+    positions: Int64[np.ndarray, " words"], parts: Many[TextWindow], room: int
+) -> Int64[np.ndarray, " words"]:
     """Return the window in which each position counts, for windows that all hold `room` tokens.
 
     That is the window with the nearest middle; of two at equal distance, the earlier.

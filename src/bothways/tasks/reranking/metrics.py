@@ -15,13 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Float
-from numpy.typing import NDArray
+from jaxtyping import Float64
 
 PLACES = 10
 """The places that nDCG@10 and MRR@10 look at."""
 
-Numbers = Float[NDArray[np.float64], " documents"]
+Numbers = Float64[np.ndarray, " documents"]
 
 
 def _tied(scores: Numbers, labels: Numbers) -> Iterator[tuple[int, Numbers]]:
