@@ -187,6 +187,27 @@ def test_a_heads_own_dropout_is_kept(
     assert (0.4 in rates) is (head.kind in family.dropouts)
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "origin", "model_type"),
+    [
+        (None, None, "roberta"),
+        ("BPE", "roberta", "roberta"),
+        ("BPE", "xlm-roberta", "xlm-roberta"),
+        ("Unigram", None, "xlm-roberta"),
+        ("Unigram", "roberta", "xlm-roberta"),
+        ("Unigram", "camembert", "camembert"),
+        (None, "camembert", "camembert"),
+        (None, "bert", "roberta"),
+    ],
+)
+def test_saved_type_follows_vocabulary_then_folder(
+    vocabulary: str | None, origin: str | None, model_type: str
+) -> None:
+    family = family_for(preset("roberta-base"), vocabulary, origin)
+    assert family is not None
+    assert family.model_type == model_type
+
+
 @pytest.mark.parametrize("family", FAMILIES, ids=[family.model_type for family in FAMILIES])
 def test_the_other_names_of_a_setting_are_those_of_transformers(family: Family) -> None:
     assert (

@@ -66,7 +66,7 @@ def _draw(model_type: str, rng: random.Random, dropout: float) -> dict[str, obje
         }  # fmt: skip
     if model_type == "electra":
         settings |= {"embedding_size": rng.choice((6, width)), "summary_last_dropout": dropout}
-    if "roberta" in model_type:
+    if "roberta" in model_type or model_type == "camembert":
         settings |= {"pad_token_id": rng.choice((0, 1, 3))}
     return settings
 

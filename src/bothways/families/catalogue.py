@@ -26,7 +26,7 @@ from bothways.model.config import LSTMConfig, ModelConfig
 FAMILIES: tuple[Family, ...] = (
     bert.BERT, bert.MEGATRON_BERT, roberta.ROBERTA, roberta.XLM_ROBERTA, distilbert.DISTILBERT,
     albert.ALBERT, electra.ELECTRA, deberta.DEBERTA, deberta.DEBERTA_V2, longformer.LONGFORMER,
-    bigbird.BIGBIRD, modernbert.MODERNBERT, gpt.GPT, gpt.GPT2,
+    bigbird.BIGBIRD, modernbert.MODERNBERT, gpt.GPT, gpt.GPT2, roberta.CAMEMBERT,
 )  # fmt: skip
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
     **bert.PRESETS, **roberta.PRESETS, **distilbert.PRESETS, **albert.PRESETS, **electra.PRESETS,
@@ -40,18 +40,22 @@ def family_named(model_type: str) -> Family | None:
     return next((family for family in FAMILIES if family.model_type == model_type), None)
 
 
-def family_for(config: ModelConfig, vocabulary: str | None = None) -> Family | None:
-    """Return the first family that can express this configuration.
+def family_for(
+    config: ModelConfig, vocabulary: str | None = None, origin: str | None = None
+) -> Family | None:
+    """Return the family that a configuration is saved as; None if no family can express it.
 
-    A family with this kind of vocabulary has priority.
+    Args:
+        config: the configuration.
+        vocabulary: the model of its tokenizer; families with this one have priority.
+        origin: the `model_type` of the folder that it comes from, which has priority among these.
     """
     if isinstance(config, LSTMConfig):
         return None  # transformers has no LSTM encoders
     able = [family for family in FAMILIES if family.config_rules.write(config) is not None]
-    return next(
-        (family for family in able if vocabulary and family.vocabulary == vocabulary),
-        next(iter(able), None),
-    )
+    # Without a vocabulary, or with one that no family is known by, all are alike.
+    same = [family for family in able if vocabulary and family.vocabulary == vocabulary] or able
+    return min(same, key=lambda family: family.model_type != origin, default=None)
 
 
 def preset(name: str) -> ModelConfig:

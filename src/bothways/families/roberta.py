@@ -1,6 +1,6 @@
-"""RoBERTa and XLM-RoBERTa: BERT without next sentence prediction, on more text.
+"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT without next sentence prediction, on more text.
 
-Source: Liu et al. 2019; Conneau et al. 2020.
+Source: Liu et al. 2019; Conneau et al. 2020; Martin et al. 2020.
 
 Differences from BERT: two unused rows at the start of the position table, one segment, ε = 1e-5,
 and a dense layer of its own on `<s>` in the head for labels. The masked LM head always uses GELU.
@@ -24,6 +24,7 @@ from bothways.model.readout import Own, Readout
 
 ENGLISH = 50_265
 MULTILINGUAL = 250_002
+FRENCH = 32_005
 _OFFSET = 2
 
 _READOUT = Readout(labels=Own("tanh", dropout_first=True), masked="gelu")
@@ -55,6 +56,8 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
     "distilroberta-base": distilled,
     "xlm-roberta-base": lambda: base(MULTILINGUAL),
     "xlm-roberta-large": lambda: large(MULTILINGUAL),
+    "camembert-base": lambda: base(FRENCH),
+    "camembert-large": lambda: large(FRENCH),
 }
 
 _RULES: tuple[Rule, ...] = (
@@ -89,6 +92,6 @@ def _family(model_type: str, stem: str, defaults: EncoderConfig) -> Family:
 # The defaults are those of transformers' classes, which the published models do not have.
 _ABSENT = replace(base(), segments=2, norm_epsilon=1e-12, position=Learned(510, _OFFSET))
 ROBERTA = _family("roberta", "Roberta", _ABSENT)
-XLM_ROBERTA = replace(
-    _family("xlm-roberta", "XLMRoberta", replace(_ABSENT, vocab=30_522)), vocabulary="Unigram"
-)
+_SMALLER = replace(_ABSENT, vocab=30_522)
+XLM_ROBERTA = replace(_family("xlm-roberta", "XLMRoberta", _SMALLER), vocabulary="Unigram")
+CAMEMBERT = replace(_family("camembert", "Camembert", _SMALLER), vocabulary="Unigram")

@@ -81,12 +81,16 @@ class HFConfig:
         return problem
 
     @property
-    def special_ids(self) -> dict[str, Any]:
-        """The ids of special tokens, except for padding, which is part of the configuration."""
+    def kept(self) -> dict[str, Any]:
+        """The settings that a saved model keeps though nothing here reads them.
+
+        These are the ids of special tokens, except for padding, which is part of the configuration,
+        and the model type: several may have the same configuration.
+        """
         return {
             key: value
             for key, value in self.raw.items()
-            if key.endswith("_token_id") and key != "pad_token_id"
+            if key == "model_type" or (key.endswith("_token_id") and key != "pad_token_id")
         }
 
     def labels(self) -> tuple[str, ...]:
@@ -264,7 +268,10 @@ def write_hf_config(
         FolderError: the labels do not fit the outputs, or the outputs the problem.
     """
     config, where = model.config, folder / "config.json"
-    family = family_for(config, None if tokenizer is None else tokenizer.kind)
+    kept = model.kept.get("config.json", {})
+    family = family_for(
+        config, None if tokenizer is None else tokenizer.kind, kept.get("model_type")
+    )
     known = None if family is None else family.architecture_with(model.heads)
     if any(isinstance(head, LabelHead) and head.lstm for head in model.specification):
         known = None  # no class of transformers has a BiLSTM
@@ -274,7 +281,8 @@ def write_hf_config(
         raw = {**native_settings(config, heads), **outputs}
         keys, own = native_keys(heads), native_architecture(heads)
         return HFConfig(raw, where, NATIVE, config, keys, own, heads)
-    ids = model.kept.get("config.json", {}) if tokenizer is None else _special_ids(tokenizer)
+    ids = kept if tokenizer is None else _special_ids(tokenizer)
+    ids = {key: value for key, value in ids.items() if key != "model_type"}
     dropouts, record = _dropout_settings(family, model)
     raw = {
         **({} if known in family.classless else {"architectures": [known.name]}),

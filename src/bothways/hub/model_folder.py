@@ -181,7 +181,7 @@ def load_model(
     model, report = build_model(config, weights, wanted, fresh)
     program = modules_folder(folder) / PROGRAM
     model.kept = {
-        "config.json": config.special_ids,
+        "config.json": config.kept,
         PROGRAM: read_object(program, FolderError) if program.is_file() else {},
     }
     named = [h for h in wanted if isinstance(h, LabelHead | TagHead) and h.kind not in fresh]

@@ -32,6 +32,7 @@ _OWNERS = {
     "distilbert": r"distil(bert-base-(un|multilingual-)?cased|roberta-base)",
     "albert": r"albert-(base|large|xlarge|xxlarge)-v[12]",
     "openai-community": r"openai-gpt|gpt2(-medium|-large|-xl)?",
+    "almanach": r"camembert-(base|large)",
     "sentence-transformers": r"all-(MiniLM-L(6|12)-v[12]|distilroberta-v1)",
 }
 """Well-known models that may be named without their owner."""
