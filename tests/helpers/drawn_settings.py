@@ -64,6 +64,9 @@ def _draw(model_type: str, rng: random.Random, dropout: float) -> dict[str, obje
             "embedding_size": rng.choice((6, width)), "num_hidden_groups": rng.randint(1, depth),
             "inner_group_num": rng.randint(1, 3), "classifier_dropout_prob": dropout,
         }  # fmt: skip
+    if model_type == "ernie":
+        settings |= {"use_task_id": rng.random() < 0.7}
+        settings |= {"task_type_vocab_size": rng.randint(1, 4)} if settings["use_task_id"] else {}
     if model_type == "electra":
         settings |= {"embedding_size": rng.choice((6, width)), "summary_last_dropout": dropout}
     if "roberta" in model_type or model_type == "camembert":

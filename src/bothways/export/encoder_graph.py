@@ -149,6 +149,9 @@ class EncoderGraph:
             # One row is the same for all tokens, and no input.
             at = graph.whole(0) if self.segments is None else self.segments
             x = graph.op("Add", x, graph.op("Gather", graph.weight(embedding.segment.weight), at))
+        if embedding.task is not None:
+            tasks = graph.weight(embedding.task.weight)
+            x = graph.op("Add", x, graph.op("Gather", tasks, graph.whole(0)))
         if embedding.late:
             return graph.norm(self._project(x), embedding.norm)
         return self._project(graph.norm(x, embedding.norm))

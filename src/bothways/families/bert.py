@@ -95,13 +95,19 @@ _LM = "cls.predictions"
 MASKED_RULES = masked_rules(
     f"{_LM}.transform.dense", f"{_LM}.transform.LayerNorm", f"{_LM}.decoder", f"{_LM}.bias"
 )
-_COMMON: tuple[Rule, ...] = (
-    *encoder_rules("bert"),
-    Rename("heads.pooler.dense", "bert.pooler.dense"),
-    Rename("heads.pair.dense", "cls.seq_relationship"),
-    *MASKED_RULES,
-    *output_rules(),
-)
+
+
+def common_rules(stem: str) -> tuple[Rule, ...]:
+    """Return the names of all tensors but LayerNorms, where all heads are BERT's."""
+    return (
+        *encoder_rules(stem),
+        Rename("heads.pooler.dense", f"{stem}.pooler.dense"),
+        Rename("heads.pair.dense", "cls.seq_relationship"),
+        *MASKED_RULES,
+        *output_rules(),
+    )
+
+
 _PRE: tuple[Rule, ...] = (
     Rename("encoder.blocks.{}.attention_norm", "bert.encoder.layer.{}.attention.ln"),
     Rename("encoder.blocks.{}.mlp_norm", "bert.encoder.layer.{}.ln"),
@@ -111,7 +117,8 @@ _CONSTANT = {"position_embedding_type": "absolute"}
 _COMPUTED = position_buffers("bert.embeddings")
 
 
-def _architectures(stem: str) -> tuple[Architecture, ...]:
+def architectures(stem: str) -> tuple[Architecture, ...]:
+    """Return BERT's classes, their names beginning with `stem`."""
     pair: frozenset[str] = frozenset({"pooler", "pair"})
     both = classes(stem, pooled={"labels", "choice"}, pretraining={"masked", *pair})
     return (*both, Architecture(f"{stem}ForNextSentencePrediction", pair))
@@ -119,14 +126,14 @@ def _architectures(stem: str) -> tuple[Architecture, ...]:
 
 BERT = Family(
     model_type="bert",
-    keys=KeyTable("bert.", _COMMON + post_norm_rules("bert"), _COMPUTED),
-    architectures=_architectures("Bert"),
+    keys=KeyTable("bert.", common_rules("bert") + post_norm_rules("bert"), _COMPUTED),
+    architectures=architectures("Bert"),
     config_rules=ConfigRules(base(), constant=_CONSTANT),
 )
 MEGATRON_BERT = Family(
     model_type="megatron-bert",
-    keys=KeyTable("bert.", _COMMON + _PRE, _COMPUTED),
-    architectures=_architectures("MegatronBert"),
+    keys=KeyTable("bert.", common_rules("bert") + _PRE, _COMPUTED),
+    architectures=architectures("MegatronBert"),
     config_rules=ConfigRules(megatron(), constant=_CONSTANT),
     dropouts={},
 )

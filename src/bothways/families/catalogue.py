@@ -14,6 +14,7 @@ from bothways.families import (
     distilbert,
     electra,
     elmo,
+    ernie,
     gpt,
     longformer,
     modernbert,
@@ -26,12 +27,12 @@ from bothways.model.config import LSTMConfig, ModelConfig
 FAMILIES: tuple[Family, ...] = (
     bert.BERT, bert.MEGATRON_BERT, roberta.ROBERTA, roberta.XLM_ROBERTA, distilbert.DISTILBERT,
     albert.ALBERT, electra.ELECTRA, deberta.DEBERTA, deberta.DEBERTA_V2, longformer.LONGFORMER,
-    bigbird.BIGBIRD, modernbert.MODERNBERT, gpt.GPT, gpt.GPT2, roberta.CAMEMBERT,
+    bigbird.BIGBIRD, modernbert.MODERNBERT, gpt.GPT, gpt.GPT2, roberta.CAMEMBERT, ernie.ERNIE,
 )  # fmt: skip
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
     **bert.PRESETS, **roberta.PRESETS, **distilbert.PRESETS, **albert.PRESETS, **electra.PRESETS,
     **deberta.PRESETS, **longformer.PRESETS, **bigbird.PRESETS, **modernbert.PRESETS,
-    **gpt.PRESETS, **elmo.PRESETS, **transformer.PRESETS,
+    **gpt.PRESETS, **elmo.PRESETS, **transformer.PRESETS, **ernie.PRESETS,
 }  # fmt: skip
 
 

@@ -33,6 +33,7 @@ _OWNERS = {
     "albert": r"albert-(base|large|xlarge|xxlarge)-v[12]",
     "openai-community": r"openai-gpt|gpt2(-medium|-large|-xl)?",
     "almanach": r"camembert-(base|large)",
+    "nghuyong": r"ernie-3\.0-(base|medium|mini|micro|nano)-zh",
     "sentence-transformers": r"all-(MiniLM-L(6|12)-v[12]|distilroberta-v1)",
 }
 """Well-known models that may be named without their owner."""

@@ -176,6 +176,8 @@ class EncoderConfig:
             if they have the same width.
         sharing: which layers share weights; None if no two do.
         readout: how heads read the encoder.
+        task_types: rows of the task embedding, whose first one is added to every token; 0 for a
+            family without one. ERNIE has it.
 
     Examples:
         >>> config = bothways.EncoderConfig(vocab=30522, width=256, depth=4, heads=4)
@@ -202,6 +204,7 @@ class EncoderConfig:
     embedding: int | None = None
     sharing: Sharing | None = None
     readout: Readout = Readout()
+    task_types: int = 0
 
     @property
     def max_positions(self) -> int:
@@ -289,7 +292,7 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         sizes = ("vocab", "width", "depth", "heads", "intermediate_size", "embedding")
         require_at_least(1, "encoder", **{name: getattr(self, name) for name in sizes})
-        require_at_least(0, "encoder", segments=self.segments)
+        require_at_least(0, "encoder", segments=self.segments, task_types=self.task_types)
         _require_positive(norm_epsilon=self.norm_epsilon, initial_range=self.initial_range)
         if self.width % self.heads:
             what = f"width {self.width} cannot be divided among {self.heads} heads"

@@ -21,7 +21,8 @@ from bothways.model.positions import Disentangled, Learned, Position, Rotary, Si
 
 
 class Embedding(nn.Module):
-    """The sum of token, position and segment vectors, then LayerNorm if the order has one, dropout.
+    """The sum of token, position, segment and task vectors, then LayerNorm if the order has one,
+    dropout.
 
     Rotary and disentangled positions add nothing here, except absolute positions at the input of
     the latter. Embeddings narrower than the encoder are projected to its width by a dense layer
@@ -34,6 +35,7 @@ class Embedding(nn.Module):
         self.token = nn.Embedding(config.vocab, width)
         self.position = build_positions(config.position, width)
         self.segment = nn.Embedding(config.segments, width) if config.segments else None
+        self.task = nn.Embedding(config.task_types, width) if config.task_types else None
         self.late = config.norm_after_projection
         normed = config.width if self.late else width
         self.norm = layer_norm(config, normed) if config.order.embedding else nn.Identity()
@@ -49,8 +51,9 @@ class Embedding(nn.Module):
         )
 
     def tables(self) -> dict[str, nn.Embedding]:
-        """Return the learned tables among "token", "position" and "segment"."""
-        parts = {"token": self.token, "position": self.position, "segment": self.segment}
+        """Return the learned tables among "token", "position", "segment" and "task"."""
+        names = ("token", "position", "segment", "task")
+        parts = {name: getattr(self, name) for name in names}
         return {name: part for name, part in parts.items() if isinstance(part, nn.Embedding)}
 
     def forward(
@@ -68,6 +71,8 @@ class Embedding(nn.Module):
             x = x + self.position(batch.layout.positions)
         if self.segment is not None:
             x = x + self.segment(batch.segments)
+        if self.task is not None:
+            x = x + self.task.weight[0]
         x = self.sum_dropout(x)
         if self.late:
             return self.dropout(self.norm(self._project(x))), table

@@ -65,6 +65,7 @@ _PARTS = _TEXTBOOK | {
     "relative positions: keys and queries": r"encoder\.blocks\..*\.position_(key|query)\..*",
     "convolution": r"encoder\.convolution\..*",
     "segment embedding": r"encoder\.embedding\.segment\..*",
+    "task embedding": r"encoder\.embedding\.task\..*",
     "embedding to width": r"encoder\.embedding\.project\..*",
     "attention biases": r"encoder\.blocks\..*attention\..*bias",
     "feed-forward biases": r"encoder\.blocks\..*mlp\..*bias",

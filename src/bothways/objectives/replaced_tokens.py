@@ -275,7 +275,7 @@ def share_embedding(discriminator: Embedding, generator: Embedding, sharing: Sha
         case "none":
             pass
         case "shared":
-            for name in ("token", "position", "segment", "norm"):
+            for name in ("token", "position", "segment", "task", "norm"):
                 setattr(generator, name, getattr(discriminator, name))
         case "disentangled":
             bases = generator.tables()

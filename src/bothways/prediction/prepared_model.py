@@ -108,6 +108,7 @@ class PreparedEmbedding:
         self.token, self.scale = embedding.token.weight, embedding.scale
         self.position = None if embedding.position is None else embedding.position.forward
         self.segment = None if embedding.segment is None else embedding.segment.weight
+        self.task = None if embedding.task is None else embedding.task.weight[0]
         norm, project = embedding.norm.forward, embedding.project.forward
         self.steps = (project, norm) if embedding.late else (norm, project)
 
@@ -122,6 +123,8 @@ class PreparedEmbedding:
             x = x + self.position(batch.layout.positions)
         if self.segment is not None:
             x = x + nn.functional.embedding(batch.segments, self.segment)
+        if self.task is not None:
+            x = x + self.task
         for step in self.steps:
             x = step(x)
         return x, self.token
