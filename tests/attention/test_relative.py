@@ -19,7 +19,7 @@ from bothways.attention.dispatch import Padded
 from bothways.attention.mask import AttentionView
 from bothways.attention.patterns import Causal, Full, Pattern, Window
 from bothways.attention.reference import PaddedKernel
-from bothways.attention.relative import PositionTerms, along_diagonals, attend_disentangled
+from bothways.attention.relative import PositionTerms, along_diagonals, attend_relative
 from bothways.core.batch import Batch
 from bothways.core.config.reader import load, read, to_dict
 from bothways.core.errors import ConfigError
@@ -171,7 +171,7 @@ def test_output_and_gradient_equal_the_formula(
             tensor[distances.start : distances.stop] if there else None
             for tensor, there in zip(single[1:], held, strict=True)
         ]
-        found = attend_disentangled(
+        found = attend_relative(
             single[0], PositionTerms(*terms), AttentionView(packed, pattern, distances=distances)
         )
     keys, queries = (
@@ -202,9 +202,7 @@ def test_dropout_acts_on_probabilities() -> None:
     terms = PositionTerms(*(tensor[distances.start : distances.stop] for tensor in (keys, queries)))
     view = AttentionView(many, distances=distances)
     found = (
-        attend_disentangled(qkv.repeat(copies, 1, 1, 1), terms, view, rate)
-        .double()
-        .view(copies, -1)
+        attend_relative(qkv.repeat(copies, 1, 1, 1), terms, view, rate).double().view(copies, -1)
     )
     unit = qkv.double()
     wanted = formula(unit, keys.double(), queries.double(), [n], position, Full())

@@ -26,7 +26,14 @@ from bothways.hub.sentence_transformers import SentenceEncoderConfig
 from bothways.model.config import Bias, EncoderConfig, Gated, LSTMConfig, PreNorm, Sharing
 from bothways.model.heads import HEADS, BiLMHead, Head, LabelHead
 from bothways.model.model import Model
-from bothways.model.positions import Convolution, Disentangled, Learned, Rotary, Sinusoidal
+from bothways.model.positions import (
+    Convolution,
+    Disentangled,
+    DistanceBias,
+    Learned,
+    Rotary,
+    Sinusoidal,
+)
 from bothways.model.readout import Own, Readout
 from bothways.prediction.session_model import Arrays, CompiledModel
 from family_peers import peer
@@ -88,6 +95,8 @@ SHAPES: dict[str, tuple[dict[str, Any], HeadKind]] = {
     "sines": ({"position": Sinusoidal(30, scaled=True)}, "masked"),
     "sines, apart": ({"position": Sinusoidal(31, interleaved=False), "segments": 0}, "tags"),
     "offset": ({"position": Learned(20, offset=2, scaled=True), "segments": 1}, "tags"),
+    "distance bias": ({"position": Learned(40, bias=DistanceBias(8, 12))}, "masked"),
+    "task": ({"task_types": 3}, "tags"),
     "rotary": ({"position": Rotary(50, (30.0, 1e4)), "order": PreNorm(True)}, "masked"),
     "window": ({"patterns": (Full(), Window(3)), "position": Learned(60)}, "tags"),
     "global": ({"patterns": (Window(3, global_attention=True),)}, "span"),

@@ -69,6 +69,9 @@ def _draw(model_type: str, rng: random.Random, dropout: float) -> dict[str, obje
         settings |= {"task_type_vocab_size": rng.randint(1, 4)} if settings["use_task_id"] else {}
     if model_type == "electra":
         settings |= {"embedding_size": rng.choice((6, width)), "summary_last_dropout": dropout}
+    if model_type == "mpnet":
+        del settings["type_vocab_size"]
+        settings |= {"pad_token_id": 1}
     if "roberta" in model_type or model_type == "camembert":
         settings |= {"pad_token_id": rng.choice((0, 1, 3))}
     return settings

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bothways.core.errors import ConfigError, FolderError
+from bothways.families.catalogue import FAMILIES
 from bothways.hub.model_folder import save_model
 from bothways.hub.sentence_transformers import SentenceEncoderConfig, read_program_config
 from bothways.model.config import EncoderConfig
@@ -28,6 +29,7 @@ from bothways.tasks.sentence_embedding.task import (
 )
 from bothways.tasks.text_examples import TextExample
 from bothways.text.tokenizer import Tokenizer
+from drawn_settings import draw_settings
 
 SENTENCES = [
     "The cat sat on the mat.",
@@ -84,6 +86,37 @@ def test_minilm_gives_the_vectors_of_sentence_transformers(tmp_path: Path) -> No
     np.testing.assert_allclose(theirs(tmp_path / "saved", SENTENCES), expected, atol=2e-6)
     again = open_learner(str(tmp_path / "saved"))
     assert (again.task, again.length) == (task.task, 256)
+
+
+@pytest.mark.parametrize("name", ["MPNet"])
+def test_new_families_give_vectors_of_sentence_transformers(name: str, tmp_path: Path) -> None:
+    import transformers
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+    from sentence_transformers.sentence_transformer.modules import Transformer as Module
+
+    family = next(f for f in FAMILIES if f.architectures[-1].name == f"{name}Model")
+    cls = getattr(transformers, f"{name}Model")
+    torch.manual_seed(2)
+    sizes = draw_settings(family.model_type, 4) | {"vocab_size": len(TOKENS) + 3}
+    cls(cls.config_class(**sizes)).save_pretrained(tmp_path / "bare")
+    tokens = ["<s>", "<pad>", "</s>", *TOKENS] if name == "MPNet" else [*TOKENS, "b", "c", "d"]
+    kind = transformers.MPNetTokenizer if name == "MPNet" else transformers.BertTokenizer
+    vocabulary = {token: at for at, token in enumerate(tokens)}
+    masks = {"mask_token": "[MASK]"} if name == "MPNet" else {}
+    kind(vocab=vocabulary, model_max_length=12, **masks).save_pretrained(tmp_path / "bare")
+    module = Module(str(tmp_path / "bare"))
+    pooling = Pooling(module.get_embedding_dimension(), "mean")
+    SentenceTransformer(modules=[module, pooling, Normalize()], device="cpu").save(
+        str(tmp_path / "whole")
+    )
+    texts = ["the cats sat", "a dog.", "the cat sat on a mat. the dogs sat on the cat", "The MAT"]
+    opened = open_learner(str(tmp_path / "whole"))
+    expected = theirs(tmp_path / "whole", texts)
+    np.testing.assert_allclose(vectors(opened, texts), expected, atol=2e-6)
+    assert isinstance(opened, Embedder)
+    save_sentence_encoder(tmp_path / "saved", opened)
+    np.testing.assert_allclose(theirs(tmp_path / "saved", texts), expected, atol=2e-6)
 
 
 def made(folder: Path, **settings: Any) -> Embedder:

@@ -12,7 +12,7 @@ from bothways.attention.patterns import Blocks, Full, Window
 from bothways.core.errors import ConfigError
 from bothways.model.config import Dropouts, EncoderConfig, Gated
 from bothways.model.heads import LabelHead, NextTokenHead
-from bothways.model.positions import Disentangled, Learned, Rotary
+from bothways.model.positions import Disentangled, DistanceBias, Learned, Rotary
 from bothways.model.readout import Readout
 
 
@@ -34,6 +34,10 @@ from bothways.model.readout import Readout
         (
             {"patterns": (Blocks(),), "position": Disentangled()},
             "encoder.patterns: disentangled positions cannot be combined",
+        ),
+        (
+            {"patterns": (Blocks(),), "position": Learned(bias=DistanceBias())},
+            "encoder.patterns: a bias of distances cannot be combined",
         ),
         (
             {"patterns": (Window(4, global_attention=True),), "position": Disentangled()},

@@ -20,7 +20,7 @@ def attention_probabilities(
 ) -> list[Float[Tensor, "heads _ _"]]:
     """Return `(heads, queries, keys)` for each sequence, in its own length.
 
-    Arguments are those of `dispatch.attend` and `relative.attend_disentangled`.
+    Arguments are those of `dispatch.attend` and `relative.attend_relative`.
 
     Raises:
         ConfigError: the pattern reads random blocks, whose probabilities are not one per pair.
@@ -63,7 +63,7 @@ def _shares(
     """Return the softmax of a rectangle's scores; `whole` lets every query see all keys."""
     q, k, _ = part.rectangle.pad(qkv).permute(2, 0, 3, 1, 4)
     # Each term adds a score of the same variance: √(d · terms) keeps the sum at 1.
-    count = 1 if terms is None else 1 + sum(x is not None for x in (terms.keys, terms.queries))
+    count = 1 if terms is None else terms.count
     scale = (q.shape[-1] * count) ** -0.5
     scores = (q * scale) @ k.mT
     if terms is not None and rows is not None:

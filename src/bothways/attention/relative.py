@@ -1,13 +1,13 @@
-"""Disentangled attention over packed tokens: scores of content and of relative position apart.
+"""Attention over packed tokens with scores of relative positions.
 
-    score(i, j) = (q_i·k_j + q_i·K_{i−j} + k_j·Q_{i−j}) / √(d · terms)
+    score(i, j) = (q_i·k_j + q_i·K_{i−j} + k_j·Q_{i−j}) / √(d · terms) + b_{i−j}
 
 K and Q are keys and queries made from relative positions. Their products with all 2n − 1 distances
 of a sequence of n tokens are one matrix product per rectangle; `along_diagonals` reads distance i
 − j from it as a view. So there is no tensor of (n × n × d) and no gather, whose backward pass adds
 one element at a time.
 
-Source: He et al. 2020, section 3.1.
+Source: He et al. 2020, section 3.1; for b, Raffel et al. 2020, section 2.1.
 """
 
 from __future__ import annotations
@@ -27,18 +27,25 @@ from bothways.kernels.dropout import dropped_product
 
 @dataclass(frozen=True)
 class PositionTerms:
-    """Keys and queries of relative positions.
+    """What relative positions add to scores.
 
     Attributes:
         keys: keys that the queries of tokens meet, content to position; None without that term.
         queries: queries that the keys of tokens meet, position to content; None without it.
+        bias: a number for each head; None without it.
     """
 
-    keys: Float[Tensor, "rows heads d"] | None
-    queries: Float[Tensor, "rows heads d"] | None
+    keys: Float[Tensor, "rows heads d"] | None = None
+    queries: Float[Tensor, "rows heads d"] | None = None
+    bias: Float[Tensor, "rows heads"] | None = None
+
+    @property
+    def count(self) -> int:
+        """The products that a score is the sum of, with that of content."""
+        return 1 + (self.keys is not None) + (self.queries is not None)
 
 
-def attend_disentangled(
+def attend_relative(
     qkv: Float[Tensor, "tokens 3 heads d"],
     terms: PositionTerms,
     view: AttentionView,
@@ -47,8 +54,7 @@ def attend_disentangled(
     """Compute `dispatch.attend` with scores of relative positions; the view must have distances."""
     assert view.distances is not None
     outputs = []
-    count = 1 + (terms.keys is not None) + (terms.queries is not None)
-    scale = (qkv.shape[-1] * count) ** -0.5
+    scale = (qkv.shape[-1] * terms.count) ** -0.5
     for part, rows in zip(view.parts, view.distances.rows, strict=True):
         q, k, v = part.rectangle.pad(qkv).permute(2, 0, 3, 1, 4)  # each (rows, heads, longest, d)
         call = AttentionCall(
@@ -68,7 +74,7 @@ def _attend_padded(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    bias: Float[Tensor, "rows heads n n"],
+    bias: Float[Tensor, "*rows heads n n"],
     mask: Tensor | None,
     rate: float,
     kernel: PaddedKernel,
@@ -90,8 +96,11 @@ def position_scores(
     terms: PositionTerms,
     rows: Int[Tensor, " distances"],
     scale: float,
-) -> Float[Tensor, "rows heads n n"]:
-    """Return what relative positions add to the scores of scaled queries."""
+) -> Float[Tensor, "*rows heads n n"]:
+    """Return what relative positions add to the scores of scaled queries.
+
+    A bias alone is the same for all rows of the rectangle, and has one.
+    """
     parts = []
     if terms.keys is not None:
         parts.append(along_diagonals(_products(q, terms.keys[rows])))
@@ -100,6 +109,10 @@ def position_scores(
         # of the distances is reversed, and the result transposed to queries by keys.
         products = _products(k, terms.queries[rows.flip(0)] * scale)
         parts.append(along_diagonals(products).transpose(-2, -1))
+    if terms.bias is not None:
+        heads, n = terms.bias.shape[1], q.shape[2]
+        biases = terms.bias[rows].to(q.dtype).T[None, :, None].expand(1, heads, n, len(rows))
+        parts.append(along_diagonals(biases))
     return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 

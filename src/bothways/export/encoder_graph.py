@@ -26,10 +26,10 @@ from bothways.attention.patterns import Blocks, Causal, Full, Pattern, Window
 from bothways.export.builder import LOWEST, GraphBuilder
 from bothways.model.attention import Attention
 from bothways.model.block import Block, FeedForward
-from bothways.model.disentangled import NgramConvolution, row_of
+from bothways.model.disentangled import NgramConvolution, ScoreBias, bucket_of, row_of
 from bothways.model.embedding import LearnedPositions, SinusoidalPositions, sinusoids
 from bothways.model.encoder import Encoder
-from bothways.model.positions import Disentangled
+from bothways.model.positions import Disentangled, DistanceBias, Learned
 
 GlobalRule = Literal["none", "first", "question", "ending"]
 """The global tokens of a Longformer: none, the first, those before the first separator, or those
@@ -80,6 +80,7 @@ class EncoderGraph:
         self.separators, self.rule = separators, rule
         self.global_tokens = self._global_tokens() if self.config.has_global_attention else None
         self._relative = self._relative_rows()
+        self._score_bias = self._distance_bias()
 
     def layers(self) -> list[str]:
         """Return the embeddings and the output of each block, the last one normed."""
@@ -359,10 +360,27 @@ class EncoderGraph:
             graph.slice(graph.array("rising_distances", rising), start, stop, 0),
         )
 
+    def _distance_bias(self) -> str | None:
+        """Return the bias of distances `(1, heads, length, length)`; None without one."""
+        graph, op, position = self.graph, self.graph.op, self.config.position
+        relative = self.encoder.relative
+        if not isinstance(position, Learned) or not isinstance(relative, ScoreBias):
+            return None
+        assert isinstance(position.bias, DistanceBias)
+        graph.scope, most = "/relative", position.max_positions
+        buckets = bucket_of(position.bias, torch.arange(1 - most, most)).numpy()
+        query = graph.unsqueeze(self.places, 1)
+        distances = op("Add", op("Sub", query, self.places), graph.whole(most - 1))
+        rows = op("Gather", graph.array("buckets", buckets), distances)
+        values = op("Gather", graph.weight(relative.table.weight), rows)  # (length, length, heads)
+        return graph.unsqueeze(op("Transpose", values, perm=(2, 0, 1)), 0)
+
     def _position_scores(self, module: Attention, q: str, k: str, scale: float) -> list[str]:
         """Return what relative positions add to the scores of scaled queries."""
         graph, relative = self.graph, self.encoder.relative
-        if self._relative is None or relative is None:
+        if self._score_bias is not None:
+            return [self._score_bias]
+        if self._relative is None or relative is None or isinstance(relative, ScoreBias):
             return []
         falling, rising = self._relative
         table = graph.norm(graph.weight(relative.table.weight), relative.norm)

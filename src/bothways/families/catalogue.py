@@ -18,6 +18,7 @@ from bothways.families import (
     gpt,
     longformer,
     modernbert,
+    mpnet,
     roberta,
     transformer,
 )
@@ -27,12 +28,13 @@ from bothways.model.config import LSTMConfig, ModelConfig
 FAMILIES: tuple[Family, ...] = (
     bert.BERT, bert.MEGATRON_BERT, roberta.ROBERTA, roberta.XLM_ROBERTA, distilbert.DISTILBERT,
     albert.ALBERT, electra.ELECTRA, deberta.DEBERTA, deberta.DEBERTA_V2, longformer.LONGFORMER,
-    bigbird.BIGBIRD, modernbert.MODERNBERT, gpt.GPT, gpt.GPT2, roberta.CAMEMBERT, ernie.ERNIE,
+    bigbird.BIGBIRD, modernbert.MODERNBERT, gpt.GPT, gpt.GPT2, roberta.CAMEMBERT,
+    ernie.ERNIE, mpnet.MPNET,
 )  # fmt: skip
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
     **bert.PRESETS, **roberta.PRESETS, **distilbert.PRESETS, **albert.PRESETS, **electra.PRESETS,
     **deberta.PRESETS, **longformer.PRESETS, **bigbird.PRESETS, **modernbert.PRESETS,
-    **gpt.PRESETS, **elmo.PRESETS, **transformer.PRESETS, **ernie.PRESETS,
+    **gpt.PRESETS, **elmo.PRESETS, **transformer.PRESETS, **ernie.PRESETS, **mpnet.PRESETS,
 }  # fmt: skip
 
 

@@ -34,7 +34,8 @@ _OWNERS = {
     "openai-community": r"openai-gpt|gpt2(-medium|-large|-xl)?",
     "almanach": r"camembert-(base|large)",
     "nghuyong": r"ernie-3\.0-(base|medium|mini|micro|nano)-zh",
-    "sentence-transformers": r"all-(MiniLM-L(6|12)-v[12]|distilroberta-v1)",
+    "microsoft": r"mpnet-base",
+    "sentence-transformers": r"all-(MiniLM-L(6|12)-v[12]|distilroberta-v1|mpnet-base-v[12])",
 }
 """Well-known models that may be named without their owner."""
 _FIX = (

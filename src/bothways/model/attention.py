@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bothways.attention.dispatch import attend
 from bothways.attention.mask import AttentionView
 from bothways.attention.probabilities import attention_probabilities
-from bothways.attention.relative import PositionTerms, attend_disentangled
+from bothways.attention.relative import PositionTerms, attend_relative
 from bothways.kernels.dropout import Dropout
 from bothways.kernels.linear import on_round_rows
 from bothways.model.config import EncoderConfig
@@ -70,7 +70,7 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "tokens width"],
         view: AttentionView,
-        relative: Float[Tensor, "rows width"] | None = None,
+        relative: Float[Tensor, "rows features"] | None = None,
         queries: Float[Tensor, "tokens width"] | None = None,
         only: Int[Tensor, " asked"] | None = None,
     ) -> Float[Tensor, "asked width"]:
@@ -79,7 +79,7 @@ class Attention(nn.Module):
         Args:
             x: the vectors that are attended to.
             view: which tokens see which.
-            relative: the vectors of relative positions; None without them.
+            relative: the vectors of relative positions, or a bias for each head; None without them.
             queries: the vectors that attend; None for `x` itself.
             only: the tokens whose output is needed; None for all.
         """
@@ -88,7 +88,7 @@ class Attention(nn.Module):
         if queries is not None:
             qkv = self._with_queries(qkv, queries)
         if terms is not None:
-            heads = attend_disentangled(qkv, terms, view, rate)
+            heads = attend_relative(qkv, terms, view, rate)
         else:
             heads = attend(qkv, view, rate, self._project_global(x, view))
         return selected_rows(heads.flatten(1), only)
@@ -97,7 +97,7 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "tokens width"],
         view: AttentionView,
-        relative: Float[Tensor, "rows width"] | None = None,
+        relative: Float[Tensor, "rows features"] | None = None,
     ) -> list[Float[Tensor, "heads _ _"]]:
         """Return each sequence's attention probabilities, without dropout."""
         qkv, terms = self._project(x, relative)
@@ -122,11 +122,13 @@ class Attention(nn.Module):
         return torch.cat([q.view(len(q), 1, *self.shape[1:]), qkv[:, 1:]], 1)
 
     def _project(
-        self, x: Float[Tensor, "tokens width"], relative: Float[Tensor, "rows width"] | None
+        self, x: Float[Tensor, "tokens width"], relative: Float[Tensor, "rows features"] | None
     ) -> tuple[Float[Tensor, "tokens 3 heads d"], PositionTerms | None]:
         """Return queries, keys and values of tokens; keys and queries of relative positions."""
         if relative is None:
             return self._qkv(x), None
+        if not self.terms:
+            return self._qkv(x), PositionTerms(bias=relative)
         relative = self.position_dropout(relative).to(x.dtype)
         if self.position_key is None and self.position_query is None:
             # The same matrix for both: one product for tokens and positions together.

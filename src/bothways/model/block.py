@@ -80,7 +80,7 @@ class Block(nn.Module):
         self,
         x: Float[Tensor, "tokens width"],
         view: AttentionView,
-        relative: Float[Tensor, "rows width"] | None = None,
+        relative: Float[Tensor, "rows features"] | None = None,
         queries: Float[Tensor, "tokens width"] | None = None,
         only: Int[Tensor, " asked"] | None = None,
     ) -> Float[Tensor, "asked width"]:

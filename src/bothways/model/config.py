@@ -240,6 +240,14 @@ class EncoderConfig:
         )
 
     @property
+    def has_relative_scores(self) -> bool:
+        """True if distances between tokens add to the attention scores."""
+        position = self.position
+        return isinstance(position, Disentangled) or (
+            isinstance(position, Learned) and position.bias is not None
+        )
+
+    @property
     def is_causal(self) -> bool:
         """True if every layer is causal, so that only the last token has seen all others."""
         return all(isinstance(pattern, Causal) for pattern in self.patterns)
@@ -313,16 +321,17 @@ class EncoderConfig:
         if isinstance(position, Rotary) and width // heads % 2:
             what = f"rotary positions need an even head size, but width / heads = {width // heads}"
             raise ConfigError(what, where="encoder.heads", fix="Use heads of an even width.")
-        if not isinstance(position, Disentangled):
-            return
-        if position.convolution is not None and width % position.convolution.groups:
-            what = f"width {width} cannot be divided among {position.convolution.groups} groups"
+        convolution = position.convolution if isinstance(position, Disentangled) else None
+        if convolution is not None and width % convolution.groups:
+            what = f"width {width} cannot be divided among {convolution.groups} groups"
             fix = f"Use a number that divides {width}."
             raise ConfigError(what, where="encoder.position.convolution.groups", fix=fix)
-        if self.has_global_attention or any(isinstance(p, Blocks) for p in self.patterns):
+        sparse = self.has_global_attention or any(isinstance(p, Blocks) for p in self.patterns)
+        if self.has_relative_scores and sparse:
+            relative = isinstance(position, Disentangled)
+            name = "disentangled positions" if relative else "a bias of distances"
             raise ConfigError(
-                "disentangled positions cannot be combined with block-sparse patterns or "
-                "global tokens",
+                f"{name} cannot be combined with block-sparse patterns or global tokens",
                 where="encoder.patterns",
                 fix="Use learned positions, or full attention and windows.",
             )

@@ -1,12 +1,14 @@
-"""DeBERTa's relative positions and its convolution.
+"""DeBERTa's relative positions and its convolution; MPNet's bias of distances.
 
 A query sees the distance query − key alone, so a sequence of n tokens needs 2n − 1 rows of the
 table of relative positions, and no matrix of them.
 
-Source: He et al. 2020, section 3.1 and appendix A.5.
+Source: He et al. 2020, section 3.1 and appendix A.5; Raffel et al. 2020, section 2.1.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from jaxtyping import Float, Int
@@ -18,21 +20,69 @@ from bothways.kernels.dropout import Dropout
 from bothways.model.activation import activate
 from bothways.model.config import EncoderConfig
 from bothways.model.init import layer_norm
-from bothways.model.positions import Convolution, Disentangled
+from bothways.model.positions import (
+    Convolution,
+    Disentangled,
+    DistanceBias,
+    Learned,
+    Position,
+)
 
 
-def distances_of(position: Disentangled, layout: Layout) -> Distances:
-    """Return the rows of the table that the sequences of a layout need.
-
-    Rows of shorter sequences are in the middle of those of longer ones.
-    """
-    rows = [
-        row_of(position, torch.arange(part.longest - 1, -part.longest, -1))
-        for part in layout.rectangles
-    ]
-    start, stop = min(int(row[-1]) for row in rows), max(int(row[0]) for row in rows) + 1
+def distances_of(position: Position, layout: Layout) -> Distances | None:
+    """Return the rows of the table that the sequences of a layout need; None without a table."""
     device = layout.positions.device
-    return Distances(start, stop, tuple((row - start).to(device) for row in rows))
+    distances = [torch.arange(part.longest - 1, -part.longest, -1) for part in layout.rectangles]
+    match position:
+        case Disentangled():
+            # Rows of shorter sequences are in the middle of those of longer ones.
+            rows = [row_of(position, each) for each in distances]
+            start, stop = min(int(row[-1]) for row in rows), max(int(row[0]) for row in rows) + 1
+            return Distances(start, stop, tuple((row - start).to(device) for row in rows))
+        case Learned(bias=DistanceBias() as bias):
+            rows = [bucket_of(bias, each) for each in distances]
+            return Distances(0, bias.buckets, tuple(row.to(device) for row in rows))
+        case _:
+            return None
+
+
+def bucket_of(bias: DistanceBias, distances: Int[Tensor, " *n"]) -> Int[Tensor, " *n"]:
+    """Return the bucket of each distance query − key.
+
+    Example with 8 buckets and max_distance = 8: the distances 0 1 2 3 4 5 … have the buckets
+    0 1 2 2 3 3 …, and −1 −2 −3 −4 … have 5 6 6 7 ….
+    """
+    half = bias.buckets // 2
+    single = half // 2
+    size = distances.abs()
+    # transformers' order of operations in fp32, which decides at the bounds of buckets.
+    share = torch.log(size.float() / single) / math.log(bias.max_distance / single)
+    far = single + (share * (half - single)).clamp(min=0).long()
+    rows = torch.where(size < single, size, far.clamp(max=half - 1))
+    return rows + half * (distances < 0)
+
+
+class ScoreBias(nn.Module):
+    """A number for each bucket of distances and each head, shared by all layers."""
+
+    def __init__(self, config: EncoderConfig, bias: DistanceBias) -> None:
+        super().__init__()
+        self.table = nn.Embedding(bias.buckets, config.heads)
+
+    def forward(self, distances: Distances) -> Float[Tensor, "rows heads"]:
+        """Return the rows that the batch needs."""
+        return self.table.weight[distances.start : distances.stop]
+
+
+def build_relative(config: EncoderConfig) -> RelativePositions | ScoreBias | None:
+    """Return the module with the table of distances; None without one."""
+    match config.position:
+        case Disentangled() as position:
+            return RelativePositions(config, position)
+        case Learned(bias=DistanceBias() as bias):
+            return ScoreBias(config, bias)
+        case _:
+            return None
 
 
 def row_of(position: Disentangled, distances: Int[Tensor, " n"]) -> Int[Tensor, " n"]:

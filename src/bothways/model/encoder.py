@@ -22,7 +22,7 @@ from bothways.core.layout import Layout
 from bothways.model.attention import Attention
 from bothways.model.block import Block
 from bothways.model.config import EncoderConfig, PreNorm, Sharing
-from bothways.model.disentangled import NgramConvolution, RelativePositions, distances_of
+from bothways.model.disentangled import NgramConvolution, build_relative, distances_of
 from bothways.model.embedding import Embedding
 from bothways.model.init import initialise, layer_norm
 from bothways.model.positions import Disentangled
@@ -70,7 +70,7 @@ class Encoder(nn.Module):
         self.embedding = Embedding(config)
         position = config.position if isinstance(config.position, Disentangled) else None
         convolution = position.convolution if position else None
-        self.relative = RelativePositions(config, position) if position else None
+        self.relative = build_relative(config)
         self.convolution = NgramConvolution(config, convolution) if convolution else None
         self.blocks = nn.ModuleList(_blocks(config, config.sharing))
         final = isinstance(config.order, PreNorm)
@@ -160,8 +160,8 @@ class Encoder(nn.Module):
             self.config, batch.layout, batch.global_attention_mask, self.training
         )
 
-    def _relative(self, view: AttentionView) -> Float[Tensor, "rows width"] | None:
-        """Return the vectors of relative positions; None without them."""
+    def _relative(self, view: AttentionView) -> Float[Tensor, "rows features"] | None:
+        """Return the vectors of relative positions, or their bias; None without them."""
         if self.relative is None or view.distances is None:
             return None
         result: Tensor = self.relative(view.distances)
@@ -250,7 +250,7 @@ def attention_views(
 ) -> list[AttentionView]:
     """Return each layer's view; equal layers share one. Random blocks are drawn in training."""
     position, size = config.position, config.width // config.heads
-    distances = distances_of(position, layout) if isinstance(position, Disentangled) else None
+    distances = distances_of(position, layout) if config.has_relative_scores else None
     tables: dict[float, RotaryTables] = {}
     views: dict[object, AttentionView] = {}
     result = []

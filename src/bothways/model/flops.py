@@ -142,8 +142,8 @@ def kept_floats(
     """Estimate the numbers that the backward pass keeps of each token, in sequences of this length.
 
     With `recompute` these are the input of each block, and all that one block keeps. The compiled
-    attention kernel keeps no probabilities; nor do a GPU's kernels without disentangled positions.
-    The device may be of another machine.
+    attention kernel keeps no probabilities; nor do a GPU's kernels without scores of relative
+    positions. The device may be of another machine.
     """
     if isinstance(config, LSTMConfig):
         # Per layer and direction: gates, cells before and after activation, input, dropped, output.
@@ -151,7 +151,7 @@ def kept_floats(
         return layer + (config.depth - 1) * (2 * config.projection if recompute else layer)
     # Per block: inputs of norms, products and dropouts. Attention in rectangles also keeps
     # probabilities with their mask, and queries, keys and values once more.
-    plain = not isinstance(config.position, Disentangled)
+    plain = not config.has_relative_scores
     cpu, attention = device.type == "cpu", []
     for pattern in (config.pattern(layer) for layer in range(config.depth)):
         whole = sees_all(pattern, length)
@@ -180,7 +180,7 @@ def passing_floats(
     """
     if isinstance(config, LSTMConfig):
         return 2.0 * (7 * config.cells + 4 * config.projection)
-    relative, attention = isinstance(config.position, Disentangled), [0.0]
+    relative, attention = config.has_relative_scores, [0.0]
     for pattern in (config.pattern(layer) for layer in range(config.depth)):
         dtype = resolve_precision(precision, device) if device.type == "cpu" else torch.bfloat16
         call = AttentionCall(

@@ -10,6 +10,33 @@ from bothways.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
+class DistanceBias:
+    """A number for each head and each range of distances, added to the scores of every layer.
+
+    Half of the buckets are for keys after the query. Of a half, the first half are single distances
+    from 0 on; the others widen with the logarithm, and the last has all from `max_distance` on.
+
+    Source: Raffel et al. 2020, section 2.1.
+
+    Attributes:
+        buckets: rows of the table, for both directions; a multiple of 4.
+        max_distance: the first distance that is not told from larger ones.
+    """
+
+    buckets: int = 32
+    max_distance: int = 128
+
+    def __post_init__(self) -> None:
+        where = "encoder.position.bias"
+        require_at_least(4, where, buckets=self.buckets)
+        if self.buckets % 4:
+            raise ConfigError(
+                f"must be a multiple of 4, not {self.buckets}", where=f"{where}.buckets"
+            )
+        require_at_least(self.buckets // 4 + 1, where, max_distance=self.max_distance)
+
+
+@dataclass(frozen=True)
 class Learned:
     """A learned vector for each absolute position, as in BERT (Devlin et al. 2018, section 3).
 
@@ -18,11 +45,13 @@ class Learned:
         offset: rows of the table before that of the first position; RoBERTa has 2.
         scaled: whether token vectors are multiplied by √width before positions are added (Vaswani
             et al. 2017, section 3.4).
+        bias: what distances add to attention scores; None for nothing.
     """
 
     max_positions: int = 512
     offset: int = 0
     scaled: bool = False
+    bias: DistanceBias | None = None
     kind: Literal["learned"] = "learned"
 
     def __post_init__(self) -> None:

@@ -292,9 +292,8 @@ def _transformers(
 
 
 def _check_scores(encoder: EncoderConfig, where: str) -> None:
-    if not isinstance(encoder.position, Learned) or not all(
-        isinstance(pattern, Full) for pattern in encoder.patterns
-    ):
+    absolute = isinstance(encoder.position, Learned) and not encoder.has_relative_scores
+    if not absolute or not all(isinstance(pattern, Full) for pattern in encoder.patterns):
         what = (
             "attention scores are compared between encoders with full attention and absolute "
             "positions, and one has others"

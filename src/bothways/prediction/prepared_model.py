@@ -173,6 +173,7 @@ class PreparedEncoder(Encoder):
         plain = (
             all(isinstance(pattern, Full) for pattern in config.patterns)
             and isinstance(config.position, Learned | Sinusoidal)
+            and not config.has_relative_scores
             and self.convolution is None
             and prepared[0].attention.bias is None
             and config.width // config.heads % HEAD_STEP == 0
