@@ -205,8 +205,9 @@ def _run() -> None:
             raise
         _interrupted()
     except BrokenPipeError:
-        # The reader of the output, such as `head`, has finished: end silently.
-        sys.stderr.close()
+        # The reader of the output, such as `head`, has finished: end silently, also at exit, where
+        # Python flushes once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         if error.errno not in _OF_A_DISK:
             raise

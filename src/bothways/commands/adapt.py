@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from bothways.commands.options import INPUTS, Device, RunLength, split_inputs
 from bothways.commands.progress import check_begun, stop_saved
 from bothways.core.errors import ConfigError
-from bothways.core.terminal import say, show_lines
+from bothways.core.terminal import output_console, say, show_lines
 
 if TYPE_CHECKING:
     from bothways.pretraining.adapt import Adaptation
@@ -83,7 +83,7 @@ def adapt(
 def _show(done: Adaptation) -> None:
     """Print the perplexities before and after, and the fit of the vocabulary."""
     from rich import box
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
 
@@ -104,4 +104,4 @@ def _show(done: Adaptation) -> None:
     ]
     if done.new_head:
         lines.append(Text(head_note(done.before)))
-    show_lines(Console(), *lines)
+    show_lines(output_console(), *lines)

@@ -49,14 +49,13 @@ def bench(
     seconds
         For serve: how long each of five loads lasts.
     """
-    from rich.console import Console
 
     from bothways.bench import race
     from bothways.bench.workloads import SUITED, WORKLOADS
     from bothways.commands.progress import terminal_progress
     from bothways.core.config.checks import require_at_least
     from bothways.core.errors import ConfigError
-    from bothways.core.terminal import show_lines
+    from bothways.core.terminal import output_console, show_lines
     from bothways.report.terminal import titled
     from bothways.runtime.devices import choose_device
 
@@ -67,7 +66,7 @@ def bench(
     if model is not None:
         _serve(model, task, texts, seconds)
         return
-    console, where = Console(), choose_device(device)
+    console, where = output_console(), choose_device(device)
     if work == "tuning":
         _tune(console, where, rounds)
         return
@@ -110,7 +109,6 @@ def _step_table(rows: Iterable[BenchRow]) -> Table:
 
 def _serve(model: str, task: str | None, file: Path | None, seconds: float) -> None:
     """Print a table of servers, and which one computes most."""
-    from rich.console import Console
 
     from bothways.commands.serve import require_server
     from bothways.core.errors import ConfigError
@@ -118,7 +116,7 @@ def _serve(model: str, task: str | None, file: Path | None, seconds: float) -> N
     require_server("bothways bench serve")
     from bothways.bench.serving import compare_divisions, drawn_texts
     from bothways.commands.progress import terminal_progress
-    from bothways.core.terminal import counted, show_lines
+    from bothways.core.terminal import counted, output_console, show_lines
     from bothways.data.text_io import read_lines
     from bothways.kernels.library import describe_kernels
     from bothways.prediction.predictor import open_task
@@ -135,7 +133,7 @@ def _serve(model: str, task: str | None, file: Path | None, seconds: float) -> N
     lines = lines[:20_000] or drawn_texts(predictor, 2000)
     with terminal_progress() as progress:
         found = compare_divisions(model, predictor, lines, seconds, progress)
-    console, offline, best = Console(), found.offline, found.best.division
+    console, offline, best = output_console(), found.offline, found.best.division
     first, *others = server_tables(found)
     show_lines(console, titled(f"bothways serve {model}", first), *others)
     console.print(

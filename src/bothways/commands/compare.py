@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bothways.commands.options import Device, LabelColumn, SecondColumn, TextColumn
-from bothways.core.terminal import say, show_lines
+from bothways.core.terminal import output_console, say, show_lines
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -64,9 +64,7 @@ def compare(  # noqa: PLR0913 – one option per question
 
         print(dumps(asdict(found)))
         return
-    from rich.console import Console
-
-    console = Console()
+    console = output_console()
     show_lines(console, _table(found, data))
     if chosen == "likelihood":
         say(
@@ -105,11 +103,10 @@ def compare_runs(run: Path, *more: Path, out: Path = Path("runs.html")) -> None:
     out
         The page.
     """
-    from rich.console import Console
-
+    from bothways.commands.progress import error_console
     from bothways.core.atomic_files import check_output_path
     from bothways.pretraining.runs_page import compare_runs as write
 
     check_output_path(out)
     write([run, *more], out)
-    say(Console(stderr=True), f"Curves, settings and speed: {out}")
+    say(error_console(), f"Curves, settings and speed: {out}")

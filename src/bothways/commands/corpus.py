@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from bothways.commands.options import INPUTS, split_inputs
-from bothways.commands.progress import keeping, terminal_progress
-from bothways.core.terminal import counted, say, show_lines
+from bothways.commands.progress import error_console, keeping, terminal_progress
+from bothways.core.terminal import counted, output_console, say, show_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -127,7 +127,6 @@ def build(
         For the masking of whole words in Chinese: store where words begin, as jieba divides the
         text (needs bothways[zh]), or at the spaces that another program has put between words.
     """
-    from rich.console import Console
     from rich.text import Text
 
     from bothways.core.errors import DataError
@@ -139,7 +138,7 @@ def build(
     files, settings = split_inputs(inputs)
     if not files:
         raise DataError("no input was given", fix="Name files, folders, globs or Hub data sets.")
-    console = Console(stderr=True)
+    console = error_console()
     documents = read_documents(files, column=column, boundary=Boundary(boundary))
     known = (out / MANIFEST).exists()
     with keeping(out, console), terminal_progress(console) as progress:
@@ -150,7 +149,7 @@ def build(
         )  # fmt: skip
     if known:
         say(console, f"{out} already has the corpus of these inputs; nothing to do.")
-    show_lines(Console(), Text(str(out), "bold"), _counts(result))
+    show_lines(output_console(), Text(str(out), "bold"), _counts(result))
 
 
 def inspect(
@@ -177,13 +176,12 @@ def inspect(
     verify
         Compare the files with the digests in the manifest.
     """
-    from rich.console import Console
     from rich.text import Text
 
     from bothways.core.keyed_rng import rng
     from bothways.data.corpus import Corpus
 
-    console = Console()
+    console = output_console()
     corpus = Corpus.open(folder)
     if verify:
         with terminal_progress() as progress:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bothways.core.terminal import say, show_lines
+from bothways.core.terminal import output_console, say, show_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,14 +28,13 @@ def describe(model: str, /, *, length: int = 128) -> None:
     length
         The length of a sequence in tokens, for the number of operations.
     """
-    from rich.console import Console
     from rich.text import Text
 
     from bothways.core.config.checks import require_at_least
 
     require_at_least(1, length=length)
     found = _find(model)
-    console = Console()
+    console = output_console()
     tables = (_settings(found), _parameters(found), _costs(found, length))
     show_lines(console, Text.assemble((model, "bold"), f": {found.origin}"), *tables)
     for line in _against(found):

@@ -20,7 +20,7 @@ from bothways.commands.options import (
     TextColumn,
     split_inputs,
 )
-from bothways.core.terminal import show_lines
+from bothways.core.terminal import output_console, show_lines
 from bothways.report.terminal import metric_table
 
 if TYPE_CHECKING:
@@ -214,8 +214,6 @@ def _evaluate_on_corpus(
     """Print the losses, accuracies and perplexity of a pre-trained model on a corpus."""
     from json import dumps
 
-    from rich.console import Console
-
     from bothways.data.corpus import Corpus
     from bothways.pretraining.evaluation import evaluate_on_corpus
 
@@ -226,7 +224,7 @@ def _evaluate_on_corpus(
     if json:
         print(dumps(metrics))
         return
-    show_lines(Console(), metric_table(f"{folder} on {file}", {"": metrics}, ""))
+    show_lines(output_console(), metric_table(f"{folder} on {file}", {"": metrics}, ""))
 
 
 def _evaluate_pairs(
@@ -240,8 +238,6 @@ def _evaluate_pairs(
 ) -> None:
     """Print the accuracies on a folder of minimal pairs; `given` are settings of the task."""
     from json import dumps
-
-    from rich.console import Console
 
     from bothways.commands.progress import terminal_progress
     from bothways.core.errors import ConfigError
@@ -269,7 +265,7 @@ def _evaluate_pairs(
     rows.append(["all pairs", None, scores.pairs, round(100 * scores.accuracy, 1)])
     title = f"{folder} on {blimp}, {scores.variant}"
     columns = ["", "name", "pairs", "accuracy, %"]
-    show_lines(Console(), render_report(TableSection(title, columns, rows)))
+    show_lines(output_console(), render_report(TableSection(title, columns, rows)))
 
 
 @dataclass
@@ -310,15 +306,13 @@ class _Data:
         """Print the warnings and the result, as one JSON object or as a table."""
         from json import dumps
 
-        from rich.console import Console
-
         for warning in self.counts.warnings if self.counts else ():
             print(warning, file=sys.stderr)
         if self.json:
             print(dumps(dict(plain)))
             return
         table = metric_table(self.title, shown) if isinstance(shown, Mapping) else shown
-        show_lines(Console(), table)
+        show_lines(output_console(), table)
 
 
 def _analyse(predictor: Predictor, data: _Data, report: Path) -> Metrics:

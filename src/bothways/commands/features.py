@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from bothways.commands.options import Device
 from bothways.commands.progress import keeping
-from bothways.core.terminal import show_lines
+from bothways.core.terminal import output_console, show_lines
 from bothways.report.terminal import metric_table
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ def features(
     json
         Write one JSON object instead of a table.
     """
-    from rich.console import Console
 
     from bothways.commands.progress import error_console, say_kernels, terminal_progress
     from bothways.core.config import reader as configs
@@ -81,7 +80,7 @@ def features(
 
         print(dumps({"layers": layers, "metrics": dict(done.metrics), "shares": list(done.shares)}))
     else:
-        show_lines(Console(), _table(done))
+        show_lines(output_console(), _table(done))
 
 
 def _table(done: FeatureResult) -> RenderableType:

@@ -17,7 +17,7 @@ from bothways.commands.options import (
     TrainedTask,
 )
 from bothways.commands.progress import check_begun, say_kernels, stop_saved
-from bothways.core.terminal import counted, say, show_lines
+from bothways.core.terminal import counted, output_console, say, show_lines
 from bothways.report.terminal import metric_table
 
 if TYPE_CHECKING:
@@ -137,7 +137,6 @@ def settings_from(
 
 def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> None:
     """Print the result of a single run; see `print_series`."""
-    from rich.console import Console as Output
 
     from bothways.hub.hf_config import format_note
     from bothways.training.parallel import is_main, plan_here
@@ -149,7 +148,7 @@ def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> No
     if done.failure is not None:
         say(console, f"warning: {done.failure}")
     if done.metrics:
-        show_lines(Output(), _dev_table(done))
+        show_lines(output_console(), _dev_table(done))
         say(console, f"What it does well and badly: {out / 'report.html'}")
     parts = (f"The model is in {done.folder}.", format_note(done.folder), _try(out))
     say(console, " ".join(part for part in parts if part))
@@ -175,7 +174,6 @@ def _try(out: Path) -> str:
 
 def print_series(series: Series, out: Path, console: Console) -> None:
     """Print the results of a series; raise KeyboardInterrupt if the last run was interrupted."""
-    from rich.console import Console as Output
 
     from bothways.training.parallel import is_main, plan_here
 
@@ -183,7 +181,7 @@ def print_series(series: Series, out: Path, console: Console) -> None:
         stop_saved(console)
     if not is_main(plan_here()):
         return
-    show_lines(Output(), _series_table(series))
+    show_lines(output_console(), _series_table(series))
     if series.best is not None:
         name, model = series.best.name, out / "model"
         said = f"The best model, of {name}, is in {model}. {_try(out)}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bothways.commands.options import Device
-from bothways.core.terminal import counted, say, show_lines
+from bothways.core.terminal import counted, output_console, say, show_lines
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,9 +50,8 @@ def inspect_step(
 
         print(dumps(asdict(found), ensure_ascii=False))
         return
-    from rich.console import Console
 
-    console = Console()
+    console = output_console()
     show_lines(console, _table(found))
     say(console, f"The steps after {found.began:,} were repeated, in one process.")
 

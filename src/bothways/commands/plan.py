@@ -63,8 +63,6 @@ def plan(  # noqa: PLR0913 – one option per question
     import dataclasses
     import json as json_format
 
-    from rich.console import Console
-
     from bothways.commands.progress import terminal_progress
     from bothways.core.errors import ConfigError
     from bothways.data.corpus import Corpus
@@ -96,7 +94,7 @@ def plan(  # noqa: PLR0913 – one option per question
     if json:
         print(json_format.dumps(done.to_json(), ensure_ascii=False, allow_nan=False))
     else:
-        _show(Console(), done)
+        _show(done)
 
 
 def _base(
@@ -116,17 +114,16 @@ def _base(
     return make(encoder if text is None else fit_to_corpus(encoder, text.tokenizer))
 
 
-def _show(console: object, done: RunPlan) -> None:
+def _show(done: RunPlan) -> None:
     """Print the forecast as tables."""
-    from rich.console import Console
     from rich.table import Table
 
-    from bothways.core.terminal import show_lines, time_text
+    from bothways.core.terminal import output_console, show_lines, time_text
     from bothways.preflight.memory import size_text
     from bothways.pretraining.run_plan import memory_rows
     from bothways.report.terminal import titled
 
-    assert isinstance(console, Console)
+    console = output_console()
 
     def table(title: str, rows: list[tuple[str, str]]) -> None:
         """Print one table of names and values."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from bothways.commands.options import Device, RunLength, split_inputs
 from bothways.commands.progress import check_begun, stop_saved
-from bothways.core.terminal import say, show_lines
+from bothways.core.terminal import output_console, say, show_lines
 from bothways.report.terminal import metric_table
 
 if TYPE_CHECKING:
@@ -112,7 +112,6 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
 
 def conclude_pretraining(done: PretrainResult, settings: PretrainConfig, console: Console) -> None:
     """Print the metrics of a finished run; raises KeyboardInterrupt if the run was interrupted."""
-    from rich.console import Console as Output
 
     from bothways.hub.hf_config import format_note
     from bothways.training.parallel import is_main, plan_here
@@ -123,7 +122,7 @@ def conclude_pretraining(done: PretrainResult, settings: PretrainConfig, console
         return
     steps, tokens = done.progress.steps, done.progress.tokens
     title = f"After {steps:,} steps and {tokens:,} tokens, on held-out documents"
-    show_lines(Output(), metric_table(title, {"": done.metrics}, "", _shown))
+    show_lines(output_console(), metric_table(title, {"": done.metrics}, "", _shown))
     say(console, f"The model is in {done.folder}. {format_note(done.folder)}".strip())
     if done.folder is not None and (page := done.folder.parent / "report.html").exists():
         say(console, f"Curves, metrics and settings: {page}")

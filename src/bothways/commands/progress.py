@@ -91,7 +91,7 @@ def terminal_progress(
     """Yield a progress receiver: on a terminal a bar with the time left, else a line every ten
     seconds.
 
-    The bar vanishes at the end; messages stay.
+    The bar vanishes at the end; messages stay. Neither stream is redirected.
 
     Args:
         console: None for standard error.
@@ -112,17 +112,20 @@ def terminal_progress(
             table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
         ),
     )
+    drawn = console.is_interactive and not (hidden or console.quiet)
     bar = rich_progress.Progress(
         *columns,
         console=console,
         transient=True,
-        disable=hidden or console.quiet or not console.is_terminal,
+        disable=not drawn,
+        redirect_stdout=False,  # rich would print the data of `> FILE` on the terminal
+        redirect_stderr=False,
         refresh_per_second=4,
         speed_estimate_period=SPEED_PERIOD,
         expand=True,
     )
     with bar:
-        yield _Bar(bar, lines=not (hidden or console.is_terminal))
+        yield _Bar(bar, lines=not (hidden or console.is_interactive))
 
 
 def error_console() -> Console:
@@ -139,7 +142,8 @@ def error_console() -> Console:
             os.dup2(nowhere, self.file.fileno())
             os.close(nowhere)
 
-    return Stderr(stderr=True)
+    # FORCE_COLOR makes a file or a pipe a terminal for rich, but no bar can be drawn over there.
+    return Stderr(stderr=True, force_interactive=None if sys.stderr.isatty() else False)
 
 
 class _Bar:

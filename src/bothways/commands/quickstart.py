@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from bothways.commands.progress import keeping
-from bothways.core.terminal import say
+from bothways.core.terminal import output_console, say
 
 
 def quickstart(
@@ -37,7 +37,6 @@ def quickstart(
     labels
         Labelled file (.tsv, .csv, .jsonl, .parquet); default: a task made from the text.
     """
-    from rich.console import Console
 
     from bothways.commands.progress import error_console, say_kernels, terminal_progress
     from bothways.core.errors import ConfigError, require
@@ -57,5 +56,5 @@ def quickstart(
             raise KeyboardInterrupt
     report = quickstart_report(result)
     write_html(report, out / "report.html")
-    show(report, Console())
+    show(report, output_console())
     say(console, f"Report with curves: {out / 'report.html'}")

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from bothways.commands.options import Device
 from bothways.commands.progress import keeping
-from bothways.core.terminal import say
+from bothways.core.terminal import output_console, say
 
 if TYPE_CHECKING:
     from bothways.paper.run import Benchmark
@@ -102,7 +102,6 @@ def ner(*overrides: str, options: BenchmarkOptions) -> None:
 
 def _reproduce(benchmark: Benchmark, overrides: tuple[str, ...], options: BenchmarkOptions) -> None:
     """Run a benchmark and print the comparison."""
-    from rich.console import Console
 
     from bothways.commands.progress import error_console, say_kernels, terminal_progress
     from bothways.paper import run as benchmarks
@@ -134,7 +133,7 @@ def _reproduce(benchmark: Benchmark, overrides: tuple[str, ...], options: Benchm
         )
     if done is None:
         return
-    show(done.report, Console())
+    show(done.report, output_console())
     for file in (*done.files, out / "results.json", out / "report.html"):
         say(console, f"Written: {file}")
 
@@ -197,7 +196,6 @@ def pretraining(  # noqa: PLR0913 – one option per question
     dry_run
         Only print the cost.
     """
-    from rich.console import Console
 
     from bothways.commands.progress import error_console, say_kernels, terminal_progress
     from bothways.paper.pretraining_cost import table_cost
@@ -228,6 +226,6 @@ def pretraining(  # noqa: PLR0913 – one option per question
         )
     report = table_report(request, rows, device=device)
     write_html(report, out / "report.html")
-    show(report, Console())
+    show(report, output_console())
     for file in (out / "results.json", out / "report.html"):
         say(console, f"Written: {file}")

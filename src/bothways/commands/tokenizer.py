@@ -17,7 +17,7 @@ from cyclopts import Parameter
 
 from bothways.commands.options import INPUTS
 from bothways.commands.progress import error_console, terminal_progress
-from bothways.core.terminal import say, show_lines
+from bothways.core.terminal import output_console, say, show_lines
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -195,7 +195,6 @@ def report(
     column
         Column of the text in .jsonl and .parquet.
     """
-    from rich.console import Console
 
     from bothways.text.sampling import sample
     from bothways.text.tokenizer import Tokenizer
@@ -205,7 +204,7 @@ def report(
     with terminal_progress() as progress:
         texts = sample(_read(inputs, column, progress), int(ceiling * 1e6))
         found = examine(model, _tracked(texts, progress), examples=examples)
-    show_lines(Console(), _table(found, str(tokenizer)))
+    show_lines(output_console(), _table(found, str(tokenizer)))
 
 
 def _kind(name: Literal["wordpiece", "bpe", "unigram"], options: Options) -> Kind:

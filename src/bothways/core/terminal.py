@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -60,6 +62,30 @@ def counted(count: int, phrase: str) -> str:
             words[noun] = words[noun].removesuffix(plural) + one
             break
     return f"1 {' '.join(words)}"
+
+
+_FILE_WIDTH = 80
+"""The width of tables in a file or a pipe, unless COLUMNS gives another."""
+
+
+def output_console() -> Console:
+    """Return standard output for tables and texts.
+
+    A file or a pipe gets the same lines whether or not another stream is a terminal, and a reader
+    that ends is an error here as it is for `print`.
+
+    Raises:
+        BrokenPipeError: while printing, the reader has ended.
+    """
+    from rich.console import Console
+
+    class Output(Console):
+        def on_broken_pipe(self) -> None:
+            """Raise the error again: rich would exit with status 1."""
+            raise BrokenPipeError
+
+    fixed = not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdecimal()
+    return Output(width=_FILE_WIDTH if fixed else None)
 
 
 def show_lines(console: Console, *parts: RenderableType) -> None:

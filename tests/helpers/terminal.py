@@ -1,0 +1,131 @@
+"""The command line in this process, with standard error on a pseudo-terminal and standard output elsewhere."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import signal
+import struct
+import sys
+import termios
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bothways import cli
+
+_SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a command did.
+
+    Attributes:
+        status: the exit status.
+        output: the bytes of standard output.
+        messages: the bytes of standard error, as the terminal or the pipe received them.
+    """
+
+    status: int
+    output: bytes
+    messages: bytes
+
+
+@contextmanager
+def _collected(descriptor: int) -> Iterator[list[bytes]]:
+    """Read a pipe or the master side of a terminal until its writers have closed it."""
+    blocks: list[bytes] = []
+
+    def read() -> None:
+        try:
+            while block := os.read(descriptor, 2**16):
+                blocks.append(block)
+        except OSError:  # Linux reports the end of a pseudo-terminal as an error
+            pass
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    yield blocks
+    reader.join()
+    os.close(descriptor)
+
+
+def run_command(
+    words: list[str],
+    output: Path,
+    *,
+    terminal: bool = True,
+    environment: Mapping[str, str] | None = None,
+    stdin: str = "",
+    reader_ends: bool = False,
+    columns: int = 80,
+) -> Run:
+    """Run `bothways WORDS > OUTPUT`, on the level of file descriptors, so that code in C is seen, too.
+
+    Args:
+        terminal: standard error is a terminal; otherwise a pipe.
+        reader_ends: standard output is a pipe whose reader has gone.
+        columns: the width of the terminal.
+    """
+    master, slave = pty.openpty() if terminal else os.pipe()
+    if terminal:
+        attributes = termios.tcgetattr(slave)
+        attributes[1] &= ~termios.OPOST  # newlines stay as they are
+        termios.tcsetattr(slave, termios.TCSANOW, attributes)
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+    if reader_ends:
+        read_end, target = os.pipe()
+        os.close(read_end)
+    else:
+        target = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    source, typed = os.pipe()
+    os.write(typed, stdin.encode())
+    os.close(typed)
+    kept = [os.dup(number) for number in (0, 1, 2)]
+    streams = sys.stdin, sys.stdout, sys.stderr
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    status: object = 0
+    with _collected(master) as messages, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["bothways", *words])
+        for name in ("COLUMNS", "FORCE_COLOR", "NO_COLOR"):
+            patch.delenv(name, raising=False)
+        patch.setenv("TERM", "xterm-256color")
+        for name, value in (environment or {}).items():
+            patch.setenv(name, value)
+        try:
+            for number, opened in enumerate((source, target, slave)):
+                os.dup2(opened, number)
+                os.close(opened)
+            sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), "utf8")
+            sys.stdout = io.TextIOWrapper(
+                io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf8"
+            )
+            sys.stderr = io.TextIOWrapper(
+                io.BufferedWriter(io.FileIO(2, "w", closefd=False)), "utf8", line_buffering=True
+            )
+            try:
+                cli.main()
+            except SystemExit as ended:
+                status = ended.code
+            finally:
+                sys.stdout.flush()  # Python does it at exit
+                sys.stderr.flush()
+        finally:
+            sys.stdin, sys.stdout, sys.stderr = streams
+            for number, descriptor in enumerate(kept):
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+    return Run(
+        status if isinstance(status, int) else 0,
+        b"" if reader_ends else output.read_bytes(),
+        b"".join(messages),
+    )
