@@ -21,7 +21,6 @@ from bothways.commands.options import (
     split_inputs,
 )
 from bothways.core.terminal import output_console, show_lines
-from bothways.report.terminal import metric_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -224,6 +223,8 @@ def _evaluate_on_corpus(
     if json:
         print(dumps(metrics))
         return
+    from bothways.report.terminal import metric_table
+
     show_lines(output_console(), metric_table(f"{folder} on {file}", {"": metrics}, ""))
 
 
@@ -311,6 +312,8 @@ class _Data:
         if self.json:
             print(dumps(dict(plain)))
             return
+        from bothways.report.terminal import metric_table
+
         table = metric_table(self.title, shown) if isinstance(shown, Mapping) else shown
         show_lines(output_console(), table)
 

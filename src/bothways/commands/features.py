@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 from bothways.commands.options import Device
 from bothways.commands.progress import keeping
 from bothways.core.terminal import output_console, show_lines
-from bothways.report.terminal import metric_table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -88,6 +87,8 @@ def _table(done: FeatureResult) -> RenderableType:
         f"share of layer {place} of {len(done.shares)}": share
         for place, share in enumerate(done.shares, 1)
     }
+    from bothways.report.terminal import metric_table
+
     return metric_table(
         f"Frozen features: {done.layers}",
         {"value": {**done.metrics, **shares}},

@@ -18,7 +18,6 @@ from bothways.commands.options import (
 )
 from bothways.commands.progress import check_begun, say_kernels, stop_saved
 from bothways.core.terminal import counted, output_console, say, show_lines
-from bothways.report.terminal import metric_table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -160,6 +159,8 @@ def _dev_table(done: FinetuneResult) -> RenderableType:
     if done.baseline.keys() & done.metrics.keys():
         usual = {name: done.baseline.get(name, math.nan) for name in done.metrics}
         columns["one answer for all"] = usual
+    from bothways.report.terminal import metric_table
+
     return metric_table(
         "Best checkpoint on the dev data",
         columns,

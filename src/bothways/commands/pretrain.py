@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 from bothways.commands.options import Device, RunLength, split_inputs
 from bothways.commands.progress import check_begun, stop_saved
 from bothways.core.terminal import output_console, say, show_lines
-from bothways.report.terminal import metric_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -122,6 +121,8 @@ def conclude_pretraining(done: PretrainResult, settings: PretrainConfig, console
         return
     steps, tokens = done.progress.steps, done.progress.tokens
     title = f"After {steps:,} steps and {tokens:,} tokens, on held-out documents"
+    from bothways.report.terminal import metric_table
+
     show_lines(output_console(), metric_table(title, {"": done.metrics}, "", _shown))
     say(console, f"The model is in {done.folder}. {format_note(done.folder)}".strip())
     if done.folder is not None and (page := done.folder.parent / "report.html").exists():
