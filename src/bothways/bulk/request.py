@@ -12,7 +12,7 @@ from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError, DataError
 from bothways.data.hub_rows import HUB, without_revision
-from bothways.data.text_io import STDIN, file_at
+from bothways.data.text_io import file_at, is_stream
 from bothways.hub.provenance import digest_of_model
 from bothways.prediction.predictor import Predictor, open_learner, open_task
 from bothways.prediction.prepared_model import PredictPrecision
@@ -65,7 +65,7 @@ class BulkRequest:
         if not self.files:
             raise ConfigError("names no file", where="files", fix="Name one or more.")
         for name in self.files:
-            if name == STDIN:
+            if not name.startswith(HUB) and is_stream(name):
                 fix = "Write it to a file first, or name one file for the output."
                 raise ConfigError("parts are made of files, not of a pipe", where=name, fix=fix)
             if not name.startswith(HUB):

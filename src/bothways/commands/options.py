@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import glob
+import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
+
+from bothways.core.urls import is_url, local_path
 
 if TYPE_CHECKING:
     from bothways.jobs.workers import Workers
@@ -152,12 +156,41 @@ class PartOptions:
 
 
 _SETTING = re.compile(r"\w+(?:\.\w+)*=")
+_FILE_NAME = re.compile(r"[~./].*|.*\w\.[A-Za-z]\w{0,7}")
+"""What cannot be a text: a path, or a name with a suffix."""
 
 
 def split_inputs(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the files and the settings among words: "pooling=max" is a setting, if no file."""
-    settings = tuple(word for word in words if _SETTING.match(word) and not Path(word).exists())
+    settings = tuple(word for word in words if _SETTING.match(word) and not os.path.exists(word))
     return tuple(word for word in words if word not in settings), settings
+
+
+def argument_text(words: tuple[str, ...]) -> str | None:
+    """Return the only word if it is a text to predict, and not the name of a file.
+
+    A text has blanks or letters outside ASCII, as Chinese has; it is not the name of what exists,
+    does not begin like a path, and has no suffix: "a good film.", but not "my data.csv".
+    """
+    if len(words) != 1:
+        return None
+    [word] = words
+    written = any(character.isspace() for character in word) or not word.isascii()
+    if not written or _FILE_NAME.fullmatch(word) or is_url(word):
+        return None
+    named = os.path.exists(word) or os.path.isdir(os.path.dirname(word)) or glob.glob(word)
+    return None if named else word
+
+
+def _expanded(words: Iterable[str]) -> Iterator[str]:
+    """Yield names of files; a glob in quotes stands for the files that it matches."""
+    from bothways.data.text_io import matching_files
+
+    for word in words:
+        if not glob.has_magic(word) or is_url(word) or os.path.exists(local_path(word)):
+            yield word
+        else:
+            yield from map(str, matching_files(word))
 
 
 def is_folder(out: Path) -> bool:
@@ -166,13 +199,14 @@ def is_folder(out: Path) -> bool:
 
 
 def one_file(files: tuple[str, ...], options: PartOptions) -> str:
-    """Return the only file of a command without a folder for parts.
+    """Return the only file of a command without a folder for parts; it may be a glob.
 
     Raises:
         ConfigError: there are none or several files, or options of parts.
     """
     from bothways.core.errors import ConfigError
 
+    files = tuple(_expanded(files))
     for name, value in vars(PartOptions()).items():
         if getattr(options, name) != value:
             what = "is for predictions in parts"
@@ -196,7 +230,7 @@ def predict_parts(out: Path, options: PartOptions, **asked: Any) -> None:
     from bothways.core.terminal import counted, say
 
     request = BulkRequest(
-        **asked,
+        **asked | {"files": tuple(_expanded(asked["files"]))},
         keep=options.keep,
         form=options.format,
         rows=options.rows,

@@ -44,6 +44,7 @@ def predict(  # noqa: PLR0913 – one option per question
     inputs
         A file: .txt (one text per line), .csv, .tsv, .jsonl, .parquet,
         hub:owner/name:configuration:split, or - for standard input; with --out any number of files.
+        Or one text in quotes.
         Then settings of the task, such as top=10 for fill or pooling=max for embed.
     out
         A folder for any number of files: predictions in parts, in processes or on a cluster, as
@@ -62,12 +63,13 @@ def predict(  # noqa: PLR0913 – one option per question
     import sys
 
     from bothways.bulk.output import prediction_values
-    from bothways.commands.options import one_file, predict_parts, split_inputs
+    from bothways.commands.options import argument_text, one_file, predict_parts, split_inputs
     from bothways.commands.progress import asked, say_guess, watched
     from bothways.core.config.checks import require_at_least
     from bothways.data.text_io import STDIN
     from bothways.prediction.engine import PredictConfig
-    from bothways.prediction.predictor import open_task
+    from bothways.prediction.predictor import open_task, read_input
+    from bothways.tasks.base import Reading
 
     require_at_least(1, top=top, window=window)
     files, settings = split_inputs(inputs)
@@ -79,14 +81,20 @@ def predict(  # noqa: PLR0913 – one option per question
             top=top, length=length, precision=precision, device=device, runtime=runtime,
         )  # fmt: skip
         return
-    file = one_file(files or (STDIN,), parts)
+    sentence = argument_text(files) if text is None else None
+    file = one_file(files or (STDIN,), parts) if sentence is None else ""
     opened = open_task(
         folder, task, length=length, device=device, precision=precision, batch_invariant=True,
         runtime=runtime, settings=settings,
     )  # fmt: skip
     columns = asked(opened, text=text, text_b=text_b)
-    reading = opened.read(file, columns, labelled=False)
-    say_guess(opened, reading, columns, file)
+    if sentence is None:
+        reading = opened.read(file, columns, labelled=False)
+        say_guess(opened, reading, columns, file)
+    else:
+        print("note: no file has this name: it is predicted as a text", file=sys.stderr)
+        examples = iter([read_input(opened.learner, sentence, 1)])
+        reading = Reading(opened.learner.task, examples)
     typed = file == STDIN and sys.stdin.isatty()
     pace = PredictConfig(window=window or (1 if typed else PredictConfig.window))
     # What is typed or printed on the same terminal would run through the bar.

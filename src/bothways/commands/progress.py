@@ -52,9 +52,9 @@ def say_guess(opened: Predictor, reading: Reading[Any], given: object, source: s
 
 def _has_columns(source: str) -> bool:
     """Return whether the source has columns, unlike plain text with one text per line."""
-    from bothways.data.text_io import STDIN
+    from bothways.data.text_io import is_stream
 
-    return source != STDIN and ".txt" not in Path(source).suffixes
+    return not is_stream(source) and ".txt" not in Path(source).suffixes
 
 
 def say_kernels(device: str) -> None:

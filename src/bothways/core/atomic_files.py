@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from bothways.core.errors import ResourceError, os_errors
-from bothways.core.urls import require_local
+from bothways.core.urls import local_path, require_local
 
 HIDDEN = ".writing-"
 """The prefix of names of files and folders that are incomplete, or replaced."""
@@ -127,7 +127,7 @@ def check_output_path(place: Path, inputs: Iterable[str | Path] = ()) -> None:
 def check_not_input(place: Path, inputs: Iterable[str | Path]) -> None:
     """Raise ResourceError if the output is one of the inputs, under this name or another."""
     for name in inputs:
-        path = os.path.expanduser(name)
+        path = local_path(name)
         if os.path.exists(place) and os.path.exists(path) and os.path.samefile(place, path):
             what = "the output is also an input, which would be overwritten"
             raise ResourceError(what, where=place, fix="Name another place for the output.")

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 from bothways.core.errors import ConfigError, os_errors
-from bothways.core.urls import Url, again, open_store
+from bothways.core.urls import Url, again, local_path, open_store
 
 FOLDER, GIGABYTES = "BOTHWAYS_CACHE", "BOTHWAYS_CACHE_GB"
 """The environment variables of the folder, and of the bytes in it."""
@@ -80,7 +80,7 @@ class Cache:
             fix = f"Set it to a number of gigabytes, such as {DEFAULT_GIGABYTES}, or unset it."
             raise ConfigError(f"{value!r} is not a positive number", where=GIGABYTES, fix=fix)
         usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bothways"
-        return cls(Path(os.environ.get(FOLDER) or usual).expanduser(), round(size * 1e9))
+        return cls(local_path(os.environ.get(FOLDER) or usual), round(size * 1e9))
 
     @contextlib.contextmanager
     def fetching(self, name: str) -> Iterator[None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import time
 from collections.abc import Callable
@@ -98,11 +99,19 @@ Place = Path | Url
 """Where a file is: on this machine or at a URL."""
 
 
+def local_path(name: str | os.PathLike[str]) -> Path:
+    """Return a path on this machine; ~ and ~user are home folders, as in a shell.
+
+    Where there is no such user, the name stays as it is, where `Path.expanduser` raises an error.
+    """
+    return Path(os.path.expanduser(name))
+
+
 def place_of(name: str | Path | Url) -> Place:
     """Return a path, or a URL if the name is one."""
     if isinstance(name, Url):
         return name
-    return Url(str(name)) if is_url(name) else Path(name).expanduser()
+    return Url(str(name)) if is_url(name) else local_path(name)
 
 
 @dataclass(frozen=True)

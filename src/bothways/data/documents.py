@@ -26,7 +26,16 @@ from bothways.core.advice import argument
 from bothways.core.atomic_files import replace_text
 from bothways.core.errors import DataError
 from bothways.core.json_reader import read_object
-from bothways.core.urls import Place, RemoteFile, Url, find_files, is_url, place_of, status_of
+from bothways.core.urls import (
+    Place,
+    RemoteFile,
+    Url,
+    find_files,
+    is_url,
+    local_path,
+    place_of,
+    status_of,
+)
 from bothways.data.hub_rows import HUB, HubData, parse_hub_name
 from bothways.data.tables import (
     TableRow,
@@ -39,6 +48,7 @@ from bothways.data.text_io import (
     STDIN,
     BytesRead,
     is_pipe,
+    matching_files,
     max_line_bytes,
     read_errors,
     read_lines,
@@ -181,7 +191,7 @@ def _resolve(name: str) -> list[str]:
         return [name]
     if is_url(name):
         return _resolve_url(Url(name))
-    path = Path(name).expanduser()
+    path = local_path(name)
     if path.is_dir():
         return _resolve_folder(path)
     if path.exists():
@@ -189,12 +199,7 @@ def _resolve(name: str) -> list[str]:
     if not glob.has_magic(name):
         fix = f"Check the name; a Hub data set is {HUB}owner/name."
         raise DataError("no such file or folder", where=name, fix=fix)
-    matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
-    files = [_file(match) for match in matches if match.is_file()]
-    if not files:
-        fix = "Check the pattern; ** matches folders."
-        raise DataError("matches no file", where=name, fix=fix)
-    return files
+    return [_file(match) for match in matching_files(name)]
 
 
 def _resolve_url(url: Url) -> list[str]:

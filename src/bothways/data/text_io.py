@@ -10,6 +10,7 @@ from __future__ import annotations
 import bz2
 import codecs
 import functools
+import glob
 import io
 import logging
 import lzma
@@ -25,7 +26,7 @@ from typing import Protocol, runtime_checkable
 from typing_extensions import Buffer
 
 from bothways.core.errors import ConfigError, DataError, ResourceError, optional
-from bothways.core.urls import Place, Url, is_url, open_url, status_of
+from bothways.core.urls import Place, Url, is_url, local_path, open_url, status_of
 
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2")
 """Suffixes of compressed files."""
@@ -217,13 +218,26 @@ def file_at(name: Path | str, fix: str = "Check the name.") -> Path:
         DataError: there is no such file, or it is a folder.
         ResourceError: permission denied.
     """
-    path = Path(name).expanduser()
+    path = local_path(name)
     with read_errors(name):
         if path.is_dir():
             raise DataError("is a folder", where=name, fix="Name a file in it.")
         if not path.exists():
             raise DataError("no such file", where=name, fix=fix)
     return path
+
+
+def matching_files(pattern: str) -> list[Path]:
+    """Return the files that a glob matches, in the order of their names; ** matches folders.
+
+    Raises:
+        DataError: there are none.
+    """
+    paths = map(Path, sorted(glob.glob(str(local_path(pattern)), recursive=True)))
+    if files := [path for path in paths if path.is_file()]:
+        return files
+    fix = "Check the pattern; ** matches folders."
+    raise DataError("matches no file", where=pattern, fix=fix)
 
 
 def place_at(name: str, fix: str = "Check the name.") -> Place:
@@ -242,6 +256,17 @@ def place_at(name: str, fix: str = "Check the name.") -> Place:
 def is_pipe(path: Place) -> bool:
     """Return True for what exists but is not a file, such as /dev/fd/63."""
     return isinstance(path, Path) and not path.is_file()
+
+
+def is_stream(source: str) -> bool:
+    """Return True for standard input, and for a pipe without a suffix: <(command) is /dev/fd/63.
+
+    Neither has a name that says what its lines are.
+    """
+    if source == STDIN or is_url(source):
+        return source == STDIN
+    path = local_path(source)
+    return not path.suffix and os.path.exists(path) and is_pipe(path)
 
 
 def file_size(path: Place) -> int:
@@ -369,6 +394,8 @@ def standard_input() -> Iterator[tuple[int, str]]:
     """
     if sys.stdin is None:
         raise ResourceError("is closed", where=STANDARD_INPUT, fix="Name a file to read.")
+    if sys.stdin.buffer.isatty():  # a program that waits in silence seems to compute
+        print("note: reading the keyboard, one input a line; Ctrl-D ends it", file=sys.stderr)
     return decode_lines(sys.stdin.buffer, STANDARD_INPUT)
 
 

@@ -19,6 +19,7 @@ from bothways.core.config.tree import Tree
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.finding import Finding, report_findings
 from bothways.core.progress import SILENT, Progress, track
+from bothways.core.urls import local_path
 from bothways.data.given_rows import Given, given_rows, is_example
 from bothways.finetuning.automatic import choose_automatic, tokens_read
 from bothways.finetuning.config import (
@@ -271,7 +272,7 @@ def fingerprints(task: Trainable, sources: Mapping[str, str]) -> dict[str, str]:
     Raises:
         DataError: the data cannot be read.
     """
-    written = (stamp(Path(source).expanduser()) for source in sources.values())
+    written = (stamp(local_path(source)) for source in sources.values())
     return dict(_fingerprints(task, tuple(sources.items()), *written))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bothways.core.errors import FolderError
+from bothways.core.urls import local_path
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import save_model
 from bothways.hub.resolve import MODEL_FILES
@@ -51,7 +52,7 @@ def push_to_hub(
             folder = Path(place) / "model"
             save_model(folder, source, tokenizer, card=card)
             return _upload(folder, repo_id, private, message)
-    folder = Path(source).expanduser()
+    folder = local_path(source)
     if not (folder / "config.json").is_file():
         fix = "Give the folder that save_model wrote."
         raise FolderError("is not a model folder: it has no config.json", where=folder, fix=fix)

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from bothways.core.atomic_files import recover_folder
 from bothways.core.errors import FolderError, os_errors
 from bothways.core.json_reader import read_json
+from bothways.core.urls import local_path
 
 MODULES, PROGRAM = "modules.json", "config_sentence_transformers.json"
 """Files of sentence-transformers: the modules of a model, and the settings of the program."""
@@ -49,7 +50,7 @@ def resolve_run(name: str) -> str | Path:
     Raises:
         ResourceError: as `resolve`.
     """
-    inner = Path(name).expanduser() / "model"
+    inner = local_path(name) / "model"
     _recover(inner)
     is_run = (inner / "config.json").is_file() and not (inner.parent / "config.json").exists()
     return inner if is_run else name
@@ -68,7 +69,7 @@ def resolve(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
         FolderError: it is neither a folder nor an id, the Hub does not have it, or it cannot be
             reached.
     """
-    folder = Path(name).expanduser()
+    folder = local_path(name)
     _recover(folder)
     if folder.is_dir():
         return folder / _inner(folder)

@@ -14,6 +14,7 @@ from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.terminal import counted
+from bothways.core.urls import local_path
 from bothways.data.batching import ExampleBudget
 from bothways.data.text_io import COMPRESSED
 from bothways.finetuning.config import paper_finetuning
@@ -86,7 +87,7 @@ class Request:
 
 def find_file(request: Request, *names: str) -> str | None:
     """Return the first existing file of these names, plain or compressed, in the data folder."""
-    folder = Path(request.data).expanduser()
+    folder = local_path(request.data)
     files = (folder / f"{name}{suffix}" for name in names for suffix in ("", *COMPRESSED))
     return next((str(file) for file in files if file.is_file()), None)
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from typing_extensions import assert_never
 
 from bothways.core.errors import DataError
+from bothways.core.urls import local_path
 from bothways.data.hub_rows import HUB
 from bothways.data.tables import open_table
 from bothways.data.text_io import COMPRESSED, read_lines
@@ -286,7 +287,7 @@ def source_of(task: GlueTask, split: str, data: str) -> str | None:
         if split == "diagnostic":
             return f"{data}:ax:test"
         return f"{data}:{task.hub}:{split.replace('dev', 'validation')}"
-    folder = Path(data).expanduser()
+    folder = local_path(data)
     places = [folder / task.name, *([folder / "diagnostic"] if split == "diagnostic" else [])]
     files = (place / f"{split}.tsv{suffix}" for place in places for suffix in ("", *COMPRESSED))
     return next((str(file) for file in files if file.is_file()), None)

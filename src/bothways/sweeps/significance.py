@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from jaxtyping import Float64
 
 from bothways.core.errors import DataError, FolderError, require
 from bothways.core.progress import SILENT, Progress
+from bothways.core.urls import local_path
 from bothways.prediction.engine import counting
 from bothways.prediction.predictor import Predictor, open_learner, open_task
 from bothways.tasks.base import examples_fingerprint
@@ -202,7 +202,7 @@ def folders(name: str) -> list[str]:
     """Return the model folders of a name: those of its seeds, or the name itself."""
     seeds = sorted(
         path
-        for path in Path(name).expanduser().glob("seed-*")
+        for path in local_path(name).glob("seed-*")
         if (path / "model" / "config.json").is_file()
     )
     return [str(path) for path in seeds] or [name]

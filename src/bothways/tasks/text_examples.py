@@ -12,7 +12,7 @@ from bothways.core.advice import argument
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.terminal import listed
 from bothways.data.tables import Table, open_table, separator_advice
-from bothways.data.text_io import STDIN
+from bothways.data.text_io import is_stream
 from bothways.tasks.base import Row
 from bothways.tasks.columns import (
     MOST,
@@ -178,7 +178,7 @@ def open_examples(
         ResourceError: no permission to read the file.
     """
     hints = named_columns(asked, labelled)
-    if not hints and source != STDIN and usual.text is not None:
+    if not hints and not is_stream(source) and usual.text is not None:
         hints = [usual.text]
     table = open_table(source, hints)
     columns = choose_columns(table.names, table.where, asked, usual, labelled, guesses)

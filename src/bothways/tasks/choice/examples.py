@@ -14,7 +14,7 @@ from typing import Any
 
 from bothways.core.errors import DataError
 from bothways.data.tables import Table, open_table
-from bothways.data.text_io import STDIN
+from bothways.data.text_io import is_stream
 from bothways.tasks.base import Row
 from bothways.tasks.columns import cell_of, describe_columns, guess_column, require_columns, text_of
 
@@ -77,7 +77,7 @@ def open_choices(
     """Open a table and choose its columns; arguments and errors as `open_examples`."""
     hints = asked.named(labelled)
     if not hints:
-        default = CONTEXTS[0] if source == STDIN else None
+        default = CONTEXTS[0] if is_stream(source) else None
         hints = [name for name in (usual.context or default,) if name is not None]
     table = open_table(source, hints)
     return table, choose_columns(table.names, table.where, asked, usual, labelled)

@@ -20,6 +20,7 @@ from typing import Any
 
 from bothways.core.errors import DataError
 from bothways.core.json_reader import parse_json
+from bothways.core.urls import local_path
 from bothways.data.hub_rows import HUB
 from bothways.data.tables import Table, TableRow, open_table
 from bothways.data.text_io import file_at, read_lines, suffix_of
@@ -111,13 +112,13 @@ def open_questions(
     """
     table = question_table(source, columns, labelled=labelled)
     if table is None:
-        return _squad(Path(source).expanduser(), labelled), None
+        return _squad(local_path(source), labelled), None
     return map(question_parser(columns, labelled=labelled), table.rows), table.share
 
 
 def question_table(source: str, columns: QuestionColumns, *, labelled: bool) -> Table | None:
     """Return a source with a question per row; None for SQuAD's form. As `open_questions`."""
-    if not source.startswith(HUB) and suffix_of(Path(source).expanduser()) == ".json":
+    if not source.startswith(HUB) and suffix_of(local_path(source)) == ".json":
         return None
     table = open_table(source, [columns.question])
     asked = (columns.question, columns.context, *((columns.answers,) if labelled else ()))

@@ -18,7 +18,7 @@ from bothways.core.errors import DataError
 from bothways.core.finding import Finding
 from bothways.core.terminal import counted
 from bothways.data.tables import Table, TableRow, open_table
-from bothways.data.text_io import STDIN
+from bothways.data.text_io import is_stream
 from bothways.tasks.base import Row
 from bothways.tasks.columns import (
     cell_of,
@@ -88,7 +88,7 @@ def open_rankings(
     given = (asked.text, asked.text_b, asked.negatives, asked.label if labelled else None)
     hints = [name for name in given if name is not None]
     if not hints:
-        default = QUERIES[0] if source == STDIN else None
+        default = QUERIES[0] if is_stream(source) else None
         hints = [name for name in (usual.text or default,) if name is not None]
     table = open_table(source, hints)
     return table, choose_columns(table.names, table.where, asked, usual, labelled)

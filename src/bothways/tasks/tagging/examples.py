@@ -19,6 +19,7 @@ from typing import Any
 from bothways.core.advice import argument
 from bothways.core.errors import DataError
 from bothways.core.terminal import counted
+from bothways.core.urls import local_path
 from bothways.data.hub_rows import HUB
 from bothways.data.tables import Table, open_table
 from bothways.data.text_io import (
@@ -27,6 +28,7 @@ from bothways.data.text_io import (
     STDIN,
     BytesRead,
     file_at,
+    is_stream,
     read_lines,
     standard_input,
 )
@@ -164,14 +166,14 @@ def open_tagged(
         DataError: as `open_table`; a column is missing; for prediction, texts that are read as
             columns; while reading, a line without a word and a tag, lists of different lengths.
     """
-    path = Path(source).expanduser()
+    path = local_path(source)
     suffix = path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
     if not labelled and asked.text is None and _is_lines(source, path, suffix):
         table = open_table(source)
         fields = TagColumns("text")
         examples = _lines_of_text(table, fields, splitter)
         return TaggedFile(usual, examples, table.share, table, fields)
-    objects = source == STDIN and asked.text is not None and not asked.text.isdecimal()
+    objects = is_stream(source) and asked.text is not None and not asked.text.isdecimal()
     texts = not labelled and suffix == ".tsv" and path.is_file() and _has_texts(path, asked.text)
     if source.startswith(HUB) or suffix in TABLES or objects or texts:
         table = open_table(source, [] if asked.text is None else [asked.text])
@@ -188,7 +190,7 @@ def _head(path: Path) -> list[str]:
 
 def _is_lines(source: str, path: Path, suffix: str) -> bool:
     """Return whether a source to predict has a text in each line."""
-    if source == STDIN:
+    if is_stream(source):
         return True
     return suffix == ".txt" and not (path.is_file() and are_columns(_head(path)))
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from bothways.core.errors import ConfigError, FolderError
 from bothways.core.json_reader import read_object
 from bothways.core.terminal import listed
+from bothways.core.urls import local_path
 from bothways.families import albert, bert, electra
 from bothways.families.config_rules import read_choice
 from bothways.families.family import Architecture, Family
@@ -136,7 +137,7 @@ def read_tensorflow(source: str | Path, part: ModelPart | None = None) -> Tensor
             family is unknown, or no class has these heads.
         ConfigError: `part` is given, but the checkpoint is not an ELECTRA.
     """
-    index = _find_index(Path(source).expanduser())
+    index = _find_index(local_path(source))
     bundle = open_bundle(index)
     dialect = _dialect(bundle.shapes, part, index)
     weights = _renamed(bundle, dialect.rules)

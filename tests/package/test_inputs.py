@@ -1,0 +1,152 @@
+"""What `bothways predict` reads: texts on the command line, the keyboard, globs, pipes, and homes of nobody."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from bothways.cli import app
+from bothways.commands.options import argument_text
+from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.core.urls import local_path
+from bothways.data.text_io import standard_input
+from bothways.hub.model_folder import load_model, save_model
+from bothways.model.heads import LabelHead, PoolerHead
+from bothways.model.model import Model
+from toy_folder import make_folder
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier that was trained on the column "review", and two files."""
+    folder = tmp_path_factory.mktemp("inputs")
+    loaded = load_model(make_folder(folder / "bert", dropout=0.0))
+    model = Model(loaded.model.config, (PoolerHead(), LabelHead(2)), loaded.model.encoder)
+    record = {"task": {"kind": "classify", "columns": {"text": "review", "label": "label"}}}
+    save_model(
+        folder / "classifier", model, loaded.tokenizer(), labels=("neg", "pos"), extra=record
+    )
+    (folder / "new 1.txt").write_text("a good film\n")
+    (folder / "new 2.txt").write_text("a bad play\n")
+    return folder
+
+
+def predict(*words: str) -> None:
+    app(["predict", "classifier", *words, "--device", "cpu"], result_action="return_value")
+
+
+@pytest.fixture
+def lines(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[str, str]:
+    """The predictions of both files."""
+    monkeypatch.chdir(place)
+    predict("new 1.txt")
+    predict("new 2.txt")
+    first, second = capsys.readouterr().out.splitlines()
+    return first, second
+
+
+def test_a_text_is_predicted_and_said_to_be_one(
+    lines: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    predict("a good film")
+    printed = capsys.readouterr()
+    assert printed.out == lines[0] + "\n"
+    assert printed.err.count("note: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "is_text"),
+    [
+        ("a good film", True),
+        ("is it good? see [1], 3.5 stars.", True),
+        ("这部电影很好。", True),
+        ("24/7 service and so on", True),
+        ("good", False),
+        ("my data.csv", False),
+        ("./a good film", False),
+        ("~/a good film", False),
+        ("-", False),
+        ("hub:owner/name", False),
+        ("s3://bucket/a b", False),
+        ("new 1.txt", False),
+        ("电影.txt", False),
+        ("classifier/a good film", False),
+        ("x" * 5000 + " y", True),
+    ],
+)
+def test_what_is_a_text(
+    word: str, is_text: bool, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    assert argument_text((word,)) == (word if is_text else None)
+    assert argument_text((word, word)) is None
+
+
+def test_a_glob_in_quotes_stands_for_its_files(
+    lines: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    predict("new ?.txt", "--out", str(tmp_path / "out"), "--format", "jsonl")
+    parts = sorted((tmp_path / "out").rglob("*.jsonl"))
+    assert [json.loads(part.read_text())["label"] for part in parts] == [
+        json.loads(line)["label"] for line in lines
+    ]
+    predict("new 2*")
+    assert capsys.readouterr().out == lines[1] + "\n"
+    with pytest.raises(ConfigError, match="2 files"):
+        predict("new*.txt")
+    with pytest.raises(DataError, match=r"^none\*\.txt: matches no file"):
+        predict("none*.txt")
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="no open files by name here")
+def test_a_pipe_by_name_is_read_like_standard_input(
+    lines: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `predict MODEL <(command)`, where the column of the training has another name than "text"."""
+    source, target = os.pipe()
+    os.write(target, b"a good film\n")
+    os.close(target)
+    try:
+        predict(f"/dev/fd/{source}")
+    finally:
+        os.close(source)
+    assert capsys.readouterr().out == lines[0] + "\n"
+
+
+def test_the_keyboard_is_announced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for terminal in (False, True):
+        typed = io.BytesIO(b"a film\n")
+        monkeypatch.setattr(typed, "isatty", lambda terminal=terminal: terminal, raising=False)
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(typed))
+        assert list(standard_input()) == [(1, "a film")]
+        assert ("Ctrl-D" in capsys.readouterr().err) == terminal
+
+
+def test_a_home_of_nobody_is_a_name_like_others(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    name = "~nobody-has-this-name/x"
+    assert local_path(name) == Path(name)
+    for words in (
+        ["predict", name, "new 1.txt"],
+        ["predict", "classifier", f"{name}.txt"],
+        ["evaluate", "classifier", name],
+        ["finetune", "bert", name, "--out", str(tmp_path / "run")],
+        ["corpus", "build", name, "--tokenizer", "bert", "--out", str(tmp_path / "corpus")],
+        ["corpus", "inspect", name],
+        ["describe", name],
+        ["convert", name, "--out", str(tmp_path / "out")],
+        ["tokenizer", "encode", name, "--tokenizer", "bert"],
+    ):
+        with pytest.raises(BothwaysError) as error:
+            app(words, result_action="return_value")
+        assert "no such" in str(error.value)
