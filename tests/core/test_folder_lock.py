@@ -89,7 +89,11 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "kept" / "work").touch()
     with pytest.raises(ValueError, match="refused"), lock_folder(tmp_path / "kept"):
         raise ValueError("refused")
-    assert {LOCK, "work"} == {path.name for path in (tmp_path / "kept").iterdir()}
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["work"]
+    with pytest.raises(ValueError, match="refused"), lock_folder(tmp_path / "kept") as folder:
+        (folder / "more").touch()
+        raise ValueError("refused")
+    assert {LOCK, "work", "more"} == {path.name for path in (tmp_path / "kept").iterdir()}
 
 
 def test_a_place_that_cannot_be_a_folder(tmp_path: Path) -> None:

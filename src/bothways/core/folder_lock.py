@@ -27,7 +27,7 @@ LOCK, OWNER = ".lock", ".owner.json"
 def lock_folder(folder: Path, patience: float = 0.0, progress: Progress = SILENT) -> Iterator[Path]:
     """Lock a folder, creating it if necessary, until the context ends.
 
-    If it ends with an error and the folder is empty, the lock and what was created are removed.
+    If it ends with an error and nothing else was written, the lock and what was created are removed.
 
     Args:
         patience: seconds to wait for another process that holds the lock.
@@ -38,9 +38,9 @@ def lock_folder(folder: Path, patience: float = 0.0, progress: Progress = SILENT
         ResourceError: another process holds the lock, or the folder cannot be written.
     """
     require_local(folder)
-    new = not (folder / LOCK).exists()
-    created = [place for place in (folder, *folder.parents) if not place.exists()]
     with os_errors(folder, "Choose another folder."):
+        created = [place for place in (folder, *folder.parents) if not place.exists()]
+        before = set() if created else {file.name for file in folder.iterdir()}
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK)
         try:
@@ -56,7 +56,8 @@ def lock_folder(folder: Path, patience: float = 0.0, progress: Progress = SILENT
         yield folder
     except BaseException:
         (folder / OWNER).unlink(missing_ok=True)
-        if new and folder.is_dir() and [file.name for file in folder.iterdir()] == [LOCK]:
+        new = LOCK not in before and folder.is_dir()
+        if new and {file.name for file in folder.iterdir()} == before | {LOCK}:
             (folder / LOCK).unlink()  # while it is held: another process finds it, or a new one
             with contextlib.suppress(OSError):  # not empty
                 for place in created:

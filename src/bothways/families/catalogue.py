@@ -76,10 +76,10 @@ def preset(name: str) -> ModelConfig:
     """
     if name not in PRESETS:
         near = nearest_preset(name)
-        guess = [f"Did you mean {near!r}?"] if near else []
-        weights = ["To begin with the weights of a model, give it as start."] if "/" in name else []
-        what = f"there is no preset {name!r}: it must be one of {', '.join(PRESETS)}"
-        raise ConfigError(what, where="model", fix=" ".join([*guess, *weights]) or None)
+        guess = f"; did you mean {near!r}?" if near else ""
+        weights = "To begin with the weights of a model, give it as start. " if "/" in name else ""
+        fix = f"{weights}The presets are {', '.join(PRESETS)}."
+        raise ConfigError(f"there is no preset {name!r}{guess}", where="model", fix=fix)
     return PRESETS[name]()
 
 

@@ -47,7 +47,8 @@ class Int8Report:
     def points_lost(self) -> float:
         """Hundredths of the metric; where lower is better, percent of its value in fp32."""
         before, after = self.fp32.metrics[self.metric], self.int8.metrics[self.metric]
-        return 100 * (before - after if self.direction == "highest" else after / before - 1)
+        points = 100 * (before - after if self.direction == "highest" else after / before - 1)
+        return round(points, 9)  # 0.9 - 0.895 is a little more than half a point
 
     @property
     def speedup(self) -> float:
@@ -58,15 +59,16 @@ class Int8Report:
         """Raise ConfigError if more points than `limit` are lost, or the loss is not a number."""
         if not self.points_lost <= limit:
             what = (
-                f"int8 loses {self.points_lost:.2f} points of {self.metric} here; "
+                f"int8 loses {self.points_lost:.3g} points of {self.metric} here; "
                 f"the limit is {limit:g}"
             )
             fix = f"Predict in fp32, or allow more: {argument(limit='POINTS')}."
             raise ConfigError(what, where="precision", fix=fix)
 
     def __str__(self) -> str:
-        lost = f"{self.points_lost:.2f} points of {self.metric}"
-        return f"int8 loses {lost}, and is {self.speedup:.2f} times as fast"
+        change = "gains" if self.points_lost < 0 else "loses"
+        points = f"{abs(self.points_lost):.3g} points of {self.metric}"
+        return f"int8 {change} {points}, and is {self.speedup:.2f} times as fast"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, as `bothways evaluate --json` writes them."""
