@@ -20,6 +20,7 @@ from cyclopts import App, CycloptsError, CycloptsPanel, Parameter
 import bothways
 from bothways.core.advice import interface
 from bothways.core.errors import AGAIN, BothwaysError, LostRankError
+from bothways.core.terminal import printable, shortened
 from bothways.runtime.allocator import tune_allocator
 from bothways.runtime.limits import limit_threads
 
@@ -29,6 +30,8 @@ _OUT_OF_MEMORY = (
 )
 _OF_A_DISK = {errno.ENOSPC, errno.EIO, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC)}
 """Errors of the disk, not of the program: no room, none for this user, a defect, no writing."""
+_OF_A_NAME = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EPERM}
+"""Errors of names that a user has given, wherever they are noticed."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells, and after other signals that end a program."""
 _NARROWEST = 20
@@ -209,6 +212,9 @@ def _run() -> None:
         # Python flushes once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
+        if error.errno in _OF_A_NAME and error.filename is not None:
+            what = f"{shortened(os.fsdecode(error.filename))}: cannot be used: {error.strerror}"
+            _fail(f"{what}\n  Choose another name, or give this user the permissions.")
         if error.errno not in _OF_A_DISK:
             raise
         if error.filename is not None or not _is_full(sys.stdout.fileno()):
@@ -252,5 +258,5 @@ def _show_mistake(error: CycloptsError) -> None:
 
 
 def _fail(message: str, status: int = 2) -> None:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {printable(message)}", file=sys.stderr)
     sys.exit(status)

@@ -79,6 +79,11 @@ def test_nothing_is_left_but_the_lock(tmp_path: Path) -> None:
         pass
 
 
+def write_and_fail(folder: Path) -> None:
+    (folder / "more").touch()
+    raise ValueError("refused")
+
+
 def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for place in (tmp_path / "new" / "inner", tmp_path / "empty"):
@@ -91,8 +96,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
         raise ValueError("refused")
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["work"]
     with pytest.raises(ValueError, match="refused"), lock_folder(tmp_path / "kept") as folder:
-        (folder / "more").touch()
-        raise ValueError("refused")
+        write_and_fail(folder)
     assert {LOCK, "work", "more"} == {path.name for path in (tmp_path / "kept").iterdir()}
 
 

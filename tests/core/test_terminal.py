@@ -83,3 +83,14 @@ def test_json_that_cannot_be_read(tmp_path: Path) -> None:
         read_json(tmp_path / "none.json")
     (tmp_path / "a.json").write_text("[1, 2.5]")
     assert read_json(tmp_path / "a.json") == [1, 2.5]
+
+
+def test_long_words_of_a_message_are_cut() -> None:
+    long = "x y" * 1000
+    error = DataError(f"label {long!r} is unknown", where="a.tsv:3", fix="y" * 4000)
+    assert len(str(error)) < 600
+    assert str(error).startswith("a.tsv:3: label 'x yx y")
+    assert "3,002 characters" in str(error)
+    assert error.what == f"label {long!r} is unknown"
+    plain = "a text of many words " * 100
+    assert str(DataError(plain, where="run/" + "a" * 400)) == f"run/{'a' * 400}: {plain}"

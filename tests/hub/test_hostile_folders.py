@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
 from model_folders import change_settings, folder_of, peer
+from toy_folder import make_folder
 
 DEEP = "[" * 100_000
 HUGE = '{"vocab_size": ' + "9" * 5_000 + "}"
@@ -176,3 +178,26 @@ def test_the_vocabulary_is_the_one_that_was_saved(tmp_path: Path) -> None:
     other.save(tmp_path / "ours")
     with pytest.raises(FolderError, match="holds another vocabulary than the model was saved with"):
         load_model(tmp_path / "ours").tokenizer()
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+)
+@pytest.mark.parametrize("kind", ["pipe", "device", "size"])
+def test_files_without_an_end_are_refused(name: str, kind: str, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "bert")
+    file = folder / name
+    if name == "vocab.txt":
+        (folder / "tokenizer.json").unlink(missing_ok=True)
+    file.unlink(missing_ok=True)
+    match kind:
+        case "pipe":
+            os.mkfifo(file)
+        case "device":
+            file.symlink_to("/dev/zero")
+        case "size":
+            with file.open("wb") as sparse:
+                sparse.truncate(2**40)
+    with pytest.raises(BothwaysError) as error:
+        load_model(folder).tokenizer()
+    assert str(error.value.where) in {str(file), str(folder)}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bothways import cli
 from bothways.cli import app
 from bothways.commands.options import argument_text
 from bothways.core.errors import BothwaysError, ConfigError, DataError
@@ -150,3 +151,40 @@ def test_a_home_of_nobody_is_a_name_like_others(
         with pytest.raises(BothwaysError) as error:
             app(words, result_action="return_value")
         assert "no such" in str(error.value)
+
+
+def test_a_name_that_no_system_allows_is_one_message(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    for words in (
+        ["predict", "classifier", "new 1.txt", "--out", "x" * 5000],
+        ["predict", "x" * 5000, "new 1.txt"],
+        ["predict", "classifier", "x" * 5000],
+        ["finetune", "bert", "new 1.txt", "--out", "x" * 5000],
+    ):
+        monkeypatch.setattr("sys.argv", ["bothways", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        message = capsys.readouterr().err.splitlines()[-2:]
+        assert ended.value.code == 2
+        assert message[0].startswith("error: x")
+        assert len(message[0]) < 400
+
+
+def test_a_model_folder_whose_name_is_not_utf8_is_refused_for_that(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = os.fsdecode(b"m\xe9l")
+    monkeypatch.chdir(tmp_path)
+    try:
+        Path(name).symlink_to(place / "classifier")
+    except OSError:
+        pytest.skip("names are UTF-8 here")
+    for words in (
+        ["predict", name, str(place / "new 1.txt")],
+        ["predict", str(place / "classifier"), str(place / "new 1.txt"), "--out", f"{name}-out"],
+    ):
+        with pytest.raises(ConfigError, match="is not UTF-8") as error:
+            app(words, result_action="return_value")
+        assert str(error.value).isprintable() or "\n" in str(error.value)

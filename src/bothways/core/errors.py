@@ -23,10 +23,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bothways.core.advice import Interface, render
-from bothways.core.terminal import printable
+from bothways.core.terminal import printable, shortened
 
 AGAIN = "run the same command again, with --resume if it has this option"
 """What continues any work that was ended, for the sentence that says what to do."""
+
+
+_LONG_PATH = 1000
+"""Characters from which a path is cut in a message."""
 
 
 class BothwaysError(Exception):
@@ -66,8 +70,9 @@ class BothwaysError(Exception):
     def message(self, interface: Interface | None = None) -> str:
         """Return the error as one text, with advice for an interface; None for the process's."""
         place = "" if self.where is None else os.fspath(self.where).replace("\n", "\\n") + ": "
-        text = f"{place}{self.what}" + (f"\n  {self._fix}" if self._fix else "")
-        return printable(render(text, interface))
+        place = place if len(place) < _LONG_PATH else shortened(place)
+        text = self.what + (f"\n  {self._fix}" if self._fix else "")
+        return printable(render(place, interface) + shortened(render(text, interface)))
 
 
 def _restored(

@@ -27,7 +27,7 @@ LOCK, OWNER = ".lock", ".owner.json"
 def lock_folder(folder: Path, patience: float = 0.0, progress: Progress = SILENT) -> Iterator[Path]:
     """Lock a folder, creating it if necessary, until the context ends.
 
-    If it ends with an error and nothing else was written, the lock and what was created are removed.
+    If it ends with an error before anything was written, the lock and new folders are removed.
 
     Args:
         patience: seconds to wait for another process that holds the lock.

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bothways.core.errors import BothwaysError, DataError, ResourceError
+
+LARGEST = 2**30
+"""Bytes of the largest file of settings or a vocabulary; those of published models have 2**25."""
 
 _FIX = "Correct the file, or restore it from its source."
 
@@ -65,12 +71,47 @@ def read_object(
 
 
 def read_utf8(file: Path, error: type[BothwaysError], fix: str = _FIX) -> str:
-    """Return the text of a file; errors as `read_json`."""
+    """Return the text of a file, with "\\n" at the ends of lines; errors as `read_json`."""
     try:
-        return file.read_text(encoding="utf-8")
+        text = read_regular(file, error, fix).decode("utf-8")
     except UnicodeDecodeError as failure:
         what = f"is not UTF-8 text (byte {failure.start})"
         raise error(what, where=file, fix=fix) from failure
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_regular(file: Path, error: type[BothwaysError], fix: str = _FIX) -> bytes:
+    """Return the bytes of a file of a folder that others made.
+
+    A pipe may never end, and neither does a link to /dev/zero.
+
+    Raises:
+        BothwaysError: of class `error`: a pipe or a device, or larger than `LARGEST`.
+        ResourceError: the file cannot be read.
+    """
+    check_regular(file, error, fix)
+    with _reading(file):
+        return file.read_bytes()
+
+
+def check_regular(file: Path, error: type[BothwaysError], fix: str = _FIX) -> None:
+    """Refuse a pipe, a device or a file that is too large, before a library opens it.
+
+    Errors as `read_regular`.
+    """
+    with _reading(file):
+        status = file.stat()
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise error("is a pipe or a device, not a file", where=file, fix=fix)
+    if status.st_size > LARGEST:
+        what = f"has {status.st_size:,} bytes, more than {LARGEST:,}"
+        raise error(what, where=file, fix=fix)
+
+
+@contextlib.contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as failure:
         what = f"cannot be read: {failure.strerror}"
         raise ResourceError(what, where=file, fix="Check the name and permissions.") from failure

@@ -27,6 +27,23 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda match: ascii(match.group())[1:-1], text)
 
 
+_LONG_WORD = re.compile(r"'[^'\n]{300,}'|\"[^\"\n]{300,}\"|\S{300,}")
+
+
+def shortened(text: str) -> str:
+    """Return a message in which quoted texts and words of 300 characters or more are cut.
+
+    Example: a label of 3,000 letters → "'xxx…xxx' (3,002 characters)", with 100 characters at the
+    beginning and 50 at the end.
+    """
+
+    def cut(match: re.Match[str]) -> str:
+        word = match.group()
+        return f"{word[:100]}…{word[-50:]} ({len(word):,} characters)"
+
+    return _LONG_WORD.sub(cut, text)
+
+
 def listed(names: Iterable[str], limit: int = 8) -> str:
     """Join names with commas; beyond `limit` of them, give the number of the others.
 

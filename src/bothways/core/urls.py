@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from typing_extensions import Buffer
 
 from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError, optional
+from bothways.core.terminal import surrogate_in
 
 WAITS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds before each further attempt."""
@@ -51,11 +52,19 @@ def require_local(folder: Path) -> None:
     """Check that a folder to write is not a URL, of which `Path` has made s3:/bucket/run.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: it is one, or its name is not UTF-8, which safetensors cannot write.
     """
+    require_utf8(folder)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", folder.as_posix()):
         fix = "Choose a folder of this machine, and copy it when it is complete."
         raise ConfigError("is a URL, at which no folder can be written", where=folder, fix=fix)
+
+
+def require_utf8(folder: Path) -> None:
+    """Raise ConfigError if the name of a folder has bytes that are not UTF-8."""
+    if surrogate_in(str(folder.absolute())) is not None:
+        what = "has a name that is not UTF-8, which safetensors cannot open"
+        raise ConfigError(what, where=folder, fix="Rename the folder, or one above it.")
 
 
 @dataclass(frozen=True)

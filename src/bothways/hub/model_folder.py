@@ -25,7 +25,7 @@ from torch import Tensor
 from bothways._version import __version__
 from bothways.core.atomic_files import replace_folder
 from bothways.core.errors import ConfigError, FolderError
-from bothways.core.json_reader import read_object
+from bothways.core.json_reader import read_object, read_utf8
 from bothways.core.terminal import listed
 from bothways.families.family import Architecture
 from bothways.families.weight_names import KeyTable, to_theirs
@@ -108,7 +108,7 @@ class LoadedModel:
         if tokenizer.size < rows and not (rows % 8 == 0 and rows - tokenizer.size < 128):
             what = f"has {tokenizer.size:,} tokens, and the model's embedding {rows:,} rows"
             raise FolderError(what, where=file, fix=fix)
-        lines = file.read_text(encoding="utf8").splitlines()
+        lines = read_utf8(file, FolderError).splitlines()
         special = (tokenizer.token(at) for at in vars(tokenizer.specials).values())
         repeated = [token for token in special if lines.count(token) > 1]
         if repeated:

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from bothways.core.atomic_files import recover_folder
 from bothways.core.errors import FolderError, os_errors
 from bothways.core.json_reader import read_json
-from bothways.core.urls import local_path
+from bothways.core.urls import local_path, require_utf8
 
 MODULES, PROGRAM = "modules.json", "config_sentence_transformers.json"
 """Files of sentence-transformers: the modules of a model, and the settings of the program."""
@@ -65,6 +65,7 @@ def resolve(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
     replacement was killed is restored first.
 
     Raises:
+        ConfigError: the name of the folder is not UTF-8.
         ResourceError: the folder cannot be restored.
         FolderError: it is neither a folder nor an id, the Hub does not have it, or it cannot be
             reached.
@@ -72,6 +73,7 @@ def resolve(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
     folder = local_path(name)
     _recover(folder)
     if folder.is_dir():
+        require_utf8(folder)
         return folder / _inner(folder)
     if folder.exists():
         raise FolderError("is a file, not a model folder", where=name, fix=_FIX)

@@ -26,8 +26,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bothways.core.advice import call
-from bothways.core.errors import ResourceError, TokenizerError
-from bothways.core.json_reader import read_utf8
+from bothways.core.errors import TokenizerError
+from bothways.core.json_reader import check_regular, read_regular, read_utf8
 from bothways.text.added_tokens import add_numbered, add_special
 from bothways.text.hf_pipelines import (
     Albert,
@@ -290,6 +290,8 @@ def _from_merges(file: Path) -> tokenizers.Tokenizer:
         raise TokenizerError(
             what, where=file.parent, fix="Fetch merges.txt, or tokenizer.json, which holds both."
         )
+    for each in (file, merges):
+        check_regular(each, TokenizerError)
     try:
         return tokenizers.Tokenizer(models.BPE.from_file(str(file), str(merges)))
     except Exception as error:  # tokenizers raises nothing narrower
@@ -309,14 +311,12 @@ def _from_pieces(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Toke
     XLM-R's vocabulary replaces the first three pieces by four tokens and appends <mask>:
     <unk> <s> </s> a b → <s> <pad> </s> <unk> a b <mask>.
     """
+    content = read_regular(file, TokenizerError)
     try:
-        held = read_sentencepiece(file.read_bytes())
+        held = read_sentencepiece(content)
     except ValueError as error:
         what = f"is not a SentencePiece model: {error}"
         raise TokenizerError(what, where=file, fix=_ELSEWHERE) from error
-    except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        raise ResourceError(what, where=file, fix="Check the name and the permissions.") from error
     pieces, prefix = list(held.pieces), flag(config, file, "add_prefix_space", True)
     if held.kind == "unigram" and file.name == "sentencepiece.bpe.model":
         uses = ("cls", "pad", "sep", "unknown", "mask")

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from bothways.core.errors import FolderError, optional
+from bothways.core.json_reader import check_regular
 from bothways.families.weight_names import Shape
 from bothways.hub.weight_files import AGAIN, Weights
 from bothways.text.protobuf import Fixed, MalformedError, fields, varint
@@ -92,6 +93,7 @@ def open_bundle(index: Path) -> Weights:
 
 
 def _content(index: Path) -> bytes:
+    check_regular(index, FolderError)
     try:
         size = index.stat().st_size
         if size > _MOST_INDEX:
