@@ -8,16 +8,16 @@ from __future__ import annotations
 import codecs
 import errno
 import os
-import re
 import signal
 import stat
 import sys
 import threading
 from types import FrameType
 
-from cyclopts import App, CycloptsError, CycloptsPanel, Parameter
+from cyclopts import App, CycloptsError, Parameter
 
 import bothways
+from bothways.commands import mistakes
 from bothways.core.advice import interface
 from bothways.core.errors import AGAIN, BothwaysError, LostRankError
 from bothways.core.terminal import printable, shortened
@@ -36,10 +36,6 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C, as in shells, and after other signals that end a program."""
 _NARROWEST = 20
 """Smaller values of COLUMNS are ignored."""
-
-_SETTABLE = {"pretrain", "adapt", "finetune", "distil", "search", "plan", "features"}
-"""Commands with settings of a training run."""
-_UNKNOWN_OPTION = re.compile(r"Unknown option: --([\w-]+)")
 
 
 app = App(
@@ -189,11 +185,11 @@ def _run() -> None:
         _interrupt_on_signals()
         words = [_expand_home(word) for word in sys.argv[1:]]
         import_for_help(words)
+        words = mistakes.rename_options(app, words)
         app(words, result_action="return_value", print_error=False, exit_on_error=False)
         sys.stdout.flush()  # here, where a full disk or a closed pipe is caught
     except CycloptsError as error:
-        _show_mistake(error)
-        sys.exit(2)
+        _fail(str(mistakes.explain(error)))
     except BothwaysError as error:
         _fail(str(error), 1 if isinstance(error, LostRankError) else 2)
     except RuntimeError as error:
@@ -239,22 +235,6 @@ def _is_full(output: int) -> bool:
         return os.fstatvfs(output).f_bavail == 0
     null = os.stat(os.devnull).st_rdev
     return stat.S_ISCHR(mode) and not os.isatty(output) and os.fstat(output).st_rdev != null
-
-
-def _show_mistake(error: CycloptsError) -> None:
-    """Print a wrong option or argument, and how to write it if it is a setting."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    console.print(CycloptsPanel(error))
-    found = _UNKNOWN_OPTION.search(str(error))
-    if found is None or not _SETTABLE & {*(error.command_chain or ())}:
-        return
-    from bothways.training.shorthands import TRAINING_NAMES
-
-    name = found[1].replace("-", "_")
-    if name in {*TRAINING_NAMES, "seed", "batch_size", "max_length", "dropout"}:
-        console.print(f"A setting has no dashes: {name}=VALUE", highlight=False)
 
 
 def _fail(message: str, status: int = 2) -> None:

@@ -13,7 +13,7 @@ from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
 from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget
-from bothways.finetuning.config import ELSEWHERE, SHORTHANDS
+from bothways.finetuning.config import ELSEWHERE, SAME, SHORTHANDS
 from bothways.finetuning.prepare import FinetuneConfig, load_config
 from bothways.sweeps.grid import grid_cells, parse_grid
 from bothways.training.durations import Epochs
@@ -70,14 +70,26 @@ def test_names_of_other_libraries_are_told_ours() -> None:
 
     import bothways
 
-    with pytest.raises(ConfigError, match=r"num_train_epochs(.|\n)*Its name here is epochs"):
-        load_config(BASE, {"num_train_epochs": 3})
+    with pytest.raises(ConfigError, match=r"optim(.|\n)*Its name here is optimizer"):
+        load_config(BASE, {"optim": "adamw_torch"})
     paths = {*flatten(configs.to_dict(BASE)), *SHORTHANDS, *SHORTHANDS.values()}
     parameters = {*inspect.signature(bothways.finetune).parameters}
     for name, ours in ELSEWHERE.items():
         assert ours in paths | parameters, name
         with pytest.raises(ConfigError, match=f"Its name here is {ours}"):
             load_config(BASE, {name: 1})
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_names_of_other_libraries_that_mean_the_same_are_accepted(name: str) -> None:
+    ours, form = SAME[name]
+    base = replace(BASE, dev="d.tsv")
+    value: Any = {"schedule": "cosine", "metric": "mcc", "task.weighting": "balanced"}.get(ours, 1)
+    value = 0.2 if ours in {"task.smoothing", "warmup"} and "steps" not in form else value
+    value = 64 if ours == "length" else 7 if value == 1 else value
+    given, path = load_config(base, {name: value}), form.format(value)
+    assert given == load_config(base, [f"{ours}={path}"]) != base
+    assert given == load_config(base, [f"{name}={value}"])
 
 
 def test_grids_take_them() -> None:

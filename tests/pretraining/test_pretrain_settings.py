@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +41,7 @@ def test_common_names_are_settings() -> None:
     ("given", "message"),
     [
         ("clip_norm=1", r"'clip_norm'; did you mean training\.clip_norm\?"),
-        ("num_train_epochs=3", r"num_train_epochs(.|\n)*Its name here is epochs"),
+        ("optim=adamw_torch", r"optim(.|\n)*Its name here is optimizer"),
         ("lrr=1", r"unknown key 'lrr'"),
         ("batch=16", r"batch: 16 is given, .*\n.*batch\.kind=examples batch\.n=16, or batch"),
         ("batch_size=16", r"batch_size: 16 is given, .*\n.*batch\.kind=examples batch\.n=16"),
@@ -59,24 +56,6 @@ def test_a_name_that_is_none_is_told_the_setting(given: str, message: str) -> No
 def test_names_of_other_libraries_are_told_ours() -> None:
     paths = {*flatten(configs.to_dict(BASE)), *TRAINING_NAMES, "out", "on_event"}
     assert {*TRAINING_ELSEWHERE.values()} <= paths | {"microbatch_tokens"}
-
-
-def test_an_option_that_is_a_setting_is_shown_without_dashes() -> None:
-    def shown(*words: str) -> str:
-        """Return what a command that fails prints."""
-        line = [sys.executable, "-m", "bothways", *words]
-        env = {**os.environ, "COLUMNS": "100"}
-        done = subprocess.run(line, capture_output=True, text=True, env=env, check=False)
-        assert done.returncode == 2
-        return done.stderr
-
-    assert "A setting has no dashes: lr=VALUE" in shown("pretrain", "c", "--out", "o", "--lr", "3")
-    told = shown("adapt", "m", "t.txt", "--out", "o", "--seed", "3")
-    assert "Unknown option: --seed" in told
-    assert "A setting has no dashes: seed=VALUE" in told
-    told = shown("describe", "bert-tiny", "--lr", "3")
-    assert "Unknown option: --lr" in told
-    assert "no dashes" not in told
 
 
 def test_the_recipe_follows_the_budget_in_python_too(

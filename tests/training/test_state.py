@@ -48,6 +48,19 @@ def test_a_duration_is_written_in_a_short_form(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("short", "text"),
+    [
+        ("2h", "2 hours"),
+        ("30m", "30 minutes"),
+        ("45 s", "45 seconds"),
+        ("1e4 steps", "10000 steps"),
+    ],
+)
+def test_short_units(short: str, text: str) -> None:
+    assert duration(short) == duration(text)
+
+
+@pytest.mark.parametrize(
     "text",
     ["", "1000", "steps", "ten steps", "5 parsecs", "1,5 hours", "nan hours", "5 steps more"],
 )

@@ -29,6 +29,7 @@ from bothways.training.optimizers import AdamW, BertAdam
 from bothways.training.run import Training
 from bothways.training.schedules import GoogleLinear, Linear
 from bothways.training.shorthands import (
+    SAME_SETTINGS,
     TRAINING_ELSEWHERE,
     TRAINING_NAMES,
     expand_names,
@@ -221,14 +222,17 @@ SHORTHANDS: Mapping[str, str] = {
 ELSEWHERE: Mapping[str, str] = {
     **TRAINING_ELSEWHERE,
     "per_device_train_batch_size": "batch_size", "train_batch_size": "batch_size",
-    "max_seq_length": "max_length", "patience": "early_stopping",
-    "early_stopping_patience": "early_stopping", "metric_for_best_model": "metric",
     "compute_metrics": "metrics", "train_dataset": "train", "eval_dataset": "dev",
-    "label_smoothing": "task.smoothing", "label_smoothing_factor": "task.smoothing",
-    "class_weight": "task.weighting", "class_weights": "task.weighting",
-    "text_column": "columns", "label_column": "columns",
+    "class_weights": "task.weighting", "text_column": "columns", "label_column": "columns",
 }  # fmt: skip
-"""Names of transformers, sentence-transformers and scikit-learn → the names here."""
+"""Names of transformers, sentence-transformers and scikit-learn → the nearest here."""
+
+SAME: Mapping[str, tuple[str, str]] = {
+    **SAME_SETTINGS, "max_seq_length": ("length", "{}"), "metric_for_best_model": ("metric", "{}"),
+    "label_smoothing": ("task.smoothing", "{}"),
+    "label_smoothing_factor": ("task.smoothing", "{}"), "class_weight": ("task.weighting", "{}"),
+}  # fmt: skip
+"""Names of these libraries that mean the same, as in `SAME_SETTINGS`."""
 
 
 def expand_shorthands(overrides: Tree | Iterable[str]) -> dict[str, Any]:
@@ -242,4 +246,4 @@ def expand_shorthands(overrides: Tree | Iterable[str]) -> dict[str, Any]:
     given = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
     if "batch" in given and not isinstance(given["batch"], Mapping):
         given = {**given, "batch": {"n": given["batch"]}}
-    return expand_names(given, SHORTHANDS)
+    return expand_names(given, SHORTHANDS, SAME)

@@ -82,6 +82,7 @@ _UNITS: dict[str, Callable[[float], Steps | Tokens | Epochs | Hours]] = {
     "minutes": lambda n: Hours(n / 60),
     "seconds": lambda n: Hours(n / 3600),
 }
+_SHORT_UNITS = {"h": "hours", "m": "minutes", "min": "minutes", "s": "seconds", "sec": "seconds"}
 _FORM = re.compile(r"\s*([-+]?\d+(?:_\d+)*(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([a-z]+)\s*")
 
 
@@ -92,18 +93,18 @@ def _whole(number: float, unit: str) -> int:
 
 
 def duration(text: str) -> Steps | Tokens | Epochs | Hours:
-    """Read a duration such as "1000 steps", "2e9 tokens", "3 epochs" or "30 minutes".
+    """Read a duration such as "1000 steps", "2e9 tokens", "3 epochs", "30 minutes" or "2h".
 
     Raises:
         ConfigError: the text is not a number above 0 with one of these units.
     """
     form = _FORM.fullmatch(text)
-    unit = form[2].removesuffix("s") + "s" if form else ""
+    unit = _SHORT_UNITS.get(form[2], form[2].removesuffix("s") + "s") if form else ""
     if form is None or unit not in _UNITS:
         units = ", ".join(_UNITS)
         raise ConfigError(
             f"invalid duration {text!r}",
-            fix=f"Write a number and one of {units}, such as '1000 steps'.",
+            fix=f"Write a number and one of {units}, such as '1000 steps' or 2h.",
         )
     return _UNITS[unit](float(form[1]))
 

@@ -17,35 +17,49 @@ TRAINING_NAMES: Mapping[str, str] = {
 }  # fmt: skip
 """Common names → dotted paths, of every run."""
 
-TRAINING_ELSEWHERE: Mapping[str, str] = {
-    "num_train_epochs": "epochs", "num_epochs": "epochs", "max_steps": "until", "steps": "until",
-    "gradient_accumulation_steps": "microbatch_tokens", "warmup_ratio": "warmup",
-    "warmup_steps": "warmup", "max_grad_norm": "training.clip_norm", "optim": "optimizer",
-    "lr_scheduler_type": "schedule", "fp16": "precision", "bf16": "precision",
-    "eval_steps": "evaluate", "eval_strategy": "evaluate", "logging_steps": "training.report",
-    "save_steps": "training.save", "callbacks": "on_event", "output_dir": "out",
-    "report_to": "training.trackers",
+SAME_SETTINGS: Mapping[str, tuple[str, str]] = {
+    "num_train_epochs": ("epochs", "{}"), "num_epochs": ("epochs", "{}"),
+    "max_steps": ("until", "{} steps"), "warmup_steps": ("warmup", "{} steps"),
+    "warmup_ratio": ("warmup", "{}"), "max_grad_norm": ("training.clip_norm", "{}"),
+    "lr_scheduler_type": ("schedule", "{}"), "eval_steps": ("evaluate", "{} steps"),
+    "save_steps": ("training.save", "{} steps"), "logging_steps": ("training.report", "{} steps"),
+    "patience": ("training.early_stopping", "{}"),
+    "early_stopping_patience": ("training.early_stopping", "{}"),
 }  # fmt: skip
-"""Names of transformers → the names here."""
+"""Names of transformers that mean the same → the name here, and the value here of a value there."""
+
+TRAINING_ELSEWHERE: Mapping[str, str] = {
+    "steps": "until", "gradient_accumulation_steps": "microbatch_tokens", "optim": "optimizer",
+    "fp16": "precision", "bf16": "precision", "eval_strategy": "evaluate",
+    "callbacks": "on_event", "output_dir": "out", "report_to": "training.trackers",
+}  # fmt: skip
+"""Names of transformers that mean something else → the nearest here."""
 
 
-def expand_names(overrides: Tree | Iterable[str], names: Mapping[str, str]) -> dict[str, Any]:
+def expand_names(
+    overrides: Tree | Iterable[str],
+    names: Mapping[str, str],
+    same: Mapping[str, tuple[str, str]] = SAME_SETTINGS,
+) -> dict[str, Any]:
     """Return overrides as a tree in which common names are replaced by their dotted paths.
 
         ["lr=3e-5", "epochs=4"] → {"training": {"optimizer": {"lr": "3e-5"}, "until": "4 epochs"}}
 
     Args:
         names: common names → dotted paths.
+        same: names of other libraries, as in `SAME_SETTINGS`.
 
     Raises:
         ConfigError: a text is not a setting, or a name without a path is part of a longer path.
     """
     tree: dict[str, Any] = {}
     given = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
-    for name, value in given.items():
+    for key, setting in given.items():
+        name, form = same.get(key, (key, "{}"))
+        value = setting if form == "{}" else form.format(setting)
         leaf: Any = f"{value} epochs" if name == "epochs" and value != "auto" else value
-        for key in reversed(names.get(name, name).split(".")):
-            leaf = {key: leaf}
+        for step in reversed(names.get(name, name).split(".")):
+            leaf = {step: leaf}
         tree = merge(tree, leaf)
     return tree
 

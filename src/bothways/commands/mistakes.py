@@ -1,0 +1,167 @@
+"""Options under the names of other libraries, and mistakes of a command line in our words."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+from cyclopts import App, ArgumentCollection, CycloptsError
+from cyclopts.exceptions import (
+    CoercionError,
+    MissingArgumentError,
+    RepeatArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+    ValidationError,
+)
+
+from bothways.core.errors import BothwaysError, ConfigError
+
+SETTABLE = {"pretrain", "adapt", "finetune", "distil", "search", "plan", "features"}
+"""Commands with settings of a training run."""
+_OPTIONS = {"output_dir": "--out", "train_batch_size": "--batch-size"}
+"""Names of other libraries that mean an option."""
+_SETTINGS = {"seed", "dropout", "length", "metric"}
+"""Settings without a dotted path and without a shorthand."""
+_COMMANDS = {
+    "train": ["finetune", "pretrain", "tokenizer train"],
+    "test": ["evaluate"],
+    "eval": ["evaluate"],
+    "infer": ["predict"],
+    "encode": ["embed", "tokenizer encode"],
+    "build": ["corpus build"],
+}
+"""Words for which spelling suggests another command than is meant, and the commands."""
+_NEAR = 0.7
+"""The least similarity of a name that is suggested; at 0.6, "patience" is near "teacher"."""
+_TYPES = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def rename_options(app: App, words: Sequence[str]) -> list[str]:
+    """Replace options of other libraries by ours, or by settings, which follow at the end.
+
+    Example: finetune m d.tsv --num-train-epochs 3 --weight-decay=0.1 →
+    finetune m d.tsv --epochs 3 weight_decay=0.1
+    """
+    chain, apps, _ = app.parse_commands(words)
+    options = {word for word in words if word.startswith("-")}
+    if not {*chain} & SETTABLE or not options or options & {"--help", "-h", "--version"}:
+        return list(words)
+    from bothways.finetuning.config import SAME, SHORTHANDS
+
+    known = _names(apps[-1].assemble_argument_collection())
+    result, settings, left = list[str](), list[str](), list(words)
+    while left:
+        word = left.pop(0)
+        option, equals, value = word.partition("=")
+        name = option.removeprefix("--").replace("-", "_")
+        if not option.startswith("--") or option in known:
+            result.append(word)
+            continue
+        ours, form = SAME.get(name, (name, "{}"))
+        option = _OPTIONS.get(name, f"--{ours.replace('_', '-')}")
+        setting = name in SAME or name in SHORTHANDS or name in _SETTINGS or "." in name
+        if not (setting or option in known) or not (equals or left):
+            result.append(word)  # unknown, or without a value
+            continue
+        value = value if equals else left.pop(0)
+        if option in known:
+            result += [option, form.format(value)]
+        else:
+            settings.append(f"{name}={value}")
+    return result + settings
+
+
+def _names(arguments: ArgumentCollection) -> set[str]:
+    return {name for argument in arguments for name in argument.names}
+
+
+def explain(error: CycloptsError) -> BothwaysError:
+    """Return the error of a command line as one of ours: what, where, and what to type."""
+    command = " ".join(["bothways", *(error.command_chain or ())])
+    fix = f"{command} --help lists the options."
+    match error:
+        case MissingArgumentError(keyword=None):
+            help_text = (error.argument.parameter.help or "") if error.argument else ""
+            about = " ".join(help_text.split())
+            return ConfigError("is missing", where=_shown(error), fix=f"{about} {fix}".strip())
+        case MissingArgumentError():
+            return ConfigError("needs a value", where=error.keyword, fix=fix)
+        case RepeatArgumentError(token=token):
+            return ConfigError("is given twice", where=token.keyword, fix="Leave out one.")
+        case CoercionError(token=token) if token is not None and error.msg is None:
+            what = f"{token.value!r} is not {_type_name(error.target_type)}"
+            choices = [str(choice) for choice in get_args(error.target_type)]
+            what += _did_you_mean(_near(token.value, choices))
+            return ConfigError(what, where=token.keyword or _shown(error), fix=None)
+        case UnknownOptionError(token=token):
+            option = (token.keyword or token.value).partition("=")[0]
+            return _unknown_option(option, _names(error.argument_collection), command)
+        case ValidationError() if error.exception_message.startswith(_UNKNOWN):
+            assert error.app is not None
+            names = _names(error.app.assemble_argument_collection())
+            return _unknown_option(error.exception_message.removeprefix(_UNKNOWN), names, command)
+        case UnknownCommandError(unused_tokens=[word, *_]):
+            commands = [name for name in error.app or () if not name.startswith("-")]
+            what = f"there is no command {word!r}"
+            group = command.removeprefix("bothways").strip()
+            near = (_COMMANDS.get(word) if not group else None) or _near(word, commands)
+            return ConfigError(
+                what + _did_you_mean(near), fix=f"The commands are {', '.join(sorted(commands))}."
+            )
+        case UnusedCliTokensError(unused_tokens=[*words]):
+            return ConfigError(f"one argument too many: {' '.join(words)}", where=command, fix=fix)
+        case _:
+            error.verbose = False
+            return ConfigError(str(error), fix=fix)
+
+
+_UNKNOWN = "Unknown option: "
+"""What `options.INPUTS` says of an option among names of files."""
+
+
+def _shown(error: CycloptsError) -> str:
+    """Return the name of an argument as the usage writes it: MODEL, --out."""
+    assert error.argument is not None
+    positional = error.argument.index is not None
+    name = error.argument.name
+    return name.lstrip("-").upper() if positional else name
+
+
+def _type_name(wanted: Any) -> str:
+    if get_origin(wanted) is Literal:
+        return f"one of {', '.join(map(str, get_args(wanted)))}"
+    return _TYPES.get(wanted, f"a {getattr(wanted, '__name__', wanted)}")
+
+
+def _unknown_option(option: str, options: Iterable[str], command: str) -> ConfigError:
+    """Return the error of an option that the command does not have, with the nearest name."""
+    from bothways.finetuning.config import ELSEWHERE, SHORTHANDS
+
+    name = option.lstrip("-").replace("-", "_")
+    fix = f"{command} --help lists the options."
+    if {*command.split()} & SETTABLE:
+        if name in ELSEWHERE:
+            return ConfigError("unknown option", where=option, fix=_named_here(ELSEWHERE[name]))
+        near_settings = [f"{near}=VALUE" for near in _near(name, SHORTHANDS)]
+        fix += " Settings have no dashes: lr=3e-5."
+    else:
+        near_settings = []
+    plain = {known.lstrip("-"): known for known in options if known.startswith("--")}
+    near = [plain[known] for known in _near(option.lstrip("-"), plain)]
+    what = f"unknown option{_did_you_mean(near or near_settings)}"
+    return ConfigError(what, where=option, fix=fix)
+
+
+def _named_here(name: str) -> str:
+    return f"The nearest here is {name}."
+
+
+def _near(word: str, known: Iterable[str]) -> list[str]:
+    return difflib.get_close_matches(word, list(known), n=1, cutoff=_NEAR)
+
+
+def _did_you_mean(names: Sequence[str]) -> str:
+    return f"; did you mean {' or '.join(names)}?" if names else ""
