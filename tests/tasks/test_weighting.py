@@ -64,23 +64,13 @@ def test_balanced_weights_are_scikit_learns() -> None:
     assert balanced(examples) == pytest.approx(tuple(expected))
 
 
-def test_balanced_weights_are_counted_when_training_data_is_read(tmp_path: Path) -> None:
-    (tmp_path / "a.tsv").write_text("text\tlabel\nape\tx\nbee\tx\ncat\tx\ndog\ty\n")
-    (tmp_path / "b.tsv").write_text("text\tlabel\nape\tx\nbee\ty\n")
-    reading = ClassificationTask(weighting="balanced").read(str(tmp_path / "a.tsv"))
-    assert isinstance(reading.task, ClassificationTask)
-    assert reading.task.weighting == pytest.approx((4 / 6, 2.0))
-    assert len(list(reading.examples)) == 4
-    # Development data changes nothing, nor does it where none is read for training.
-    assert reading.task.read(str(tmp_path / "b.tsv")).task == reading.task
-    assert (
-        configs.read(ClassificationTask, json.loads(json.dumps(configs.to_dict(reading.task))))
-        == reading.task
-    )
-    unlabelled = (
-        ClassificationTask(weighting="balanced").read(str(tmp_path / "b.tsv"), labelled=False).task
-    )
-    assert unlabelled.weighting == "balanced"  # type: ignore[attr-defined]
+def test_balanced_weights_are_counted_in_training_data() -> None:
+    train = [TextExample(text, label=label) for text, label in zip("abcd", "xxxy", strict=True)]
+    task = ClassificationTask(weighting="balanced").counted(train)
+    assert task.weighting == pytest.approx((4 / 6, 2.0))
+    assert task.counted(train[1:]) == task  # development data changes nothing
+    plain = json.loads(json.dumps(configs.to_dict(task)))
+    assert configs.read(ClassificationTask, plain) == task
     assert configs.load(ClassificationTask, overrides=["weighting=[1, 2.5]"]).weighting == (
         1.0,
         2.5,
@@ -112,6 +102,6 @@ def test_weights_that_cannot_be_are_refused(tmp_path: Path) -> None:
         make_weighed(tmp_path, ClassificationTask(weighting=(1.0, 1.0)))
     with pytest.raises(
         ConfigError,
-        match=r"^task\.weighting: balanced weights are counted when .*\n  .*balanced\(examples\)",
+        match=r"^task\.weighting: balanced weights are counted .*\n  .*counted\(examples\)",
     ):
         make_weighed(tmp_path, ClassificationTask(weighting="balanced"))

@@ -24,6 +24,17 @@ if TYPE_CHECKING:
     )
 
 
+def dev_source(dev: Rows | float | None) -> tuple[str | None, Rows | None]:
+    """Return the name of dev data, or its share of the training data, and its rows, if any."""
+    if dev is None:
+        return None, None
+    if isinstance(dev, int | float):
+        from bothways.finetuning.splits import parse_part
+
+        return str(parse_part(dev)), None
+    return source_name(dev, "dev"), dev
+
+
 def source_name(rows: Rows, name: str) -> str:
     """Return the path of a source, or a name for rows.
 

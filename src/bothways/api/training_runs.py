@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bothways.api.arguments import choice, given_corpora, shown_progress, source_name
+from bothways.api.arguments import choice, dev_source, given_corpora, shown_progress, source_name
 from bothways.core.progress import Progress
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def adapt(  # noqa: PLR0913 – one option per question
 def finetune(  # noqa: PLR0913 – one option per question
     model: str | Path,
     train: Rows,
-    dev: Rows | None = None,
+    dev: Rows | float | None = None,
     task: str | Trainable = "classify",
     *,
     out: str | Path | None = None,
@@ -198,7 +198,9 @@ def finetune(  # noqa: PLR0913 – one option per question
 
     Args:
         model: a model folder, the folder of a run, or a Hub id.
-        train, dev: a file, a Hub data set, a DataFrame, a `datasets.Dataset`, or a list of dicts.
+        train, dev: a file, a Hub data set, a DataFrame, a `datasets.Dataset`, or a list of dicts;
+            `dev=0.2` splits a fifth from `train`, by class, with equal texts on one side, and
+            `group="user"` keeps the rows with equal values of a column together.
         task: a name such as "classify", "ner" or "qa", or a task.
         out: folder of the run with checkpoints and metrics; `None` trains in memory.
         resume: continue from the newest checkpoint in `out`.
@@ -252,10 +254,11 @@ def finetune(  # noqa: PLR0913 – one option per question
         what = f"must be a name or a task, not {type(chosen).__name__}"
         fix = 'Write task="regress"; with settings, task=RegressionTask(lstm=768).'
         raise ConfigError(what, where="task", fix=fix)
+    dev_name, dev_rows = dev_source(dev)
     base = FinetuneConfig(
         model=str(model),
         train=source_name(train, "train"),
-        dev=None if dev is None else source_name(dev, "dev"),
+        dev=dev_name,
         seed=seed,
         **{**vars(make(chosen)), "metrics": metrics},
     )
@@ -266,7 +269,7 @@ def finetune(  # noqa: PLR0913 – one option per question
             config,
             folder,
             train=train,
-            dev=dev,
+            dev=dev_rows,
             resume=resume,
             device=device,
             progress=shown,
@@ -278,7 +281,7 @@ def distil(  # noqa: PLR0913 – one option per question
     teacher: str | Path,
     data: Rows | Corpus,
     student: str | Path | None = None,
-    dev: Rows | None = None,
+    dev: Rows | float | None = None,
     *,
     until: str | None = None,
     out: str | Path | None = None,
@@ -300,7 +303,7 @@ def distil(  # noqa: PLR0913 – one option per question
             as for `finetune`.
         student: with a corpus a preset or a model folder, `None` for half of the teacher's layers;
             with labelled data a model folder or a Hub id.
-        dev: labelled data by which the best weights are chosen.
+        dev: labelled data by which the best weights are chosen; 0.2 splits a fifth from `data`.
         until: end of the run, such as "2 hours", "3 epochs" or "10000 steps".
         out: folder of the run with checkpoints and metrics; `None` trains in memory.
         recipe: "distilbert", "tinybert" or "minilm" with a corpus, "modern", "paper" or "tinybert"
@@ -348,9 +351,9 @@ def distil(  # noqa: PLR0913 – one option per question
         config = load_pretraining(base, settings)
         with shown_progress(progress) as shown:
             return pretraining.pretrain(config, text, folder, progress=shown, **common)
-    measured = None if dev is None else source_name(dev, "dev")
+    measured, dev_rows = dev_source(dev)
     task = taught_finetuning(str(teacher), source_name(data, "train"), name, recipe, measured)
     with shown_progress(progress) as shown:
         return finetuning.finetune(
-            load_config(task, settings), folder, train=data, dev=dev, progress=shown, **common
+            load_config(task, settings), folder, train=data, dev=dev_rows, progress=shown, **common
         )

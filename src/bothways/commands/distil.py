@@ -50,7 +50,8 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
         With a corpus a preset, such as distilbert-base-uncased, or a model folder; default: half of
         the teacher's layers. With labelled data a model folder or Hub id.
     dev
-        Labelled data by which the best checkpoint is chosen; without it the last one is kept.
+        Labelled data by which the best checkpoint is chosen, or its share of TRAIN, such as 20%;
+        without it the last checkpoint is kept.
     recipe
         With a corpus: distilbert (the default: predictions, masked LM, cosine), tinybert (hidden
         states and attention scores) or minilm (relations of one layer, for any width). With

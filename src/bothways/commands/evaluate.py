@@ -62,7 +62,8 @@ def evaluate(  # noqa: PLR0913 – one option per question
         A fine-tuned model folder, the folder of a fine-tuning run, or a Hub id.
     file
         Labelled data (.csv, .tsv, .jsonl, .parquet, or hub:owner/name:configuration:split), or the
-        folder or URL of a corpus for the losses and the perplexity of a pre-trained model.
+        folder or URL of a corpus for the losses and the perplexity of a pre-trained model. Default:
+        the dev data that a run split from its training data (--dev 20%).
     settings
         Settings of the task, such as variant=word_l2r for likelihood.
     task
@@ -82,7 +83,6 @@ def evaluate(  # noqa: PLR0913 – one option per question
         Maximum loss of int8 in points (0.01) of the metric, by default 0.5; more is an error.
     """
     from bothways.commands.progress import say_kernels
-    from bothways.core.errors import ConfigError
     from bothways.data.manifest import holds_corpus
     from bothways.prediction.predictor import open_task
 
@@ -95,10 +95,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
         _refuse("--blimp", (), for_rows)
         given = settings if file is None else (file, *settings)
         _evaluate_pairs(folder, blimp, given, length, device, precision, json)
-    elif file is None:
-        fix = "Give a file, the folder or URL of a corpus, or --blimp DIR."
-        raise ConfigError("there is no data to evaluate on", where="file", fix=fix)
-    elif holds_corpus(file):
+    elif file is not None and holds_corpus(file):
         fix = "Leave it out; the losses of a pre-trained model depend on --length alone."
         for_rows["--precision int8"] = precision == "int8" or None
         _refuse("a corpus", settings, for_rows, fix)
@@ -113,7 +110,11 @@ def evaluate(  # noqa: PLR0913 – one option per question
                 settings=settings,
             )  # fmt: skip
 
-        data = _Data(folder, file, {"text": text, "text_b": text_b, "label": label}, json)
+        columns = {"text": text, "text_b": text_b, "label": label}
+        data = _Data(folder, file or "", columns, json)
+        if file is None:
+            _refuse("the dev data of the run", (), {"--task": task, **columns})
+            data = _recorded_data(folder, json)
         _evaluate_on_rows(open_in, data, precision, report, limit, guessed=task is None)
 
 
@@ -269,6 +270,19 @@ def _evaluate_pairs(
     show_lines(output_console(), render_report(TableSection(title, columns, rows)))
 
 
+def _recorded_data(folder: str, json: bool) -> _Data:
+    """Return the dev data that a run split from its training data, as it was in the run."""
+    from bothways.core.errors import ConfigError
+    from bothways.finetuning.recorded_split import read_recorded_split
+
+    recorded = read_recorded_split(folder)
+    if recorded is None:
+        fix = "Give a file, the folder or URL of a corpus, or --blimp DIR."
+        raise ConfigError("there is no data to evaluate on", where="file", fix=fix)
+    print(f"note: scored on {recorded.name}, as in training", file=sys.stderr)
+    return _Data(folder, recorded.name, {}, json, examples=recorded.examples)
+
+
 @dataclass
 class _Data:
     """Labelled data that may be read several times, and how results on it are printed.
@@ -276,6 +290,7 @@ class _Data:
     Attributes:
         folder, file: the names of the model and of the data.
         counts: of the last reading.
+        examples: to be read instead of the file.
     """
 
     folder: str
@@ -283,6 +298,7 @@ class _Data:
     columns: dict[str, str | None]
     json: bool
     counts: PredictionCounts | None = None
+    examples: list[Any] | None = None
 
     @property
     def title(self) -> str:
@@ -293,8 +309,12 @@ class _Data:
     def opened(self, predictor: Predictor) -> Iterator[tuple[Reading[Any], PredictionCounts]]:
         """Open the examples from the first one on, with a progress bar."""
         from bothways.commands.progress import asked, watched
+        from bothways.tasks.base import Reading
 
-        reading = predictor.read(self.file, asked(predictor, **self.columns), labelled=True)
+        if self.examples is None:
+            reading = predictor.read(self.file, asked(predictor, **self.columns), labelled=True)
+        else:
+            reading = Reading(predictor.learner.task, iter(self.examples))
         with watched(reading, "evaluating") as self.counts:
             yield reading, self.counts
 

@@ -46,7 +46,7 @@ def features(
     overrides
         Settings by dotted path, such as tagger.hidden=256 training.until="10 epochs" seed=1.
     dev
-        Data of the same kind for choosing the best weights.
+        Data of the same kind for choosing the best weights, or its share of TRAIN, such as 20%.
     layers
         Layers of the encoder and their combination: the choices of the paper's table 7.
     out

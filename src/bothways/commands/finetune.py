@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bothways.commands.options import (
     Device,
     FineRecipe,
+    GroupColumn,
     LabelColumn,
     NewTextColumn,
     RunLength,
@@ -40,6 +41,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     text: NewTextColumn = None,
     text_b: SecondColumn = None,
     label: LabelColumn = None,
+    group: GroupColumn = None,
     out: Path = Path("finetuned"),
     recipe: FineRecipe = "modern",
     config: Path | None = None,
@@ -64,7 +66,8 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         Settings by dotted path or common name, such as metric=mcc warmup=0.06
         stability.layer_decay=0.9.
     dev
-        Labelled data by which the best checkpoint is chosen; without it the last one is kept.
+        Labelled data by which the best checkpoint is chosen, or its share of TRAIN, such as 20%;
+        without it the last checkpoint is kept.
     lr
         The peak learning rate; default: that of the recipe, which is by the width of the model for
         modern (5e-5 for BERT-base).
@@ -93,7 +96,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
 
     if resume:
         check_begun(out)
-    options = {"lr": lr, "batch_size": batch_size, "max_length": max_length}
+    options = {"lr": lr, "batch_size": batch_size, "max_length": max_length, "group": group}
     columns = {"text": text, "text_b": text_b, "label": label}
     taught = None if teacher is None else {"folder": teacher}
     data = {"model": model, "train": train, "dev": dev, "teacher": taught}

@@ -39,6 +39,13 @@ NewTextColumn = Annotated[
 ]
 SecondColumn = Annotated[str | None, Parameter(help="The column of the second text.")]
 LabelColumn = Annotated[str | None, Parameter(help="The column of the label.")]
+GroupColumn = Annotated[
+    str | None,
+    Parameter(
+        help="With --dev 20%: a column whose equal values stay on one side of the split, such as a "
+        "user or a patient."
+    ),
+]
 Precision = Annotated[
     Literal["auto", "fp32", "bf16", "int8"],
     Parameter(

@@ -7,6 +7,7 @@ from pathlib import Path
 from bothways.commands.options import (
     Device,
     FineRecipe,
+    GroupColumn,
     LabelColumn,
     NewTextColumn,
     SecondColumn,
@@ -23,6 +24,7 @@ def search(  # noqa: PLR0913 – one option per question
     text: NewTextColumn = None,
     text_b: SecondColumn = None,
     label: LabelColumn = None,
+    group: GroupColumn = None,
     grid: str = "paper",
     trials: int | None = None,
     space: str = (
@@ -48,7 +50,7 @@ def search(  # noqa: PLR0913 – one option per question
     overrides
         Settings that all runs share, by dotted path.
     dev
-        Labelled data for comparing the runs.
+        Labelled data for comparing the runs, or its share of TRAIN, such as 20%.
     grid
         paper (appendix A.3: batch, rate, epochs; 18 runs), glue (section 4.1: four rates), or
         "key=value,value key=value".
@@ -76,7 +78,7 @@ def search(  # noqa: PLR0913 – one option per question
 
     if resume:
         check_begun(out)
-    options = {"model": model, "train": train, "dev": dev}
+    options = {"model": model, "train": train, "dev": dev, "group": group}
     columns = {"text": text, "text_b": text_b, "label": label}
     settings = settings_from(options, columns, overrides, task, recipe, config)
     console = error_console()

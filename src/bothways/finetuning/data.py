@@ -90,7 +90,11 @@ def examine(
         length: maximum length of a sequence in tokens. None: the task's own, or the length that
             holds nearly all training texts whole, if that is more and the model can read it.
         max_positions: maximum length of the model.
+
+    Returns:
+        The data, whose task has what it counts in training data.
     """
+    task = task.counted(train)
     labels, most = task.labels(train), max_positions or length or task.length
     every = task.labels([*train, *dev])  # more than `labels` only if there is an error
 

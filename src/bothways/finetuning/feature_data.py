@@ -30,6 +30,7 @@ from bothways.finetuning.bilstm_tagger import (
     holds,
 )
 from bothways.finetuning.data import LabelledData, label
+from bothways.finetuning.splits import parse_part, split_examples
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve_run
 from bothways.model.flops import BACKWARD
@@ -68,7 +69,8 @@ class FeatureConfig:
 
     Attributes:
         model: a model folder, the folder of a run, or a Hub id.
-        train, dev: sentences with tags: files or Hub data sets.
+        train, dev: sentences with tags: files or Hub data sets; a `dev` such as "20%" is split
+            from `train`.
         layers: the encoder's layers to read, and how they become one vector.
         task: the reader of the data; the paper gives the encoder as much of the document as fits.
         length: maximum length of a sequence in tokens. None: the number of positions of the model.
@@ -130,7 +132,12 @@ def read_tagged_sentences(
     report_findings(check_model(model.config, tokenizer, length))
     reading = settings.task.read(settings.train, settings.task.columns)
     train, task = list(reading.examples), reading.task
-    dev = list(task.read(settings.dev, settings.task.columns).examples)
+    part = parse_part(settings.dev)
+    if part is None:
+        dev = list(task.read(settings.dev, settings.task.columns).examples)
+    else:
+        parts = split_examples(settings.task, train, part)
+        train, dev = parts.train, parts.dev
     data = label(task, tokenizer, train, dev, length)
     return TaggedSentences(
         Tagger(settings.task, model, tokenizer, data.labels, length)

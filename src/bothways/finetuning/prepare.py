@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,7 +21,7 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.core.finding import Finding, report_findings
 from bothways.core.progress import SILENT, Progress, track
 from bothways.core.urls import local_path
-from bothways.data.given_rows import Given, given_rows, is_example
+from bothways.data.given_rows import Given, given_rows, is_example, plain_value
 from bothways.finetuning.automatic import choose_automatic, tokens_read
 from bothways.finetuning.config import (
     ELSEWHERE,
@@ -35,6 +36,7 @@ from bothways.finetuning.forecast import forecast
 from bothways.finetuning.layer_stage import LayerStage, objective_of
 from bothways.finetuning.lora import add_changes
 from bothways.finetuning.scaled_head import scale_outputs, scaled_scores
+from bothways.finetuning.splits import DevPart, Split, SplitResult, parse_part, split_examples
 from bothways.finetuning.stability import apply_stability, fresh_pooler
 from bothways.finetuning.teacher import Teacher, with_teacher_scores
 from bothways.hub.model_folder import LoadedModel, load_model
@@ -49,7 +51,10 @@ from bothways.preflight.memory import Load
 from bothways.preflight.text import check_model
 from bothways.tasks.base import Reading, TaskLearner, examples_fingerprint
 from bothways.tasks.catalogue import Trainable
-from bothways.tasks.columns import asked_columns, require_columns
+from bothways.tasks.columns import asked_columns, is_absent, require_columns
+from bothways.tasks.question_answering.examples import QuestionColumns
+from bothways.tasks.text_examples import TextColumns, named_columns
+from bothways.tasks.text_task import TextTask
 from bothways.training.shorthands import check_names
 
 Rows = str | Path | Given
@@ -69,11 +74,12 @@ class FinetuneConfig(FinetuneSettings):
     Attributes:
         model: a model folder, the folder of a pre-training run, or a Hub id.
         train, dev: files or Hub data sets ("hub:owner/name:configuration:split"); without `dev`
-            the last weights are kept.
+            the last weights are kept. A `dev` such as "20%" or "0.2" is split from `train`.
         fresh: heads that start at random in addition to the task's own: "pooler", for one that the
             folder has, or has a part of. A model that was saved without one needs no setting.
         seed: of the fresh heads and all other random weights.
         order_seed: of the order of the data, dropout and mixout. None: the same as `seed`.
+        split: how dev data is split from the training data, if `dev` is a share of it.
         teacher: a fine-tuned model whose outputs are learned in addition to the labels.
 
     Examples:
@@ -88,11 +94,15 @@ class FinetuneConfig(FinetuneSettings):
     fresh: tuple[Literal["pooler"], ...] = ()
     seed: int = 0
     order_seed: int | None = None
+    split: Split = Split()
     teacher: Teacher | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_seed(seed=self.seed, order_seed=self.order_seed)
+        if self.split.group is not None and self.dev_part is None:
+            what = "groups the rows for a split, and dev is no share of the training data"
+            raise ConfigError(what, where="split.group", fix="Give dev=0.2, or leave it out.")
         if self.training.early_stopping is not None and self.dev is None:
             what = "early stopping needs dev data to measure improvement"
             raise ConfigError(
@@ -114,6 +124,18 @@ class FinetuneConfig(FinetuneSettings):
     def stage(self) -> LayerStage | None:
         """The stage in which the teacher's layers are learned; None without one."""
         return None if self.teacher is None else self.teacher.stage
+
+    @property
+    def dev_part(self) -> DevPart | None:
+        """The part of the training data that is dev data; None if it has a source of its own."""
+        return None if self.dev is None else parse_part(self.dev)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The names of the training and dev data, for people."""
+        if (part := self.dev_part) is not None:
+            return {"train": f"{self.train} without {part}", "dev": f"{part} of {self.train}"}
+        return {"train": self.train} | ({} if self.dev is None else {"dev": self.dev})
 
     @property
     def ordered_by(self) -> int:
@@ -197,7 +219,7 @@ def prepare_run(
     dev: Rows | None = None,
 ) -> PreparedRun:
     """Read model and data, check all that could fail later; arguments and errors as `finetune`."""
-    task, examples = _labelled(settings, train, dev, progress)
+    task, examples, split_notes = _labelled(settings, train, dev, progress)
     first = examples["train"]
     progress.stage("reading the model")
     base = digest_of_model(settings.model)
@@ -208,8 +230,9 @@ def prepare_run(
         task, tokenizer, first, examples.get("dev", []), settings.length,
         model.config.max_positions, progress,
     )  # fmt: skip
+    learned = data.task
     if source := settings.teacher and settings.teacher.unlabelled:
-        more, _ = _examples(source, task, "unlabelled", progress, labelled=False)
+        more, _, _ = _examples(source, task, "unlabelled", progress, labelled=False)
         examples["unlabelled"] = more
         encoded = task.encode(more, tokenizer, data.labels, data.length)
         data = dataclasses.replace(data, unlabelled=tuple(encoded))
@@ -227,6 +250,7 @@ def prepare_run(
     add_changes(model, settings.lora, settings.seed, settings.stability.frozen)
     findings = report_findings(
         [
+            *split_notes,
             *check_model(model.config, tokenizer, data.length),
             *data.findings,
             *check_machine(_load(settings, model, data), folder, device),
@@ -241,29 +265,52 @@ def prepare_run(
     check_metric(settings, data)
     check_outputs(data)
     compute_as(model.encoder, settings.training, device)
-    learner = task.learner(model, tokenizer, data.labels, data.length).to(device)
+    learner = learned.learner(model, tokenizer, data.labels, data.length).to(device)
     training = training_of(settings, data)
     if (time := forecast(learner, data, settings, training, folder, progress)) is not None:
         findings.append(time)
-    named = {**vars(settings), "unlabelled": source}
+    named = {**settings.sources, "unlabelled": str(source)}
     sources = {name: _source(named[name], each, progress) for name, each in examples.items()}
     return PreparedRun(settings, learner, data, sources, base, fresh, tuple(findings))
 
 
 def _labelled(
     settings: FinetuneConfig, train: Rows | None, dev: Rows | None, progress: Progress
-) -> tuple[Trainable, dict[str, list[Any]]]:
-    """Read training and dev data, given or named by settings; return the task and the examples."""
+) -> tuple[Trainable, dict[str, list[Any]], tuple[Finding, ...]]:
+    """Read training and dev data, given or named by settings, or split the second from the first.
+
+    Returns:
+        The task with its columns, the examples, and notes on the split.
+    """
+    part = settings.dev_part
     rows: dict[str, Rows] = {"train": settings.train if train is None else train}
-    if settings.dev is not None:
+    if settings.dev is not None and part is None:
         rows["dev"] = settings.dev if dev is None else dev
-    task, examples = settings.task, dict[str, list[Any]]()
+    task, examples, groups = settings.task, dict[str, list[Any]](), None
     for name, each in rows.items():
-        examples[name], task = _examples(each, task, name, progress)
+        group = settings.split.group if name == "train" else None
+        examples[name], task, of_rows = _examples(each, task, name, progress, group=group)
+        groups = of_rows if group is not None else groups
         if not examples[name]:
             fix = "Give at least one example."
             raise DataError("there is no example", where=f"{name} rows", fix=fix)
-    return task, examples
+    if part is None:
+        return task, examples, ()
+    done = split_examples(task, examples["train"], part, settings.split, groups)
+    return task, {"train": done.train, "dev": done.dev}, done.findings
+
+
+def read_split(settings: FinetuneConfig, train: Rows | None = None) -> SplitResult:
+    """Return the training and dev data of a run whose dev data is split from its training data.
+
+    Raises:
+        ConfigError: the run has another dev data.
+        DataError: the data cannot be read.
+    """
+    if settings.dev_part is None:
+        raise ConfigError("is no share of the training data", where="dev", fix="Give dev=0.2.")
+    _, examples, notes = _labelled(settings, train, None, SILENT)
+    return SplitResult(examples["train"], examples["dev"], notes)
 
 
 def fingerprints(task: Trainable, sources: Mapping[str, str]) -> dict[str, str]:
@@ -283,34 +330,73 @@ def _fingerprints(
     """Read the data once for the runs of a series, unless a file changes."""
     result = {}
     for name, source in sources:
-        examples, task = _examples(source, task, name, SILENT)
+        examples, task, _ = _examples(source, task, name, SILENT)
         result[name] = examples_fingerprint(examples)
     return result
 
 
 def _examples(
-    rows: Rows, task: Trainable, name: str, progress: Progress, labelled: bool = True
-) -> tuple[list[Any], Trainable]:
-    """Return the examples in rows, and the task with the columns that were read."""
+    rows: Rows,
+    task: Trainable,
+    name: str,
+    progress: Progress,
+    labelled: bool = True,
+    group: str | None = None,
+) -> tuple[list[Any], Trainable, list[Hashable]]:
+    """Return the examples in rows, the task with the columns that were read, and the groups.
+
+    Args:
+        group: the column of the groups; None for none.
+    """
     columns: Any = task.columns
+    groups: list[Hashable] = []
     if not isinstance(rows, str | Path):
         examples = []
         for number, item in enumerate(given_rows(rows, name), 1):
             where = f"{name} row {number}"
             if number == 1 and name == "train" and isinstance(item, Mapping):
                 fix = 'Name its columns: columns={"text": NAME, …}.'
-                require_columns(asked_columns(columns), [*item], where, fix)
+                require_columns(_asked_columns(task, [*item]), [*item], where, fix)
+            if group is not None:
+                groups.append(_group(item, group, where))
+            if isinstance(columns, QuestionColumns) and isinstance(item, Mapping):
+                item = {columns.id: number, **item}  # noqa: PLW2901 – as in a file
             examples.append(_example(item, task, where))
-        return examples, task
+        return examples, task, groups
     reading: Reading[Any] = task.read(str(rows), columns, labelled=labelled)
     share = reading.share
     progress.stage(f"reading {rows}", None if share is None else 1.0)
+    read: Iterator[Any] = reading.examples
+    if group is not None:
+        if reading.table is None or reading.parse is None:
+            what = f"has no column {group!r}: only tables of one example a row have groups"
+            raise DataError(what, where=str(rows), fix="Leave --group (group=) out.")
+        parse = reading.parse
+        pairs = ((parse(row), _group(row.values, group, row.where)) for row in reading.table.rows)
+        read = (groups.append(key) or example for example, key in pairs)  # type: ignore[func-returns-value]
     examples = []
-    for number, example in enumerate(reading.examples):
+    for number, example in enumerate(read):
         if number % REPORTED == 0:
             progress.advance(number if share is None else share())
         examples.append(example)
-    return examples, reading.task  # type: ignore[return-value]
+    return examples, reading.task, groups  # type: ignore[return-value]
+
+
+def _asked_columns(task: Trainable, names: Many[str]) -> list[str]:
+    """Return the columns that are named for rows; with a column for each label, these."""
+    columns = task.columns
+    if isinstance(columns, TextColumns) and isinstance(task, TextTask):
+        return named_columns(columns, True, names, task.several_labels)
+    return asked_columns(columns)
+
+
+def _group(row: Any, column: str, where: str) -> Hashable:
+    """Return the group of a row; one without a value is a group of its own."""
+    if not isinstance(row, Mapping) or column not in row:
+        names = [*row] if isinstance(row, Mapping) else []
+        require_columns([column], names, where, "Name a column of the data with --group (group=).")
+    value = plain_value(row[column])
+    return where if is_absent(value) or value == "" else str(value)
 
 
 def _example(item: Any, task: Trainable, where: str) -> Any:
@@ -361,8 +447,8 @@ def _label_floats(data: LabelledData) -> LossFloats:
 def remarks(ready: PreparedRun) -> list[str]:
     """Return the warnings and notes of the preflight, guessed columns, and missing dev data."""
     lines = [f"{finding.severity}: {finding}" for finding in ready.findings]
-    if ready.data.task != ready.settings.task:
-        columns = ready.data.task.columns  # type: ignore[attr-defined]
+    columns = ready.data.task.columns  # type: ignore[attr-defined]
+    if columns != ready.settings.task.columns:
         lines.append(f"note: the columns are guessed: {columns}")
     if ready.settings.chosen_by == "f1" and len(ready.data.labels) == 2:
         lines.append(

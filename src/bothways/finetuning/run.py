@@ -172,7 +172,7 @@ def _write_report(
             analysis,
             folder / "report.html",
             model=str(folder),
-            data=settings.dev,
+            data=settings.sources["dev"],
             training=settings,
         )
 
@@ -200,7 +200,16 @@ def _origin(ready: PreparedRun) -> dict[str, Any]:
     return {
         "data": {name: dataclasses.asdict(source) for name, source in ready.sources.items()},
         "base": {"name": settings.model, "sha256": ready.base},
+        **_split_record(settings),
     }
+
+
+def _split_record(settings: FinetuneConfig) -> dict[str, Any]:
+    """Return where dev data was split from, and how, for `bothways evaluate`."""
+    if settings.dev_part is None:
+        return {}
+    split = {"train": settings.train, "dev": settings.dev, **dataclasses.asdict(settings.split)}
+    return {"split": split}
 
 
 def _card(done: FinetuneResult, ready: PreparedRun) -> Card:

@@ -25,6 +25,7 @@ from bothways.core.json_reader import read_object
 from bothways.core.progress import SILENT, Part, Progress
 from bothways.finetuning.prepare import FinetuneConfig, fingerprints
 from bothways.finetuning.run import finetune
+from bothways.finetuning.splits import parse_part
 from bothways.hub.hf_config import RECORD
 from bothways.hub.model_card import with_first_limit
 from bothways.hub.provenance import digest_of_model, without_places
@@ -161,12 +162,15 @@ class FinetuneRun:
     def __post_init__(self) -> None:
         if self.settings.dev is None:
             what = "several runs are compared by dev data, and there is none"
-            raise ConfigError(what, where="dev", fix=f"Give {argument(dev='FILE')}.")
+            fix = f"Give {argument(dev='FILE')}, or a share such as {argument(dev='20%')}."
+            raise ConfigError(what, where="dev", fix=fix)
 
     def digests(self) -> dict[str, str]:
         """Return the sha256 of the data and of the model."""
         settings = self.settings
-        sources = {"train": settings.train, "dev": str(settings.dev), **self.others}
+        sources = {"train": settings.train, **self.others}
+        if settings.dev_part is None:
+            sources["dev"] = str(settings.dev)
         model = {"model": digest_of_model(settings.model)}
         return fingerprints(settings.task, sources) | model
 
@@ -263,7 +267,7 @@ def read_finished(run: Run, place: SweepFolder) -> SweepOutcome | None:
     except (KeyError, TypeError) as error:
         fix = "Delete its folder to run it again."
         raise FolderError("is not the result of a run", where=folder / RESULT, fix=fix) from error
-    if without_places(outcome.settings) != without_places(configs.to_dict(run.settings)):
+    if _decisive(outcome.settings) != _decisive(configs.to_dict(run.settings)):
         fix = "Give the settings that it was run with, or choose another folder."
         raise ConfigError("this run was finished with other settings", where=folder, fix=fix)
     now = run.digests()
@@ -273,6 +277,12 @@ def read_finished(run: Run, place: SweepFolder) -> SweepOutcome | None:
         raise ConfigError(what, where=folder, fix=fix)
     lost = outcome.metrics and not (folder / "model" / RECORD).exists()
     return None if lost and place.keep == "all" else outcome
+
+
+def _decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run without paths; dev data that is split from others is no path."""
+    part = parse_part(settings.get("dev"))
+    return without_places(settings) | ({} if part is None else {"dev": str(part)})
 
 
 def _check_digests(runs: Many[SweepOutcome], place: SweepFolder) -> None:

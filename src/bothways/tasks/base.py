@@ -186,6 +186,17 @@ class Task(Generic[E, P]):
         """Return a text that neighbouring examples may share and `encode` reads once, if any."""
         return None
 
+    def passages(self, examples: Many[E]) -> Many[Hashable]:
+        """Return a key for each example; those with equal keys are on one side of a split."""
+        return [self.shared(example) or self.texts(example) for example in examples]
+
+    def stratum(self, example: E) -> Hashable:
+        """Return the kind of an example, of which each side of a split has its share.
+
+        A class, a score (a float), a tuple of labels, or None.
+        """
+        return None
+
     def check(self, train: Many[E], dev: Many[E]) -> list[Finding]:
         """Return the problems of the examples; `dev` may be empty."""
         return []
@@ -240,6 +251,10 @@ class Task(Generic[E, P]):
         Args:
             metric: the metric to optimize, where the task has a choice.
         """
+        return self
+
+    def counted(self: T, train: Many[Any]) -> T:
+        """Return the task with what it counts in training data, such as weights of classes."""
         return self
 
     def output_scale(self, train: Many[E]) -> OutputScale | None:

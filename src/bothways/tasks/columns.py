@@ -2,12 +2,15 @@
 
 A label is a text, as in a Hugging Face folder: 1 and "1" are the same label. 1.0 is "1", since
 tables may turn whole numbers into floats. A boolean is "True" or "False", as Python and pandas
-write it to text files. A label that is absent (empty, null, NaN, or -1 in a Hub data set) is None.
+write it to text files. A label that is absent (empty, null, NaN, or -1 in a Hub data set) is None;
+whether others mark rows without a label depends on all of a column (`unlabelled_marks`).
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -122,6 +125,35 @@ def label_of(value: Any, column: str, where: str) -> str | None:
                 fix="Give one label, or a list of labels for the task multilabel, or name another "
                 f"column: {argument(label='NAME')}.",
             )
+
+
+_DASHES = frozenset({"-", "--", "–", "—", "?", "_"})
+_WORDS = frozenset({"n/a", "#n/a", "<na>", "null"})
+_NEGATIVE = re.compile(r"-\d+")
+
+
+def unlabelled_marks(labels: Iterable[str]) -> frozenset[str]:
+    """Return the labels of a column that mark rows without a label, as data sets write them.
+
+    They are "-" and "?" unless others are marks, too, such as "+"; "N/A" and "NULL"; -100; and -1,
+    unless the others are 0 and 1 alone or have negative numbers: -1, 0, 1 may be a scale.
+
+        "-", "entailment", "neutral" → "-"        "-", "+" → none
+        "-1", "0", "1", "2" → "-1"                "-1", "0", "1" → none
+    """
+    distinct = {*labels}
+    words = {label for label in distinct if label.casefold() in _WORDS}
+    dashes = {label for label in distinct if label in _DASHES}
+    others = distinct - words - dashes
+    if any(not any(map(str.isalnum, label)) for label in others):
+        dashes = set()
+    numbers = {label for label in others if label in {"-1", "-100"}}
+    others -= numbers
+    if any(map(_NEGATIVE.fullmatch, others)):
+        numbers = set()
+    elif others and others <= {"0", "1"}:
+        numbers -= {"-1"}
+    return frozenset(words | dashes | numbers)
 
 
 def is_absent(value: Any) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from collections.abc import Sequence as Many
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 from bothways.core.finding import Check, Finding, places
-from bothways.core.terminal import counted
+from bothways.core.terminal import counted, listed
 from bothways.tasks.text_encoding import Texts
 from bothways.tasks.text_examples import HOW
 
@@ -56,13 +56,33 @@ def check_texts(examples: Many[Texts]) -> list[Finding]:
     return report_rows("rows", empty, "examples have an empty text", COMPLETE)
 
 
-def check_answered(unlabelled: Many[str], total: int) -> list[Finding]:
-    """Report examples without a label, given the sources of those, and the number of all."""
+def check_answered(unlabelled: Many[str], total: int, marks: Collection[str] = ()) -> list[Finding]:
+    """Report examples without a label.
+
+    Args:
+        unlabelled: their sources.
+        total: the number of all examples.
+        marks: labels that count as none.
+    """
     if total and len(unlabelled) == total:
         what = "no example has a label: its column is empty, or its name is not known"
         return [Finding("labels", "error", what, fix=HOW)]
-    fault = "examples have no label (empty, null or NaN)"
-    return report_rows("labels", unlabelled, fault, "Label these rows or remove them.")
+    named = f", or {listed(map(repr, sorted(marks)))}" if marks else ""
+    fault = f"examples have no label (empty, null or NaN{named})"
+    fix = "Label these rows or remove them."
+    if marks:
+        fix += " A mark that is a class needs another name."
+    return report_rows("labels", unlabelled, fault, fix)
+
+
+def check_minus_one(labels: Iterable[str]) -> list[Finding]:
+    """Report a class -1 beside 0 and 1, which may be a scale, or mark rows without a label."""
+    distinct = {*labels}
+    if "-1" not in distinct or not distinct <= {"-1", "0", "1"}:
+        return []
+    what = "the label -1 is learned as a class, as in a scale from -1 to 1"
+    fix = "If it marks rows without a label, remove them."
+    return [Finding("labels", "warning", what, fix=fix)]
 
 
 def check_case(labels: Many[str]) -> list[Finding]:

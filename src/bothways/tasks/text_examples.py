@@ -42,6 +42,8 @@ HOW = (
     "(in a file without a header by number, from 0)."
 )
 
+SEVERAL = f" For a column of 0 and 1 for each label: {argument(label='NAME,NAME')}."
+
 
 @dataclass(frozen=True)
 class TextExample:
@@ -60,7 +62,7 @@ class TextColumns:
     Attributes:
         text: the text, or the first of two.
         text_b: the second text; absent if `text` is given alone.
-        label: the label.
+        label: the label; "a,b,c" for a column for each label, where a task has several.
     """
 
     text: str | None = None
@@ -71,6 +73,11 @@ class TextColumns:
         if self.text_b is not None and self.text is None:
             what = "is given without a first text"
             raise ConfigError(what, where="columns.text_b", fix="Name both columns.")
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The columns that are named for labels: one, or one for each label."""
+        return tuple(name.strip() for name in (self.label or "").split(",") if name.strip())
 
     def __str__(self) -> str:
         return describe_columns(**vars(self))
@@ -86,6 +93,7 @@ def choose_columns(
     usual: TextColumns,
     labelled: bool | None,
     guesses: Many[str] = LABELS,
+    several: bool = False,
 ) -> TextColumns:
     """Return the columns to read from a table.
 
@@ -97,19 +105,30 @@ def choose_columns(
             guessed.
         labelled: whether labels are read; None: if their column is clear.
         guesses: usual names of a label column.
+        several: whether there may be a column for each label.
 
     Raises:
         DataError: a column is missing or cannot be guessed.
     """
-    require_columns(named_columns(asked, labelled is not False), names, where, _fix(names))
+    fix = _fix(names) + (SEVERAL if several else "")
+    require_columns(named_columns(asked, labelled is not False, names, several), names, where, fix)
     text, text_b = _texts(asked, usual, names, where)
-    return TextColumns(text, text_b, _label(asked, usual, names, where, labelled, guesses))
+    if several and labelled is not False:
+        for known in (asked, usual):
+            if known.label not in names and known.labels and {*known.labels} <= {*names}:
+                return TextColumns(text, text_b, ",".join(known.labels))
+    label = _label(asked, usual, names, where, labelled, guesses, fix)
+    return TextColumns(text, text_b, label)
 
 
-def named_columns(columns: TextColumns, labelled: bool) -> list[str]:
-    """Return the names that are given."""
-    every = (columns.text, columns.text_b, columns.label if labelled else None)
-    return [name for name in every if name is not None]
+def named_columns(
+    columns: TextColumns, labelled: bool, names: Many[str] | None = None, several: bool = False
+) -> list[str]:
+    """Return the names that are given; without the names of a table, as they are written."""
+    labels = [columns.label] if labelled else []
+    if several and columns.label not in (names or ()):
+        labels = list(columns.labels) if labelled else []
+    return [name for name in (columns.text, columns.text_b, *labels) if name is not None]
 
 
 def _texts(
@@ -144,6 +163,7 @@ def _label(
     where: str,
     labelled: bool | None,
     guesses: Many[str],
+    fix: str,
 ) -> str | None:
     if labelled is False:
         return None
@@ -153,7 +173,7 @@ def _label(
     matching = usual_columns(guesses, names)
     if labelled is None:
         return matching[0] if len(matching) == 1 else None
-    return guess_column("label", guesses, names, where, _fix(names))
+    return guess_column("label", guesses, names, where, fix)
 
 
 def _fix(names: Many[str]) -> str:
@@ -167,6 +187,7 @@ def open_examples(
     usual: TextColumns = NOT_NAMED,
     labelled: bool = True,
     guesses: Many[str] = LABELS,
+    several: bool = False,
 ) -> tuple[Table, TextColumns]:
     """Open a file, a Hub data set or the standard input, and choose its columns.
 
@@ -177,11 +198,11 @@ def open_examples(
         DataError: the file cannot be read as a table, or a column is missing or cannot be guessed.
         ResourceError: no permission to read the file.
     """
-    hints = named_columns(asked, labelled)
+    hints = named_columns(asked, labelled, several=several)
     if not hints and not is_stream(source) and usual.text is not None:
         hints = [usual.text]
     table = open_table(source, hints)
-    columns = choose_columns(table.names, table.where, asked, usual, labelled, guesses)
+    columns = choose_columns(table.names, table.where, asked, usual, labelled, guesses, several)
     return _without_header(table, columns), columns
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -31,12 +32,14 @@ class TextTask(Task[Any, P]):
 
     Class attributes:
         label_columns: usual names of the column with the answer.
+        several_labels: whether there may be a column for each label.
 
     Attributes:
         columns: the columns of texts and answers.
     """
 
     label_columns: ClassVar[Many[str]] = LABELS
+    several_labels: ClassVar[bool] = False
 
     columns: TextColumns = NOT_NAMED
 
@@ -46,7 +49,7 @@ class TextTask(Task[Any, P]):
         """Open a source and stream its examples; see `Task.read`."""
         usual = self.usual_columns(labelled)
         table, chosen = open_examples(
-            source, columns or NOT_NAMED, usual, labelled, self.label_columns
+            source, columns or NOT_NAMED, usual, labelled, self.label_columns, self.several_labels
         )
         self.check_columns(chosen, table.where)
         return Reading.of_table(
@@ -57,7 +60,9 @@ class TextTask(Task[Any, P]):
         """Return the example in a row; see `Task.example`."""
         usual = self.usual_columns(labelled=True)
         usual = usual if usual.text in row else self.columns
-        columns = choose_columns(tuple(row), where, NOT_NAMED, usual, None, self.label_columns)
+        columns = choose_columns(
+            tuple(row), where, NOT_NAMED, usual, None, self.label_columns, self.several_labels
+        )
         self.check_columns(columns, where)
         return self.parse(row, columns, where)
 
@@ -79,6 +84,11 @@ class TextTask(Task[Any, P]):
     def parse(self, row: Row, columns: TextColumns, where: str) -> Any:
         """Return the example in these columns of a row; errors as `example`."""
         return example_of(row, columns, where)
+
+    def stratum(self, example: Any) -> Hashable:
+        """Return the label."""
+        label: str | None = example.label
+        return label
 
     def texts(self, example: Any) -> tuple[str, ...]:
         """Return the texts of an example."""

@@ -9,7 +9,7 @@ may differ between questions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -114,6 +114,10 @@ class ChoiceTask(Task[ChoiceExample, ChoicePrediction]):
     def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
         """Return accuracy and loss."""
         return {"accuracy": "highest", "loss": "lowest"}
+
+    def stratum(self, example: ChoiceExample) -> Hashable:
+        """Return the place of the right ending."""
+        return example.label
 
     def texts(self, example: ChoiceExample) -> tuple[str, ...]:
         """Return the texts of an example."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
+from collections.abc import Collection
 from collections.abc import Sequence as Many
 
 from bothways.core.advice import argument
 from bothways.core.finding import Finding, places
+from bothways.tasks.columns import unlabelled_marks
 from bothways.tasks.text_checks import (
     COMMON,
     check_answered,
     check_case,
+    check_minus_one,
     check_overlap,
     check_rare,
     check_texts,
@@ -26,13 +30,23 @@ MANY = 20
 def check_examples(train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
     """Return the problems of labelled texts; `dev` may be empty."""
     every = [*train, *dev]
+    labels = [e.label for e in every if e.label is not None]
+    if marks := unlabelled_marks(labels):
+        train, dev = _without(train, marks), _without(dev, marks)
+        every = [*train, *dev]
     return [
         *check_texts(every),
-        *check_answered([e.where for e in every if e.label is None], len(every)),
+        *check_answered([e.where for e in every if e.label is None], len(every), marks),
+        *check_minus_one({*labels} - marks),
         *_check_labels(train, dev),
         *_check_balance(train),
         *check_overlap(train, dev, text_key),
     ]
+
+
+def _without(examples: Many[TextExample], marks: Collection[str]) -> list[TextExample]:
+    """Return the examples with None for labels that mark rows without one."""
+    return [dataclasses.replace(e, label=None) if e.label in marks else e for e in examples]
 
 
 def _check_labels(train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:

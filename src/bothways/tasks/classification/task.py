@@ -35,7 +35,6 @@ from bothways.tasks.base import (
     EncodedExample,
     Metrics,
     Output,
-    Reading,
     TaskLearner,
     nothing_to_score,
     unknown_label,
@@ -45,7 +44,7 @@ from bothways.tasks.classification.checks import check_examples
 from bothways.tasks.metrics import Confusion, classification_metrics, negative_log, softmax
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.text_encoding import averaged, encode_texts, window_weight
-from bothways.tasks.text_examples import TextColumns, TextExample, in_order, label_names
+from bothways.tasks.text_examples import TextExample, in_order, label_names
 from bothways.tasks.text_task import LongTextTask
 from bothways.text.tokenizer import Tokenizer
 
@@ -107,9 +106,8 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
         smoothing: share of each target that is spread evenly over all classes. Reported metrics,
             including the loss, ignore it.
         weighting: weights of the classes in training: "equal", "balanced", or a number above 0 for
-            each label in order. Balanced weights are counted when training data is read, which is
-            then read twice, and replace "balanced" in the task. For examples in memory, set
-            `balanced(examples)`.
+            each label in order. Balanced weights are counted in the training data of a run
+            (`counted`), and replace "balanced" in the task.
         lstm: units of each direction of a BiLSTM over the encoder's vectors, in place of the
             pooler; 0 for none.
     """
@@ -133,16 +131,11 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
             what = f"must be numbers above 0, not {list(self.weighting)}"
             raise ConfigError(what, where="weighting")
 
-    def read(
-        self, source: str, columns: TextColumns | None = None, *, labelled: bool = True
-    ) -> Reading[TextExample]:
-        """Open a source and stream its examples; see `Task.read`."""
-        reading = super().read(source, columns, labelled=labelled)
-        if not labelled or self.weighting != "balanced":
-            return reading
-        counted = dataclasses.replace(self, weighting=balanced(reading.examples))
-        chosen = reading.task.columns  # type: ignore[attr-defined]
-        return super(ClassificationTask, counted).read(source, chosen)
+    def counted(self, train: Many[TextExample]) -> ClassificationTask:
+        """Return the task with the weights of the classes for "balanced"."""
+        if self.weighting != "balanced":
+            return self
+        return dataclasses.replace(self, weighting=balanced(train))
 
     def labels(self, examples: Iterable[TextExample]) -> tuple[str, ...]:
         """Return the labels that occur, in order."""
@@ -256,8 +249,8 @@ def _weights(task: ClassificationTask, labels: Many[str]) -> tuple[float, ...]:
     if weighting == "equal":
         return (1.0,) * len(labels)
     if weighting == "balanced":
-        what = "balanced weights are counted when training data is read, and none was read"
-        fix = "For examples in memory give weighting=balanced(examples)."
+        what = "balanced weights are counted in training data, and none was read"
+        fix = "Count them: task.counted(examples); or give a number for each label."
         raise ConfigError(what, where=where, fix=fix)
     if len(weighting) != len(labels):
         what = f"there are {len(weighting)} for {len(labels)} labels ({', '.join(labels)})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections import Counter
@@ -11,7 +12,8 @@ from typing import Any
 
 from bothways.core.errors import DataError
 from bothways.core.finding import Finding, places
-from bothways.tasks.columns import is_absent, label_of
+from bothways.tasks.base import Row
+from bothways.tasks.columns import cell_of, is_absent, label_of, unlabelled_marks
 from bothways.tasks.text_checks import (
     check_answered,
     check_case,
@@ -35,6 +37,33 @@ class MultilabelExample:
     text_b: str | None = None
     labels: tuple[str, ...] | None = None
     where: str = "an example"
+
+
+def labels_of_columns(row: Row, columns: Many[str], where: str) -> tuple[str, ...] | None:
+    """Return the labels in a row with a column of 0 and 1 for each label.
+
+    They are unknown (None) if a column is empty or -1, as in the test data of Jigsaw.
+
+    Raises:
+        DataError: a column is missing, or its value is neither.
+    """
+    flags = {column: _flag(cell_of(row, column, where), column, where) for column in columns}
+    if None in flags.values():
+        return None
+    return tuple(column for column in columns if flags[column])
+
+
+def _flag(value: Any, column: str, where: str) -> bool | None:
+    if is_absent(value):
+        return None
+    text = str(value).strip().lower()
+    flags = {"": None, "-1": None, "0": False, "1": True, "false": False, "true": True}
+    flag = text.removesuffix(".0")
+    if flag not in flags:
+        what = f"column {column!r} holds {value!r:.80}, not 0 or 1"
+        fix = "Write 1 in each column whose label the text has, else 0."
+        raise DataError(what, where=where, fix=fix)
+    return flags[flag]
 
 
 def parse_labels(value: Any, separator: str, column: str, where: str) -> tuple[str, ...] | None:
@@ -91,19 +120,30 @@ def _check_names_of(labels: Many[Any], column: str, where: str) -> None:
     flags = all(isinstance(label, bool | int | float) and label in (0, 1) for label in labels)
     if flags and len(labels) > len({*labels}):
         what = f"column {column!r} holds {len(labels)} numbers 0 and 1, not labels"
-        fix = "Give the labels of the text: [name for name, on in zip(names, flags) if on]."
+        fix = "Give the labels of the text, or a column of 0 and 1 for each: --label NAME,NAME."
         raise DataError(what, where=where, fix=fix)
 
 
 def check_label_sets(train: Many[MultilabelExample], dev: Many[MultilabelExample]) -> list[Finding]:
     """Return the problems of texts with any number of labels; `dev` may be empty."""
     every = [*train, *dev]
+    if marks := unlabelled_marks(label for e in every for label in e.labels or ()):
+        train, dev = _without(train, marks), _without(dev, marks)
+        every = [*train, *dev]
     return [
         *check_texts(every),
-        *check_answered([e.where for e in every if e.labels is None], len(every)),
+        *check_answered([e.where for e in every if e.labels is None], len(every), marks),
         *_check_names(train, dev),
         *_check_balance(train),
         *check_overlap(train, dev, text_key),
+    ]
+
+
+def _without(examples: Many[MultilabelExample], marks: frozenset[str]) -> list[MultilabelExample]:
+    """Return the examples with None for labels among which one marks rows without labels."""
+    return [
+        dataclasses.replace(e, labels=None) if marks.intersection(e.labels or ()) else e
+        for e in examples
     ]
 
 

@@ -7,7 +7,7 @@ label by itself. A label is assigned from its own threshold on, which is chosen 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
-from bothways.core.finding import Finding
+from bothways.core.finding import Finding, places
 from bothways.core.loss import Loss
 from bothways.core.targets import MultilabelTargets
 from bothways.model.heads import Head, LabelHead
@@ -39,7 +39,12 @@ from bothways.tasks.base import (
 )
 from bothways.tasks.columns import cell_of
 from bothways.tasks.metrics import macro_thresholds, micro_thresholds, multilabel_metrics
-from bothways.tasks.multilabel.examples import MultilabelExample, check_label_sets, parse_labels
+from bothways.tasks.multilabel.examples import (
+    MultilabelExample,
+    check_label_sets,
+    labels_of_columns,
+    parse_labels,
+)
 from bothways.tasks.predictions import MultilabelPrediction
 from bothways.tasks.text_encoding import averaged, encode_texts, window_weight
 from bothways.tasks.text_examples import TextColumns, in_order, texts_of_row
@@ -56,7 +61,8 @@ LEAST = 1e-16
 class MultilabelTask(LongTextTask[MultilabelPrediction]):
     """Any number of labels for a text or a pair of texts.
 
-    The label column holds lists, or texts such as "red, green".
+    The label column holds lists, or texts such as "red, green". Several columns, whose names are
+    given with commas, hold 0 or 1 each: columns={"label": "toxic,obscene,threat"}.
 
     Attributes:
         separator: separator of labels in a text.
@@ -66,6 +72,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
 
     metric: ClassVar[str] = "f1_micro"
     problem: ClassVar[Literal["multi_label_classification"]] = "multi_label_classification"
+    several_labels: ClassVar[bool] = True
 
     separator: str = ","
     thresholds: tuple[float, ...] = ()
@@ -84,13 +91,19 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         """Return the example in these columns of a row."""
         text, text_b = texts_of_row(row, columns, where)
         labels, column = None, columns.label
-        if column is not None:
+        if column is not None and column not in row and "," in column:
+            labels = labels_of_columns(row, columns.labels, where)
+        elif column is not None:
             labels = parse_labels(cell_of(row, column, where), self.separator, column, where)
         return MultilabelExample(text, text_b, labels, where)
 
     def labels(self, examples: Iterable[MultilabelExample]) -> tuple[str, ...]:
         """Return the labels that occur, in order."""
         return in_order(label for example in examples for label in example.labels or ())
+
+    def stratum(self, example: MultilabelExample) -> Hashable:
+        """Return the labels."""
+        return example.labels
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         """Return a head with one output per label."""
@@ -102,7 +115,11 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
 
     def check(self, train: Many[MultilabelExample], dev: Many[MultilabelExample]) -> list[Finding]:
         """Return the problems of the examples; `dev` may be empty."""
-        return check_label_sets(train, dev)
+        findings, names = check_label_sets(train, dev), self.columns.labels
+        if len(names) > 1 and (never := sorted({*names} - {*self.labels(train)})):
+            what = f"no training example has one of the labels {places(never)}: they are left out"
+            findings.append(Finding("labels", "warning", what))
+        return findings
 
     def encode(
         self,

@@ -13,7 +13,7 @@ context, with nearly always the same result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -188,6 +188,10 @@ class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
     def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
         """Return exact match, F1, and F1 at the best threshold."""
         return {"f1": "highest", "em": "highest", "f1_best": "highest"}
+
+    def stratum(self, example: Question) -> Hashable:
+        """Return whether there is no answer."""
+        return example.impossible
 
     def texts(self, example: Question) -> tuple[str, ...]:
         """Return the texts of an example."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -89,6 +89,11 @@ class RegressionTask(LongTextTask[ScorePrediction]):
     def labels(self, examples: Iterable[TextExample]) -> tuple[str, ...]:
         """Return the name of the one output."""
         return ("score",)
+
+    def stratum(self, example: TextExample) -> Hashable:
+        """Return the score."""
+        value = _number(example.label)
+        return None if math.isnan(value) else value
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         """Return a head with one output."""

@@ -7,7 +7,7 @@ document that is read in windows the best one counts (MaxP, Dai and Callan 2019)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -99,6 +99,14 @@ class RerankingTask(PromptedTask[RankPrediction]):
             raise self.wrong_texts(texts, where, needs)
         query, *documents = texts
         return RankExample(query, tuple(documents), where=where)
+
+    def passages(self, examples: Many[RankExample]) -> Many[Hashable]:
+        """Return the queries: the rows of one are on one side of a split."""
+        return [example.query for example in examples]
+
+    def stratum(self, example: RankExample) -> Hashable:
+        """Return None: queries are of one kind."""
+        return None
 
     def texts(self, example: RankExample) -> tuple[str, ...]:
         """Return the query and the documents."""

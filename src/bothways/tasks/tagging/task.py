@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -191,6 +191,22 @@ class TaggingTask(Task[TagExample, TagPrediction]):
             rates = ("f1", "precision", "recall")
             names = [f"{rate}{suffix}" for suffix in suffixes for rate in rates]
         return {**dict.fromkeys([*names, "accuracy"], "highest"), "loss": "lowest"}
+
+    def passages(self, examples: Many[TagExample]) -> Many[Hashable]:
+        """Return the number of each sentence's document; without documents, the words."""
+        keys, document = list[Hashable](), 0
+        last: TagExample | None = None
+        for example in examples:
+            goes_on = last is not None and example.before and example.before[-1] == last.words
+            document += not goes_on
+            alone = not example.before and not example.after
+            keys.append(example.words if alone else document)
+            last = example
+        return keys
+
+    def stratum(self, example: TagExample) -> Hashable:
+        """Return the tags that occur."""
+        return tuple(sorted({*(example.tags or ())}))
 
     def texts(self, example: TagExample) -> tuple[str, ...]:
         """Return the texts of an example."""

@@ -1,0 +1,214 @@
+"""Dev data as a share or a fold of the training data: stratified, seeded, and without leaks.
+
+    "20%", "0.2"      a fifth of the examples
+    "fold 2 of 5"     the second of five parts, each of which is dev data once
+
+Examples that belong together are on one side: those of a group, if a column names groups, else
+those with equal texts, questions on one context, documents of one query, sentences of one document
+(`Task.passages`). These units are sorted by the class of their examples (`Task.stratum`) and,
+within a class, by a hash of content and seed, and dealt in this order to the side that lacks most:
+each class, set of labels or range of scores has its share to within a unit. The order of the rows
+and where they come from make no difference.
+
+A label that only dev data would have cannot be scored: its examples go to the training data.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any
+
+from bothways.core.config.checks import require_seed
+from bothways.core.errors import ConfigError, DataError
+from bothways.core.finding import Finding
+from bothways.core.terminal import counted
+from bothways.tasks.base import Task, examples_fingerprint
+
+QUANTILES = 10
+"""The ranges of scores, of equal numbers of examples, each of which has its share."""
+_SHARE = re.compile(r"\s*(?:(\d+(?:\.\d*)?)\s*%|(0?\.\d+|1\.0*|0(?:\.0*)?))\s*")
+_FOLD = re.compile(r"fold (\d+) of (\d+)")
+
+
+@dataclass(frozen=True)
+class Split:
+    """How dev data is split from training data.
+
+    Attributes:
+        group: the column of a table whose equal values stay together, such as a user or a patient.
+        seed: seed of the split; not that of the run, so that runs of several seeds compare.
+    """
+
+    group: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_seed(seed=self.seed)
+
+
+@dataclass(frozen=True)
+class DevPart:
+    """The part of the training data that is dev data.
+
+    Attributes:
+        shares: of each side; the first is training data, or each is a fold.
+        side: the number of the dev data among them.
+    """
+
+    shares: tuple[float, ...]
+    side: int
+
+    def __str__(self) -> str:
+        if len(self.shares) == 2 and self.side == 1:
+            return f"{100 * self.shares[1]:.4g}%"
+        return f"fold {self.side + 1} of {len(self.shares)}"
+
+
+def fold_name(number: int, folds: int) -> str:
+    """Return the name of a fold as dev data; the first is 1."""
+    return f"fold {number} of {folds}"
+
+
+def parse_part(dev: object) -> DevPart | None:
+    """Return the part that `dev` names; None for the name of a file.
+
+        0.2, "0.2", "20%" → a fifth         "fold 1 of 5" → the first fold
+
+    Raises:
+        ConfigError: a share that is not above 0 and below 1, or a fold that does not exist.
+    """
+    text = str(dev)
+    if match := _FOLD.fullmatch(text):
+        number, folds = map(int, match.groups())
+        if not (1 <= number <= folds and folds >= 2):
+            raise ConfigError(f"there is no {text}", where="dev", fix="Count folds from 1.")
+        return DevPart((1 / folds,) * folds, number - 1)
+    is_number = isinstance(dev, int | float)
+    match = _SHARE.fullmatch(text)
+    if match is None and not is_number:
+        return None
+    share = float(match[1]) / 100 if match and match[1] else float(match[2] if match else dev)  # type: ignore[arg-type]
+    if not 0 < share < 1:
+        what = f"{text} is not a share of the training data"
+        fix = "Give one above 0 and below 1, such as 0.2 or 20%; for a file of this name, ./NAME."
+        raise ConfigError(what, where="dev", fix=fix)
+    return DevPart((1 - share, share), 1)
+
+
+@dataclass(frozen=True)
+class SplitResult:
+    """Examples by side, in their order, and what is to be said of the split."""
+
+    train: list[Any]
+    dev: list[Any]
+    findings: tuple[Finding, ...]
+
+
+def split_examples(
+    task: Task[Any, Any],
+    examples: Many[Any],
+    part: DevPart,
+    split: Split = Split(),
+    groups: Many[Hashable] | None = None,
+) -> SplitResult:
+    """Split training examples.
+
+    Args:
+        groups: the value of the group column for each example.
+
+    Raises:
+        DataError: one side would be empty.
+    """
+    keys = task.passages(examples) if groups is None else groups
+    units: dict[Hashable, list[int]] = {}
+    for place, key in enumerate(keys):
+        units.setdefault(key, []).append(place)
+    sides = _deal(task, examples, list(units.values()), part, split.seed)
+    moved = _keep_labels(task, examples, units.values(), sides, part.side)
+    train = [example for example, side in zip(examples, sides, strict=True) if side != part.side]
+    dev = [example for example, side in zip(examples, sides, strict=True) if side == part.side]
+    by = f"groups of {split.group!r}" if groups is not None else "different texts or passages"
+    if not train or not dev:
+        what = f"{part} of {counted(len(examples), 'examples')} in {len(units):,} {by} is "
+        what += "no example" if not dev else "all of them"
+        raise DataError(what, where="dev", fix="Give another share, or a file with dev data.")
+    what = (
+        f"{part} of the training data, {len(dev):,} of {counted(len(examples), 'examples')}, in "
+        f"{len(units):,} {by}; seed {split.seed}"
+    )
+    notes = [Finding("rows", "note", what, "dev")]
+    if moved:
+        what = f"{counted(moved, 'examples')} with labels that no other has stay in training data"
+        notes.append(Finding("labels", "note", what, "dev"))
+    return SplitResult(train, dev, tuple(notes))
+
+
+def _deal(
+    task: Task[Any, Any], examples: Many[Any], units: Many[list[int]], part: DevPart, seed: int
+) -> list[int]:
+    """Return the side of each example."""
+    strata = _strata(task, examples)
+
+    def order(unit: list[int]) -> tuple[Any, ...]:
+        """Return the key by which a unit is sorted: its usual stratum, its size, its content."""
+        usual = Counter(strata[place] for place in unit).most_common(1)[0][0]
+        content = examples_fingerprint(examples[place] for place in unit)
+        mixed = hashlib.sha256(f"{seed} {content}".encode()).digest()
+        return usual, -len(unit), mixed
+
+    sides, filled, total = [0] * len(examples), [0] * len(part.shares), 0
+    for unit in sorted(units, key=order):
+        total += len(unit)
+        lacks = [share * total - size for share, size in zip(part.shares, filled, strict=True)]
+        side = max(range(len(lacks)), key=lambda at: round(lacks[at], 9))
+        filled[side] += len(unit)
+        for place in unit:
+            sides[place] = side
+    return sides
+
+
+def _strata(task: Task[Any, Any], examples: Many[Any]) -> list[tuple[Any, ...]]:
+    """Return a key for each example by which those of one kind are neighbours.
+
+    Scores give their range, sets of labels the rarest label, then the set.
+    """
+    values = [task.stratum(example) for example in examples]
+    scores = sorted(value for value in values if isinstance(value, float))
+    counts = Counter(label for value in values if isinstance(value, tuple) for label in value)
+
+    def key(value: Hashable) -> tuple[Any, ...]:
+        if isinstance(value, float):
+            return bisect.bisect_left(scores, value) * QUANTILES // len(scores), "", ()
+        if isinstance(value, tuple):
+            count, rarest = min(((counts[label], str(label)) for label in value), default=(0, ""))
+            return count, rarest, tuple(sorted(map(str, value)))
+        return 0, str(value), ()
+
+    return [key(value) for value in values]
+
+
+def _keep_labels(
+    task: Task[Any, Any],
+    examples: Many[Any],
+    units: Iterable[list[int]],
+    sides: list[int],
+    dev: int,
+) -> int:
+    """Move units to the training data whose labels it would lack; return how many examples."""
+    moved = 0
+    known = {*task.labels([e for e, side in zip(examples, sides, strict=True) if side != dev])}
+    for unit in units:
+        if sides[unit[0]] == dev and not known.issuperset(
+            labels := task.labels([examples[place] for place in unit])
+        ):
+            known |= {*labels}
+            moved += len(unit)
+            for place in unit:
+                sides[place] = dev - 1 if dev else 1
+    return moved

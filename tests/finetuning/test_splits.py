@@ -1,0 +1,247 @@
+"""Dev data that is split from training data: shares, classes, groups, and what is recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bothways
+import toy_folder
+from bothways.cli import app
+from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.finetuning.prepare import FinetuneConfig, load_config, read_split
+from bothways.finetuning.recorded_split import read_recorded_split
+from bothways.finetuning.splits import DevPart, Split, fold_name, parse_part, split_examples
+from bothways.tasks.choice.task import ChoiceTask
+from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.multilabel.examples import MultilabelExample
+from bothways.tasks.multilabel.task import MultilabelTask
+from bothways.tasks.question_answering.examples import Question
+from bothways.tasks.question_answering.task import QuestionAnsweringTask
+from bothways.tasks.regression.task import RegressionTask
+from bothways.tasks.reranking.examples import RankExample
+from bothways.tasks.reranking.task import RerankingTask
+from bothways.tasks.tagging.examples import TagExample
+from bothways.tasks.tagging.task import TaggingTask
+from bothways.tasks.text_examples import TextExample
+
+FIFTH = DevPart((0.8, 0.2), 1)
+
+
+@pytest.mark.parametrize(
+    ("dev", "name"),
+    [
+        (0.2, "20%"),
+        ("0.2", "20%"),
+        (".25", "25%"),
+        ("20%", "20%"),
+        ("12.5 %", "12.5%"),
+        ("fold 2 of 5", "fold 2 of 5"),
+    ],
+)
+def test_shares_and_folds_have_one_name(dev: object, name: str) -> None:
+    assert str(parse_part(dev)) == name
+    assert parse_part(name) == parse_part(dev)
+
+
+@pytest.mark.parametrize("dev", ["dev.tsv", "./0.2", "hub:a/b", "20", "dev rows"])
+def test_names_of_files_are_no_shares(dev: str) -> None:
+    assert parse_part(dev) is None
+
+
+@pytest.mark.parametrize("dev", [0, 1, 1.5, -0.2, "0%", "100%", "1.0", True, "fold 0 of 5"])
+def test_impossible_shares_are_refused(dev: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_part(dev)
+    assert caught.value.where == "dev"
+
+
+def texts(labels: list[str]) -> list[TextExample]:
+    return [TextExample(f"text {n}", label=label, where=str(n)) for n, label in enumerate(labels)]
+
+
+def test_each_class_has_its_share_in_any_order_of_rows() -> None:
+    examples = texts(["a"] * 500 + ["b"] * 50 + ["c"] * 5 + ["d"])
+    done = split_examples(ClassificationTask(), examples, FIFTH)
+    assert Counter(e.label for e in done.dev)["a"] in {99, 100, 101}
+    assert Counter(e.label for e in done.dev)["b"] in {9, 10, 11}
+    assert Counter(e.label for e in done.dev)["d"] == 0
+    shuffled = random.Random(1).sample(examples, len(examples))
+    again = split_examples(ClassificationTask(), shuffled, FIFTH)
+    assert {e.where for e in again.dev} == {e.where for e in done.dev}
+    other = split_examples(ClassificationTask(), examples, FIFTH, Split(seed=1))
+    assert {e.where for e in other.dev} != {e.where for e in done.dev}
+
+
+def test_folds_divide_the_data() -> None:
+    examples, task = texts(["a", "b", "b"] * 20), ClassificationTask()
+    parts = [parse_part(fold_name(number, 5)) for number in range(1, 6)]
+    devs = [split_examples(task, examples, part).dev for part in parts if part is not None]
+    assert sorted(int(e.where) for dev in devs for e in dev) == [*range(60)]
+    assert {len(dev) for dev in devs} == {12}
+    assert {Counter(e.label for e in dev)["a"] for dev in devs} == {4}
+
+
+def test_equal_texts_are_on_one_side() -> None:
+    examples = [
+        dataclasses.replace(e, text=f"text {int(e.where) % 20}") for e in texts(["a", "b"] * 50)
+    ]
+    done = split_examples(ClassificationTask(), examples, FIFTH)
+    assert not {e.text for e in done.train} & {e.text for e in done.dev}
+    assert len(done.dev) == 20
+
+
+def test_groups_are_on_one_side() -> None:
+    examples = texts(["a", "b", "c"] * 60)
+    groups = [int(e.where) // 7 for e in examples]
+    done = split_examples(ClassificationTask(), examples, FIFTH, groups=groups)
+    sides = [{int(e.where) // 7 for e in side} for side in (done.train, done.dev)]
+    assert not sides[0] & sides[1]
+    assert 29 <= len(done.dev) <= 43
+
+
+def test_a_single_group_cannot_be_split() -> None:
+    with pytest.raises(DataError) as caught:
+        split_examples(ClassificationTask(), texts(["a", "b"]), FIFTH, groups=[1, 1])
+    assert caught.value.where == "dev"
+
+
+def test_every_task_keeps_its_passages_together() -> None:
+    def sides(task: Any, examples: list[Any], key: Any) -> tuple[set[Any], set[Any]]:
+        done = split_examples(task, examples, FIFTH)
+        return {key(e) for e in done.train}, {key(e) for e in done.dev}
+
+    questions = [
+        Question(str(n), f"what {n}", f"context {n // 4}", (("context", 0),), False)
+        for n in range(80)
+    ]
+    train, dev = sides(QuestionAnsweringTask(), questions, lambda e: e.context)
+    assert not train & dev
+    assert len(dev) == 4
+    ranks = [RankExample(f"query {n // 2}", (f"doc {n}",), (1.0,)) for n in range(40)]
+    train, dev = sides(RerankingTask(), ranks, lambda e: e.query)
+    assert not train & dev
+    assert len(dev) == 4
+    words = [(f"word{n}",) for n in range(40)]
+    sentences = [
+        TagExample(
+            words[n],
+            ("O",),
+            before=tuple(words[n - n % 4 : n]),
+            after=tuple(words[n + 1 : n - n % 4 + 4]),
+        )
+        for n in range(40)
+    ]
+    train, dev = sides(TaggingTask(), sentences, lambda e: int(e.words[0][4:]) // 4)
+    assert not train & dev
+    assert len(dev) == 2
+    scores = [TextExample(f"text {n}", label=str(n)) for n in range(100)]
+    _, dev = sides(RegressionTask(), scores, lambda e: int(e.label) // 10)
+    assert len(dev) == 10
+    sets = [
+        MultilabelExample(f"text {n}", labels=("a",) * (n % 2) + ("b",) * (n % 10 == 0))
+        for n in range(100)
+    ]
+    done = split_examples(MultilabelTask(), sets, FIFTH)
+    assert Counter(e.labels for e in done.dev)[("b",)] == 2
+    assert isinstance(
+        ChoiceTask().stratum(
+            ChoiceTask().example({"context": "a", "endings": ["b", "c"], "label": 1})
+        ),
+        int,
+    )
+
+
+def test_files_and_rows_are_split_alike_and_recorded(tmp_path: Path) -> None:
+    toy_folder.make_folder(tmp_path / "bert")
+    examples = toy_folder.make_examples(60, 0)
+    file = toy_folder.write_tsv(tmp_path / "t.tsv", examples)
+    rows = [{"text": e.text, "label": e.label} for e in examples]
+    model, usual = str(tmp_path / "bert"), {"epochs": 1, "progress": False}
+    run = bothways.finetune(model, file, dev=0.2, out=tmp_path / "run", **usual)
+    memory = bothways.finetune(model, rows, dev="20%", **usual)
+    assert run.origin["data"]["dev"]["sha256"] == memory.origin["data"]["dev"]["sha256"]
+    assert run.origin["data"]["dev"]["name"] == f"20% of {file}"
+    assert run.metrics == memory.metrics
+    record = json.loads((tmp_path / "run/model/bothways.json").read_text())
+    assert record["split"] == {"train": str(file), "dev": "20%", "group": None, "seed": 0}
+    assert any(finding.where == "dev" for finding in run.findings)
+    recorded = read_recorded_split(str(tmp_path / "run"))
+    assert recorded is not None
+    assert len(recorded.examples) == run.origin["data"]["dev"]["examples"]
+    app(["evaluate", str(tmp_path / "run")], result_action="return_value")
+    with pytest.raises(BothwaysError):  # another split is other data
+        bothways.finetune(model, file, dev=0.3, out=tmp_path / "run", resume=True, **usual)
+    file.write_text(file.read_text() + "another text\tpos\n" * 9)
+    with pytest.raises(DataError):
+        read_recorded_split(str(tmp_path / "run"))
+
+
+def test_a_group_column_is_read_from_files_and_rows(tmp_path: Path) -> None:
+    lines = [f"text {n}\t{'ab'[n % 2]}\tuser{n // 5}" for n in range(50)]
+    file = tmp_path / "t.tsv"
+    file.write_text("\n".join(["text\tlabel\tuser", *lines]) + "\n")
+    settings = FinetuneConfig(model="m", train=str(file), dev="20%", split=Split("user"))
+    done = read_split(settings)
+    assert not {int(e.text[5:]) // 5 for e in done.train} & {int(e.text[5:]) // 5 for e in done.dev}
+    names = ("text", "label", "user")
+    rows = [dict(zip(names, line.split("\t"), strict=True)) for line in lines]
+    assert [e.text for e in read_split(settings, rows).dev] == [e.text for e in done.dev]
+    other = dataclasses.replace(settings, split=Split("usr"))
+    for source in (None, rows):
+        with pytest.raises(DataError, match="user"):
+            read_split(other, source)
+
+
+def test_a_group_needs_a_share() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(FinetuneConfig(model="m", train="t", dev="d.tsv"), {"group": "user"})
+    assert caught.value.where == "split.group"
+
+
+def test_balanced_weights_are_counted_for_rows(tmp_path: Path) -> None:
+    toy_folder.make_folder(tmp_path / "bert")
+    rows = [{"text": e.text, "label": e.label} for e in toy_folder.make_examples(40, 0)]
+    settings = {"epochs": 1, "progress": False, "class_weight": "balanced"}
+    with pytest.raises(ConfigError):
+        bothways.finetune(tmp_path / "bert", rows, **settings)
+    result = bothways.finetune(
+        tmp_path / "bert",
+        rows,
+        task=ClassificationTask(weighting="balanced"),
+        epochs=1,
+        progress=False,
+    )
+    weights = result.learner.task.weighting
+    assert isinstance(weights, tuple)
+    assert len(weights) == len(result.learner.labels)
+
+
+def test_questions_in_rows_are_numbered_as_in_files(tmp_path: Path) -> None:
+    rows = [
+        {
+            "question": f"what {n}",
+            "context": "a dog and a cat",
+            "answers": {"text": ["a dog"], "answer_start": [0]},
+        }
+        for n in range(3)
+    ]
+    file = tmp_path / "q.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    task = QuestionAnsweringTask()
+    settings = FinetuneConfig(model="m", train=str(file), dev="40%", task=task)
+    with pytest.raises(DataError):  # one context
+        read_split(settings)
+    rows = [{**row, "context": f"a dog and {n}"} for n, row in enumerate(rows)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    of_file, of_rows = read_split(settings), read_split(settings, rows)
+    assert [e.id for e in of_rows.train + of_rows.dev] == [
+        e.id for e in of_file.train + of_file.dev
+    ]
+    assert {e.id for e in of_rows.train + of_rows.dev} == {"1", "2", "3"}
