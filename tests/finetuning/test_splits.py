@@ -18,6 +18,8 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.finetuning.prepare import FinetuneConfig, load_config, read_split
 from bothways.finetuning.recorded_split import read_recorded_split
 from bothways.finetuning.splits import DevPart, Split, fold_name, parse_part, split_examples
+from bothways.sweeps.folds import FoldRun, finetune_folds
+from bothways.sweeps.runs import SweepFolder
 from bothways.tasks.choice.task import ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.examples import MultilabelExample
@@ -245,3 +247,34 @@ def test_questions_in_rows_are_numbered_as_in_files(tmp_path: Path) -> None:
         e.id for e in of_file.train + of_file.dev
     ]
     assert {e.id for e in of_rows.train + of_rows.dev} == {"1", "2", "3"}
+
+
+def test_folds_predict_each_row_once(tmp_path: Path) -> None:
+    toy_folder.make_folder(tmp_path / "bert")
+    examples = toy_folder.make_examples(30, 0)
+    file = toy_folder.write_tsv(tmp_path / "t.tsv", examples)
+    settings = load_config(
+        FinetuneConfig(model=str(tmp_path / "bert"), train=str(file)), {"epochs": 1}
+    )
+    series = finetune_folds(settings, 2, SweepFolder(tmp_path / "cv"))
+    lines = (tmp_path / "cv/out_of_fold.jsonl").read_text().splitlines()
+    values = [json.loads(line) for line in lines]
+    assert [value["row"] for value in values] == [*range(1, 31)]
+    assert [value["truth"] for value in values] == [e.label for e in examples]
+    assert {value["fold"] for value in values} == {1, 2}
+    report = json.loads((tmp_path / "cv/folds.json").read_text())
+    accuracies = [run.metrics["accuracy"] for run in series.runs]
+    assert report["metrics"]["accuracy"]["mean"] == pytest.approx(sum(accuracies) / 2)
+    right = sum(value["truth"] == value["prediction"]["label"] for value in values)
+    assert right == pytest.approx(sum(15 * accuracy for accuracy in accuracies))
+    rows = [{"text": e.text, "label": e.label} for e in examples]
+    resumed = SweepFolder(tmp_path / "cv", resume=True)
+    assert finetune_folds(settings, 2, resumed).runs == series.runs
+    assert FoldRun("f", dataclasses.replace(settings, dev="50%"), rows=rows).digests() == (
+        series.runs[0].digests
+    )
+    with pytest.raises(ConfigError):
+        finetune_folds(settings, 3, resumed)
+    for wrong in ({"folds": 1}, {"settings": dataclasses.replace(settings, dev="20%")}):
+        with pytest.raises(ConfigError):
+            finetune_folds(**{"settings": settings, "folds": 2, "place": resumed, **wrong})

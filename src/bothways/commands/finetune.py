@@ -46,6 +46,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     recipe: FineRecipe = "modern",
     config: Path | None = None,
     seeds: str | None = None,
+    folds: int | None = None,
     teacher: str | None = None,
     resume: bool = False,
     device: Device = "auto",
@@ -83,6 +84,9 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     seeds
         Run several seeds: a count (5), a list (3,14,15), or heads × data orders (5x3). Each run
         has a folder seed-N; model/ is that of the best run.
+    folds
+        Cross-validation: run once per fold of TRAIN, which is then the dev data. Writes folds.json,
+        and out_of_fold.jsonl with a prediction for each row.
     teacher
         A fine-tuned model whose outputs are learned in addition to the labels; teacher.weight=0.5
         and teacher.temperature=2 are its settings.
@@ -90,7 +94,9 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         Continue from the newest checkpoint in the folder; skip finished runs of several.
     """
     from bothways.commands.progress import error_console, run_progress
+    from bothways.core.errors import ConfigError
     from bothways.finetuning import run as job
+    from bothways.sweeps.folds import finetune_folds
     from bothways.sweeps.runs import SweepFolder
     from bothways.sweeps.seeds import finetune_seeds, parse_seeds
 
@@ -104,7 +110,14 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     settings = settings_from({**data, **options}, columns, given, task, recipe, config)
     console = error_console()
     say_kernels(device)
-    if seeds is None:
+    if folds is not None:
+        if seeds is not None:
+            what = "and --folds are both given"
+            raise ConfigError(what, where="--seeds", fix="Leave out one of the two.")
+        with run_progress(out, console) as progress:
+            series = finetune_folds(settings, folds, SweepFolder(out, resume, device, progress))
+        print_folds(series, out, console)
+    elif seeds is None:
         with run_progress(out, console) as progress:
             done = job.finetune(settings, out, resume=resume, device=device, progress=progress)
         conclude_finetuning(done, out, console)
@@ -191,6 +204,27 @@ def print_series(series: Series, out: Path, console: Console) -> None:
         said = f"The best model, of {name}, is in {model}. {_try(out)}"
         failed = f"warning: every run has probably failed. The model of {name} is in {model}."
         say(console, failed if series.all_failed else said)
+
+
+def print_folds(series: Series, out: Path, console: Console) -> None:
+    """Print mean and deviation of each metric; raise KeyboardInterrupt if a run was interrupted."""
+    from rich.console import Console as Output
+
+    from bothways.sweeps.folds import PREDICTIONS, fold_spread
+    from bothways.training.parallel import is_main, plan_here
+
+    if not series.finished:
+        stop_saved(console)
+    if not is_main(plan_here()):
+        return
+    spread = fold_spread(series)
+    columns = {
+        "mean": {name: one.mean for name, one in spread.items()},
+        "deviation": {name: one.deviation for name, one in spread.items()},
+    }
+    title = f"{counted(len(series.scored), 'folds')}, each scored by the model of the others"
+    show_lines(Output(), metric_table(title, columns))
+    say(console, f"A prediction for each row is in {out / PREDICTIONS}.")
 
 
 def _series_table(series: Series) -> RenderableType:

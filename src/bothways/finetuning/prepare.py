@@ -219,7 +219,7 @@ def prepare_run(
     dev: Rows | None = None,
 ) -> PreparedRun:
     """Read model and data, check all that could fail later; arguments and errors as `finetune`."""
-    task, examples, split_notes = _labelled(settings, train, dev, progress)
+    task, examples, split = _labelled(settings, train, dev, progress)
     first = examples["train"]
     progress.stage("reading the model")
     base = digest_of_model(settings.model)
@@ -250,7 +250,7 @@ def prepare_run(
     add_changes(model, settings.lora, settings.seed, settings.stability.frozen)
     findings = report_findings(
         [
-            *split_notes,
+            *(split.findings if split else ()),
             *check_model(model.config, tokenizer, data.length),
             *data.findings,
             *check_machine(_load(settings, model, data), folder, device),
@@ -276,11 +276,11 @@ def prepare_run(
 
 def _labelled(
     settings: FinetuneConfig, train: Rows | None, dev: Rows | None, progress: Progress
-) -> tuple[Trainable, dict[str, list[Any]], tuple[Finding, ...]]:
+) -> tuple[Trainable, dict[str, list[Any]], SplitResult | None]:
     """Read training and dev data, given or named by settings, or split the second from the first.
 
     Returns:
-        The task with its columns, the examples, and notes on the split.
+        The task with its columns, the examples, and the split, if there is one.
     """
     part = settings.dev_part
     rows: dict[str, Rows] = {"train": settings.train if train is None else train}
@@ -295,9 +295,9 @@ def _labelled(
             fix = "Give at least one example."
             raise DataError("there is no example", where=f"{name} rows", fix=fix)
     if part is None:
-        return task, examples, ()
+        return task, examples, None
     done = split_examples(task, examples["train"], part, settings.split, groups)
-    return task, {"train": done.train, "dev": done.dev}, done.findings
+    return task, {"train": done.train, "dev": done.dev}, done
 
 
 def read_split(settings: FinetuneConfig, train: Rows | None = None) -> SplitResult:
@@ -307,10 +307,10 @@ def read_split(settings: FinetuneConfig, train: Rows | None = None) -> SplitResu
         ConfigError: the run has another dev data.
         DataError: the data cannot be read.
     """
-    if settings.dev_part is None:
+    _, _, done = _labelled(settings, train, None, SILENT)
+    if done is None:
         raise ConfigError("is no share of the training data", where="dev", fix="Give dev=0.2.")
-    _, examples, notes = _labelled(settings, train, None, SILENT)
-    return SplitResult(examples["train"], examples["dev"], notes)
+    return done
 
 
 def fingerprints(task: Trainable, sources: Mapping[str, str]) -> dict[str, str]:

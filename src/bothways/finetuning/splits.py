@@ -103,10 +103,16 @@ def parse_part(dev: object) -> DevPart | None:
 
 @dataclass(frozen=True)
 class SplitResult:
-    """Examples by side, in their order, and what is to be said of the split."""
+    """Examples by side, in their order.
+
+    Attributes:
+        dev_rows: the places of the dev examples among all, from 0.
+        findings: notes for the user.
+    """
 
     train: list[Any]
     dev: list[Any]
+    dev_rows: list[int]
     findings: tuple[Finding, ...]
 
 
@@ -132,7 +138,8 @@ def split_examples(
     sides = _deal(task, examples, list(units.values()), part, split.seed)
     moved = _keep_labels(task, examples, units.values(), sides, part.side)
     train = [example for example, side in zip(examples, sides, strict=True) if side != part.side]
-    dev = [example for example, side in zip(examples, sides, strict=True) if side == part.side]
+    dev_rows = [place for place, side in enumerate(sides) if side == part.side]
+    dev = [examples[place] for place in dev_rows]
     by = f"groups of {split.group!r}" if groups is not None else "different texts or passages"
     if not train or not dev:
         what = f"{part} of {counted(len(examples), 'examples')} in {len(units):,} {by} is "
@@ -146,7 +153,7 @@ def split_examples(
     if moved:
         what = f"{counted(moved, 'examples')} with labels that no other has stay in training data"
         notes.append(Finding("labels", "note", what, "dev"))
-    return SplitResult(train, dev, tuple(notes))
+    return SplitResult(train, dev, dev_rows, tuple(notes))
 
 
 def _deal(
