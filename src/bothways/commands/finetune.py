@@ -208,8 +208,7 @@ def print_series(series: Series, out: Path, console: Console) -> None:
 
 def print_folds(series: Series, out: Path, console: Console) -> None:
     """Print mean and deviation of each metric; raise KeyboardInterrupt if a run was interrupted."""
-    from rich.console import Console as Output
-
+    from bothways.report.terminal import metric_table
     from bothways.sweeps.folds import PREDICTIONS, fold_spread
     from bothways.training.parallel import is_main, plan_here
 
@@ -223,7 +222,7 @@ def print_folds(series: Series, out: Path, console: Console) -> None:
         "deviation": {name: one.deviation for name, one in spread.items()},
     }
     title = f"{counted(len(series.scored), 'folds')}, each scored by the model of the others"
-    show_lines(Output(), metric_table(title, columns))
+    show_lines(output_console(), metric_table(title, columns))
     say(console, f"A prediction for each row is in {out / PREDICTIONS}.")
 
 

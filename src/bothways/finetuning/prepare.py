@@ -370,7 +370,7 @@ def _examples(
     if group is not None:
         if reading.table is None or reading.parse is None:
             what = f"has no column {group!r}: only tables of one example a row have groups"
-            raise DataError(what, where=str(rows), fix="Leave --group (group=) out.")
+            raise DataError(what, where=str(rows), fix=f"Leave {argument(group=group)} out.")
         parse = reading.parse
         pairs = ((parse(row), _group(row.values, group, row.where)) for row in reading.table.rows)
         read = (groups.append(key) or example for example, key in pairs)  # type: ignore[func-returns-value]
@@ -394,7 +394,7 @@ def _group(row: Any, column: str, where: str) -> Hashable:
     """Return the group of a row; one without a value is a group of its own."""
     if not isinstance(row, Mapping) or column not in row:
         names = [*row] if isinstance(row, Mapping) else []
-        require_columns([column], names, where, "Name a column of the data with --group (group=).")
+        require_columns([column], names, where, f"Name one: {argument(group='NAME')}.")
     value = plain_value(row[column])
     return where if is_absent(value) or value == "" else str(value)
 

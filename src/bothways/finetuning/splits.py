@@ -24,6 +24,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
+from bothways.core.advice import argument
 from bothways.core.config.checks import require_seed
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.finding import Finding
@@ -96,7 +97,7 @@ def parse_part(dev: object) -> DevPart | None:
     share = float(match[1]) / 100 if match and match[1] else float(match[2] if match else dev)  # type: ignore[arg-type]
     if not 0 < share < 1:
         what = f"{text} is not a share of the training data"
-        fix = "Give one above 0 and below 1, such as 0.2 or 20%; for a file of this name, ./NAME."
+        fix = f"Give one above 0 and below 1: {argument(dev='20%')}. A file of this name is ./NAME."
         raise ConfigError(what, where="dev", fix=fix)
     return DevPart((1 - share, share), 1)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
+from bothways.core.advice import argument
 from bothways.core.errors import DataError
 from bothways.core.finding import Finding, places
 from bothways.tasks.base import Row
@@ -120,7 +121,7 @@ def _check_names_of(labels: Many[Any], column: str, where: str) -> None:
     flags = all(isinstance(label, bool | int | float) and label in (0, 1) for label in labels)
     if flags and len(labels) > len({*labels}):
         what = f"column {column!r} holds {len(labels)} numbers 0 and 1, not labels"
-        fix = "Give the labels of the text, or a column of 0 and 1 for each: --label NAME,NAME."
+        fix = f"Give the labels of the text, or a column for each: {argument(label='NAME,NAME')}."
         raise DataError(what, where=where, fix=fix)
 
 
