@@ -222,8 +222,10 @@ class App:
             exchange.headers.update(error.headers)
             if status in (408, 413):  # the rest of the body is not read
                 exchange.headers["connection"] = "close"
-        except Exception as error:
-            failure = internal(error)
+        except (GeneratorExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # also panics of Rust and SystemExit
+            failure = internal(error, exchange.id)
             status, body = failure.status, orjson.dumps(failure.to_json())
         seconds = time.perf_counter() - exchange.start
         if status != 499:
@@ -351,8 +353,8 @@ class App:
         }
 
     def _live(self) -> Any:
-        if self.batcher.busy_seconds() > STUCK_SECONDS:
-            raise RequestError("internal", f"a batch takes more than {STUCK_SECONDS:g} s")
+        if (fault := self.batcher.fault(STUCK_SECONDS)) is not None:
+            raise RequestError("internal", fault)
         return {"status": "live"}
 
     def _ready(self) -> Any:
@@ -408,7 +410,8 @@ class App:
             work = await loop.run_in_executor(self._tokenizers, query.jobs, examples, encoded)
         exchange.phases.append(("tokenize", began, time.perf_counter()))
         asked = exchange.route, stated_size(headers)
-        ticket = Ticket(model, examples, work, deadline, loop.create_future(), *asked)
+        answered = loop.create_future()
+        ticket = Ticket(model, examples, work, deadline, answered, *asked, exchange.id)
         self.batcher.submit(ticket)
         predictions = await self._wait(ticket, receive)
         answer = Answer(model, examples, encoded, predictions)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -63,6 +64,7 @@ class Ticket:
         answer: the predictions, in order.
         route, size: that the request asked for, and the bytes of its body, for `Refusals`; a size
             of None is not remembered.
+        id: of the request, for the log.
         tokens: of all its sequences.
         queued, started, computed: by `time.perf_counter`: when it was queued, when its first batch
             began and its last one ended.
@@ -75,6 +77,7 @@ class Ticket:
     answer: asyncio.Future[list[Any]]
     route: str = ""
     size: int | None = None
+    id: str = ""
     tokens: int = 0
     queued: float = 0.0
     started: float = 0.0
@@ -91,7 +94,8 @@ class Ticket:
                 continue
             lengths = list(map(len, item.sequences))
             self.tokens += sum(lengths)
-            if self.model.by_example:
+            # No sequences at all, such as a query without documents: there is still an answer.
+            if self.model.by_example or not lengths:
                 self.units.append(Unit(self, n, None, sum(lengths)))
             else:
                 self.units.extend(Unit(self, n, k, size) for k, size in enumerate(lengths))
@@ -174,6 +178,7 @@ class Batcher:
         self._changed = threading.Condition()
         self._stopping = False
         self._busy_since: float | None = None
+        self._heartbeat = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="bothways-model", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -187,7 +192,23 @@ class Batcher:
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def fault(self, bound: float) -> str | None:
+        """Return why the thread computes nothing any more; None if it is well.
+
+        Args:
+            bound: seconds of one batch, or of no batch while requests wait.
+        """
+        if self._stopping or self._thread.ident is None:
+            return None
+        if not self._thread.is_alive():
+            return "the thread of the model has ended"
+        working = self._busy_since is not None or bool(self._tickets)
+        if working and time.monotonic() - self._heartbeat > bound:
+            return f"the model has been computing one batch for more than {bound:g} s"
+        return None
 
     def busy_seconds(self) -> float:
         """Return how long the batch under way has taken so far; 0 while the model waits."""
@@ -203,6 +224,11 @@ class Batcher:
         most = self.limits.request_tokens
         if ticket.tokens > most:
             raise over_limit("too_many_tokens", "tokens", ticket.tokens, "request_tokens", most)
+        if (fault := self.fault(math.inf)) is not None:
+            raise RequestError("internal", fault)
+        if not ticket.units:
+            self._deliver(ticket, [])
+            return
         with self._changed:
             # A refusal is remembered before the queue can become shorter. Remembered later, it
             # might stay when the queue is empty, and refuse every request from then on.
@@ -212,6 +238,8 @@ class Batcher:
                     self.refusals.add(ticket.route, ticket.size, error)
                 raise error
             ticket.queued = time.perf_counter()
+            if not self._tickets and self._busy_since is None:
+                self._heartbeat = time.monotonic()  # the thread has waited for this request
             self._queue(ticket.tokens)
             self._tickets.append(ticket)
             self._changed.notify()
@@ -244,17 +272,33 @@ class Batcher:
     # ---- the thread of the model ----
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not (self._tickets or self._stopping):
-                    self._changed.wait()
-                if self._stopping:
-                    return
-                units = self._take()
-            if units:
-                self._busy_since = time.monotonic()
-                self._compute(units)
+        """Compute batches until `stop`. No exception ends the thread that all requests need."""
+        while not self._stopping:
+            units: list[Unit] = []
+            try:
+                with self._changed:
+                    while not (self._tickets or self._stopping):
+                        self._changed.wait()
+                    if self._stopping:
+                        return
+                    units = self._take()
+                    self._heartbeat = time.monotonic()
+                    self._busy_since = self._heartbeat if units else None
+                if units:
+                    self._compute(units)
+            except BaseException as error:  # also panics of Rust and SystemExit
+                self._fail(units, error)
+            finally:
                 self._busy_since = None
+
+    def _fail(self, units: Many[Unit], error: BaseException) -> None:
+        """Answer the requests of a batch by an error; those of no batch by their turn."""
+        with self._changed:
+            tickets = {id(unit.ticket): unit.ticket for unit in units} or {
+                id(ticket): ticket for ticket in list(self._tickets)[:1]
+            }
+        for ticket in tickets.values():
+            self._end(ticket, error)
 
     def _take(self) -> list[Unit]:
         """Take the next batch: of the oldest request's model, one unit of each request in turn."""
@@ -317,7 +361,7 @@ class Batcher:
                 if k is not None and isinstance(item, EncodedExample)
             ]
             return list(predict_sequences(learner, sequences, config))
-        except Exception as error:
+        except BaseException as error:
             if len(units) == 1:
                 return [error]
             return [result for unit in units for result in self._outputs([unit])]
@@ -331,16 +375,20 @@ class Batcher:
         return prediction
 
     def _keep(self, unit: Unit, result: Any) -> None:
-        if not isinstance(result, Exception):
+        if not isinstance(result, BaseException):
             try:
                 unit.ticket.add(unit, result)
                 return
-            except Exception as error:
+            except BaseException as error:
                 result = error
+        self._end(unit.ticket, result)
+
+    def _end(self, ticket: Ticket, error: BaseException) -> None:
+        """Take a request out of the queue, and answer it by the error that it has caused."""
         with self._changed, contextlib.suppress(ValueError):
-            self._drop(unit.ticket)
-            self._tickets.remove(unit.ticket)
-        self._deliver(unit.ticket, internal(result))
+            self._drop(ticket)
+            self._tickets.remove(ticket)
+        self._deliver(ticket, internal(error, ticket.id))
 
     def _deliver(self, ticket: Ticket, result: list[Any] | RequestError) -> None:
         assert self._loop is not None
@@ -364,12 +412,13 @@ def late() -> RequestError:
     return RequestError("deadline", message, headers={"retry-after": "1"})
 
 
-def internal(error: Exception) -> RequestError:
-    """Return the error that a client receives for a failure; the log has the rest."""
+def internal(error: BaseException, id: str) -> RequestError:
+    """Return the error that a client receives for a failure; the log has the rest, with the id."""
     if isinstance(error, DivergedError):
-        _log.error("a prediction failed: %s", error.what)
+        _log.error("the prediction of request %s failed: %s", id, error.what)
         return RequestError("not_finite", error.what)
     if isinstance(error, BothwaysError):
         return RequestError("invalid", error.message("json"), param="inputs")
-    _log.error("a prediction failed", exc_info=error)
-    return RequestError("internal", "the prediction failed; the server's log has the reason")
+    _log.error("request %s failed", id, exc_info=error)
+    message = f"the request failed; the server's log has the reason at the request {id}"
+    return RequestError("internal", message)

@@ -83,10 +83,16 @@ def _text_classification(model: ServedModel, body: Mapping[str, Any]) -> Query:
 
 def _classified(value: Any) -> Any:
     match value:
-        case {"text": str(text), "text_pair": str(pair)}:
+        case {"text": str(text), "text_pair": str(pair)} if len(value) == 2:
             return (text, pair)
-        case {"text": str(text)}:
+        case {"text": str(text)} if len(value) == 1:
             return text
+        case dict():
+            message = (
+                'an object in inputs has "text" and, for a pair, "text_pair"; '
+                "POST /TASK takes the columns of a task"
+            )
+            raise RequestError("invalid", message, param="inputs")
         case _:
             return as_input(value)
 

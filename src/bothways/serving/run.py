@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 import sys
@@ -196,6 +197,9 @@ class Server(uvicorn.Server):
         app: what is served.
         delay: seconds between the first signal and the end of accepting connections.
         opened: called when all models have computed a text.
+
+    Attributes:
+        fault: why it ended by itself; None if it did not.
     """
 
     def __init__(
@@ -215,6 +219,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self.app, self.delay, self.opened = app, delay, opened
+        self.fault: str | None = None
         self._exit_at: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -233,6 +238,9 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to stop."""
+        self.fault = self.app.batcher.fault(math.inf)
+        if self.fault is not None:  # no request would ever be answered
+            self.should_exit = self.force_exit = True
         if self._exit_at is not None and time.monotonic() >= self._exit_at:
             self.should_exit = True
         return await super().on_tick(counter)
@@ -328,6 +336,7 @@ def serve(
 
     Raises:
         FolderError: a model fails.
+        ResourceError: the thread of the models has ended, so that nothing is answered any more.
     """
     server, reloader = Server(app, deployment.delay, opened), Reloader(app, deployment)
     terminal = sys.stderr.isatty()
@@ -351,6 +360,9 @@ def serve(
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     with logged_as_json(requests=deployment.requests):
         asyncio.run(run())
+        if server.fault is not None:
+            fix = "Start the server again; its log has the reason."
+            raise ResourceError(server.fault, where="serve", fix=fix)
 
 
 def _orphaned(server: Server, parent: Pipe) -> None:

@@ -1,0 +1,198 @@
+"""Whatever a request does to the model's thread, the other requests are answered, and the probes tell the truth."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bothways.core.errors import ResourceError
+from bothways.prediction.predictor import Predictor
+from bothways.serving import run
+from bothways.serving.app import App, app
+from bothways.serving.batcher import Batcher
+from bothways.serving.deployment import Deployment, NamedModel
+from running_server import running
+from toy_folder import make_folder
+from toy_predictors import TASKS, predictor
+
+ODD: list[Any] = [
+    "",
+    " ",
+    "\x00",
+    "\u200b",
+    "[MASK]",
+    ["", ""],
+    {},
+    {"text": ""},
+    {"query": "a", "documents": []},
+    {"query": "", "documents": ["", ""]},
+    {"context": "a", "endings": []},
+    {"context": "", "endings": ["", ""]},
+    {"words": []},
+    {"words": ["", ""]},
+    {"question": "", "context": ""},
+]
+"""Inputs that some task reads, or encodes to no sequence, and others refuse."""
+
+
+class Panic(BaseException):
+    """A stand-in for the panic of a Rust library, which is no `Exception`."""
+
+
+@pytest.fixture(scope="module")
+def predictors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Predictor]:
+    folder = make_folder(tmp_path_factory.mktemp("place") / "bert")
+    return {name: predictor(folder, name) for name in TASKS}
+
+
+@pytest.fixture
+def application(predictors: dict[str, Predictor]) -> App:
+    return app(predictors)
+
+
+@pytest.fixture
+def url(application: App) -> Iterator[str]:
+    with running(application) as url:
+        yield url
+
+
+def classify(url: str, **more: Any) -> httpx.Response:
+    return httpx.post(f"{url}/classify", json={"inputs": "a good film"}, timeout=20, **more)
+
+
+def live(url: str) -> int:
+    return httpx.get(f"{url}/live").status_code
+
+
+def test_inputs_that_encode_to_nothing_are_answered_or_refused(url: str) -> None:
+    with httpx.Client(base_url=url, timeout=20) as client:
+        for name in TASKS:
+            route = {"label": "multilabel"}.get(name, name)
+            path = f"/models/{name}" if name == "rerank" else f"/models/{name}/{route}"
+            for value in ODD:
+                response = client.post(path, json={"inputs": [value]})
+                assert response.status_code in (200, 422), (path, value, response.text)
+    assert live(url) == 200
+    assert classify(url).status_code == 200
+
+
+def test_a_query_without_documents_has_an_answer(url: str) -> None:
+    response = httpx.post(f"{url}/models/rerank", json={"query": "a", "documents": []})
+    assert response.status_code == 422
+    assert response.json()["error"]["code"] == "empty"
+
+
+@pytest.mark.parametrize("kind", [Panic, SystemExit, MemoryError])
+def test_an_exception_of_the_model_is_delivered_to_its_request(
+    kind: type[BaseException],
+    application: App,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(batch: Any) -> Any:
+        raise kind("broken")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR, "bothways.serving"):
+        patch.setattr(application.models.named("regress").learner, "outputs", fail)
+        body = {"inputs": ["a", "b"]}
+        headers = {"x-request-id": "a-1"}
+        response = httpx.post(f"{url}/regress", json=body, headers=headers, timeout=20)
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal"
+    assert "a-1" in response.json()["error"]["message"]
+    assert any("a-1" in record.getMessage() and record.exc_info for record in caplog.records)
+    assert (live(url), classify(url).status_code) == (200, 200)
+    assert application.batcher.queued_tokens == 0
+
+
+def test_a_fault_of_the_queue_costs_one_request(
+    application: App, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, calls = Batcher._take, []
+
+    def fail_once(self: Batcher) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise IndexError("pop from an empty deque")
+        return take(self)
+
+    monkeypatch.setattr(Batcher, "_take", fail_once)
+    with ThreadPoolExecutor(4) as pool:
+        statuses = list(pool.map(lambda _: classify(url).status_code, range(4)))
+    assert sorted(statuses) == [200, 200, 200, 500]
+    assert live(url) == 200
+    assert application.batcher.queued_tokens == 0
+
+
+def test_a_tokenizer_that_panics_fails_its_request_alone(
+    application: App, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise Panic
+
+    for text in ("a", "a " * 5000):  # in the event loop, and in a thread
+        with monkeypatch.context() as patch:
+            patch.setattr(application.models.named("regress").learner, "encode", fail)
+            response = httpx.post(f"{url}/regress", json={"inputs": [text, "b"]}, timeout=20)
+        assert response.status_code == 500
+        assert classify(url).status_code == 200
+
+
+def test_liveness_fails_while_a_batch_is_stuck(
+    application: App, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computing, go_on = threading.Event(), threading.Event()
+    learner = application.models.named("classify").learner
+    outputs = learner.outputs
+
+    def wait(batch: Any) -> Any:
+        computing.set()
+        assert go_on.wait(20)
+        return outputs(batch)
+
+    monkeypatch.setitem(App._live.__globals__, "STUCK_SECONDS", 0.05)
+    monkeypatch.setattr(learner, "outputs", wait)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(classify, url)
+        assert computing.wait(20)
+        threading.Event().wait(0.1)
+        assert live(url) == 500
+        go_on.set()
+        assert answer.result().status_code == 200
+    assert live(url) == 200
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_server_whose_model_thread_has_ended_says_so_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(tmp_path / "bert")
+    application = app(predictor(folder, "classify"))
+    deployment = Deployment({"default": NamedModel(str(folder))})
+    opened, bound = threading.Event(), run.bind("127.0.0.1", 0)
+
+    def break_thread(*_: Any) -> Any:
+        raise Panic
+
+    def probe() -> None:
+        assert opened.wait(20)
+        monkeypatch.setattr(Batcher, "_take", break_thread)
+        monkeypatch.setattr(Batcher, "_fail", break_thread)
+        with pytest.raises(httpx.HTTPError):
+            classify(run.url_of(bound))
+
+    thread = threading.Thread(target=probe)
+    thread.start()
+    with pytest.raises(ResourceError) as caught:
+        run.serve(application, bound, deployment, opened=opened.set)
+    thread.join(20)
+    assert caught.value.where == "serve"
+    assert caught.value.what == "the thread of the model has ended"
