@@ -6,7 +6,7 @@ CC ?= cc
 # 1 where the kernels can be compiled: their tests then fail, and are not skipped, if they are missing.
 KERNELS := $(shell [ "$$(uname -sm)" = "Linux x86_64" ] && command -v $(CC) > /dev/null && echo 1)
 
-.PHONY: quickstart test lint test-slow test-elastic check docs kernels kernels-strict kernels-asan wheels fuzz browser ray api node format clean
+.PHONY: quickstart test lint test-slow test-elastic check docs kernels kernels-strict kernels-asan wheels fuzz browser ray api clients node format clean
 
 quickstart: .venv/.quickstart
 	$(BIN)/bothways quickstart
@@ -77,6 +77,10 @@ fuzz: .venv/.test
 api: .venv/.test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt schemathesis
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/serving/drawn_requests.py
+
+# HTTP clients of other languages (apt install curl default-jdk-headless golang-go nodejs).
+clients: .venv/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -m "" tests/serving/test_protocol.py
 
 # Exported folders in Node, by transformers.js.
 node: .venv/.test

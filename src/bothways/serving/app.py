@@ -275,6 +275,8 @@ class App:
         path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
         path = path if path == "/" else path.rstrip("/")
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        if sum(name == b"host" for name, _ in scope["headers"]) > 1:
+            raise RequestError("bad_request", "there are several headers host")
         self._check_host(headers)
         if path not in OPEN and path not in self._files:
             self._check_key(headers)

@@ -79,11 +79,7 @@ async def read_body(
         RequestError: it is too large or comes too slowly, or is no JSON object.
         ClientLeft: the client closed the connection.
     """
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" or "content-encoding" in headers:
-        given = headers.get("content-encoding") or kind or "nothing"
-        message = f"send JSON, with content-type: application/json, not {given[:50]!r}"
-        raise RequestError("unsupported_media_type", message)
+    _check_media_type(headers)
     most, size = limits.body_bytes, stated_size(headers)
     if size is not None and size > most:
         if "expect" not in headers:  # else the client sends it once this server reads it
@@ -105,6 +101,24 @@ async def read_body(
         query = parse_qs(scope["query_string"].decode("latin-1"))
         body.setdefault("parameters", {k: v[0] for k, v in query.items()})
     return body
+
+
+def _check_media_type(headers: Mapping[str, str]) -> None:
+    """Refuse a body that is not plain JSON in UTF-8."""
+    kind, _, parameters = headers.get("content-type", "").lower().partition(";")
+    charset = re.search(r"charset\s*=\s*\"?([\w.:-]+)", parameters)
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("identity", ""):
+        message = f"send the body uncompressed, not with content-encoding: {coding[:50]}"
+        identity = {"accept-encoding": "identity"}
+        raise RequestError("unsupported_media_type", message, headers=identity)
+    if kind.strip() != "application/json":
+        given = kind.strip() or "nothing"
+        message = f"send JSON, with content-type: application/json, not {given[:50]!r}"
+        raise RequestError("unsupported_media_type", message)
+    if charset is not None and charset[1] not in ("utf-8", "utf8", "us-ascii"):
+        message = f"JSON is in UTF-8, not in charset={charset[1][:50]}"
+        raise RequestError("unsupported_media_type", message)
 
 
 async def _read(receive: Receive, most: int) -> bytes:

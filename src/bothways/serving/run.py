@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import select
 import signal
 import socket
 import sys
@@ -24,6 +25,7 @@ from bothways.serving.deployment import Deployment, Reloader, events_log
 from bothways.serving.errors import RequestError
 
 with optional("serve", "serving"):
+    import httptools
     import uvicorn
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -36,6 +38,8 @@ SHORT_BODY = 16 << 10
 _LONG_HEAD = f"the headers are above the limit of {HEAD_BYTES:,} bytes"
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 KEEP_ALIVE_SECONDS = 30
+RESET_SECONDS = 0.1
+"""Between looks at whether a client that sends no more has left."""
 
 
 class Connection(HttpToolsProtocol):
@@ -47,12 +51,17 @@ class Connection(HttpToolsProtocol):
 
     While the queue is full, a short request is refused without a call of the app: under overload
     refusals are most of what a server does.
+
+    Offers to speak another protocol (`Upgrade: h2c` of Java and of `curl --http2`) are declined by
+    an answer in HTTP/1.1, for which the parser has to read their bodies. A client that has closed
+    its sending side only gets its answer.
     """
 
     _arriving: TimerHandle | None = None
     _stalled: TimerHandle | None = None
     _head_bytes = 0
     _unread: tuple[Exchange, Mapping[str, str], RequestError] | None = None
+    _half_closed: TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Close a connection beyond the limit, else start the first timer."""
@@ -66,7 +75,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers."""
-        for timer in (self._arriving, self._stalled):
+        for timer in (self._arriving, self._stalled, self._half_closed):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
@@ -76,12 +85,64 @@ class Connection(HttpToolsProtocol):
         if self._arriving is None and (self.cycle is None or self.cycle.response_complete):
             self._expect_head()
         self._head_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.send_400_response("this is no HTTP/1.1 request")
         if self._arriving is not None and self._head_bytes > HEAD_BYTES:
             self._refuse("bad_request", _LONG_HEAD)
 
+    def _parse(self, data: bytes) -> None:
+        """Parse bytes; of a request with an upgrade once more, without it.
+
+        At an upgrade the parser takes the body for bytes of the other protocol.
+        """
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            rest = data[upgrade.args[0] :]
+            if self.parser.get_method() == b"CONNECT":
+                self._refuse("method_not_allowed", "CONNECT is not served")
+                return
+            version = self.parser.get_http_version().encode()
+            lines = [b" ".join((self.parser.get_method(), self.url, b"HTTP/" + version))]
+            lines += [
+                name + b": " + value
+                for name, value in self.headers
+                if name not in (b"upgrade", b"http2-settings")
+            ]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._parse(b"\r\n".join([*lines, b"", b""]) + rest)
+
+    def eof_received(self) -> bool:
+        """Keep the connection of a client that sends no more, and waits for its answer.
+
+        One that has left altogether looks the same, until its system refuses some bytes: the
+        interim answer is for these to be refused.
+        """
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+            return False
+        self.cycle.keep_alive = False
+        if self.cycle.scope["http_version"] != "1.0" and not self.cycle.response_started:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._look_for_reset()
+        return True
+
+    def _look_for_reset(self) -> None:
+        socket = self.transport.get_extra_info("socket")
+        poll = select.poll()
+        poll.register(socket.fileno(), 0)
+        if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+            self.transport.abort()
+        else:
+            self._half_closed = self.loop.call_later(RESET_SECONDS, self._look_for_reset)
+
     def on_headers_complete(self) -> None:
         """Stop the timer; the body has a deadline of its own."""
+        if self.parser.should_upgrade():  # `_parse` reads the request again
+            return
         if sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
             self._refuse("bad_request", _LONG_HEAD)
             raise ValueError(_LONG_HEAD)  # ends the parser
@@ -94,11 +155,13 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Pass a part of a body on, unless the request is refused."""
-        if self._unread is None:
+        if self._unread is None and not self.parser.should_upgrade():
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End a body; answer a request that is refused."""
+        if self.parser.should_upgrade():
+            return
         if self._unread is None:
             super().on_message_complete()
             return
