@@ -256,14 +256,10 @@ def _check_report(report: LoadReport, table: KeyTable, file: Path, kinds: Collec
     raise FolderError(what, where=file, fix=fix)
 
 
-_SMALL = 2**16
-"""Maximum number of elements of a tensor that is copied for its alignment."""
-
-
 def _read_state(
     plan: LoadPlan, table: KeyTable, names: Iterable[str], weights: Weights
 ) -> dict[str, Tensor]:
-    """Return our tensors in fp32, without fresh heads; equal tensors keep the file's memory."""
+    """Return our tensors in fp32, without fresh heads."""
     for copy, name in plan.copies:
         if not torch.equal(weights.read(plan.found[copy]), weights.read(plan.found[name])):
             what = f"holds different values for {copy} and {name}, which config.json declares tied"
@@ -276,10 +272,8 @@ def _read_state(
         bad += [n for n, part in zip(place.names, parts, strict=True) if not _is_finite(part)]
         tensor = place.join(parts).contiguous()
         # On some processors matrix products depend on the alignment of the weights in the last
-        # bit. A file aligns them to 8 bytes, torch to 64, so small tensors are copied; large ones
-        # stay in the memory of the file.
-        aligned = tensor.data_ptr() % 64 == 0 or tensor.numel() > _SMALL
-        state[ours] = tensor if aligned else tensor.clone()
+        # bit. Memory of torch is aligned to 64 bytes; a part of a tensor need not be.
+        state[ours] = tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()
     if bad:
         what = f"holds NaN or infinity in {len(bad)} of its tensors: {listed(sorted(bad))}"
         fix = "Use a checkpoint from before training diverged, or download the file again."

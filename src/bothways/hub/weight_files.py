@@ -1,12 +1,15 @@
 """The tensors of a model folder, read one at a time from the file that holds them.
 
-safetensors is preferred: its tensors are pages of the file, read when they are used and shared
-with other processes. The mapping is private: writing to a tensor changes a copy of the page, never
-the file. A pickle is opened only by torch's reader of plain tensors, which runs no code.
+safetensors is preferred. Its tensors are read into memory and never mapped: whoever writes into a
+mapped file changes the model of a running process, and whoever shortens it ends the process. A
+pickle is opened only by torch's reader of plain tensors, which runs no code.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import pickle
 import re
 from collections.abc import Callable, Mapping
@@ -97,15 +100,55 @@ def _unwrap(weights: Weights) -> Weights:
     )
 
 
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "BOOL": torch.bool,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
+    "C64": torch.complex64,
+}  # fmt: skip
+"""The element types of safetensors that torch has."""
+
+
 def _open_safetensors(file: Path) -> Weights:
     try:
-        handle: Any = safe_open(file, framework="pt")
-        names = list(handle.keys())
-        shapes = {name: tuple(handle.get_slice(name).get_shape()) for name in names}
-    except (SafetensorError, OSError) as error:
+        state = _state(file)
+        with safe_open(file, framework="pt") as handle:
+            names = list(handle.keys())
+            shapes = {name: tuple(handle.get_slice(name).get_shape()) for name in names}
+        # The library has validated the header, whose offsets it does not give.
+        with file.open("rb", buffering=0) as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(size))
+    except (SafetensorError, OSError, ValueError) as error:
         what = f"is not a complete safetensors file: {error}"
         raise FolderError(what, where=file, fix=AGAIN) from error
-    return Weights(file, shapes, handle.get_tensor)
+
+    def read(name: str) -> Tensor:
+        """Return a tensor; a copy in memory, aligned as all memory of torch."""
+        entry = header[name]
+        dtype = _DTYPES.get(entry["dtype"])
+        if dtype is None:
+            what = f"holds {name} as {entry['dtype']}, which cannot be read"
+            raise FolderError(what, where=file, fix="Use the model's fp32, fp16 or bf16 weights.")
+        tensor = torch.empty(math.prod(shapes[name]), dtype=dtype)
+        target = memoryview(tensor.view(torch.uint8).numpy())
+        with file.open("rb", buffering=0) as stream:
+            stream.seek(8 + size + entry["data_offsets"][0])
+            while target and (count := stream.readinto(target)):
+                target = target[count:]
+        if target or _state(file) != state:
+            fix = "Write a new folder and rename it, or wait until it is complete."
+            raise FolderError("was changed while it was read", where=file, fix=fix)
+        return tensor.reshape(shapes[name])
+
+    return Weights(file, shapes, read)
+
+
+def _state(file: Path) -> tuple[int, ...]:
+    """Return what changes when a file is replaced or written to."""
+    status = os.stat(file)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 # Each of these is raised by the unpickler for some hostile or broken file.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bothways.core.errors import BothwaysError, ConfigError
+from bothways.core.errors import BothwaysError, ConfigError, FolderError
 from bothways.hub.provenance import digest_of_folder
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.prediction.prepared_model import PredictPrecision
@@ -153,6 +153,9 @@ class Reloader:
                 line["result"] = "unchanged"
                 return
             new = await loop.run_in_executor(None, self.deployment.served, name)
+            if await loop.run_in_executor(None, digest_of_folder, folder) != new.digest:
+                what, fix = "was changed while it was read", "Send SIGHUP when it is complete."
+                raise FolderError(what, where=folder, fix=fix)
             if new.kind != old.kind:
                 what = f"the new model is for {new.kind}, and the served one for {old.kind}"
                 raise ConfigError(what, where=folder, fix="Serve it under another name.")
