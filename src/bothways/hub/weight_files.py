@@ -15,7 +15,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -132,7 +131,7 @@ def _open_safetensors(file: Path) -> Weights:
             what = f"holds {name} as {entry['dtype']}, which cannot be read"
             raise FolderError(what, where=file, fix="Use the model's fp32, fp16 or bf16 weights.")
         tensor = torch.empty(math.prod(shapes[name]), dtype=dtype)
-        target = memoryview(tensor.view(torch.uint8).numpy())
+        target = tensor.view(torch.uint8).numpy().data
         with file.open("rb", buffering=0) as stream:
             stream.seek(8 + size + entry["data_offsets"][0])
             while target and (count := stream.readinto(target)):

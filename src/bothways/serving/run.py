@@ -116,7 +116,7 @@ class Connection(HttpToolsProtocol):
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self._parse(b"\r\n".join([*lines, b"", b""]) + rest)
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection of a client that sends no more, and waits for its answer.
 
         One that has left altogether looks the same, until its system refuses some bytes: the
