@@ -97,6 +97,7 @@ SHAPES: dict[str, tuple[dict[str, Any], HeadKind]] = {
     "offset": ({"position": Learned(20, offset=2, scaled=True), "segments": 1}, "tags"),
     "distance bias": ({"position": Learned(40, bias=DistanceBias(8, 12))}, "masked"),
     "task": ({"task_types": 3}, "tags"),
+    "rotary, scaled": ({"position": Rotary(50, factor=1.5), "bias": Bias(up=False)}, "tags"),
     "rotary": ({"position": Rotary(50, (30.0, 1e4)), "order": PreNorm(True)}, "masked"),
     "window": ({"patterns": (Full(), Window(3)), "position": Learned(60)}, "tags"),
     "global": ({"patterns": (Window(3, global_attention=True),)}, "span"),

@@ -69,6 +69,14 @@ def _draw(model_type: str, rng: random.Random, dropout: float) -> dict[str, obje
         settings |= {"task_type_vocab_size": rng.randint(1, 4)} if settings["use_task_id"] else {}
     if model_type == "electra":
         settings |= {"embedding_size": rng.choice((6, width)), "summary_last_dropout": dropout}
+    if model_type in ("nomic_bert", "gte"):
+        even = heads * rng.choice((6, 8))
+        scaled = {"rope_type": "linear", "factor": 1.5} if rng.random() < 0.5 else {}
+        settings |= {
+            "hidden_size": even, "pad_token_id": rng.choice((0, 1)),
+            "type_vocab_size": rng.randint(1 if model_type == "nomic_bert" else 0, 2),
+            "rope_parameters": {"rope_theta": rng.choice((5.0, 1e4)), "rope_type": "default", **scaled},
+        }  # fmt: skip
     if model_type == "mpnet":
         del settings["type_vocab_size"]
         settings |= {"pad_token_id": 1}

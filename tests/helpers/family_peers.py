@@ -118,7 +118,8 @@ def assert_class_equals(
 def assert_gradients_equal(
     family: Family, architecture: Architecture, mine: Model, theirs: nn.Module
 ) -> None:
-    keys = family.keys_for(mine.config)  # type: ignore[arg-type]
+    names = [name for name, _ in theirs.named_parameters()]
+    keys = family.keys_for(mine.config, names)  # type: ignore[arg-type]
     found = to_theirs(
         keys, {name: p.grad for name, p in mine.named_parameters() if p.grad is not None}
     )

@@ -88,7 +88,7 @@ def test_minilm_gives_the_vectors_of_sentence_transformers(tmp_path: Path) -> No
     assert (again.task, again.length) == (task.task, 256)
 
 
-@pytest.mark.parametrize("name", ["MPNet"])
+@pytest.mark.parametrize("name", ["MPNet", "NomicBert", "Gte"])
 def test_new_families_give_vectors_of_sentence_transformers(name: str, tmp_path: Path) -> None:
     import transformers
     from sentence_transformers import SentenceTransformer

@@ -135,7 +135,7 @@ SMALL = {"vocab": 60, "width": 64, "heads": 4, "depth": 2, "intermediate_size": 
 FAMILIES = (
     "bert-base", "megatron-bert-345m", "roberta-base", "distilbert-base-uncased", "albert-base-v2", "electra-small-generator",
     "deberta-base", "deberta-v2-xlarge", "deberta-v3-base", "longformer-base-4096", "bigbird-roberta-base", "modernbert-base",
-    "gpt2", "transformer-base", "ernie-3.0-nano-zh", "mpnet-base",
+    "gpt2", "transformer-base", "ernie-3.0-nano-zh", "mpnet-base", "nomic-bert-2048", "gte-base-en-v1.5",
 )  # fmt: skip
 
 

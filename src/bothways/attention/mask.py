@@ -43,10 +43,12 @@ class RotaryTables:
     sin: Float[Tensor, "tokens 1 1 pairs"]
 
     @classmethod
-    def of(cls, positions: Int[Tensor, " tokens"], size: int, base: float) -> RotaryTables:
-        """Return the angles p / base^(2i/size) of positions p, for heads of `size` features."""
+    def of(
+        cls, positions: Int[Tensor, " tokens"], size: int, base: float, factor: float = 1.0
+    ) -> RotaryTables:
+        """Return the angles p / (factor · base^(2i/size)) of positions p, for heads of `size`."""
         powers = torch.arange(0, size, 2, dtype=torch.float32, device=positions.device) / size
-        angles = (positions[:, None].float() * (1.0 / base**powers))[:, None, None, :]
+        angles = (positions[:, None].float() * (1.0 / base**powers / factor))[:, None, None, :]
         return cls(angles.cos(), angles.sin())
 
     def __call__(self, qkv: Float[Tensor, "tokens 3 heads d"]) -> Float[Tensor, "tokens 3 heads d"]:

@@ -29,7 +29,7 @@ from bothways.model.block import Block, FeedForward
 from bothways.model.disentangled import NgramConvolution, ScoreBias, bucket_of, row_of
 from bothways.model.embedding import LearnedPositions, SinusoidalPositions, sinusoids
 from bothways.model.encoder import Encoder
-from bothways.model.positions import Disentangled, DistanceBias, Learned
+from bothways.model.positions import Disentangled, DistanceBias, Learned, Rotary
 
 GlobalRule = Literal["none", "first", "question", "ending"]
 """The global tokens of a Longformer: none, the first, those before the first separator, or those
@@ -237,8 +237,9 @@ class EncoderGraph:
         """Rotate queries or keys, see `RotaryTables`."""
         graph, pairs = self.graph, self.config.width // self.config.heads // 2
         if base not in self._rotary:
-            places = torch.arange(self.config.max_positions)
-            tables = RotaryTables.of(places, 2 * pairs, base)
+            places, position = torch.arange(self.config.max_positions), self.config.position
+            factor = position.factor if isinstance(position, Rotary) else 1.0
+            tables = RotaryTables.of(places, 2 * pairs, base, factor)
             names = (f"rotary_{base}.{name}" for name in ("cos", "sin"))
             cos, sin = (
                 self._first_rows(graph.array(name, table.flatten(1).numpy()))

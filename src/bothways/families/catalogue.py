@@ -16,9 +16,11 @@ from bothways.families import (
     elmo,
     ernie,
     gpt,
+    gte,
     longformer,
     modernbert,
     mpnet,
+    nomic,
     roberta,
     transformer,
 )
@@ -29,18 +31,19 @@ FAMILIES: tuple[Family, ...] = (
     bert.BERT, bert.MEGATRON_BERT, roberta.ROBERTA, roberta.XLM_ROBERTA, distilbert.DISTILBERT,
     albert.ALBERT, electra.ELECTRA, deberta.DEBERTA, deberta.DEBERTA_V2, longformer.LONGFORMER,
     bigbird.BIGBIRD, modernbert.MODERNBERT, gpt.GPT, gpt.GPT2, roberta.CAMEMBERT,
-    ernie.ERNIE, mpnet.MPNET,
+    ernie.ERNIE, mpnet.MPNET, nomic.NOMIC_BERT, gte.GTE,
 )  # fmt: skip
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
     **bert.PRESETS, **roberta.PRESETS, **distilbert.PRESETS, **albert.PRESETS, **electra.PRESETS,
     **deberta.PRESETS, **longformer.PRESETS, **bigbird.PRESETS, **modernbert.PRESETS,
     **gpt.PRESETS, **elmo.PRESETS, **transformer.PRESETS, **ernie.PRESETS, **mpnet.PRESETS,
+    **nomic.PRESETS, **gte.PRESETS,
 }  # fmt: skip
 
 
 def family_named(model_type: str) -> Family | None:
     """Return the family with this `model_type`."""
-    return next((family for family in FAMILIES if family.model_type == model_type), None)
+    return next((f for f in FAMILIES if model_type in (f.model_type, *f.other_types)), None)
 
 
 def family_for(

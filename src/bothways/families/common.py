@@ -23,7 +23,10 @@ _OUTPUTS = {
 
 
 def classes(
-    stem: str, pooled: Collection[str] = (), pretraining: Collection[str] = ()
+    stem: str,
+    pooled: Collection[str] = (),
+    pretraining: Collection[str] = (),
+    heads: Collection[str] = tuple(_CLASSES.values()),
 ) -> tuple[Architecture, ...]:
     """Return a class for pre-training if there is one, one for each head, and the bare model.
 
@@ -31,11 +34,13 @@ def classes(
         stem: the beginning of their names.
         pooled: the heads that read the pooler; the bare model has one if there are any.
         pretraining: the heads of the class for pre-training; empty if there is no such class.
+        heads: those that have a class.
     """
     first = [Architecture(f"{stem}ForPreTraining", frozenset(pretraining))] if pretraining else []
     single = [
         Architecture(stem + name, frozenset({head, "pooler"} if head in pooled else {head}))
         for name, head in _CLASSES.items()
+        if head in heads
     ]
     pooler = frozenset[str]({"pooler"} if pooled else ())
     return (*first, *single, Architecture(f"{stem}Model", pooler, bare=True, idle=pooler))

@@ -91,6 +91,7 @@ class ConfigRules:
         fixed: settings that must have this value or be absent.
         constant: settings that are always written.
         aliases: other names that transformers accepts for its settings.
+        published: names of settings in models that were published before transformers had them.
         ignored: settings of the family that change no output, or that only some models read.
         read_more: reads the other settings: (configuration so far, settings, file).
         write_more: returns the other settings of a configuration.
@@ -104,6 +105,7 @@ class ConfigRules:
     fixed: Mapping[str, Any] = field(default_factory=lambda: FIXED)
     constant: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    published: Mapping[str, str] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
     read_more: Callable[[EncoderConfig, Mapping[str, Any], str], EncoderConfig] = (
         lambda config, raw, where: config
@@ -122,7 +124,8 @@ class ConfigRules:
         """Return our configuration, and the settings that are unknown here; errors as `read`."""
         settings = _RecordedSettings(self._without_aliases(raw, where))
         config = self._read(settings, where)
-        known = settings.read | IGNORED | self.aliases.keys() | self.ignored | self.constant.keys()
+        aliases = self.aliases.keys() | self.published.keys()
+        known = settings.read | IGNORED | aliases | self.ignored | self.constant.keys()
         # null stands for the default, which changes nothing.
         unknown = {key: raw[key] for key in raw if key not in known and raw[key] is not None}
         for key in unknown.keys() & ALTERING:
@@ -166,8 +169,9 @@ class ConfigRules:
 
     def _without_aliases(self, raw: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         """Return the settings under their first names."""
-        found = {name: raw[alias] for alias, name in self.aliases.items() if alias in raw}
-        for alias, name in self.aliases.items():
+        aliases = {**self.published, **self.aliases}
+        found = {name: raw[alias] for alias, name in aliases.items() if alias in raw}
+        for alias, name in aliases.items():
             if alias in raw and raw.get(name, raw[alias]) != raw[alias]:
                 what = (
                     f"{name} is {raw[name]!r:.40}, and its other name {alias} is {raw[alias]!r:.40}"

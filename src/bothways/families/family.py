@@ -54,6 +54,10 @@ class Family:
         adapted: the weight names of a configuration, where they depend on it.
         seen: adds to a configuration what the names of a file's tensors show.
         otherwise: the class of presets that are not pre-trained as the first one.
+        other_keys: weight names that are read and not written: of models that were published with
+            code of their own before transformers had the family, and of transformers' modules
+            where its files have others.
+        other_types: the `model_type` of models that were published with code of their own.
     """
 
     model_type: str
@@ -66,10 +70,18 @@ class Family:
     adapted: Callable[[EncoderConfig], KeyTable] | None = None
     seen: Callable[[EncoderConfig, Collection[str]], EncoderConfig] = lambda config, names: config
     otherwise: Mapping[str, str] = field(default_factory=dict)
+    other_keys: tuple[KeyTable, ...] = ()
+    other_types: tuple[str, ...] = ()
 
-    def keys_for(self, config: EncoderConfig) -> KeyTable:
-        """Return the weight names of a model of this configuration."""
-        table = self.keys if self.adapted is None else self.adapted(config)
+    def keys_for(self, config: EncoderConfig, names: Collection[str] = ()) -> KeyTable:
+        """Return the weight names of a model of this configuration.
+
+        Args:
+            config: the configuration.
+            names: the tensors of a file; the weight names that it has most of are returned.
+        """
+        own = self.keys if self.adapted is None else self.adapted(config)
+        table = max((own, *self.other_keys), key=lambda table: sum(map(table.knows, names)))
         return untied(table) if config.readout.output == "own" else table
 
     def architecture_named(self, names: Iterable[str]) -> Architecture | None:

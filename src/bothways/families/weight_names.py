@@ -65,6 +65,14 @@ class Interleave:
 
 
 @dataclass(frozen=True)
+class Swap:
+    """The two halves of our tensor are theirs in the other order."""
+
+    ours: str
+    theirs: str
+
+
+@dataclass(frozen=True)
 class Tie:
     """Their file may hold our tensor a second time, in `part` of ours.
 
@@ -88,7 +96,7 @@ class Spare:
     part: str
 
 
-Placed = Rename | Stack | Transpose | Interleave
+Placed = Rename | Stack | Transpose | Interleave | Swap
 Rule = Placed | Tie | Spare
 
 OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
@@ -120,6 +128,8 @@ class TensorPlacement:
                 return _transposed(parts[0])
             case Interleave(heads=heads):
                 return _swap_groups(parts[0], heads, 3)
+            case Swap():
+                return _swapped(parts[0])
             case _:
                 assert_never(self.rule)
 
@@ -134,13 +144,15 @@ class TensorPlacement:
                 return [_transposed(tensor)]
             case Interleave(heads=heads):
                 return [_swap_groups(tensor, 3, heads)]
+            case Swap():
+                return [_swapped(tensor)]
             case _:
                 assert_never(self.rule)
 
     def part_shape(self, shape: Shape) -> Shape:
         """Return the shape of each of their tensors, given the shape of ours."""
         match self.rule:
-            case Rename() | Interleave():
+            case Rename() | Interleave() | Swap():
                 return shape
             case Stack():
                 return (shape[0] // len(self.names), *shape[1:])
@@ -257,6 +269,10 @@ class KeyTable:
             rule.ours for rule in self.rules if any(counts[name] > 1 for name in _their_names(rule))
         )
 
+    def knows(self, name: str) -> bool:
+        """Return whether a rule is about a name of a file."""
+        return self.origin(self.full_name(name)) is not None
+
     def full_name(self, name: str) -> str:
         """Return a name of a file, old or without prefix, as the rules have it, or unchanged."""
         head, dot, tail = name.rpartition(".")
@@ -310,6 +326,10 @@ def _swap_groups(tensor: Tensor, outer: int, inner: int) -> Tensor:
     """Return rows ordered as `(outer, inner, …)` in the order `(inner, outer, …)`."""
     rest = (len(tensor) // (outer * inner), *tensor.shape[1:])
     return tensor.reshape(outer, inner, *rest).transpose(0, 1).reshape(tensor.shape)
+
+
+def _swapped(tensor: Tensor) -> Tensor:
+    return tensor.roll(len(tensor) // 2, 0)
 
 
 def _transposed(tensor: Tensor) -> Tensor:

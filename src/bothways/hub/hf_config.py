@@ -131,7 +131,7 @@ class HFConfig:
         if family is None or not isinstance(self.encoder, EncoderConfig):
             return self
         encoder = family.seen(self.encoder, names)
-        return replace(self, encoder=encoder, keys=family.keys_for(encoder))
+        return replace(self, encoder=encoder, keys=family.keys_for(encoder, names))
 
 
 def format_note(folder: Path | None) -> str:

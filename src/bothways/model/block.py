@@ -29,7 +29,8 @@ class FeedForward(nn.Module):
         self.activation = config.activation
         self.gated = isinstance(config.mlp, Gated)
         parts = 2 if self.gated else 1
-        self.up = nn.Linear(config.width, parts * config.intermediate_size, bias=config.bias.mlp)
+        bias = config.bias.mlp and config.bias.up
+        self.up = nn.Linear(config.width, parts * config.intermediate_size, bias=bias)
         self.down = nn.Linear(config.intermediate_size, config.width, bias=config.bias.mlp)
         self.hidden_matrices = {"up.weight": parts, "down.weight": 1}  # stacked in each weight
         self.dropout = Dropout(config.mlp.dropout if isinstance(config.mlp, Gated) else 0.0)

@@ -81,6 +81,7 @@ class Bias:
     Attributes:
         attention: the dense layers of attention.
         mlp: the feed-forward layers.
+        up: among `mlp`, those before the activation.
         projections: among attention's layers, queries, keys and values.
         norm: LayerNorms, also in heads.
         head: the dense layer with an activation in a head.
@@ -95,6 +96,7 @@ class Bias:
     head: bool = True
     output: bool = True
     key: bool = True
+    up: bool = True
 
 
 @dataclass(frozen=True)

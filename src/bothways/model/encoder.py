@@ -25,7 +25,7 @@ from bothways.model.config import EncoderConfig, PreNorm, Sharing
 from bothways.model.disentangled import NgramConvolution, build_relative, distances_of
 from bothways.model.embedding import Embedding
 from bothways.model.init import initialise, layer_norm
-from bothways.model.positions import Disentangled
+from bothways.model.positions import Disentangled, Rotary
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,8 @@ def attention_views(
         random = RandomBlocks(layer, config.heads, config.max_positions) if drawn else None
         key = (pattern, base, random)
         if base is not None and base not in tables:
-            tables[base] = RotaryTables.of(layout.positions, size, base)
+            factor = position.factor if isinstance(position, Rotary) else 1.0
+            tables[base] = RotaryTables.of(layout.positions, size, base, factor)
         if key not in views:
             rotary = None if base is None else tables[base]
             views[key] = AttentionView(

@@ -90,10 +90,12 @@ class Rotary:
     Attributes:
         max_positions: the longest input, in tokens.
         bases: of the angles' wavelengths, one for each layer in turn, repeated, like `patterns`.
+        factor: what positions are divided by, "linear" scaling.
     """
 
     max_positions: int = 512
     bases: tuple[float, ...] = (10_000.0,)
+    factor: float = 1.0
     kind: Literal["rotary"] = "rotary"
 
     def __post_init__(self) -> None:
@@ -101,6 +103,10 @@ class Rotary:
         if not self.bases or not all(base > 1 for base in self.bases):
             what = f"must be numbers above 1, not {self.bases}"
             raise ConfigError(what, where="encoder.position.bases")
+        if not self.factor > 0:
+            raise ConfigError(
+                f"must be above 0, not {self.factor}", where="encoder.position.factor"
+            )
 
 
 @dataclass(frozen=True)
