@@ -191,6 +191,8 @@ def _run() -> None:
     except CycloptsError as error:
         _fail(str(mistakes.explain(error)))
     except BothwaysError as error:
+        if error.on_every_rank and os.environ.get("RANK", "0") != "0":
+            sys.exit(2)
         _fail(str(error), 1 if isinstance(error, LostRankError) else 2)
     except RuntimeError as error:
         # torch's error is recognized by name, since importing torch here would slow every command.

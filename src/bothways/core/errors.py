@@ -49,6 +49,9 @@ class BothwaysError(Exception):
         task
     """
 
+    on_every_rank = False
+    """True if all ranks of a run raise it: the command line prints it on the main rank alone."""
+
     def __init__(
         self, what: str, *, where: str | os.PathLike[str] | None = None, fix: str | None = None
     ) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 
 from bothways.analysis.report import analyse_encoded, write_report
 from bothways.core.config import reader as configs
+from bothways.core.config.tree import flatten
 from bothways.core.errors import installed
 from bothways.core.finding import places
 from bothways.core.progress import SILENT, Progress
@@ -38,7 +40,14 @@ from bothways.prediction.engine import PredictionCounts
 from bothways.preflight.machine import peak_of
 from bothways.runtime.devices import choose_device, own_torch_state
 from bothways.tasks.base import Task
-from bothways.training.parallel import Plan, connected, is_main, plan_here, rank_device
+from bothways.training.parallel import (
+    Plan,
+    connected,
+    is_main,
+    plan_here,
+    rank_device,
+    require_agreement,
+)
 from bothways.training.run import OnEvent
 from bothways.training.run_folder import run_folder
 from bothways.training.store import FolderStore, MemoryStore
@@ -87,11 +96,13 @@ def finetune(
                 stack.enter_context(run_folder(folder / STAGE, resume=resume, progress=progress))
         stack.enter_context(connected(plan, where))
         ready = prepare_run(settings, folder, where, progress, train=train, dev=dev)
+        identity = _identity(ready)
+        require_agreement(plan, flatten(identity))
         for remark in remarks(ready):
             progress.message(remark)
         progress.stage("measuring the speed of the machine")
         peak = peak_of(_forward(ready), settings.training, where, plan)
-        if (interrupted := _first_stage(ready, folder, plan, progress)) is not None:
+        if (interrupted := _first_stage(ready, identity, folder, plan, progress)) is not None:
             return interrupted
         done = fit(
             ready.learner,
@@ -99,7 +110,7 @@ def finetune(
             ready.settings,
             MemoryStore()
             if folder is None
-            else _store(ready, folder, configs.to_toml(ready.settings)),
+            else FolderStore(folder, identity, configs.to_toml(ready.settings)),
             seed=settings.ordered_by,
             fresh=ready.fresh,
             teacher=settings.teacher,
@@ -118,13 +129,17 @@ def finetune(
 
 
 def _first_stage(
-    ready: PreparedRun, folder: Path | None, plan: Plan, progress: Progress
+    ready: PreparedRun,
+    identity: Mapping[str, Any],
+    folder: Path | None,
+    plan: Plan,
+    progress: Progress,
 ) -> FinetuneResult | None:
     """Let the student learn the teacher's layers, if it should; return what was interrupted."""
     settings = ready.settings
     if settings.teacher is None or settings.stage is None:
         return None
-    store = MemoryStore() if folder is None else _store(ready, folder / STAGE, None)
+    store = MemoryStore() if folder is None else FolderStore(folder / STAGE, identity)
     state = learn_layers(
         ready.learner.model,
         ready.data,
@@ -177,13 +192,12 @@ def _write_report(
         )
 
 
-def _store(ready: PreparedRun, folder: Path, text: str | None) -> FolderStore:
-    """Return the store of a run, whose checkpoints belong to its settings, data and model."""
+def _identity(ready: PreparedRun) -> dict[str, Any]:
+    """Return the settings of a run and the digests of its data and models, without paths."""
     data = {name: source.sha256 for name, source in ready.sources.items()} | {"model": ready.base}
     if ready.settings.teacher is not None:
         data["teacher"] = digest_of_model(ready.settings.teacher.folder)
-    made_of = without_places(configs.to_dict(ready.settings)) | {"data": data}
-    return FolderStore(folder, made_of, text)
+    return without_places(configs.to_dict(ready.settings)) | {"data": data}
 
 
 def _forward(ready: PreparedRun) -> float:

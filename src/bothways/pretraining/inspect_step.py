@@ -1,40 +1,49 @@
 """One step of a pre-training run, done again: what was read, and what came of it.
 
-Data and masks are keyed by their places, so that a step can be repeated from the checkpoint before
-it, in one process, whatever the number of ranks that the run had. Dropout is that of a run of one
-process from that checkpoint.
+Data and masks are keyed by their places, and what a run decides by its clock is in its record
+(`training.step_record`). So a step can be repeated from the checkpoint before it: equal to the bit
+on the same machine, if the run had one process. Of a run of several, the sequences and the rates
+are the same; sums over ranks are rounded in another order, and dropout has draws of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from bothways.core.batch import Batch
 from bothways.core.config import reader as configs
+from bothways.core.config.toml import read_toml
 from bothways.core.errors import CheckpointError, ConfigError
+from bothways.core.json_reader import parse_object, read_object
 from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress
 from bothways.core.source import Cursor
+from bothways.core.urls import is_url
 from bothways.data.corpus import Corpus
-from bothways.data.epoch_order import DocumentIds
+from bothways.data.epoch_order import AllBut, DocumentIds
 from bothways.data.mixture import Corpora, Smoothed
 from bothways.preflight.machine import compute_as
 from bothways.pretraining.build import build_models, mixed_loader_of, vocabulary_of
 from bothways.pretraining.config import PretrainConfig
-from bothways.pretraining.run import phases_of
+from bothways.pretraining.run import DATA, RunData, digests_of, phases_of
 from bothways.runtime.devices import choose_device, own_torch_state, resolve_precision
 from bothways.training.average import Average
-from bothways.training.checkpoint import Checkpoint, checkpoints, read_checkpoint
-from bothways.training.loop import fit
+from bothways.training.checkpoint import checkpoints, read_checkpoint
+from bothways.training.durations import Steps
+from bothways.training.loop import fit, weighted_sum
+from bothways.training.meter import Meter, StepReport
 from bothways.training.optimizers import build_optimizer
 from bothways.training.parallel import Single
 from bothways.training.run import TrainingPhase
-from bothways.training.schedules import rate_factor
 from bothways.training.state import RunState
+from bothways.training.step_record import StepEntries, recorded_steps
 
 
 @dataclass(frozen=True)
@@ -45,13 +54,28 @@ class InspectedSequence:
         text: what the model read, as tokens.
         tokens: its length.
         losses: mean per target, by name.
-        gradient_norm: of the losses of this sequence alone, as the sum over its targets.
+        gradient_norm: of the update's loss, if this sequence were all that the step reads: of the
+            size of the norm that the run records for a step.
     """
 
     text: str
     tokens: int
     losses: Mapping[str, float]
     gradient_norm: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A step whose repeat is not what the run recorded.
+
+    Attributes:
+        step: its number.
+        recorded, repeated: the gradient norms.
+    """
+
+    step: int
+    recorded: float
+    repeated: float
 
 
 @dataclass(frozen=True)
@@ -63,19 +87,31 @@ class InspectedStep:
         began: the step of the checkpoint from which the steps up to it were repeated; 0 for none.
         cursor: the place in the data at which it begins.
         sequences: in the order of the data.
+        losses: of the whole step, by name, as the run records them.
+        gradient_norm: of the whole step, before it is clipped.
+        rate: the learning rate.
+        ranks: processes that the run had.
+        compared: the number of repeated steps of which the run recorded the gradient norm.
+        difference: the first of them with another norm; None if all are equal to the bit.
     """
 
     step: int
     began: int
     cursor: Cursor
     sequences: tuple[InspectedSequence, ...]
+    losses: Mapping[str, float]
+    gradient_norm: float
+    rate: float
+    ranks: int
+    compared: int
+    difference: Difference | None
 
 
 @own_torch_state()
 def inspect_step(
     folder: Path,
     step: int,
-    corpus: Corpus | Mapping[str, Corpus],
+    corpus: Corpus | Mapping[str, Corpus] | None = None,
     *,
     device: str = "auto",
     progress: Progress = SILENT,
@@ -86,132 +122,268 @@ def inspect_step(
 
     Args:
         step: the number of an update, from 1.
-        corpus: what the run was trained on.
+        corpus: what the run was trained on; None for the corpora that it recorded.
 
     Raises:
-        CheckpointError: the folder has no settings, or the corpus is another one.
+        CheckpointError: the folder has no settings or records, or the corpus is another one or no
+            longer there.
         ConfigError: the run has no such step.
     """
-    file = folder / "config.toml"
-    if not file.is_file():
-        raise CheckpointError("is not the folder of a pre-training run", where=folder)
-    settings = configs.load(PretrainConfig, file=file)
-    if isinstance(corpus, Mapping) and settings.mixture is None:
-        settings = dataclasses.replace(settings, mixture=Smoothed())
-    corpora, where = Corpora.of(corpus, settings.mixture), choose_device(device)
-    models = build_models(settings, corpora.first)
-    learner = settings.objective.learner(models, vocabulary_of(corpora, settings.objective))
-    learner.to(where)
-    for model in models.values():
-        compute_as(model.encoder, settings.training, where)
-    torch.manual_seed(settings.seed + 1)
-    optimizer = build_optimizer(
-        settings.training.optimizer, learner.trained_parameters(), matrices=learner.matrices()
-    )
-    if settings.training.ema is not None:
-        Average(learner, settings.training.ema)  # checkpoints hold it
-    state = RunState()
-    before = _before(folder, step)
-    if before is not None:
-        if before.config.get("corpus") != corpora.fingerprint():
-            fix = "Name the corpora that the run was trained on, in the same order."
-            raise CheckpointError("was trained on another corpus", where=folder, fix=fix)
-        state = before.restore(learner, optimizer, Single(), before.config)
-    began = state.steps
-    phases = _phases(settings, corpora)
-    state = _repeated(learner, optimizer, settings, phases, state, step, progress)
+    repeat = Repeat.of(folder, step, corpus, choose_device(device), progress)
+    began = repeat.state.steps
+    repeat.advance(step - 1)
+    cursor, devices = repeat.state.cursor, [repeat.device] if repeat.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):  # dropout in the step draws what it drew in the run
+        sequences = repeat.sequences()
+    report = repeat.advance(step)
+    assert report is not None
     return InspectedStep(
-        step, began, state.cursor, _sequences(learner, settings, corpora, state, where)
-    )
+        step, began, cursor, sequences, report.scores.losses, report.gradient_norm, report.rate,
+        int(repeat.entries["ranks"][step - 1]), repeat.compared, repeat.difference,
+    )  # fmt: skip
 
 
-def _before(folder: Path, step: int) -> Checkpoint | None:
-    """Return the newest checkpoint that is older than a step."""
-    if step < 1:
-        raise ConfigError(f"must be at least 1, not {step}", where="step")
-    steps = {path: int(path.name.removeprefix("step-")) for path in checkpoints(folder)}
-    older = [path for path, number in steps.items() if number < step]
-    return read_checkpoint(older[-1]) if older else None
+def recorded_data(folder: Path) -> RunData:
+    """Return what a run read besides its settings.
+
+    Raises:
+        CheckpointError: the folder has no such record.
+    """
+    if not (folder / "config.toml").is_file():
+        raise CheckpointError("is not the folder of a pre-training run", where=folder)
+    if not (folder / DATA).is_file():
+        what = f"has no record of its data ({DATA}): a version without it trained this run"
+        fix = "Its steps cannot be repeated. Train it again to inspect one."
+        raise CheckpointError(what, where=folder, fix=fix)
+    values = read_object(folder / DATA, CheckpointError)
+    try:
+        return RunData(**values)
+    except TypeError as error:
+        raise CheckpointError("is not the record of a run's data", where=folder / DATA) from error
 
 
-def _chosen(settings: PretrainConfig, corpora: Corpora) -> dict[str, DocumentIds]:
-    return {
-        name: part.split(settings.held_out, settings.seed)[0]
-        for name, part in corpora.parts.items()
-    }
+def open_recorded(data: RunData, folders: Sequence[str] = ()) -> dict[str, Corpus]:
+    """Open the corpora of a run by name.
+
+    Args:
+        folders: where they are now, in the order of the run; none if they are where they were.
+
+    Raises:
+        CheckpointError: a corpus is no longer there.
+        ConfigError: there are fewer or more folders than corpora.
+        DataError: a folder holds no corpus.
+    """
+    if folders and len(folders) != len(data.corpora):
+        what = f"the run has {len(data.corpora)} corpora, and {len(folders)} are given"
+        fix = f"Name them in its order: {', '.join(data.corpora.values())}."
+        raise ConfigError(what, where="corpus", fix=fix)
+    if not folders:
+        for place in data.corpora.values():
+            if not is_url(place) and not Path(place).is_dir():
+                what = "the corpus of the run is no longer there"
+                fix = "Name its folder after the step: bothways inspect-step RUN STEP CORPUS"
+                raise CheckpointError(what, where=place, fix=fix)
+    places = folders or [*data.corpora.values()]
+    return {name: Corpus.open(place) for name, place in zip(data.corpora, places, strict=True)}
 
 
-def _phases(settings: PretrainConfig, corpora: Corpora) -> list[TrainingPhase]:
-    return phases_of(settings, corpora, _chosen(settings, corpora), Single(), torch.device("cpu"))
+@dataclass
+class Repeat:
+    """A run that is done again, one step after the other, by its record.
 
+    Attributes:
+        entries: what the run recorded before each step.
+        norms: the gradient norms that the run recorded, by step.
+        all_documents: whether no document was set aside.
+        state: where it is.
+        compared: the number of steps with a recorded norm that were repeated.
+        difference: the first of them whose norm is another one.
+    """
 
-def _repeated(
-    learner: Learner,
-    optimizer: torch.optim.Optimizer,
-    settings: PretrainConfig,
-    phases: list[TrainingPhase],
-    state: RunState,
-    step: int,
-    progress: Progress,
-) -> RunState:
-    """Train up to the step before; return the state there."""
-    training = settings.training
-    progress.stage("repeating the steps before", step - 1)
+    settings: PretrainConfig
+    corpora: Corpora
+    learner: Learner
+    optimizer: torch.optim.Optimizer
+    device: torch.device
+    entries: StepEntries
+    norms: Mapping[int, float]
+    chosen: Mapping[str, DocumentIds]
+    state: RunState
+    progress: Progress = SILENT
+    compared: int = 0
+    difference: Difference | None = None
 
-    def on_step(now: RunState, meter: object) -> bool:
-        """Return True before the step."""
-        progress.advance(now.steps)
-        return now.steps >= step - 1
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        step: int,
+        corpus: Corpus | Mapping[str, Corpus] | None,
+        device: torch.device,
+        progress: Progress = SILENT,
+    ) -> Repeat:
+        """Return a run at its newest checkpoint before a step; errors as `inspect_step`."""
+        data, entries = recorded_data(folder), recorded_steps(folder)
+        text = open_recorded(data) if corpus is None else corpus
+        if isinstance(text, Mapping) and [*text] == [""]:
+            text = text[""]
+        settings = _settings(folder, text)
+        corpora = Corpora.of(text, settings.mixture)
+        if (digests := digests_of(settings, corpora)) != data.digests:
+            names = [name for name, digest in digests.items() if digest != data.digests.get(name)]
+            what = f"was trained on another {' and another '.join(names)}"
+            fix = "Name what the run was trained on, several corpora in the same order."
+            raise CheckpointError(what, where=folder, fix=fix)
+        before = _steps_before(folder, step, entries)
+        models = build_models(settings, corpora.first)
+        learner = settings.objective.learner(models, vocabulary_of(corpora, settings.objective))
+        learner.to(device)
+        for model in models.values():
+            compute_as(model.encoder, settings.training, device)
+        torch.manual_seed(settings.seed + 1)
+        optimizer = build_optimizer(
+            settings.training.optimizer, learner.trained_parameters(), matrices=learner.matrices()
+        )
+        if settings.training.ema is not None:
+            Average(learner, settings.training.ema)  # checkpoints hold it
+        state = RunState()
+        if before is not None:
+            checkpoint = read_checkpoint(before)
+            state = checkpoint.restore(learner, optimizer, Single(), checkpoint.config)
+        chosen = {
+            name: part.split(settings.held_out, settings.seed)[0]
+            if data.held_out
+            else AllBut(len(part))
+            for name, part in corpora.parts.items()
+        }
+        return cls(
+            settings, corpora, learner, optimizer, device, entries, _norms(folder), chosen, state,
+            progress,
+        )  # fmt: skip
 
-    while True:
-        phase = phases[state.phase]
-        if state.steps < step - 1 and state.share(phase.until) < 1:
-            state = fit(
-                learner, phase.steps(state), optimizer,
-                rate_factor(training.schedule, training.end), Single(),
-                until=phase.until, progress=state, on_step=on_step,
+    @functools.cached_property
+    def phases(self) -> list[TrainingPhase]:
+        """The phases of the run, with their data."""
+        cpu = torch.device("cpu")
+        return phases_of(self.settings, self.corpora, self.chosen, Single(), cpu)
+
+    def advance(self, step: int) -> StepReport | None:
+        """Train up to the end of a step; return the report of the last steps, if there are any.
+
+        It begins after the last step that the run recorded in its metrics.
+        """
+        last: StepReport | None = None
+
+        def on_step(now: RunState, meter: Meter) -> bool:
+            """Compare the step with the record."""
+            nonlocal last
+            self.progress.advance(now.steps)
+            if now.steps in self.norms or now.steps == step:
+                last = meter.read()
+                self._compare(now.steps, last.gradient_norm)
+            return False
+
+        self.progress.stage("repeating the steps before", step)
+        training = self.settings.training
+        while self.state.steps < step:
+            phase = int(self.entries["phase"][self.state.steps])
+            while self.state.phase < phase:
+                self.state = self.state.next_phase()
+            later = np.flatnonzero(self.entries["phase"][:step] > phase)
+            end = int(later[0]) if len(later) else step
+            self.state = fit(
+                self.learner, self.phases[phase].steps(self.state), self.optimizer,
+                lambda state: float(self.entries["rate"][state.steps]), Single(),
+                until=Steps(end), progress=self.state, on_step=on_step,
                 precision=training.precision, clip_norm=training.clip_norm,
             )  # fmt: skip
-        if state.share(phase.until) < 1:
-            return state
-        if state.phase + 1 == len(phases):
-            what = f"the run ends with step {state.steps}: there is no step {step}"
-            raise ConfigError(what, where="step")
-        state = state.next_phase()
+        return last
 
+    def _compare(self, step: int, norm: float) -> None:
+        if step in self.norms:
+            self.compared += 1
+            if norm != self.norms[step] and self.difference is None:
+                self.difference = Difference(step, self.norms[step], norm)
 
-def _sequences(
-    learner: Learner,
-    settings: PretrainConfig,
-    corpora: Corpora,
-    state: RunState,
-    device: torch.device,
-) -> tuple[InspectedSequence, ...]:
-    """Compute each sequence of the next step alone."""
-    chosen = _chosen(settings, corpora)
-    loader = mixed_loader_of(settings, corpora, chosen, Single(), state.phase, state.ends)
-    one_by_one = dataclasses.replace(loader, microbatch_tokens=1)
-    data = next(iter(one_by_one.steps(state.cursor, state.tokens)))
-    dtype = resolve_precision(settings.training.precision, device)
-    learner.train()
-    result = []
-    for batch in data.microbatches:
-        learner.zero_grad()
-        with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
-            losses = learner(batch.to(device))
-        torch.autograd.backward(torch.stack([loss.total for loss in losses.values()]).sum())
-        gradients = [p.grad for p in learner.parameters() if p.grad is not None]
-        weights = learner.weights(batch)
-        result.append(
-            InspectedSequence(
-                " ".join(corpora.tokenizer.token(each) for each in batch.ids.tolist()),
-                batch.layout.tokens,
-                {
-                    name: float(loss.total.detach()) / (weights[name] or 1.0)
-                    for name, loss in losses.items()
-                },
-                float(torch.nn.utils.get_total_norm(gradients)),
-            )
+    def sequences(self) -> tuple[InspectedSequence, ...]:
+        """Compute each sequence of the next step alone; no weight changes."""
+        phase = int(self.entries["phase"][self.state.steps])
+        state = self.state
+        while state.phase < phase:
+            state = state.next_phase()
+        loader = mixed_loader_of(
+            self.settings, self.corpora, self.chosen, Single(), state.phase, state.ends
         )
-    learner.zero_grad()
-    return tuple(result)
+        one_by_one = dataclasses.replace(loader, microbatch_tokens=1)
+        data = next(iter(one_by_one.steps(state.cursor, state.tokens)))
+        self.learner.train()
+        found = tuple(map(self._sequence, data.microbatches))
+        self.learner.zero_grad()
+        return found
+
+    def _sequence(self, batch: Batch) -> InspectedSequence:
+        learner = self.learner
+        dtype = resolve_precision(self.settings.training.precision, self.device)
+        learner.zero_grad()
+        with torch.autocast(self.device.type, dtype, enabled=dtype is not torch.float32):
+            losses = learner(batch.to(self.device))
+        weights = learner.weights(batch)
+        torch.autograd.backward(weighted_sum(losses, weights, learner.coefficients))
+        gradients = [p.grad for p in learner.parameters() if p.grad is not None]
+        return InspectedSequence(
+            " ".join(self.corpora.tokenizer.token(each) for each in batch.ids.tolist()),
+            batch.layout.tokens,
+            {
+                name: float(loss.total.detach()) / (weights[name] or 1.0)
+                for name, loss in losses.items()
+            },
+            float(torch.nn.utils.get_total_norm(gradients)),
+        )
+
+
+def _settings(folder: Path, text: Corpus | Mapping[str, Corpus]) -> PretrainConfig:
+    """Return the settings of a run, without its schedule, which its record replaces.
+
+    A schedule may be a function, which a file cannot hold.
+    """
+    file = folder / "config.toml"
+    tree = read_toml(file)
+    if isinstance(tree.get("training"), dict):
+        tree["training"]["schedule"] = "constant"
+    try:
+        settings = configs.read(PretrainConfig, tree)
+    except ConfigError as error:
+        raise ConfigError(error.what, where=f"{file}: {error.where}", fix=error.fix) from error
+    if isinstance(text, Mapping) and settings.mixture is None:
+        settings = dataclasses.replace(settings, mixture=Smoothed())
+    return settings
+
+
+def _steps_before(folder: Path, step: int, entries: StepEntries) -> Path | None:
+    """Return the folder of the newest checkpoint that is older than a step, if there is one.
+
+    Raises:
+        ConfigError: the run has no such step.
+        CheckpointError: a step from there on was not recorded.
+    """
+    if step < 1:
+        raise ConfigError(f"must be at least 1, not {step}", where="step")
+    if step > len(entries):
+        what = f"the run ends with step {len(entries)}: there is no step {step}"
+        raise ConfigError(what, where="step")
+    numbers = {path: int(path.name.removeprefix("step-")) for path in checkpoints(folder)}
+    before = [path for path, number in numbers.items() if number < step]
+    began = numbers[before[-1]] if before else 0
+    if np.isnan(entries["rate"][began:step]).any():
+        what = f"steps {began + 1} to {step} were trained by a version that did not record them"
+        fix = "Steps after the next checkpoint can be repeated."
+        raise CheckpointError(what, where=folder, fix=fix)
+    return before[-1] if before else None
+
+
+def _norms(folder: Path) -> dict[int, float]:
+    """Return the gradient norms that a run recorded, by step; a kill may have cut the last line."""
+    file = folder / "metrics.jsonl"
+    text = file.read_text("utf8", errors="replace") if file.is_file() else ""
+    records = [parse_object(line, file, CheckpointError) for line in text.split("\n")[:-1]]
+    return {int(each["step"]): each["gradient_norm"] for each in records if "gradient_norm" in each}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bothways.core.atomic_files import replace_text
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
 from bothways.core.errors import installed
@@ -44,7 +46,14 @@ from bothways.pretraining.run_page import write_run_page
 from bothways.runtime.devices import choose_device, own_torch_state
 from bothways.training import run
 from bothways.training.durations import part_of
-from bothways.training.parallel import Plan, connected, is_main, plan_here, rank_device
+from bothways.training.parallel import (
+    Plan,
+    connected,
+    is_main,
+    plan_here,
+    rank_device,
+    require_agreement,
+)
 from bothways.training.run import Training
 from bothways.training.run_folder import run_folder
 from bothways.training.state import RunState
@@ -133,11 +142,17 @@ def pretrain(
         if folder is not None and is_main(plan):
             stack.enter_context(run_folder(folder, resume=resume, progress=progress))
         stack.enter_context(connected(plan, where))
+        digests = digests_of(settings, corpora)
+        require_agreement(plan, flatten(configs.to_dict(settings)) | digests, files=("start",))
         plan = choose_plan(plan, settings.sharding, load_of(settings), where, progress)
         flops = settings.objective.forward_flops(settings.encoder, settings.phases[0].length)
         peak = peak_of(flops, settings.training, where, plan)
         # After the peak, which draws the first time in a process.
         torch.manual_seed(settings.seed + 1 + plan.rank)
+        if folder is not None and is_main(plan):
+            data = RunData(folders_of(corpora), digests, held_out is None)
+            text = json.dumps(dataclasses.asdict(data), ensure_ascii=False)
+            replace_text(folder / DATA, text)
         train_ids, scoring = _split(settings, corpora, plan, learner, held_out)
         for asked in (settings.training.keep, settings.training.target):
             if asked is not None:  # now, not at the first evaluation
@@ -147,7 +162,7 @@ def pretrain(
             phases_of(settings, corpora, train_ids, plan, where),
             settings.training,
             plan,
-            MemoryStore() if folder is None else _store(settings, corpora, folder),
+            MemoryStore() if folder is None else _store(settings, digests, folder),
             evaluation=scoring,
             peak=peak,
             progress=progress,
@@ -166,12 +181,47 @@ def pretrain(
         return dataclasses.replace(done, folder=folder / "model")
 
 
-def _store(settings: PretrainConfig, corpora: Corpora, folder: Path) -> FolderStore:
+def _store(settings: PretrainConfig, digests: Mapping[str, str], folder: Path) -> FolderStore:
     """Return the store of a run, whose checkpoints belong to its settings, corpora and models."""
-    config = configs.to_dict(settings) | {"corpus": corpora.fingerprint()}
-    frozen = settings.objective.frozen_models.items()
-    config |= {role: digest_of_model(source) for role, source in frozen}
+    config = configs.to_dict(settings) | dict(digests)
     return FolderStore(folder, config, configs.to_toml(settings))
+
+
+DATA = "data.json"
+"""The file of a run with its `RunData`."""
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What a run reads besides its settings, to repeat its steps.
+
+    Attributes:
+        corpora: the folders or URLs of the corpora, by name.
+        digests: of the corpora together, and of each frozen model by role.
+        held_out: whether documents are set aside; else all are trained on.
+    """
+
+    corpora: Mapping[str, str]
+    digests: Mapping[str, str]
+    held_out: bool
+
+
+def folders_of(corpora: Corpora) -> dict[str, str]:
+    """Return the absolute folder, or the URL, of each corpus by name."""
+    folders = {name: part.folder for name, part in corpora.parts.items()}
+    return {
+        name: str(place.absolute() if isinstance(place, Path) else place)
+        for name, place in folders.items()
+    }
+
+
+def digests_of(settings: PretrainConfig, corpora: Corpora) -> dict[str, str]:
+    """Return the SHA-256 of the corpora, as "corpus", and of each frozen model by its role."""
+    frozen = settings.objective.frozen_models.items()
+    return {
+        "corpus": corpora.fingerprint(),
+        **{role: digest_of_model(source) for role, source in frozen},
+    }
 
 
 def _split(

@@ -98,7 +98,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
                         own += time.perf_counter() - begin
                         watchdog.note("exchanging gradients", progress.steps + 1)
                     # The ranks' gradients are averaged: times `world` makes them a sum.
-                    share = _share(losses, agreed, learner.coefficients) * plan.world
+                    share = weighted_sum(losses, agreed, learner.coefficients) * plan.world
                     torch.autograd.backward(share)
                 meter.add(weight, losses)
             meter.pace.add(own, sum(batch.layout.tokens for batch in step.microbatches))
@@ -144,7 +144,7 @@ def evaluate(
     return scores
 
 
-def _share(
+def weighted_sum(
     losses: Mapping[str, Loss], weights: Mapping[str, float], coefficients: Mapping[str, float]
 ) -> Tensor:
     """Return this microbatch's part of Σ coefficient · total / weight of the step."""

@@ -13,10 +13,11 @@ import gc
 import inspect
 import itertools
 import os
+import re
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from typing_extensions import assert_never
 
+import bothways
 from bothways.core.errors import BothwaysError, ConfigError, LostRankError, ResourceError
 from bothways.core.learner import Learner
 
@@ -401,6 +403,45 @@ def on_all_ranks(plan: Plan, work: Callable[[], object]) -> None:
     torch.distributed.all_gather_object(errors, failed)
     if (first := failed or next(filter(None, errors), None)) is not None:
         raise first
+
+
+def require_agreement(
+    plan: Plan, values: Mapping[str, object], files: Collection[str] = ()
+) -> None:
+    """Check that all ranks were started with equal values, and equal versions; all call this.
+
+    Args:
+        values: settings and digests of data, by name.
+        files: names of those that may differ, since they are paths on the machine of a rank.
+
+    Raises:
+        ConfigError: on all ranks, the same one: the first values that differ, and where.
+    """
+    if isinstance(plan, Single):
+        return
+    # An optimizer may be a function, whose text has an address.
+    known = {
+        name: re.sub(r" at 0x[0-9a-f]+", "", str(value))
+        for name, value in values.items()
+        if name not in files
+    }
+    known |= {"bothways": bothways.__version__, "torch": torch.__version__}
+    gathered: list[Any] = [None] * plan.world
+    torch.distributed.all_gather_object(gathered, known)
+    first = gathered[0]
+    for rank, other in enumerate(gathered):
+        names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
+        if not names:
+            continue
+        pairs = (
+            f"{name} is {other.get(name, 'not set')}, and {first.get(name, 'not set')} on rank 0"
+            for name in names[:3]
+        )
+        more = f"; {len(names) - 3} more" if len(names) > 3 else ""
+        fix = "Start all ranks with the same command, the same data and the same versions."
+        error = ConfigError(f"{'; '.join(pairs)}{more}", where=f"rank {rank}", fix=fix)
+        error.on_every_rank = True
+        raise error
 
 
 def is_main(plan: Plan) -> bool:

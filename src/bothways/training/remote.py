@@ -20,7 +20,7 @@ from bothways.core.errors import ResourceError
 from bothways.core.urls import again, open_store
 
 MANIFEST = "manifest.json"
-RECORDS = ("metrics.jsonl", "config.toml")
+RECORDS = ("metrics.jsonl", "config.toml", "steps.bin", "data.json")
 """The files of a run that are copied besides its checkpoints."""
 
 T = TypeVar("T")

@@ -197,13 +197,19 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
             store.save(learner, optimizer, plan, state, metrics, training.keep)
             on_event(Event("checkpoint", state, metrics))
 
-        with store.session(plan, state, training.trackers) as (trackers, interruption):
+        with store.session(plan, state, training.trackers) as (trackers, interruption, note_step):
             clock, speed = clock_from(state.seconds), Speed(end, peak)
             watch = _Watch(
                 training, state, metrics, trackers, waiting, evaluation, save, clock, progress,
                 on_event, alone=plan.world == 1,
             )  # fmt: skip
             speed.mark(state)
+
+            def noted_rate(state: RunState) -> float:
+                """Return the multiple of the peak rate of the next step, and record it."""
+                rate = schedule(state)
+                note_step(state, rate)
+                return rate
 
             def on_step(state: RunState, meter: Meter) -> bool:
                 """Do what is due; return True to stop."""
@@ -217,7 +223,7 @@ def train(  # noqa: PLR0913 – one independent value per question that a run an
                 """Train to the end of a phase."""
                 now = dataclasses.replace(state, seconds=clock())
                 return fit(
-                    learner, phase.steps(now), optimizer, schedule, plan,
+                    learner, phase.steps(now), optimizer, noted_rate, plan,
                     until=phase.until, progress=now,
                     on_step=on_step, on_rest=lambda report: watch.report(report, speed),
                     precision=training.precision, clip_norm=training.clip_norm,

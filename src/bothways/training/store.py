@@ -7,7 +7,7 @@ ends with them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,12 @@ from bothways.training.run_folder import note_settings
 from bothways.training.saved_state import Group
 from bothways.training.signals import Interruption
 from bothways.training.state import RunState
+from bothways.training.step_record import StepRecord
 from bothways.training.trackers import JsonLines, TensorBoard, Tracker
+
+NoteStep = Callable[[RunState, float], object]
+"""Receives the state before each step, and the multiple of the peak rate that the step has."""
+Session = tuple[list[Tracker], Interruption, NoteStep]
 
 
 @dataclass(frozen=True)
@@ -174,12 +179,17 @@ class FolderStore:
     @contextlib.contextmanager
     def session(
         self, plan: Plan, progress: RunState, hosted: Sequence[HostedTracker] = ()
-    ) -> Iterator[tuple[list[Tracker], Interruption]]:
-        """Open the trackers of this rank, and note signals instead of dying of them."""
+    ) -> Iterator[Session]:
+        """Open the trackers and the step record of this rank, and note signals instead of dying of
+        them.
+        """
         with contextlib.ExitStack() as stack:
             interruption = stack.enter_context(Interruption())
             trackers: list[Tracker] = []
+            note_step: NoteStep = _note_nothing
             if is_main(plan):
+                record = StepRecord(self.folder, progress.steps, plan.world)
+                note_step = stack.enter_context(contextlib.closing(record)).note
                 trackers = [JsonLines(self.folder / "metrics.jsonl", progress.steps)]
                 if installed("tensorboard"):
                     trackers.append(TensorBoard(self.folder / "tensorboard", progress.steps))
@@ -188,7 +198,7 @@ class FolderStore:
                 for tracker in trackers:
                     stack.enter_context(contextlib.closing(tracker))
             try:
-                yield trackers, interruption
+                yield trackers, interruption, note_step
                 on_all_ranks(plan, self._background.wait)
             finally:
                 self._background.wait()
@@ -242,9 +252,13 @@ class MemoryStore:
     @contextlib.contextmanager
     def session(
         self, plan: Plan, progress: RunState, hosted: Sequence[HostedTracker] = ()
-    ) -> Iterator[tuple[list[Tracker], Interruption]]:
+    ) -> Iterator[Session]:
         """Open nothing: Ctrl-C ends the run at once."""
-        yield [], Interruption()
+        yield [], Interruption(), _note_nothing
 
 
 Store = FolderStore | MemoryStore
+
+
+def _note_nothing(state: RunState, rate: float) -> None:
+    """Ignore a step: another rank records it, or nobody does."""
