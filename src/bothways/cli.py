@@ -180,6 +180,13 @@ def main() -> None:
         _run()
 
 
+def _refuse(error: BothwaysError) -> None:
+    """Print an error, of several ranks that raise it the main one alone, and exit."""
+    if error.on_every_rank and os.environ.get("RANK", "0") != "0":
+        sys.exit(2)
+    _fail(str(error), 1 if isinstance(error, LostRankError) else 2)
+
+
 def _run() -> None:
     try:
         _interrupt_on_signals()
@@ -191,9 +198,7 @@ def _run() -> None:
     except CycloptsError as error:
         _fail(str(mistakes.explain(error)))
     except BothwaysError as error:
-        if error.on_every_rank and os.environ.get("RANK", "0") != "0":
-            sys.exit(2)
-        _fail(str(error), 1 if isinstance(error, LostRankError) else 2)
+        _refuse(error)
     except RuntimeError as error:
         # torch's error is recognized by name, since importing torch here would slow every command.
         if type(error).__name__ != "OutOfMemoryError":

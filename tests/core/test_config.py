@@ -21,6 +21,7 @@ from bothways.core.config.toml import read_toml, write_toml
 from bothways.core.config.tree import parse_overrides
 from bothways.core.errors import ConfigError
 from bothways.data.full_sentences import FullSentences
+from bothways.data.masking import Masking
 from bothways.model.config import EncoderConfig, PreNorm
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
@@ -237,8 +238,14 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) 
             "training.optimizer.lr=3e-5",
             lambda c: c.training.optimizer == dataclasses.replace(BASE.training.optimizer, lr=3e-5),
         ),
-        ("training.optimizer=bert_adam", lambda c: c.training.optimizer == BertAdam()),
-        ("training.optimizer.kind=bert_adam", lambda c: c.training.optimizer == BertAdam()),
+        (
+            "training.optimizer=bert_adam",
+            lambda c: c.training.optimizer == BertAdam(lr=5e-4, betas=(0.9, 0.98)),
+        ),
+        (
+            "training.optimizer.kind=bert_adam",
+            lambda c: c.training.optimizer == BertAdam(lr=5e-4, betas=(0.9, 0.98)),
+        ),
         ("training.optimizer.betas=0.8, 0.9", lambda c: c.training.optimizer.betas == (0.8, 0.9)),
         ("training.optimizer.betas=[0.8, 0.9]", lambda c: c.training.optimizer.betas == (0.8, 0.9)),
         ("training.clip_norm=none", lambda c: c.training.clip_norm is None),
@@ -249,7 +256,7 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) 
         ),
         ("training.until=30 seconds", lambda c: c.training.until == Hours(30 / 3600)),
         ("phases.0.length=64", lambda c: c.phases == (PretrainPhase(64),)),
-        ("objective.kind=masked_lm", lambda c: c.objective == MaskedLM()),
+        ("objective.kind=masked_lm", lambda c: c.objective == MaskedLM(masking=Masking(0.4))),
         (
             "phases.0.share=0.9,phases.1.length=64,phases.1.share=0.1",
             lambda c: c.phases == (PretrainPhase(128, 0.9), PretrainPhase(64, 0.1)),
@@ -270,7 +277,7 @@ def test_lists_and_tables_are_written_as_in_a_file() -> None:
     read = load("phases=[{length=32, share=0.75}, {length=64, share=0.25}]")
     assert read.phases == (PretrainPhase(32, 0.75), PretrainPhase(64, 0.25))
     assert load("encoder.dropout={hidden=0.25}").encoder.dropout.hidden == 0.25
-    assert load('training.schedule={kind="constant"}').training.schedule == Constant()
+    assert load('training.schedule={kind="constant"}').training.schedule == Constant(0.06)
 
 
 def test_booleans_are_read_from_texts() -> None:

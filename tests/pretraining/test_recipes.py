@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import json
+import re
+import typing
 from pathlib import Path
 
 import numpy as np
@@ -13,25 +16,29 @@ import transformers
 
 from bothways.cli import app
 from bothways.commands.pretrain import pretrain
-from bothways.core.errors import ConfigError
+from bothways.core.advice import interface
+from bothways.core.errors import BothwaysError, ConfigError
+from bothways.core.finding import report_findings
 from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import AnyToken, Masking, NGrams, Spans
 from bothways.data.next_sentence import NextSentence
-from bothways.families.catalogue import preset
+from bothways.families.catalogue import family_for, preset
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.positions import Learned
-from bothways.objectives.catalogue import default_objective
-from bothways.objectives.masked_lm import MaskedLM, with_masking
+from bothways.objectives.catalogue import AnyObjective, default_objective
+from bothways.objectives.masked_lm import MaskedLM, MaskedObjective, with_masking
 from bothways.objectives.replaced_tokens import Narrower, ReplacedTokens
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.objectives.span_boundary import MaskedLMSpanBoundary
-from bothways.pretraining.config import PretrainPhase
+from bothways.pretraining.build import check_class, fit_to_corpus
+from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_config
 from bothways.pretraining.recipes import (
     RECIPES,
     albert,
+    chosen_settings,
     deberta,
     electra,
     roberta,
@@ -41,7 +48,8 @@ from bothways.pretraining.recipes import (
 from bothways.text.trainers import ByteBPE, train_tokenizer
 from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW, BertAdam, Lamb
-from bothways.training.schedules import GoogleLinear, Linear
+from bothways.training.schedules import Cosine, GoogleLinear, Linear, rate_factor
+from bothways.training.state import RunState
 from toy_animals import document
 
 SMALL = [
@@ -98,7 +106,7 @@ def test_roberta_is_the_papers_base() -> None:
     assert [phase.length for phase in made.phases] == [512]
     assert (made.training.until, made.training.clip_norm) == (Steps(500_000), None)
     assert made.training.optimizer == AdamW(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01)
-    assert made.training.schedule == Linear(Steps(24_000))
+    assert made.training.schedule == Linear(0.048)
     assert made.encoder == preset("roberta-base")
 
 
@@ -109,7 +117,7 @@ def test_albert_is_the_public_codes() -> None:
     assert (made.batch, made.data_copies) == (ExampleBudget(4096), 40)
     assert (made.training.until, made.training.clip_norm) == (Steps(125_000), 1.0)
     assert made.training.optimizer == Lamb(lr=0.00176, betas=(0.9, 0.999), eps=1e-6, decay=0.01)
-    assert made.training.schedule == GoogleLinear(Steps(3125))
+    assert made.training.schedule == GoogleLinear(0.025)
     dropped = albert(preset("bert-tiny")).encoder
     assert isinstance(dropped, EncoderConfig)
     assert (dropped.dropout.hidden, dropped.dropout.attention) == (0, 0)
@@ -127,7 +135,7 @@ def test_spanbert_is_the_papers() -> None:
     assert made.batch == TokenBudget(131_072)
     assert (made.training.until, made.training.clip_norm) == (Steps(2_400_000), 1.0)
     assert made.training.optimizer == AdamW(lr=1e-4, betas=(0.9, 0.999), eps=1e-8, decay=0.1)
-    assert made.training.schedule == Linear(Steps(10_000))
+    assert made.training.schedule == Linear(1 / 240)
 
 
 @pytest.mark.parametrize("size", ["deberta-base", "deberta-large"])
@@ -140,7 +148,7 @@ def test_deberta_is_the_papers(size: str) -> None:
     assert (made.objective, made.batch) == (MaskedLM(masking=masking), ExampleBudget(2048))
     assert (made.training.until, made.training.clip_norm) == (Steps(1_000_000), 1.0)
     assert made.training.optimizer == AdamW(lr=2e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01)
-    assert made.training.schedule == Linear(Steps(10_000))
+    assert made.training.schedule == Linear(0.01)
 
 
 def test_electra_is_the_small_size_of_the_paper_and_the_code() -> None:
@@ -152,7 +160,7 @@ def test_electra_is_the_small_size_of_the_paper_and_the_code() -> None:
     assert (made.batch, [phase.length for phase in made.phases]) == (ExampleBudget(128), [128])
     assert (made.training.until, made.training.clip_norm) == (Steps(1_000_000), 1.0)
     assert made.training.optimizer == BertAdam(lr=5e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01)
-    assert made.training.schedule == GoogleLinear(Steps(10_000))
+    assert made.training.schedule == GoogleLinear(0.01)
 
 
 @pytest.mark.parametrize("recipe", [roberta, albert, spanbert])
@@ -204,3 +212,119 @@ def test_a_recipe_for_other_models_says_which_recipes_fit(name: str) -> None:
             continue
         with pytest.raises(ConfigError, match=f"recipe: the objective of '{recipe}' is for other"):
             settings_of(recipe, preset(name))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "updates"),
+    [("paper", 10_000), ("electra", 10_000), ("roberta", 24_000), ("albert", 3125),
+     ("spanbert", 10_000), ("deberta", 10_000), ("deberta_v3", 10_000)],
+)  # fmt: skip
+def test_of_its_own_length_a_recipe_has_the_papers_warm_up(recipe: str, updates: int) -> None:
+    model = "deberta-v3-small" if recipe == "deberta_v3" else "bert-mini"
+    training = settings_of(recipe, preset(model)).training
+    rate = rate_factor(training.schedule, training.end)
+    exact = [rate(RunState(steps=steps)) for steps in (1, updates // 5, updates - 1)]
+    assert exact == [1 / updates, 0.2, (updates - 1) / updates]
+
+
+SHAPES = ("bert-mini", "electra-small", "deberta-v3-small", "roberta-base", "gpt2", "elmo-small")
+KINDS = [member.kind for member in typing.get_args(AnyObjective)]
+BUDGETS = ("7 steps", "90000 tokens", "0.5 epochs", "25 seconds", "2 hours")
+
+
+def start(
+    corpus: Corpus, recipe: str | None, model: str, *words: str, until: str = BUDGETS[0]
+) -> PretrainConfig:
+    """The settings of a run, after all checks of settings that come before its first step."""
+    encoder = fit_to_corpus(preset(model), corpus.tokenizer)
+    change = lambda base: load_config(base, [f"training.until={until}", *words])  # noqa: E731
+    settings, _ = chosen_settings(recipe, encoder, None, change)
+    rate_factor(settings.training.schedule, settings.training.end)
+    heads = settings.objective.models(settings.encoder)["model"]
+    report_findings(check_class(*heads, corpus.tokenizer))
+    return settings
+
+
+def suggested(error: BothwaysError, recipe: str, model: str) -> tuple[str, str, list[str]]:
+    """The recipe, the model and the settings of the line that an error names."""
+    with interface("command"):
+        text = str(error)
+    settings = re.findall(r"objective=[a-z_]+", text)[:1]
+    recipe, model = (
+        found[1] if (found := re.search(rf"--{name} ([a-z0-9_-]+)", text)) else usual
+        for name, usual in (("recipe", recipe), ("model", model))
+    )
+    return recipe, model, [] if f"--model {model}" in text else settings
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_each_recipe_starts_with_each_length(corpus: Corpus, recipe: str) -> None:
+    model = "deberta-v3-small" if recipe == "deberta_v3" else "bert-mini"
+    for until in BUDGETS:
+        settings = start(corpus, recipe, model, until=until)
+        at_half = RunState(steps=4, tokens=45_000, epochs=0.25, seconds=12.5)
+        assert rate_factor(settings.training.schedule, settings.training.end)(at_half) > 0
+        unit = "1 hours" if "steps" in until else "3 steps"
+        with pytest.raises(ConfigError) as caught:
+            start(corpus, recipe, model, f"training.schedule.warmup={unit}", until=until)
+        line = re.search(r"training\.schedule\.warmup=[0-9]+\.[0-9]+", str(caught.value.fix))
+        assert line is not None
+        start(corpus, recipe, model, line[0], until=until)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_each_combination_starts_or_names_the_line_that_does(corpus: Corpus, recipe: str) -> None:
+    for model, objective in itertools.product(SHAPES, (None, *KINDS)):
+        words = [] if objective is None else [f"objective={objective}"]
+        refused: BothwaysError | None = None
+        try:
+            start(corpus, recipe, model, *words)
+        except BothwaysError as error:
+            refused = error
+        if refused is not None and refused.where == "objective.teacher":
+            assert objective == "distillation"
+            assert "objective.teacher=" in str(refused.fix)
+        elif refused is not None:
+            other, shape, settings = suggested(refused, recipe, model)
+            assert (other, shape, settings) != (recipe, model, words)
+            start(corpus, other, shape, *(words if shape != model else []), *settings)
+
+
+def test_the_shape_of_another_family_is_built_or_named(corpus: Corpus) -> None:
+    for recipe, words in (("electra", []), ("modern", ["objective=replaced_tokens"])):
+        family = family_for(start(corpus, recipe, "bert-small", *words).encoder)
+        assert family is not None
+        assert family.model_type == "electra"
+    family = family_for(start(corpus, "electra", "bert-small", "objective=masked_lm_nsp").encoder)
+    assert family is not None
+    assert family.model_type == "bert"
+    with pytest.raises(ConfigError) as caught:
+        start(corpus, "deberta_v3", "bert-small")
+    assert 'model="deberta-v3-small"' in str(caught.value.fix)
+
+
+def test_another_objective_keeps_the_recipes_masks_and_notes_tell_the_rest() -> None:
+    encoder = preset("bert-mini")
+
+    def chosen(*words: str) -> tuple[PretrainConfig, list[str]]:
+        return chosen_settings("short", encoder, None, lambda base: load_config(base, words))
+
+    for kind in ("masked_lm", "masked_lm_nsp", "masked_lm_sop"):
+        settings, notes = chosen(f"objective={kind}")
+        assert isinstance(settings.objective, MaskedObjective)
+        assert (settings.objective.kind, settings.objective.masking.rate) == (kind, 0.4)
+        assert notes == []
+    settings, notes = chosen("objective=replaced_tokens")
+    assert isinstance(settings.objective, ReplacedTokens)
+    assert settings.objective.masking == ReplacedTokens().masking
+    assert len(notes) == 1
+    assert "masking.rate=0.15" in notes[0]
+    _, notes = chosen("objective=replaced_tokens", "objective.masking.rate=0.2")
+    assert notes == []
+    settings, notes = chosen("schedule=cosine", "optimizer=bert_adam")
+    assert settings.training.schedule == Cosine(0.06)
+    assert settings.training.optimizer == BertAdam(lr=1e-3, betas=(0.9, 0.98))
+    assert notes == []
+    _, notes = chosen("optimizer=lamb")
+    assert len(notes) == 1
+    assert "lr=0.00176" in notes[0]

@@ -104,9 +104,11 @@ def pretrain(  # noqa: PLR0913 – one option per question
             base = dataclasses.replace(base, objective=objective)
         return load_config(base, overrides)
 
-    _, config = chosen_settings(recipe, encoder, source, changed)
+    config, notes = chosen_settings(recipe, encoder, source, changed)
     folder = None if out is None else Path(out)
     with shown_progress(progress) as shown:
+        for note in notes:
+            shown.message(note)
         return run.pretrain(
             config, text, folder, resume=resume, device=device, progress=shown, on_event=on_event
         )
@@ -241,6 +243,7 @@ def finetune(  # noqa: PLR0913 – one option per question
         >>> result.metrics["mistakes"]
         0.0
     """
+    from bothways.core.config.reader import replaced_members
     from bothways.core.errors import ConfigError
     from bothways.finetuning import run
     from bothways.finetuning.config import RECIPES
@@ -265,6 +268,8 @@ def finetune(  # noqa: PLR0913 – one option per question
     config = load_config(base, settings)
     folder = None if out is None else Path(out)
     with shown_progress(progress) as shown:
+        for note in replaced_members(config, base):
+            shown.message(f"note: {note}")
         return run.finetune(
             config,
             folder,

@@ -14,6 +14,7 @@ from bothways.commands.progress import (
     error_console,
     run_progress,
     say_kernels,
+    say_replaced,
 )
 
 
@@ -104,6 +105,7 @@ def _pretrain_student(
     text, console = Corpus.open(corpus), error_console()
     usual = distillation(teacher, text, student, recipe)
     settings = load_config(usual, run.overrides, run.config)
+    say_replaced(settings, usual)
     with run_progress(run.out, console) as progress:
         done = job.pretrain(
             settings, text, run.out, resume=run.resume, device=run.device, progress=progress
@@ -120,6 +122,7 @@ def _finetune_student(
 
     base, console = taught_finetuning(teacher, train, student, recipe, dev), error_console()
     settings = load_config(base, run.overrides, run.config)
+    say_replaced(settings, base)
     with run_progress(run.out, console) as progress:
         done = job.finetune(
             settings, run.out, resume=run.resume, device=run.device, progress=progress

@@ -17,7 +17,7 @@ from bothways.commands.options import (
     SecondColumn,
     TrainedTask,
 )
-from bothways.commands.progress import check_begun, say_kernels, stop_saved
+from bothways.commands.progress import check_begun, say_kernels, say_replaced, stop_saved
 from bothways.core.terminal import counted, output_console, say, show_lines
 
 if TYPE_CHECKING:
@@ -147,7 +147,10 @@ def settings_from(
     given = {name: value for name, value in options.items() if value is not None}
     if named := {name: column for name, column in columns.items() if column is not None}:
         given["task"] = {"columns": named}
-    return load_config(base, merge(expand_shorthands(overrides), expand_shorthands(given)), file)
+    tree = merge(expand_shorthands(overrides), expand_shorthands(given))
+    settings = load_config(base, tree, file)
+    say_replaced(settings, base)
+    return settings
 
 
 def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> None:

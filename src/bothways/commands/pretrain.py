@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -99,12 +98,12 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
         mixture = None if isinstance(text, Corpus) else Smoothed()
         return load_config(dataclasses.replace(base, mixture=mixture), overrides, config)
 
-    name, settings = chosen_settings(recipe, encoder, start, changed)
-    if recipe is None and name != "modern":
-        print(f"note: --recipe {name}, for a budget of {settings.training.until}", file=sys.stderr)
+    settings, notes = chosen_settings(recipe, encoder, start, changed)
     console = error_console()
     say_kernels(device)
     with run_progress(out, console) as progress:
+        for note in notes:
+            progress.message(note)
         done = job.pretrain(settings, text, out, resume=resume, device=device, progress=progress)
     conclude_pretraining(done, settings, console)
 

@@ -57,6 +57,14 @@ def _has_columns(source: str) -> bool:
     return not is_stream(source) and ".txt" not in Path(source).suffixes
 
 
+def say_replaced(settings: object, base: object) -> None:
+    """Print a note for each union of which settings have another member than their recipe."""
+    from bothways.core.config.reader import replaced_members
+
+    for each in replaced_members(settings, base):
+        say(error_console(), f"note: {each}")
+
+
 def say_kernels(device: str) -> None:
     """Print on standard error which kernels a long command computes with; nothing for a GPU."""
     from bothways.kernels.library import describe_kernels

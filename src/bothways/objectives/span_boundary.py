@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bothways.core.batch import Batch
-from bothways.core.errors import ConfigError
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
 from bothways.core.targets import Targets, TokenTargets
@@ -42,7 +41,6 @@ from bothways.model.config import EncoderConfig, ModelConfig
 from bothways.model.init import initialise, layer_norm
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLMLearner, MaskedObjective
-from bothways.objectives.objective import ModelSpec
 
 PLACES, PLACE_WIDTH = 15, 200
 """Places in a span that are predicted, and the width of their vectors (SpanBERT's commands)."""
@@ -80,13 +78,6 @@ class MaskedLMSpanBoundary(MaskedObjective):
     boundary: float = 1.0
     z_loss: float = 0.0
     kind: Literal["masked_lm_sbo"] = "masked_lm_sbo"
-
-    def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
-        """Return the encoder with a masked LM head."""
-        if not isinstance(encoder, EncoderConfig):
-            what = "the span boundary objective needs a transformer encoder"
-            raise ConfigError(what, where="objective", fix="Choose another encoder.")
-        return super().models(encoder)
 
     def prepare(
         self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator

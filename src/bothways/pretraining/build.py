@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import operator
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from typing_extensions import assert_never
 
-from bothways.core.advice import call
+from bothways.core.advice import argument, call
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, report_findings
 from bothways.core.part_cache import GIGABYTES
@@ -26,7 +27,7 @@ from bothways.data.loader import Loader, Share
 from bothways.data.masking import Vocabulary
 from bothways.data.mixture import Corpora, MixedSource
 from bothways.data.remote_arrays import RemoteArray
-from bothways.families.catalogue import FAMILIES, family_for, preset
+from bothways.families.catalogue import FAMILIES, PRESETS, family_for, preset
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve, resolve_run
@@ -292,7 +293,7 @@ def preflight(
     # Ranks that may share a model do so where it would not fit otherwise.
     ranks = 1 if settings.sharding is None else plan.world
     findings += check_machine(load_of(settings), folder, device, ranks)
-    findings += _check_class(*models["model"], corpus.tokenizer)
+    findings += check_class(*models["model"], corpus.tokenizer)
     findings += _check_start(settings)
     fix = "Train a tokenizer on this text, and build the corpus with it."
     for name, part in corpora.parts.items():
@@ -415,9 +416,7 @@ def _data_findings(settings: PretrainConfig, corpus: Corpus) -> list[Finding]:
     return result
 
 
-def _check_class(
-    encoder: ModelConfig, heads: Iterable[Head], tokenizer: Tokenizer
-) -> list[Finding]:
+def check_class(encoder: ModelConfig, heads: Iterable[Head], tokenizer: Tokenizer) -> list[Finding]:
     """Return what is to be known of the class that the saved model will have."""
     family = family_for(encoder, tokenizer.kind)
     kinds = [head.kind for head in heads]
@@ -437,5 +436,28 @@ def _check_class(
         return []
     what = f"transformers has no {family.model_type} class with the heads {names}"
     others = ", ".join(known.model_type for known in able)
-    fix = f"Set objective=masked_lm, or train a model of another family: {others}."
+    fix = f"Set objective=masked_lm, or choose a model of another family ({others})"
+    shape = _nearest_shape(encoder, [known.model_type for known in able])
+    fix += f": {argument(model=shape)}." if shape else "."
     return [Finding("heads", "error", what, "objective", fix)]
+
+
+def _nearest_shape(encoder: ModelConfig, families: list[str]) -> str | None:
+    """Return the preset of one of these families whose width is nearest to that of an encoder."""
+    widths = {
+        name: abs(width - encoder.width)
+        for name, (family, width) in _published().items()
+        if family in families
+    }
+    return min(widths, key=widths.__getitem__, default=None)
+
+
+@functools.cache
+def _published() -> dict[str, tuple[str | None, int]]:
+    """Return family and width of each preset."""
+    shapes = {name: make() for name, make in PRESETS.items()}
+    families = {name: family_for(shape) for name, shape in shapes.items()}
+    return {
+        name: (None if (family := families[name]) is None else family.model_type, shape.width)
+        for name, shape in shapes.items()
+    }

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bothways.core.advice import call
 from bothways.core.batch import Batch
 from bothways.core.config import reader as configs
 from bothways.core.config.toml import read_toml
@@ -181,7 +182,7 @@ def open_recorded(data: RunData, folders: Sequence[str] = ()) -> dict[str, Corpu
         for place in data.corpora.values():
             if not is_url(place) and not Path(place).is_dir():
                 what = "the corpus of the run is no longer there"
-                fix = "Name its folder after the step: bothways inspect-step RUN STEP CORPUS"
+                fix = f"Name its folder: {call('inspect-step', 'RUN', 'STEP', 'CORPUS')}"
                 raise CheckpointError(what, where=place, fix=fix)
     places = folders or [*data.corpora.values()]
     return {name: Corpus.open(place) for name, place in zip(data.corpora, places, strict=True)}

@@ -1,6 +1,8 @@
 """Recipes: functions that return a complete `PretrainConfig` for an encoder.
 
 `modern` and `short` are for one machine; the others are the settings of papers and of their code.
+Their warm-up and their phases are shares of the run, so that a run of any length, in any unit, has
+them: of the papers' own lengths they are the papers' numbers.
 """
 
 from __future__ import annotations
@@ -9,10 +11,13 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+from bothways.core.advice import argument
+from bothways.core.config.reader import replaced_members
 from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import AnyToken, Masking, NGrams, RareTokens
+from bothways.families.catalogue import family_for
 from bothways.families.electra import READOUT
 from bothways.model.config import EncoderConfig, LSTMConfig, ModelConfig
 from bothways.model.positions import Learned
@@ -28,6 +33,7 @@ from bothways.objectives.distillation_values import (
     SoftTargets,
 )
 from bothways.objectives.masked_lm import MaskedLM, MaskedObjective, with_masking
+from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens, Shallower
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.objectives.span_boundary import MaskedLMSpanBoundary
@@ -62,9 +68,9 @@ def paper(encoder: ModelConfig) -> PretrainConfig:
 
 
 def _google_training(rate: float) -> Training:
-    """Return the training of Google's code: a million updates, the first 10,000 as warm-up."""
+    """Return the training of Google's code: a million updates, the first 1 % as warm-up."""
     optimizer = BertAdam(lr=rate, betas=(0.9, 0.999), eps=1e-6, decay=0.01)
-    return _long_training(Steps(1_000_000), optimizer, GoogleLinear(Steps(10_000)))
+    return _long_training(Steps(1_000_000), optimizer, GoogleLinear(0.01))
 
 
 def _long_training(
@@ -166,15 +172,36 @@ def electra(encoder: ModelConfig) -> PretrainConfig:
     """
     objective = ReplacedTokens()
     return PretrainConfig(
-        encoder=dataclasses.replace(encoder, readout=READOUT)
-        if isinstance(encoder, EncoderConfig) and encoder.readout == Readout()
-        else encoder,
+        encoder=_with_heads(encoder, objective),
         training=_google_training(5e-4),
         objective=objective,
         phases=(PretrainPhase(min(128, encoder.max_positions)),),
         batch=ExampleBudget(128),
         evaluation_masking=objective.masking,
     )
+
+
+def _with_heads(encoder: ModelConfig, objective: Objective) -> ModelConfig:
+    """Return the shape of a BERT with ELECTRA's heads if it is to detect replaced tokens."""
+    if not isinstance(objective, ReplacedTokens) or not isinstance(encoder, EncoderConfig):
+        return encoder
+    made = dataclasses.replace(encoder, readout=READOUT)
+    family = family_for(made)
+    fits = family is not None and family.architecture_with(["replaced"]) is not None
+    return made if fits and encoder.readout == Readout() else encoder
+
+
+_DETECTORS = {"electra": "electra-small", "deberta_v3": "deberta-v3-small"}
+"""A preset for each recipe whose models detect replaced tokens."""
+
+
+def _require_detector(recipe: str, encoder: ModelConfig) -> None:
+    """Raise ConfigError if transformers has no class of this family for replaced tokens."""
+    family = family_for(encoder)
+    if family is not None and family.architecture_with(["replaced"]) is None:
+        what = f"transformers has no {family.model_type} that detects replaced tokens"
+        fix = f"Choose another shape: {argument(model=_DETECTORS[recipe])}."
+        raise ConfigError(what, where="model", fix=fix)
 
 
 def _full_length(encoder: ModelConfig) -> tuple[PretrainPhase, ...]:
@@ -195,7 +222,7 @@ def roberta(encoder: ModelConfig) -> PretrainConfig:
         training=_long_training(
             Steps(500_000),
             AdamW(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
-            Linear(Steps(24_000)),
+            Linear(0.048),  # 24,000 updates
             clip_norm=None,
         ),
         objective=MaskedLM(),
@@ -217,7 +244,7 @@ def albert(encoder: ModelConfig) -> PretrainConfig:
         training=_long_training(
             Steps(125_000),
             Lamb(lr=0.00176, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
-            GoogleLinear(Steps(3125)),
+            GoogleLinear(0.025),  # 3,125 updates
         ),
         objective=MaskedLMSentenceOrder(
             masking=Masking(0.15, unit=NGrams(3), replacements=AnyToken())
@@ -241,7 +268,7 @@ def spanbert(encoder: ModelConfig) -> PretrainConfig:
         training=_long_training(
             Steps(2_400_000),
             AdamW(lr=1e-4, betas=(0.9, 0.999), eps=1e-8, decay=0.1),
-            Linear(Steps(10_000)),
+            Linear(1 / 240),  # 10,000 updates
         ),
         objective=MaskedLMSpanBoundary(segments=FullSentences(cross=False)),
         phases=_full_length(encoder),
@@ -263,7 +290,7 @@ def deberta(encoder: ModelConfig) -> PretrainConfig:
         training=_long_training(
             Steps(1_000_000),
             AdamW(lr=2e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
-            Linear(Steps(10_000)),
+            Linear(0.01),  # 10,000 updates
         ),
         objective=MaskedLM(masking=Masking(0.15, unit=NGrams(3), replacements=AnyToken())),
         phases=_full_length(encoder),
@@ -284,7 +311,7 @@ def deberta_v3(encoder: ModelConfig) -> PretrainConfig:
         training=_long_training(
             Steps(500_000),
             AdamW(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
-            Linear(Steps(10_000)),
+            Linear(0.02),  # 10,000 updates
         ),
         objective=objective,
         phases=_full_length(encoder),
@@ -378,7 +405,7 @@ def minilm(encoder: ModelConfig, teacher: str) -> PretrainConfig:
         training=_long_training(
             Steps(400_000),
             AdamW(lr=6e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
-            Linear(Steps(4000)),
+            Linear(0.01),  # 4,000 updates
         ),
         objective=Distillation(teacher, (Relations(1.0, heads, layer),), masking=None),
         phases=_full_length(encoder),
@@ -420,7 +447,8 @@ def settings_of(recipe: str, encoder: ModelConfig, start: str | None = None) -> 
         if error.where != "objective":
             raise
         what = f"the objective of {recipe!r} is for other models: {error.what}"
-        fix = "Choose the recipe modern, short or paper, or another model."
+        usual = default_objective(encoder).kind
+        fix = f"Choose another model, or {argument(recipe='modern')} objective={usual}."
         raise ConfigError(what, where="recipe", fix=fix) from error
     if start is None:
         return made
@@ -439,19 +467,44 @@ def recipe_for(until: Duration) -> str:
     return "short" if isinstance(until, Hours) and until.count <= SHORT_BUDGET.count else "modern"
 
 
+def _changed(
+    recipe: str,
+    encoder: ModelConfig,
+    start: str | None,
+    change: Callable[[PretrainConfig], PretrainConfig],
+) -> tuple[PretrainConfig, PretrainConfig]:
+    """Return the settings of a recipe, and those after `change`: heads follow the objective."""
+    base = settings_of(recipe, encoder, start)
+    settings = change(base)
+    if start is not None:
+        return base, settings
+    if settings.objective.kind == base.objective.kind:
+        if recipe in _DETECTORS:
+            _require_detector(recipe, settings.encoder)
+        return base, settings
+    heads = _with_heads(encoder, settings.objective)
+    if isinstance(heads, EncoderConfig) and isinstance(base.encoder, EncoderConfig):
+        base = dataclasses.replace(
+            base, encoder=dataclasses.replace(base.encoder, readout=heads.readout)
+        )
+    return base, change(base)
+
+
 def chosen_settings(
     recipe: str | None,
     encoder: ModelConfig,
     start: str | None,
     change: Callable[[PretrainConfig], PretrainConfig],
-) -> tuple[str, PretrainConfig]:
-    """Return the name of a recipe and its settings after `change`.
+) -> tuple[PretrainConfig, list[str]]:
+    """Return the settings of a recipe after `change`, and notes on what was chosen.
 
     Args:
         recipe: None for the usual one for the length of the changed run.
     """
-    name = recipe or "modern"
-    settings = change(settings_of(name, encoder, start))
-    if recipe is None and (usual := recipe_for(settings.training.end)) != name:
-        return usual, change(settings_of(usual, encoder, start))
-    return name, settings
+    base, settings = _changed(recipe or "modern", encoder, start, change)
+    notes = list[str]()
+    until = settings.training.end
+    if recipe is None and (usual := recipe_for(until)) != "modern":
+        base, settings = _changed(usual, encoder, start, change)
+        notes.append(f"note: the recipe {usual}, for a budget of {until}")
+    return settings, [*notes, *(f"note: {each}" for each in replaced_members(settings, base))]

@@ -189,7 +189,7 @@ def _amount(name: str, part: ScheduleSpan, run: Duration) -> float:
         raise ConfigError(
             f"the part is given in {part.kind} ({part}), the run in {run.kind} ({run})",
             where=where,
-            fix=f"Give both in {run.kind}, or the part as a share of the run, such as 0.1.",
+            fix=f"Give both in {run.kind}, or a share of the run, such as {where}=0.1.",
         )
     if part.count >= run.count:
         fix = f"Give it as a share of the run, such as {where}=0.1, or make the run longer."

@@ -6,7 +6,9 @@ may lack. Reading is strict: errors about unknown keys, wrong types and rules of
 name the dotted path. Values may be texts from a command line.
 
 pydantic reads plain values. The walk over the tree is our own, so that errors of `__post_init__`
-keep their paths, and a table without `kind` means the member that the base has.
+keep their paths, and a table without `kind` means the member that the base has. Naming another
+member keeps what the base has set in fields that mean the same in both, those of equal type and
+default: `schedule=cosine` keeps the warm-up of `linear`. `replaced_members` reports the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -100,6 +102,43 @@ def config_difference(config: Any, base: Any) -> list[str]:
     return [f"{path} = {inline(value)}" for path, value in _changes(config, base).items()]
 
 
+def replaced_members(config: Any, base: Any) -> list[str]:
+    """Return a text for each union of which `config` has another member than `base`, if that one
+    has settings that are not its defaults, and the new one has its own defaults there.
+
+    Example: ["training.optimizer=lamb has lr=0.00176, where adamw had 0.0005"].
+    """
+    return list(_replaced(config, base, ""))
+
+
+def _replaced(config: Any, base: Any, where: str) -> Iterator[str]:
+    for field in _fields(config):
+        new, old = getattr(config, field.name), getattr(base, field.name)
+        path = join_path(where, field.name)
+        if new == old or not (dataclasses.is_dataclass(new) and dataclasses.is_dataclass(old)):
+            continue
+        if type(new) is type(old):
+            yield from _replaced(new, old, path)
+        elif hasattr(new, "kind") and hasattr(old, "kind"):
+            values, chosen = flatten(to_dict(new)), _set_in(new)
+            lost = [
+                f"{name}={inline(values[name])}, where {old.kind} had {inline(value)}"
+                for name, value in _set_in(old).items()
+                if name in values and name not in chosen and values[name] != value
+            ]
+            if lost:
+                yield f"{path}={new.kind} has {'; '.join(lost)}"
+
+
+def _set_in(config: Any) -> dict[str, object]:
+    """Return the settings of a member that are not its defaults, by path."""
+    hints = _hints(type(config))
+    defaults = {field.name: _default(field) for field in _fields(config)}
+    known = flatten({name: _plain(hints[name], value) for name, value in defaults.items()})
+    values = flatten(to_dict(config))
+    return {path: value for path, value in values.items() if known.get(path) != value}
+
+
 def fingerprint(config: Any) -> str:
     """Return the SHA-256 of the configuration, equal for equal ones on any machine."""
     return hashlib.sha256(json.dumps(to_dict(config), sort_keys=True).encode()).hexdigest()
@@ -179,27 +218,42 @@ def _record(
 ) -> Any:
     """Build a dataclass from a table; `union` has the classes that it was chosen from."""
     fields, hints = {field.name: field for field in _fields(cls)}, _hints(cls)
+    kept = _kept(cls, base) if type(base) in union else {}
     for key in tree:
         if key not in fields:
             _refuse_other_kind(key, union, where)
             raise _unknown("key", key, fields, join_path(where, key), _deeper(key, base))
     values = {}
     for name, field in fields.items():
-        below = getattr(base, name) if isinstance(base, cls) else _default(field)
+        below = getattr(base, name) if isinstance(base, cls) else kept.get(name, _default(field))
         if name in tree:
             known = None if below is dataclasses.MISSING else below
             values[name] = _value(hints[name], tree[name], known, join_path(where, name))
         elif below is not dataclasses.MISSING:
             values[name] = below
         else:
-            what = f"is missing: it must be {_allowed(hints[name])}"
-            raise ConfigError(what, where=join_path(where, name))
+            what, path = f"is missing: it must be {_allowed(hints[name])}", join_path(where, name)
+            raise ConfigError(what, where=path, fix=f"Set it: {path}=VALUE.")
     try:
         return cls(**values)
     except ConfigError as error:
         raise ConfigError(
             error.what, where=_place(error.where, fields, where), fix=error.fix
         ) from error
+
+
+def _kept(cls: type[Any], base: Any) -> dict[str, Any]:
+    """Return what another member of a union keeps of the base: fields of equal type and default."""
+    hints, old = _hints(cls), _hints(type(base))
+    defaults = {field.name: _default(field) for field in _fields(base)}
+    return {
+        field.name: getattr(base, field.name)
+        for field in _fields(cls)
+        if field.name in defaults
+        and hints[field.name] == old[field.name]
+        and _default(field) is not dataclasses.MISSING
+        and _default(field) == defaults[field.name]
+    }
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
