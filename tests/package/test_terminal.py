@@ -2,21 +2,77 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
+import shlex
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from bothways import cli
+from bothways.cli import app
 from terminal import run_command
 from toy_bulk import make_classifier, make_rows, write_rows
+from toy_folder import make_examples, write_tsv
 
 ENVIRONMENTS = {
     "terminal": {},
-    "colours": {"FORCE_COLOR": "1"},
     "dumb": {"TERM": "dumb"},
+    "colours": {"FORCE_COLOR": "1"},
     "narrow": {"COLUMNS": "40"},
 }
+QUICK = {
+    "predict": "predict classifier rows.tsv",
+    "evaluate": "evaluate classifier train.tsv --json",
+    "embed": "embed bert new.txt --out OUT.npy",
+    "describe": "describe classifier",
+    "compare": "compare classifier classifier train.tsv",
+    "corpus build": "corpus build text.txt --tokenizer bert --out OUT --workers 1",
+    "corpus inspect": "corpus inspect corpus --verify",
+    "tokenizer encode": "tokenizer encode new.txt --tokenizer bert",
+    "tokenizer report": "tokenizer report text.txt --tokenizer bert",
+    "tokenizer train": "tokenizer train text.txt --size 60 --out OUT",
+}
+"""Commands that take less than a second; OUT is a new place."""
+_TINY = "batch.kind=examples batch.n=2 objective.segments.length=32"
+SLOW = {
+    "pretrain": f"pretrain corpus --out OUT --model bert-tiny --until '3 steps' {_TINY}",
+    "adapt": "adapt bert text.txt --out OUT --until '2 steps'",
+    "finetune": "finetune bert train.tsv --dev dev.tsv --epochs 1 --out OUT",
+    "distil": "distil classifier train.tsv --student bert --dev dev.tsv --epochs 1 --out OUT",
+    "search": "search bert train.tsv --dev dev.tsv --grid lr=1e-3,1e-4 --epochs 1 --out OUT",
+    "features": "features bert train.tsv --dev dev.tsv --layers last",
+    "convert": "convert bert --out OUT --positions 64 --window 8",
+    "export": "export classifier --out OUT",
+    "plan": "plan bert-tiny --tokens 1e4 --hardware h100 --json",
+    "compare-runs": "compare-runs run --out OUT.html",
+    "inspect-step": "inspect-step run 2 corpus",
+    "reproduce pretraining": "reproduce pretraining bert-5 --text text.txt --data glue --dry-run "
+    "--tasks CoLA --budget '10 minutes'",
+    "reproduce glue": "reproduce glue --model bert --data glue --dry-run --tasks CoLA",
+    "bench": "bench small --rounds 1",
+    "quickstart": "quickstart --minutes 0.5 --out OUT",
+    "speedrun": f"speedrun --text text.txt --held-out text.txt --model bert-tiny --seeds 1 --target 9 "
+    f"--out OUT training.until='3 steps' {_TINY}",
+}
+"""Commands that take seconds, and run in `make test-slow`."""
+SERVERS = {"serve": "serve classifier --port 0", "play": "play classifier --no-browser"}
+ELSEWHERE = {"reproduce squad", "reproduce swag", "reproduce ner"}
+"""Commands that are the function of another line."""
 _COLOURS = re.compile(rb"\x1b\[[\d;]*m")
+_NUMBERS = re.compile(rb"[\d,.:%e-]*\d[\d,.:%e-]*")
+
+
+def run_line(line: str, folder: Path, name: str, **options: object) -> tuple[int, bytes, bytes]:
+    """Run a command with a new place for what it writes, whose name is OUT in its output again."""
+    out = folder / f"out-{name}"
+    words = [word.replace("OUT", str(out)) for word in shlex.split(line)]
+    done = run_command(words, folder / f"{name}.output", **options)  # type: ignore[arg-type]
+    return done.status, done.output.replace(str(out).encode(), b"OUT"), done.messages
 
 
 @pytest.fixture(scope="module")
@@ -24,45 +80,114 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("terminal")
     make_classifier(folder)
     write_rows(folder / "rows.tsv", make_rows(60))
+    write_rows(folder / "new.txt", make_rows(5))
+    write_tsv(folder / "train.tsv", make_examples(24, 0))
+    write_tsv(folder / "dev.tsv", make_examples(12, 1))
+    texts = [example.text for example in make_examples(240, 2)]
+    paragraphs = ["\n".join(texts[at : at + 8]) for at in range(0, 240, 8)]
+    (folder / "text.txt").write_text("\n\n".join(paragraphs))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run_line(QUICK["corpus build"].replace("OUT", "corpus"), folder, "corpus")
     return folder
 
 
-LINES = ["predict classifier rows.tsv", "describe classifier"]
+@pytest.fixture(scope="module")
+def whole_place(place: Path) -> Path:
+    """The same folder with a run, and data of GLUE."""
+    cola = "".join(f"x\t{at % 2}\t\ta sentence\n" for at in range(20))
+    (place / "glue" / "CoLA").mkdir(parents=True)
+    for name in ("train", "dev"):
+        (place / "glue" / "CoLA" / f"{name}.tsv").write_text(cola)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        status, _, messages = run_line(SLOW["pretrain"].replace("OUT", "run"), place, "run")
+        assert status == 0, messages
+    return place
 
 
-@pytest.mark.parametrize("line", LINES)
+def test_every_command_is_run_here() -> None:
+    groups = {"tokenizer": cli.tokenizer, "corpus": cli.corpus, "reproduce": cli.reproduce}
+    names = {name for name in app if not name.startswith("-")} - groups.keys()
+    for group, verbs in groups.items():
+        names |= {f"{group} {name}" for name in verbs if not name.startswith("-")}
+    assert names == QUICK.keys() | SLOW.keys() | SERVERS.keys() | ELSEWHERE
+
+
+@pytest.mark.parametrize("name", QUICK)
 def test_a_terminal_changes_no_byte_of_the_output(
-    line: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
-    words, output = line.split(), tmp_path / "output"
-    for environment in ENVIRONMENTS.values():
-        plain = run_command(words, output, terminal=False, environment=environment)
-        shown = run_command(words, output, columns=200, environment=environment)
-        assert (plain.status, shown.status) == (0, 0)
-        assert len(plain.output) > 100
-        assert shown.output == plain.output
-        assert b"\x1b" not in _COLOURS.sub(b"", shown.output)
+    line, plain = QUICK[name], (0, b"", b"")
+    for kind, environment in ENVIRONMENTS.items():
+        if kind != "dumb":  # which is as without a terminal
+            plain = run_line(
+                line, tmp_path, f"plain-{kind}", terminal=False, environment=environment
+            )
+        shown = run_line(line, tmp_path, kind, columns=200, environment=environment)
+        assert (plain[0], shown[0]) == (0, 0), shown[2]
+        assert shown[1] == plain[1]
+        assert b"\x1b" not in _COLOURS.sub(b"", shown[1])
+    assert shown[1] or "OUT" in line
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("name", [name for name in QUICK if "OUT" not in QUICK[name]])
 def test_a_reader_that_ends_is_no_error(
-    line: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As with `| head -1`, whose pipe is closed while there is more to write."""
     monkeypatch.chdir(place)
-    ended = run_command(line.split(), tmp_path / "output", reader_ends=True)
-    assert ended.status == 0
-    assert b"rror" not in ended.messages
+    status, _, messages = run_line(QUICK[name], tmp_path, "ended", reader_ends=True)
+    assert status == 0
+    assert b"Traceback" not in messages
+    assert b"rror" not in messages
 
 
 def test_no_bar_is_drawn_where_it_could_not_be_erased(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
-    words = ["predict", "classifier", "rows.tsv"]
-    bar = run_command(words, tmp_path / "output")
-    assert b"predicting" in bar.messages
+    assert b"predicting" in run_line(QUICK["predict"], tmp_path, "bar")[2]
     for terminal, environment in ((False, {"FORCE_COLOR": "1"}), (True, {"TERM": "dumb"})):
-        plain = run_command(words, tmp_path / "output", terminal=terminal, environment=environment)
-        assert b"predicting" not in plain.messages
-        assert b"\x1b" not in plain.messages
+        options = {"terminal": terminal, "environment": environment}
+        _, _, messages = run_line(QUICK["predict"], tmp_path, "plain", **options)
+        assert b"predicting" not in messages
+        assert b"\x1b" not in messages
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_a_terminal_changes_no_output_of_training(
+    name: str, whole_place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers may be times, and are not compared; with an output the whole line is."""
+    monkeypatch.chdir(whole_place)
+    plain, shown = (
+        run_line(SLOW[name], tmp_path, str(terminal), terminal=terminal, columns=200)
+        for terminal in (False, True)
+    )
+    assert (plain[0], shown[0]) == (0, 0), shown[2]
+    lines = [[_NUMBERS.sub(b"#", word) for word in each[1].split()] for each in (plain, shown)]
+    if name != "quickstart":  # whose examples depend on the time
+        assert lines[0] == lines[1]
+    assert b"\x1b" not in shown[1]
+    if not {"OUT", "OUT.html"} & {*SLOW[name].split()}:
+        assert plain[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SERVERS)
+def test_servers_write_nothing_to_the_output(name: str, place: Path, tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    words = [sys.executable, "-m", "bothways", *SERVERS[name].split()]
+    with (tmp_path / "output").open("wb") as output:
+        server = subprocess.Popen(words, cwd=place, stdout=output, stderr=slave)
+    os.close(slave)
+    shown = b""
+    while b"http://" not in shown:
+        shown += os.read(master, 2**16)
+    server.send_signal(signal.SIGINT)
+    assert server.wait(60) in {0, cli.INTERRUPTED}
+    os.close(master)
+    assert (tmp_path / "output").read_bytes() == b""

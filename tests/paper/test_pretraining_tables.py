@@ -363,7 +363,7 @@ def test_the_cost_is_known_before_anything_is_written(
         "--budget", "30 minutes", "--out", str(tmp_path / "out"), "--dry-run", "--scale", "small",
     ]  # fmt: skip
     app(words, result_action="return_value")
-    shown = capsys.readouterr().err
+    shown = capsys.readouterr().out
     assert not (tmp_path / "out").exists()
     assert shown.count("0:30:00") == 2
     assert "fine-tuning CoLA" in shown

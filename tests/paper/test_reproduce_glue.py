@@ -554,7 +554,7 @@ def test_the_command_says_what_it_would_take_and_stops_there(
     ]
     words += ["--tasks", "CoLA", "--limit", "4", "--seeds", "2", "--grid", "none"]
     app([*words, "--dry-run"], result_action="return_value")
-    said = capsys.readouterr().err
+    said = capsys.readouterr().out
     assert "Estimated cost" in said
     assert [line.split()[:4] for line in said.splitlines() if " CoLA " in line] == [
         ["CoLA", "2", "0", "4"]
@@ -566,7 +566,7 @@ def test_the_command_says_what_it_would_take_and_stops_there(
     assert "Written: reproduced/report.html" in shown.err
     app([*words, "--dry-run"], result_action="return_value")
     assert [
-        line.split()[:4] for line in capsys.readouterr().err.splitlines() if " CoLA " in line
+        line.split()[:4] for line in capsys.readouterr().out.splitlines() if " CoLA " in line
     ] == [["CoLA", "2", "2", "4"]]
 
 

@@ -49,7 +49,6 @@ def bench(
     seconds
         For serve: how long each of five loads lasts.
     """
-
     from bothways.bench import race
     from bothways.bench.workloads import SUITED, WORKLOADS
     from bothways.commands.progress import terminal_progress
@@ -109,7 +108,6 @@ def _step_table(rows: Iterable[BenchRow]) -> Table:
 
 def _serve(model: str, task: str | None, file: Path | None, seconds: float) -> None:
     """Print a table of servers, and which one computes most."""
-
     from bothways.commands.serve import require_server
     from bothways.core.errors import ConfigError
 

@@ -155,7 +155,6 @@ def settings_from(
 
 def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> None:
     """Print the result of a single run; see `print_series`."""
-
     from bothways.hub.hf_config import format_note
     from bothways.training.parallel import is_main, plan_here
 
@@ -194,7 +193,6 @@ def _try(out: Path) -> str:
 
 def print_series(series: Series, out: Path, console: Console) -> None:
     """Print the results of a series; raise KeyboardInterrupt if the last run was interrupted."""
-
     from bothways.training.parallel import is_main, plan_here
 
     if not series.finished:

@@ -110,7 +110,6 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
 
 def conclude_pretraining(done: PretrainResult, settings: PretrainConfig, console: Console) -> None:
     """Print the metrics of a finished run; raises KeyboardInterrupt if the run was interrupted."""
-
     from bothways.hub.hf_config import format_note
     from bothways.training.parallel import is_main, plan_here
 

@@ -37,7 +37,6 @@ def quickstart(
     labels
         Labelled file (.tsv, .csv, .jsonl, .parquet); default: a task made from the text.
     """
-
     from bothways.commands.progress import error_console, say_kernels, terminal_progress
     from bothways.core.errors import ConfigError, require
     from bothways.quickstart.report_page import quickstart_report

@@ -14,6 +14,7 @@ from bothways.core.terminal import output_console, say
 
 if TYPE_CHECKING:
     from bothways.paper.run import Benchmark
+    from bothways.report.sections import TableSection
 
 
 @Parameter(name="*")
@@ -102,7 +103,6 @@ def ner(*overrides: str, options: BenchmarkOptions) -> None:
 
 def _reproduce(benchmark: Benchmark, overrides: tuple[str, ...], options: BenchmarkOptions) -> None:
     """Run a benchmark and print the comparison."""
-
     from bothways.commands.progress import error_console, say_kernels, terminal_progress
     from bothways.paper import run as benchmarks
     from bothways.paper.experiment import Request
@@ -120,6 +120,12 @@ def _reproduce(benchmark: Benchmark, overrides: tuple[str, ...], options: Benchm
         options.limit,
         overrides,
     )
+    costs: list[TableSection] = []  # of a dry run, whose result they are
+
+    def report_cost(table: TableSection) -> None:
+        """Print what begins, above the bar."""
+        console.print(render_report(table))
+
     if not options.dry_run:
         say_kernels(device)
     with keeping(out, console), terminal_progress(console) as progress:
@@ -129,8 +135,10 @@ def _reproduce(benchmark: Benchmark, overrides: tuple[str, ...], options: Benchm
             dry_run=options.dry_run,
             device=device,
             progress=progress,
-            on_cost=lambda table: console.print(render_report(table)),
+            on_cost=costs.append if options.dry_run else report_cost,
         )
+    for table in costs:
+        output_console().print(render_report(table))
     if done is None:
         return
     show(done.report, output_console())
@@ -196,7 +204,6 @@ def pretraining(  # noqa: PLR0913 – one option per question
     dry_run
         Only print the cost.
     """
-
     from bothways.commands.progress import error_console, say_kernels, terminal_progress
     from bothways.paper.pretraining_cost import table_cost
     from bothways.paper.pretraining_page import table_report, write_table_results
@@ -213,11 +220,13 @@ def pretraining(  # noqa: PLR0913 – one option per question
         _names(tasks), _names(cells), seeds, limit, overrides, finetuning,
     )  # fmt: skip
     console = error_console()
+    with terminal_progress(console) as progress:
+        cost = render_report(table_cost(request, device=device, progress=progress))
+    (output_console() if dry_run else console).print(cost)
+    if dry_run:
+        return
+    say_kernels(device)
     with keeping(out, console), terminal_progress(console) as progress:
-        console.print(render_report(table_cost(request, device=device, progress=progress)))
-        if dry_run:
-            return
-        say_kernels(device)
         rows = run_table(
             request,
             device=device,

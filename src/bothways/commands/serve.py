@@ -187,6 +187,7 @@ def play(
     no_browser
         Only print the address.
     """
+    import sys
     import threading
     import webbrowser
 
@@ -208,7 +209,7 @@ def play(
     with bind("127.0.0.1", port) as bound:
         application = deployment.app()
         url = f"{url_of(bound)}/play"
-        print(f"open {url} (Ctrl-C ends)", flush=True)
+        print(f"open {url} (Ctrl-C ends)", file=sys.stderr, flush=True)
         if not no_browser:
             bound.listen()  # a browser that is quicker than the server waits
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()

@@ -195,7 +195,6 @@ def report(
     column
         Column of the text in .jsonl and .parquet.
     """
-
     from bothways.text.sampling import sample
     from bothways.text.tokenizer import Tokenizer
     from bothways.text.vocabulary_report import vocabulary_report as examine
