@@ -52,7 +52,7 @@ DROPPING = [
 ]
 LENGTHS = [7, 11, 1, 9, 3, 11]
 COPIES = 3000
-SEGMENTLESS = ("distilbert", "modernbert", "gpt2", "openai-gpt", "mpnet")
+SEGMENTLESS = ("distilbert", "modernbert", "gpt2", "openai-gpt", "mpnet", "eurobert")
 CHOICES = 3
 """Of the sequences make up a question."""
 

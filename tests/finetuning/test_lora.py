@@ -118,8 +118,10 @@ def test_each_family_is_changed_and_merged(name: str, lora: LoRA) -> None:
     assert after.keys() == before.keys()
     torch.testing.assert_close(model.encoder(batch).last, changed, rtol=1e-7, atol=1e-7)
     ends = {key.split(".")[-2] for key in after if not torch.equal(after[key], before[key])}
-    low = {"qkv", "global_qkv"}
-    assert ends <= low if lora.matrices == "query_value" else ends >= {"qkv", "out", "up", "down"}
+    grouped = isinstance(config, EncoderConfig) and config.key_value_heads is not None
+    low = {"query", "key_value"} if grouped else {"qkv", "global_qkv"}
+    every = {*low, "out", "up", "down"} - {"global_qkv"}
+    assert ends <= low if lora.matrices == "query_value" else ends >= every
 
 
 def test_a_run_saves_a_usual_folder(settings: FinetuneConfig, folder: Path, tmp_path: Path) -> None:

@@ -53,6 +53,16 @@ def _draw(model_type: str, rng: random.Random, dropout: float) -> dict[str, obje
             **{f"{name}_bias": rng.random() < 0.5 for name in ("attention", "mlp", "norm", "decoder", "classifier")},
             **{f"{name}_token_id": at for name, at in (("pad", 3), ("cls", 1), ("bos", 1), ("sep", 2), ("eos", 2))},
         }  # fmt: skip
+    if model_type == "eurobert":
+        return {
+            "vocab_size": 50, "hidden_size": heads * rng.choice((6, 8)), "num_hidden_layers": depth, "num_attention_heads": heads,
+            "intermediate_size": rng.randint(8, 40), "max_position_embeddings": most, "hidden_act": activation,
+            "num_key_value_heads": rng.choice([n for n in (1, 2, 4) if heads % n == 0]), "pad_token_id": rng.choice((0, 3)),
+            "bos_token_id": 1, "eos_token_id": 2, "rms_norm_eps": rng.choice((1e-5, 1e-2)), "attention_dropout": dropout,
+            "attention_bias": rng.random() < 0.5, "mlp_bias": rng.random() < 0.5,
+            "classifier_pooling": rng.choice(("bos", "mean", "late")),
+            "rope_parameters": {"rope_theta": rng.choice((5.0, 1e4)), "rope_type": "default"},
+        }  # fmt: skip
     settings: dict[str, object] = {
         "vocab_size": 50, "hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": heads,
         "intermediate_size": rng.randint(8, 40), "max_position_embeddings": most, "hidden_act": activation,

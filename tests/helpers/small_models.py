@@ -33,6 +33,7 @@ def shrunk(config: ModelConfig) -> ModelConfig:
         "heads": 2,
         "intermediate_size": 24,
         "embedding": embedding,
+        "key_value_heads": config.key_value_heads and 1,
         "pad": 0,
     }
     position = config.position

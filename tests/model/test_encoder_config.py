@@ -39,6 +39,12 @@ from bothways.model.readout import Readout
             {"patterns": (Blocks(),), "position": Learned(bias=DistanceBias())},
             "encoder.patterns: a bias of distances cannot be combined",
         ),
+        ({"heads": 4, "width": 8, "key_value_heads": 3}, "4 heads cannot be divided among 3 heads"),
+        ({"key_value_heads": 0}, "encoder.key_value_heads: must be at least 1, not 0"),
+        (
+            {"key_value_heads": 1, "position": Disentangled()},
+            "encoder.key_value_heads: cannot be combined",
+        ),
         (
             {"patterns": (Window(4, global_attention=True),), "position": Disentangled()},
             "encoder.patterns: disentangled positions cannot",

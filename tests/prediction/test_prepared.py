@@ -136,6 +136,7 @@ FAMILIES = (
     "bert-base", "megatron-bert-345m", "roberta-base", "distilbert-base-uncased", "albert-base-v2", "electra-small-generator",
     "deberta-base", "deberta-v2-xlarge", "deberta-v3-base", "longformer-base-4096", "bigbird-roberta-base", "modernbert-base",
     "gpt2", "transformer-base", "ernie-3.0-nano-zh", "mpnet-base", "nomic-bert-2048", "gte-base-en-v1.5",
+    "eurobert-610m",
 )  # fmt: skip
 
 
@@ -152,6 +153,7 @@ def test_every_preset_in_small_says_the_same(
         **SMALL,
         embedding=base.embedding and 32,
         patterns=base.patterns[:2],
+        key_value_heads=base.key_value_heads and 2,
         initial_range=0.1,
     )
     torch.manual_seed(7)

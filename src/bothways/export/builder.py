@@ -105,7 +105,11 @@ class GraphBuilder:
         return x if layer.bias is None else self.op("Add", x, self.weight(layer.bias))
 
     def norm(self, x: str, layer: nn.Module) -> str:
-        """Apply a LayerNorm; an `nn.Identity` changes nothing."""
+        """Apply a LayerNorm or RMSNorm; an `nn.Identity` changes nothing."""
+        if isinstance(layer, nn.RMSNorm):
+            squares = self.op("ReduceMean", self.op("Mul", x, x), axes=(-1,), keepdims=1)
+            root = self.op("Sqrt", self.op("Add", squares, self.number(layer.eps or 0.0)))
+            return self.op("Mul", self.op("Div", x, root), self.weight(layer.weight))
         if not isinstance(layer, nn.LayerNorm):
             return x
         given = [part for part in (layer.weight, layer.bias) if part is not None]

@@ -24,7 +24,7 @@ from typing_extensions import assert_never
 from bothways.attention.mask import RotaryTables
 from bothways.attention.patterns import Blocks, Causal, Full, Pattern, Window
 from bothways.export.builder import LOWEST, GraphBuilder
-from bothways.model.attention import Attention
+from bothways.model.attention import Attention, GroupedProjection
 from bothways.model.block import Block, FeedForward
 from bothways.model.disentangled import NgramConvolution, ScoreBias, bucket_of, row_of
 from bothways.model.embedding import LearnedPositions, SinusoidalPositions, sinusoids
@@ -206,6 +206,8 @@ class EncoderGraph:
         return graph.op("Reshape", joined, graph.wholes(0, 0, config.width))
 
     def _qkv(self, module: Attention, x: str) -> str:
+        if isinstance(module.qkv, GroupedProjection):
+            return self._grouped(module.qkv, x)
         x = self.graph.dense(x, module.qkv)
         if module.bias is None:
             return x
@@ -213,6 +215,18 @@ class EncoderGraph:
         name = f"{self.graph.scope}.qkv.bias"
         whole = torch.cat([query, torch.zeros_like(query), value])
         return self.graph.op("Add", x, self.graph.array(name, whole.numpy()))
+
+    def _grouped(self, projection: GroupedProjection, x: str) -> str:
+        """Return queries, keys and values, those of a group repeated for its heads."""
+        graph, heads, size = self.graph, self.config.heads, projection.size
+        parts = graph.dense(x, projection.key_value)  # (rows, length, 2 · groups · size)
+        apart = graph.op("Reshape", parts, graph.wholes(0, 0, 2 * projection.groups, size))
+        # The group of each head: those of keys, then those of values.
+        numbers = torch.arange(2 * projection.groups).repeat_interleave(projection.repeats)
+        name = f"groups_{projection.groups}"
+        repeated = graph.op("Gather", apart, graph.array(name, numbers.numpy()), axis=2)
+        joined = graph.op("Reshape", repeated, graph.wholes(0, 0, 2 * heads * size))
+        return graph.op("Concat", graph.dense(x, projection.query), joined, axis=-1)
 
     def _split_heads(self, x: str) -> tuple[str, str, str]:
         """Return queries, keys and values `(rows, heads, length, d)`."""

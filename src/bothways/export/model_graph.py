@@ -184,7 +184,7 @@ class _HeadGraph:
             case LinearOutput(dense=dense):
                 return graph.dense(x, dense)
             case OwnOutput():
-                x = graph.activate(head.activation, graph.dense(x, head.inner))
+                x = x if head.reads == "late" else self._hidden(head, x)
                 return graph.dense(graph.norm(x, head.norm), head.dense)
             case DeepOutput():
                 inner = graph.activate(head.activation, graph.dense(x, head.up))
@@ -196,13 +196,18 @@ class _HeadGraph:
                 x = graph.activate(head.activation, graph.dense(x, head.inner))
                 return graph.dense(x, head.dense)
             case MaskedOutput():
-                x = graph.activate(head.activation, graph.dense(x, head.dense))
+                if head.activation is not None:
+                    assert isinstance(head.dense, nn.Linear)
+                    x = graph.activate(head.activation, graph.dense(x, head.dense))
                 x = self._tokens(graph.norm(x, head.norm), head.output)
                 return x if head.bias is None else graph.op("Add", x, graph.weight(head.bias))
             case NextTokenOutput():
                 return self._tokens(x, head.output)
             case _:
                 raise AssertionError(f"no graph for {type(head).__name__}")
+
+    def _hidden(self, head: OwnOutput, x: str) -> str:
+        return self.graph.activate(head.activation, self.graph.dense(x, head.inner))
 
     def _tokens(self, x: str, own: nn.Linear | None) -> str:
         """Multiply by the token embedding, which is stored once, or by the head's own matrix."""
@@ -216,6 +221,8 @@ class _HeadGraph:
     def _pooled(self, head: nn.Module, x: str) -> str:
         """Return the vector that a head of sequences reads `(rows, width)`."""
         if isinstance(head, OwnOutput):
+            if head.reads == "late":
+                return self._mean(self._hidden(head, x))
             return self._mean(x) if head.reads == "mean" else self._representative(x)
         pooler = self.model.heads["pooler"]
         assert isinstance(pooler, Pooler)

@@ -15,6 +15,7 @@ from bothways.families import (
     electra,
     elmo,
     ernie,
+    eurobert,
     gpt,
     gte,
     longformer,
@@ -31,13 +32,13 @@ FAMILIES: tuple[Family, ...] = (
     bert.BERT, bert.MEGATRON_BERT, roberta.ROBERTA, roberta.XLM_ROBERTA, distilbert.DISTILBERT,
     albert.ALBERT, electra.ELECTRA, deberta.DEBERTA, deberta.DEBERTA_V2, longformer.LONGFORMER,
     bigbird.BIGBIRD, modernbert.MODERNBERT, gpt.GPT, gpt.GPT2, roberta.CAMEMBERT,
-    ernie.ERNIE, mpnet.MPNET, nomic.NOMIC_BERT, gte.GTE,
+    ernie.ERNIE, mpnet.MPNET, nomic.NOMIC_BERT, gte.GTE, eurobert.EUROBERT,
 )  # fmt: skip
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
     **bert.PRESETS, **roberta.PRESETS, **distilbert.PRESETS, **albert.PRESETS, **electra.PRESETS,
     **deberta.PRESETS, **longformer.PRESETS, **bigbird.PRESETS, **modernbert.PRESETS,
     **gpt.PRESETS, **elmo.PRESETS, **transformer.PRESETS, **ernie.PRESETS, **mpnet.PRESETS,
-    **nomic.PRESETS, **gte.PRESETS,
+    **nomic.PRESETS, **gte.PRESETS, **eurobert.PRESETS,
 }  # fmt: skip
 
 

@@ -151,7 +151,7 @@ class ConfigRules:
         pad = None if pad is None else read_number(raw, "pad_token_id", defaults.pad or 0, where)
         if defaults.pad is None and pad is not None and not 0 <= pad < numbers["vocab"]:
             pad = None  # nothing reads the id in a family without padding
-        tied = read_flag(raw, "tie_word_embeddings", True, where)
+        tied = read_flag(raw, "tie_word_embeddings", defaults.readout.output == "embedding", where)
         readout = replace(defaults.readout, output="embedding" if tied else "own")
         try:
             config = replace(

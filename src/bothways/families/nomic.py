@@ -41,10 +41,6 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {"nomic-bert-2048": base}
 
 
 def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
-    size = config.width // config.heads
-    if raw.get("head_dim") not in (None, size):
-        what = f"head_dim must be {size}, the width of a head, not {raw['head_dim']!r:.40}"
-        raise FolderError(what, where=where)
     fraction = read_number(raw, "rotary_emb_fraction", 1.0, where)
     if fraction != 1:
         what = f"rotary_emb_fraction must be 1, not {fraction}"

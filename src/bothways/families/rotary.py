@@ -19,6 +19,10 @@ def read_rotary(config: EncoderConfig, raw: Mapping[str, Any], theta: float, whe
 
     Older files of GTE have "ntk" scaling: a larger base, and angles divided by factor^(2/d).
     """
+    size = config.width // config.heads
+    if raw.get("head_dim") not in (None, size):
+        what = f"head_dim must be {size}, the width of a head, not {raw['head_dim']!r:.40}"
+        raise FolderError(what, where=where)
     parameters = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(parameters, dict):
         what = f"rope_parameters must be a table, not {parameters!r:.60}"
@@ -34,7 +38,7 @@ def read_rotary(config: EncoderConfig, raw: Mapping[str, Any], theta: float, whe
     base = float(read_number(parameters, "rope_theta", base, where))
     factor = 1.0 if kind == "default" else float(read_number(parameters, "factor", 1.0, where))
     if kind == "ntk":
-        base, factor = base * factor, factor ** (2 * config.heads / config.width)
+        base, factor = base * factor, factor ** (2 / size)
     return Rotary(config.position.max_positions, (base,), factor)
 
 
@@ -52,11 +56,21 @@ def write_rotary(config: EncoderConfig) -> dict[str, Any]:
     return {"rope_parameters": parameters}
 
 
-def layer_rules(layer: str, attention_norm: str, mlp_norm: str) -> tuple[Rule, ...]:
-    """Return the names of a block's tensors, as in Llama, given the places of its norms."""
-    projections = tuple(f"{layer}.self_attn.{name}_proj" for name in ("q", "k", "v"))
+def layer_rules(
+    layer: str, attention_norm: str, mlp_norm: str, grouped: bool = False
+) -> tuple[Rule, ...]:
+    """Return the names of a block's tensors, as in Llama.
+
+    Args:
+        layer: the beginning of the names.
+        attention_norm, mlp_norm: the names of the norms.
+        grouped: whether keys and values have fewer heads than queries.
+    """
+    query, *pair = (f"{layer}.self_attn.{name}_proj" for name in ("q", "k", "v"))
+    qkv = "encoder.blocks.{}.attention.qkv"
+    apart = (Rename(f"{qkv}.query", query), Stack(f"{qkv}.key_value", tuple(pair)))
     return (
-        Stack("encoder.blocks.{}.attention.qkv", projections),
+        *(apart if grouped else (Stack(qkv, (query, *pair)),)),
         Rename("encoder.blocks.{}.attention.out", f"{layer}.self_attn.o_proj"),
         # The activation is applied to `gate_proj`, the first half here.
         Stack("encoder.blocks.{}.mlp.up", (f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj")),

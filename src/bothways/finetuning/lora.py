@@ -130,19 +130,25 @@ def _add(block: nn.Module, lora: LoRA) -> None:
     for module in list(block.modules()):
         for weight, stacked in getattr(module, "hidden_matrices", {}).items():
             name = weight.removesuffix(".weight")
-            linear, changed = getattr(module, name), _changed(lora, stacked)
+            linear, changed = getattr(module, name), _changed(lora, name, stacked)
             if linear is not None and changed:
                 layer = LoRALinear(linear, lora, stacked, changed)
                 setattr(module, name, layer.train(module.training))
 
 
-def _changed(lora: LoRA, stacked: int) -> tuple[int, ...]:
-    """Return the numbers of the matrices to change, of those that a weight stacks."""
+_QUERY_VALUE: dict[str, tuple[int, ...]] = {
+    "qkv": (0, 2), "global_qkv": (0, 2), "query": (0,), "key_value": (1,)
+}  # fmt: skip
+"""The queries and values among the matrices that a layer stacks."""
+
+
+def _changed(lora: LoRA, name: str, stacked: int) -> tuple[int, ...]:
+    """Return the numbers of the matrices to change, of those that a layer stacks."""
     match lora.matrices:
         case "all":
             return tuple(range(stacked))
-        case "query_value":  # only queries, keys and values are stacked by three
-            return (0, 2) if stacked == 3 else ()
+        case "query_value":
+            return _QUERY_VALUE.get(name, ())
         case _:
             assert_never(lora.matrices)
 

@@ -36,6 +36,7 @@ _OWNERS = {
     "almanach": r"camembert-(base|large)",
     "Alibaba-NLP": r"gte-((base|large)-en-v1\.5|multilingual-base)",
     "nomic-ai": r"nomic-(bert-2048|embed-text-v1(\.5)?)",
+    "EuroBERT": r"EuroBERT-(210m|610m|2\.1B)",
     "nghuyong": r"ernie-3\.0-(base|medium|mini|micro|nano)-zh",
     "microsoft": r"mpnet-base",
     "sentence-transformers": r"all-(MiniLM-L(6|12)-v[12]|distilroberta-v1|mpnet-base-v[12])",

@@ -20,6 +20,33 @@ from bothways.model.config import EncoderConfig
 from bothways.model.positions import Disentangled
 
 
+class GroupedProjection(nn.Module):
+    """Queries for all heads, keys and values for groups of them (Ainslie et al. 2023).
+
+    Keys and values are repeated for the heads of a group, so that attention is that of any encoder.
+
+    Attributes:
+        hidden_matrices: as in `Attention`.
+    """
+
+    hidden_matrices: ClassVar[Mapping[str, int]] = MappingProxyType(
+        {"query.weight": 1, "key_value.weight": 2}
+    )
+
+    def __init__(self, config: EncoderConfig, groups: int, bias: bool) -> None:
+        super().__init__()
+        self.groups, self.size = groups, config.width // config.heads
+        self.repeats = config.heads // groups
+        self.query = nn.Linear(config.width, config.width, bias=bias)
+        self.key_value = nn.Linear(config.width, 2 * groups * self.size, bias=bias)
+
+    def forward(self, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens stacked"]:
+        """Return queries, keys and values of all heads, one after the other."""
+        pairs = self.key_value(x).view(len(x), 2, self.groups, self.size)
+        keys_values = pairs.repeat_interleave(self.repeats, 2).flatten(1)
+        return torch.cat([self.query(x), keys_values], 1)
+
+
 class Attention(nn.Module):
     """Multi-head self-attention, with queries, keys and values from one matrix.
 
@@ -32,7 +59,7 @@ class Attention(nn.Module):
         projections: returns queries, keys and values as they are; forward hooks read them here.
     """
 
-    hidden_matrices: ClassVar[Mapping[str, int]] = MappingProxyType(
+    hidden_matrices: Mapping[str, int] = MappingProxyType(
         {
             "qkv.weight": 3,
             "global_qkv.weight": 3,
@@ -47,7 +74,14 @@ class Attention(nn.Module):
         self.shape = (3, config.heads, config.width // config.heads)
         self.rate = config.dropout.attention
         bias = config.bias.attention and config.bias.projections
-        self.qkv = nn.Linear(config.width, 3 * config.width, bias=bias and config.bias.key)
+        self.qkv: nn.Linear | GroupedProjection
+        if config.key_value_heads is None:
+            self.qkv = nn.Linear(config.width, 3 * config.width, bias=bias and config.bias.key)
+        else:
+            self.qkv = GroupedProjection(config, config.key_value_heads, bias)
+            stacked = dict(self.hidden_matrices)
+            del stacked["qkv.weight"]  # the projection has its own
+            self.hidden_matrices = stacked
         self.bias = (
             nn.Parameter(torch.zeros(2 * config.width)) if bias and not config.bias.key else None
         )
@@ -115,6 +149,7 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "tokens 3 heads d"]:
         """Replace the queries by those made from other vectors."""
         # The first third of the stacked matrix makes queries; keys and values stay as they are.
+        assert isinstance(self.qkv, nn.Linear), "an enhanced mask decoder has no groups"
         width = queries.shape[-1]
         bias = self.bias if self.qkv.bias is None else self.qkv.bias
         first = self.qkv.weight[:width], None if bias is None else bias[:width]

@@ -178,6 +178,9 @@ class EncoderConfig:
             if they have the same width.
         sharing: which layers share weights; None if no two do.
         readout: how heads read the encoder.
+        norm: LayerNorm, or RMSNorm without mean and bias (Zhang & Sennrich 2019), everywhere.
+        key_value_heads: heads of keys and values, each read by a group of query heads (Ainslie et
+            al. 2023); None for as many as `heads`.
         task_types: rows of the task embedding, whose first one is added to every token; 0 for a
             family without one. ERNIE has it.
 
@@ -207,6 +210,8 @@ class EncoderConfig:
     sharing: Sharing | None = None
     readout: Readout = Readout()
     task_types: int = 0
+    norm: Literal["layer", "rms"] = "layer"
+    key_value_heads: int | None = None
 
     @property
     def max_positions(self) -> int:
@@ -308,6 +313,8 @@ class EncoderConfig:
             what = f"width {self.width} cannot be divided among {self.heads} heads"
             fix = f"Use a number of heads that divides {self.width}."
             raise ConfigError(what, where="encoder.heads", fix=fix)
+        if self.key_value_heads is not None:
+            self._check_groups(self.key_value_heads)
         if self.sharing is not None and self.sharing.groups > self.depth:
             what = f"{self.sharing.groups} groups cannot share {self.depth} layers"
             fix = f"Use at most {self.depth}."
@@ -317,6 +324,16 @@ class EncoderConfig:
             raise ConfigError(what, where="encoder.patterns", fix='Full attention is ["full"].')
         self._check_position()
         _check_pad(self.pad, self.vocab)
+
+    def _check_groups(self, groups: int) -> None:
+        where = "encoder.key_value_heads"
+        require_at_least(1, "encoder", key_value_heads=groups)
+        if self.heads % groups:
+            what = f"{self.heads} heads cannot be divided among {groups} heads of keys and values"
+            raise ConfigError(what, where=where, fix=f"Use a number that divides {self.heads}.")
+        if isinstance(self.position, Disentangled) or not self.bias.key:
+            what = "cannot be combined with disentangled positions or keys without a bias"
+            raise ConfigError(what, where=where, fix="Leave it out.")
 
     def _check_position(self) -> None:
         position, heads, width = self.position, self.heads, self.width

@@ -85,7 +85,9 @@ def forward_flops(
 
 
 def _block_flops(config: EncoderConfig, layer: int, length: int) -> float:
-    h, projections = config.width, 6 if config.has_global_attention else 3
+    # Queries are of the full width; keys and values of that of their heads.
+    h, groups = config.width, config.key_value_heads or config.heads
+    projections = 1 + 2 * groups / config.heads + 3 * config.has_global_attention
     scores = 4 * h * seen(config.pattern(layer), length)
     if isinstance(config.position, Disentangled):  # products with 2n − 1 distances, for each term
         scores += len(config.position.terms) * 2.0 * h * (2 * length - 1)

@@ -35,9 +35,13 @@ class MaskedOutput(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.activation = config.readout.masked or config.activation
-        self.dense = nn.Linear(config.width, config.embedding_width, bias=config.bias.head)
-        self.norm = layer_norm(config, config.embedding_width)
+        masked = config.readout.masked
+        self.activation = None if masked == "direct" else masked or config.activation
+        self.dense: nn.Module = nn.Identity()
+        self.norm: nn.Module = nn.Identity()
+        if self.activation is not None:
+            self.dense = nn.Linear(config.width, config.embedding_width, bias=config.bias.head)
+            self.norm = layer_norm(config, config.embedding_width)
         self.output = _own_output(config, config.embedding_width)
         self.bias = nn.Parameter(torch.zeros(config.vocab)) if config.bias.output else None
         position = config.position
@@ -55,6 +59,8 @@ class MaskedOutput(nn.Module):
         )
 
     def _transformed(self, x: Float[Tensor, "targets width"]) -> Float[Tensor, "targets embedded"]:
+        if self.activation is None:
+            return x
         result: Tensor = self.norm(activate(self.activation, self.dense(x)))
         return result
 
@@ -114,9 +120,13 @@ class OwnOutput(nn.Module):
         return on_round_rows(self._outputs, x)
 
     def _outputs(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
-        x = activate(self.activation, self.inner(self.first(x)))
+        if self.reads != "late":
+            x = self._hidden(x)
         result: Tensor = self.dense(self.dropout(self.norm(x)))
         return result
+
+    def _hidden(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
+        return activate(self.activation, self.inner(self.first(x)))
 
     def pool(
         self, x: Float[Tensor, "tokens width"], layout: Layout
@@ -125,7 +135,8 @@ class OwnOutput(nn.Module):
         match self.reads:
             case "first":
                 return x[pooled_tokens(layout, self.causal)]
-            case "mean":
+            case "mean" | "late":
+                x = on_round_rows(self._hidden, x) if self.reads == "late" else x
                 sums = x.new_zeros(layout.sequences, x.shape[1])
                 sums = sums.index_add(0, layout.sequence_ids, x)
                 return sums / layout.cu_seqlens.diff()[:, None].to(x.dtype)

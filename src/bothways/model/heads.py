@@ -87,11 +87,16 @@ class MaskedHead(HeadValue):
 
     def build(self, config: ModelConfig) -> nn.Module:
         """Return a `MaskedOutput`."""
-        return MaskedOutput(_transformer(config, self.kind))
+        shape = _transformer(config, self.kind)
+        if shape.readout.masked == "direct" and shape.embedding is not None:
+            what = "a direct head reads the encoder's width, and the embeddings have another"
+            raise ConfigError(what, where="encoder.readout.masked", fix="Use an activation.")
+        return MaskedOutput(shape)
 
     def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
-        """Count both layers, at the predicted tokens."""
-        return predicted * 2 * config.embedding_width * (config.width + config.vocab)
+        """Count its layers, at the predicted tokens."""
+        dense = 0 if config.readout.masked == "direct" else config.width
+        return predicted * 2 * config.embedding_width * (dense + config.vocab)
 
     def share_read(self, config: ModelConfig, length: int, predicted: float) -> float:
         """Return the predicted share."""
@@ -113,11 +118,14 @@ class _PooledValue(HeadValue):
     def reads_one_token(self, config: ModelConfig) -> bool:
         """Return True, but for the mean of all tokens."""
         source = self._source(config)
-        return not (isinstance(source, Own) and source.reads == "mean")
+        return not (isinstance(source, Own) and source.reads != "first")
 
     def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
-        """Count its layers once per sequence."""
-        return _output_flops(self._source(config), config.width, self.outputs or 0) / length
+        """Count its layers once per sequence, a dense layer of a "late" head on each token."""
+        source, outputs = self._source(config), self.outputs or 0
+        if isinstance(source, Own) and source.reads == "late":
+            return 2.0 * config.width * (config.width + outputs / length)
+        return _output_flops(source, config.width, outputs) / length
 
 
 @dataclass(frozen=True)

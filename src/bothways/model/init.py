@@ -1,4 +1,4 @@
-"""LayerNorms, and Google's initialisation: a normal truncated at 2σ, biases 0, LayerNorms 1 and 0.
+"""Norms, and Google's initialisation: a normal truncated at 2σ, biases 0, LayerNorms 1 and 0.
 
 Source: Devlin et al. 2018, appendix A.2; the reference code's `truncated_normal_initializer(0.02)`.
 """
@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bothways.model.config import ModelConfig
+from bothways.model.config import EncoderConfig, ModelConfig
 
 
-def layer_norm(config: ModelConfig, width: int | None = None) -> nn.LayerNorm:
-    """Return the LayerNorm of a configuration, over `width` or the encoder's features."""
+def layer_norm(config: ModelConfig, width: int | None = None) -> nn.LayerNorm | nn.RMSNorm:
+    """Return the norm of a configuration, over `width` or the encoder's features."""
+    if isinstance(config, EncoderConfig) and config.norm == "rms":
+        return nn.RMSNorm(width or config.width, config.norm_epsilon)
     return nn.LayerNorm(width or config.width, config.norm_epsilon, bias=config.bias.norm)
 
 
@@ -49,7 +51,7 @@ class _Undrawn(TorchFunctionMode):
 
 
 def initialise(module: nn.Module, initial_range: float) -> None:
-    """Initialise Linear, Conv1d, Embedding, LayerNorm and LSTM layers with torch's generator."""
+    """Initialise Linear, Conv1d, Embedding, norm and LSTM layers with torch's generator."""
     for part in module.modules():
         match part:
             case nn.Linear() | nn.Conv1d():
@@ -62,6 +64,8 @@ def initialise(module: nn.Module, initial_range: float) -> None:
                 nn.init.ones_(part.weight)
                 if part.bias is not None:
                     nn.init.zeros_(part.bias)
+            case nn.RMSNorm():
+                nn.init.ones_(part.weight)
             case nn.LSTM():
                 part.reset_parameters()
                 _open_forget_gates(part)

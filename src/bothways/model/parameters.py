@@ -55,7 +55,9 @@ class ParameterTable:
 
 _TEXTBOOK = {
     "token embedding": r"encoder\.embedding\.token\.weight",
-    "attention: query, key, value, output": r"encoder\.blocks\..*attention\.(qkv|out)\.weight",
+    "attention: query, key, value, output": (
+        r"encoder\.blocks\..*attention\.(qkv(\.\w+)?|out)\.weight"
+    ),
     "feed-forward": r"encoder\.blocks\..*mlp\.(up|down)\.weight",
 }
 _PARTS = _TEXTBOOK | {

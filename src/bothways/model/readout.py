@@ -24,15 +24,16 @@ class Own:
         activation: after that layer.
         dropout_first: whether the head's dropout is applied before that layer, too.
         norm: whether a LayerNorm follows the activation.
-        reads: of a sequence, its first token or the mean of all tokens; of a token, itself. A
-            causal encoder's first token has seen nothing: its last token is read instead.
+        reads: of a sequence, its first token, the mean of all tokens, or "late" the mean of what
+            the dense layer makes of each; of a token, itself. A causal encoder's first token has
+            seen nothing: its last token is read instead.
         input_dropout: the rate before the dense layer, unless `dropout_first` is set.
     """
 
     activation: Activation | Literal["tanh"] = "tanh"
     dropout_first: bool = False
     norm: bool = False
-    reads: Literal["first", "mean"] = "first"
+    reads: Literal["first", "mean", "late"] = "first"
     input_dropout: float = 0.0
     kind: Literal["own"] = "own"
 
@@ -58,7 +59,8 @@ class Readout:
         labels, choice: what these heads read.
         tokens: the dense layer of the tag and span heads; None if they read the encoder directly.
         span: what the span head has instead; None for the same as `tokens`.
-        masked: the activation of the masked LM head; None for the encoder's.
+        masked: the activation of the masked LM head; None for the encoder's, "direct" for a head
+            that has nothing but its output.
         pair_dropout: the rate on the vector that the pair head reads.
         span_dropout: the rate on the vectors that the span head reads.
         replaced: what the replaced-token head reads of a token: its vector, or the normed sum of
@@ -71,7 +73,7 @@ class Readout:
     choice: FromPooler | Own = FromPooler()
     tokens: Own | None = None
     span: Deep | None = None
-    masked: Activation | None = None
+    masked: Activation | Literal["direct"] | None = None
     pair_dropout: float = 0.0
     span_dropout: float = 0.0
     replaced: Literal["token", "with_first"] = "token"

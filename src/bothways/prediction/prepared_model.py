@@ -28,6 +28,7 @@ from bothways.kernels.encoder import CompiledBlockTail, CompiledLayers
 from bothways.kernels.int8 import Int8Linear
 from bothways.kernels.library import Feature, multiplies
 from bothways.kernels.linear import CompiledLinear, OneDNNLinear, PanelLinear
+from bothways.model.attention import GroupedProjection
 from bothways.model.block import Block
 from bothways.model.embedding import Embedding
 from bothways.model.encoder import Encoder, Hidden, spread
@@ -75,6 +76,8 @@ class PreparedBlock(Block):
         projections = ("global_qkv", "out") if plain_queries else ("qkv", "global_qkv", "out")
         _pack_layers(self.attention, projections, pack)
         _pack_layers(self.mlp, ("up", "down"), pack)
+        if isinstance(self.attention.qkv, GroupedProjection):
+            _pack_layers(self.attention.qkv, ("query", "key_value"), pack)
         self.max_fused_rows = _max_rows(self.mlp.up)
         self.fused = self._fuse()
 
