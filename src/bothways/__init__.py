@@ -59,19 +59,13 @@ if TYPE_CHECKING:
     from bothways.text.tokenizer import Tokenizer as Tokenizer
 
 
-_ELSEWHERE = {
-    "AutoModel": "load_model", "AutoTokenizer": "Tokenizer.load", "CrossEncoder": "load",
-    "SentenceTransformer": "load", "Trainer": "finetune", "TrainingArguments": "finetune",
-    "classify": "load", "embed": "load", "evaluate": "load(MODEL).evaluate",
-    "pipeline": "load", "predict": "load", "train": "finetune",
-}  # fmt: skip
-"""Names of other libraries and of commands → the names here."""
-
-
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        near = f"; see bothways.{_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
-        names = ", ".join(sorted(_HOME))
-        what = f"module 'bothways' has no attribute {name!r}{near}; it has {names}"
-        raise AttributeError(what)
+        message = f"module 'bothways' has no attribute {name!r}; it has {', '.join(__dir__())}"
+        raise AttributeError(message)
     return getattr(importlib.import_module(f"bothways.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for TAB in a shell or notebook."""
+    return sorted(__all__)

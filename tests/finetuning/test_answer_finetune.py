@@ -138,5 +138,5 @@ def test_an_untrained_span_head_answers_every_question(place: Path) -> None:
             (place / "bare" / file.name).write_bytes(file.read_bytes())
     opened = open_task(str(place / "bare"), length=16, device="cpu")
     assert opened.learner.task == QuestionAnsweringTask()
-    found = opened.predict(opened.read(str(place / "dev.json"), labelled=False))
+    found = opened.predict_examples(opened.read(str(place / "dev.json"), labelled=False))
     assert all(prediction.text for _, prediction in found)

@@ -119,7 +119,7 @@ def test_what_is_saved_opens_in_transformers_with_equal_outputs(
     assert theirs.config.id2label == {0: "neg", 1: "pos"}
     assert theirs.config.problem_type == "single_label_classification"
     classifier, examples = open_task(str(result.folder)), make_examples(30, 5)
-    for example, prediction in classifier.predict(reading_of(examples)):
+    for example, prediction in classifier.predict_examples(reading_of(examples)):
         with torch.no_grad():
             logits = theirs(
                 **tokenizer(example.text, truncation=True, max_length=16, return_tensors="pt")

@@ -114,7 +114,8 @@ def test_a_finished_run_opens_again_as_it_was(
         dict(done.metrics), rel=1e-4
     )
     made = [
-        prediction.to_json() for _, prediction in opened.predict(opened.read(dev, labelled=False))
+        prediction.to_json()
+        for _, prediction in opened.predict_examples(opened.read(dev, labelled=False))
     ]
     assert len(made) == 40
     architecture = json.loads((tmp_path / "run" / "model" / "config.json").read_text())[

@@ -52,7 +52,7 @@ def test_every_shorthand_is_a_setting() -> None:
         "schedule": "cosine",
         "columns": {"text": "words"},
     }
-    base = replace(BASE, dev="d.tsv")
+    base = replace(BASE, dev="20%")  # for the group of a split
     for name in SHORTHANDS:
         assert load_config(base, {name: values.get(name, "0.2")}) != base
 
@@ -90,6 +90,19 @@ def test_names_of_other_libraries_that_mean_the_same_are_accepted(name: str) -> 
     given, path = load_config(base, {name: value}), form.format(value)
     assert given == load_config(base, [f"{ours}={path}"]) != base
     assert given == load_config(base, [f"{name}={value}"])
+
+
+def test_a_schedule_by_name_keeps_its_settings_in_any_order() -> None:
+    for names in (["warmup=0.25", "schedule=cosine"], ["schedule=cosine", "warmup=0.25"]):
+        schedule: Any = load_config(BASE, names).training.schedule
+        assert (schedule.kind, schedule.warmup) == ("cosine", 0.25)
+
+
+@pytest.mark.parametrize("names", [("lr", "learning_rate"), ("epochs", "max_steps")])
+def test_a_setting_under_two_names_is_refused(names: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config(BASE, dict.fromkeys(names, "1"))
+    assert refused.value.where == names[1]
 
 
 def test_grids_take_them() -> None:

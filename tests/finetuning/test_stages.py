@@ -106,7 +106,10 @@ def test_a_tally_tells_after_each_batch_how_much_of_a_reading_is_done(
     opened = open_task(str(make_folder(tmp_path / "bert")), "embed", device="cpu")
     reading = Reading(opened.learner.task, examples(), (lambda: read[0] / 100) if known else None)
     counts = counting(reading, heard, "embedding")
-    assert len(list(opened.predict(reading, PredictConfig(window=40, tokens=64), counts))) == 100
+    assert (
+        len(list(opened.predict_examples(reading, PredictConfig(window=40, tokens=64), counts)))
+        == 100
+    )
     ((name, total, done),) = heard.stages
     assert (name, total) == ("embedding", 1.0 if known else None)
     assert len(done) > 6

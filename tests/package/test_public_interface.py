@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import bothways
-from bothways.api.arguments import shown_progress
+from bothways.core.bar import shown_progress
 from bothways.core.errors import BothwaysError
 from bothways.core.progress import Progress
 from bothways.finetuning.fit import FinetuneResult

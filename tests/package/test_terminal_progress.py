@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from bothways.commands import progress as shown
-from bothways.commands.progress import terminal_progress
+from bothways.core.bar import terminal_progress
 from bothways.core.progress import Part
 
 

@@ -452,7 +452,7 @@ def test_a_benchmark_from_files_to_the_leaderboard(place: Path, tmp_path: Path) 
     submission = tmp_path / "submission"
     assert (submission / "WNLI.tsv").read_bytes() == b"index\tprediction\n0\t0\n1\t0\n"
     opened = open_task(cola["best"], device="cpu")
-    texts = opened.predict(
+    texts = opened.predict_examples(
         opened.read(str(tmp_path / "data" / "CoLA" / "test.jsonl"), labelled=False)
     )
     expected = "index\tprediction\n" + "".join(
@@ -460,7 +460,7 @@ def test_a_benchmark_from_files_to_the_leaderboard(place: Path, tmp_path: Path) 
     )
     assert (submission / "CoLA.tsv").read_bytes() == expected.encode()
     opened = open_task(scored["best"], device="cpu")
-    texts = opened.predict(
+    texts = opened.predict_examples(
         opened.read(str(tmp_path / "data" / "STS-B" / "test.jsonl"), labelled=False)
     )
     expected = "index\tprediction\n" + "".join(
@@ -473,7 +473,7 @@ def test_a_benchmark_from_files_to_the_leaderboard(place: Path, tmp_path: Path) 
         ("MNLI-mm", "test_mismatched", 2),
         ("AX", "diagnostic", 3),
     ):
-        texts = opened.predict(
+        texts = opened.predict_examples(
             opened.read(str(tmp_path / "data" / "MNLI" / f"{split}.jsonl"), labelled=False)
         )
         lines = [f"{i}\t{p.label}" for i, (_, p) in enumerate(texts)]

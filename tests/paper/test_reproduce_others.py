@@ -222,7 +222,7 @@ def test_squad_writes_what_the_official_scorer_takes(place: Path, tmp_path: Path
     dev = str(place / "squad" / "dev-v2.0.json")
     expected = {
         p.id: (p.text, p.null_difference)
-        for _, p in opened.predict(opened.read(dev, labelled=False))
+        for _, p in opened.predict_examples(opened.read(dev, labelled=False))
     }
     texts, odds = (
         json.loads((tmp_path / f"{what}-v2.0.json").read_text())

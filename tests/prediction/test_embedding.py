@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from bothways.cli import app
-from bothways.commands import progress
+from bothways.core import bar
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.prediction import layer_sweep
 from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
@@ -71,7 +71,7 @@ def test_progress_is_printed_as_lines_where_there_is_no_terminal(
     words = ("embed", "bert", "texts.txt", "--out", str(place / "lines.npy"))
     run(monkeypatch, place, *words)
     assert "embedding:" not in capsys.readouterr().err  # shorter than ten seconds
-    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.0)
+    monkeypatch.setattr(bar, "SECONDS_PER_LINE", 0.0)
     run(monkeypatch, place, *words)
     captured = capsys.readouterr()
     assert captured.out == ""

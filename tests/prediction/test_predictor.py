@@ -114,7 +114,7 @@ def test_tables_are_read_by_row(folder: Path) -> None:
         np.array(texts),
     ):
         assert classify(inputs) == wanted
-        assert [prediction for _, prediction in classify.predict(inputs)] == wanted
+        assert [prediction for _, prediction in classify.predict_examples(inputs)] == wanted
     assert classify(np.array([texts[:2]])) == [classify((texts[0], texts[1]))]
     frame["label"] = [prediction.label for prediction in wanted]
     assert classify.evaluate(frame)["accuracy"] == 1

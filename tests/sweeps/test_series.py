@@ -17,7 +17,7 @@ import torch
 
 from bothways.cli import app
 from bothways.commands.finetune import print_series
-from bothways.commands.progress import error_console
+from bothways.core.bar import error_console
 from bothways.core.errors import (
     BothwaysError,
     ConfigError,

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bothways.core.errors import ConfigError, DataError
-from bothways.core.progress import SILENT, Progress
 from bothways.data.given_rows import FORMS
 
 if TYPE_CHECKING:
@@ -44,18 +42,6 @@ def source_name(rows: Rows, name: str) -> str:
     if rows is None:
         raise DataError("is None", where=name, fix=f"Give a file, a Hub data set, {FORMS}.")
     return str(rows) if isinstance(rows, str | Path) else f"{name} rows"
-
-
-def shown_progress(progress: Any) -> AbstractContextManager[Progress]:
-    """Return the receiver of progress: standard error, nothing, or the given one."""
-    from bothways.commands.progress import terminal_progress
-
-    if progress is True:
-        return terminal_progress()
-    if progress is not False and not isinstance(progress, Progress):
-        what = f"is {progress!r}, which has no methods stage, advance and message"
-        raise ConfigError(what, where="progress", fix="Give True, False or an object that has.")
-    return nullcontext(SILENT if progress is False else progress)
 
 
 def given_corpora(given: Corpora) -> Corpus | dict[str, Corpus]:

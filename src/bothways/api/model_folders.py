@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from bothways.api.arguments import shown_progress
+from bothways.core.bar import shown_progress
 from bothways.core.progress import Progress
 
 if TYPE_CHECKING:
@@ -58,8 +58,13 @@ def load(
         >>> embed.encode(["a good film", "a bad play"]).shape
         (2, 32)
     """
+    from bothways.core.config.checks import require_choice
     from bothways.prediction.predictor import open_task
+    from bothways.prediction.prepared_model import PredictPrecision
+    from bothways.prediction.session_model import Runtime
 
+    require_choice(PredictPrecision, "precision", precision)
+    require_choice(Runtime, "runtime", runtime)
     return open_task(
         folder,
         task,
@@ -120,7 +125,7 @@ def load_model(
 def export_model(
     folder: str | Path,
     out: str | Path,
-    to: Format | Iterable[Format] = "onnx",
+    to: Format | Literal["both"] | Iterable[Format] = "onnx",
     *,
     task: str | None = None,
     length: int | None = None,
@@ -134,7 +139,7 @@ def export_model(
     Args:
         folder: a model folder, the folder of a run, or a Hub id.
         out: the new folder; an earlier export there is replaced.
-        to: "onnx", "openvino", or both as a list.
+        to: "onnx", "openvino", or "both".
         task: what the graph computes, as for `load`; `None` for the task of the folder.
         length: maximum length of a text in tokens; `None` as in training.
         int8: labelled data, a file, a Hub data set or rows: a file in int8 is written, too, for

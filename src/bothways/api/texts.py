@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bothways.api.arguments import build_settings, choice, documents_of, shown_progress
+from bothways.api.arguments import build_settings, choice, documents_of
+from bothways.core.bar import shown_progress
 from bothways.core.progress import Progress
 
 if TYPE_CHECKING:
@@ -115,8 +116,8 @@ def build_corpus(  # noqa: PLR0913 – one option per question
     from bothways.data import corpus
     from bothways.text.tokenizer import Tokenizer
 
-    known = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
     documents = documents_of(texts, of_paths=True, column=column, boundary=boundary)
+    known = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
     with shown_progress(progress) as shown:
         return corpus.build_corpus(
             documents,

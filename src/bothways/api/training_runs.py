@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bothways.api.arguments import choice, dev_source, given_corpora, shown_progress, source_name
+from bothways.api.arguments import choice, dev_source, given_corpora, source_name
+from bothways.core.bar import shown_progress
 from bothways.core.progress import Progress
 
 if TYPE_CHECKING:

@@ -51,7 +51,8 @@ def adapt(
     resume
         Continue from the newest checkpoint in the folder, or start a run if there is none.
     """
-    from bothways.commands.progress import error_console, say_kernels, terminal_progress
+    from bothways.commands.progress import say_kernels
+    from bothways.core.bar import error_console, terminal_progress
     from bothways.pretraining.adapt import adapt as job
     from bothways.training.parallel import is_main, plan_here
 

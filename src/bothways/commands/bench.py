@@ -51,7 +51,7 @@ def bench(
     """
     from bothways.bench import race
     from bothways.bench.workloads import SUITED, WORKLOADS
-    from bothways.commands.progress import terminal_progress
+    from bothways.core.bar import terminal_progress
     from bothways.core.config.checks import require_at_least
     from bothways.core.errors import ConfigError
     from bothways.core.terminal import output_console, show_lines
@@ -113,7 +113,7 @@ def _serve(model: str, task: str | None, file: Path | None, seconds: float) -> N
 
     require_server("bothways bench serve")
     from bothways.bench.serving import compare_divisions, drawn_texts
-    from bothways.commands.progress import terminal_progress
+    from bothways.core.bar import terminal_progress
     from bothways.core.terminal import counted, output_console, show_lines
     from bothways.data.text_io import read_lines
     from bothways.kernels.library import describe_kernels

@@ -44,7 +44,8 @@ def compare(  # noqa: PLR0913 – one option per question
     json
         Write one JSON object instead of a sentence and a table.
     """
-    from bothways.commands.progress import asked, terminal_progress
+    from bothways.commands.progress import asked
+    from bothways.core.bar import terminal_progress
     from bothways.prediction.predictor import open_task
     from bothways.sweeps.significance import compare as run
     from bothways.sweeps.significance import default_task, folders
@@ -103,8 +104,8 @@ def compare_runs(run: Path, *more: Path, out: Path = Path("runs.html")) -> None:
     out
         The page.
     """
-    from bothways.commands.progress import error_console
     from bothways.core.atomic_files import check_output_path
+    from bothways.core.bar import error_console
     from bothways.pretraining.runs_page import compare_runs as write
 
     check_output_path(out)

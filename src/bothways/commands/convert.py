@@ -81,7 +81,7 @@ def _change_vocabulary(
 ) -> None:
     import sys
 
-    from bothways.commands.progress import terminal_progress
+    from bothways.core.bar import terminal_progress
     from bothways.core.errors import ConfigError
     from bothways.core.terminal import counted
     from bothways.data.documents import read_documents

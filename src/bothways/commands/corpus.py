@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from bothways.commands.options import INPUTS, split_inputs
-from bothways.commands.progress import error_console, keeping, terminal_progress
+from bothways.commands.progress import keeping
+from bothways.core.bar import error_console, terminal_progress
 from bothways.core.terminal import counted, output_console, say, show_lines
 
 if TYPE_CHECKING:

@@ -9,13 +9,8 @@ from typing import Literal
 from bothways.commands.finetune import conclude_finetuning
 from bothways.commands.options import Device, RunLength
 from bothways.commands.pretrain import conclude_pretraining
-from bothways.commands.progress import (
-    check_begun,
-    error_console,
-    run_progress,
-    say_kernels,
-    say_replaced,
-)
+from bothways.commands.progress import check_begun, run_progress, say_kernels, say_replaced
+from bothways.core.bar import error_console
 
 
 def distil(  # noqa: PLR0913 – one option per question a run answers

@@ -88,7 +88,7 @@ def embed(  # noqa: PLR0913 – one option per question
     learner = cast("Embedder", opened.learner)
     width = learner.task.width(learner.model)
     with watched(reading, "embedding") as tally:
-        predictions = opened.predict(reading, counts=tally)
+        predictions = opened.predict_examples(reading, counts=tally)
         write_vectors(out, (prediction.vectors[0] for _, prediction in predictions), width)
     for warning in tally.warnings:
         print(warning, file=sys.stderr)

@@ -241,7 +241,7 @@ def _evaluate_pairs(
     """Print the accuracies on a folder of minimal pairs; `given` are settings of the task."""
     from json import dumps
 
-    from bothways.commands.progress import terminal_progress
+    from bothways.core.bar import terminal_progress
     from bothways.core.errors import ConfigError
     from bothways.prediction.pair_suite import evaluate_suite, open_pairs
     from bothways.prediction.predictor import Predictor

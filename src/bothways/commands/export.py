@@ -47,9 +47,10 @@ def export(  # noqa: PLR0913 – one option per question
     limit
         Maximum loss of int8 in points (0.01) of the metric, by default 0.5; more is an error.
     """
-    from bothways.commands.progress import asked, terminal_progress
+    from bothways.commands.progress import asked
+    from bothways.core.bar import terminal_progress
     from bothways.core.errors import ConfigError
-    from bothways.export.folder import Format, Int8Gate, write_export
+    from bothways.export.folder import Int8Gate, write_export
     from bothways.prediction.int8_report import MAX_LOSS
     from bothways.prediction.predictor import Predictor
     from bothways.tasks.base import Metrics
@@ -63,13 +64,12 @@ def export(  # noqa: PLR0913 – one option per question
         columns = asked(predictor, text=text, text_b=text_b, label=label)
         return predictor.evaluate(predictor.read(str(int8), columns, labelled=True))
 
-    formats: tuple[Format, ...] = ("onnx", "openvino") if to == "both" else (to,)
     gate = Int8Gate(evaluate, MAX_LOSS if limit is None else limit) if int8 is not None else None
     with terminal_progress() as progress:
         result = write_export(
             folder,
             out,
-            formats,
+            to,
             task=task,
             length=length,
             settings=settings,

@@ -54,7 +54,8 @@ def features(
     json
         Write one JSON object instead of a table.
     """
-    from bothways.commands.progress import error_console, say_kernels, terminal_progress
+    from bothways.commands.progress import say_kernels
+    from bothways.core.bar import error_console, terminal_progress
     from bothways.core.config import reader as configs
     from bothways.core.config.tree import merge, parse_overrides
     from bothways.finetuning.feature_data import FeatureConfig

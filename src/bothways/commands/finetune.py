@@ -93,7 +93,8 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     resume
         Continue from the newest checkpoint in the folder; skip finished runs of several.
     """
-    from bothways.commands.progress import error_console, run_progress
+    from bothways.commands.progress import run_progress
+    from bothways.core.bar import error_console
     from bothways.core.errors import ConfigError
     from bothways.finetuning import run as job
     from bothways.sweeps.folds import finetune_folds

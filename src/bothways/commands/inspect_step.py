@@ -35,7 +35,7 @@ def inspect_step(
     json
         Write one JSON object instead of a table.
     """
-    from bothways.commands.progress import terminal_progress
+    from bothways.core.bar import terminal_progress
     from bothways.pretraining.inspect_step import inspect_step as repeat
     from bothways.pretraining.inspect_step import open_recorded, recorded_data
 

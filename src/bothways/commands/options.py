@@ -233,7 +233,8 @@ def predict_parts(out: Path, options: PartOptions, **asked: Any) -> None:
     """
     from bothways.bulk.request import BulkRequest
     from bothways.bulk.run import predict_files
-    from bothways.commands.progress import error_console, keeping, say_kernels, terminal_progress
+    from bothways.commands.progress import keeping, say_kernels
+    from bothways.core.bar import error_console, terminal_progress
     from bothways.core.terminal import counted, say
 
     request = BulkRequest(

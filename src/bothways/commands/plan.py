@@ -63,7 +63,7 @@ def plan(  # noqa: PLR0913 – one option per question
     import dataclasses
     import json as json_format
 
-    from bothways.commands.progress import terminal_progress
+    from bothways.core.bar import terminal_progress
     from bothways.core.errors import ConfigError
     from bothways.data.corpus import Corpus
     from bothways.pretraining.config import load_config

@@ -99,7 +99,7 @@ def predict(  # noqa: PLR0913 – one option per question
     pace = PredictConfig(window=window or (1 if typed else PredictConfig.window))
     # What is typed or printed on the same terminal would run through the bar.
     with watched(reading, "predicting", hidden=typed or sys.stdout.isatty()) as tally:
-        for _, prediction in opened.predict(reading, pace, tally):
+        for _, prediction in opened.predict_examples(reading, pace, tally):
             values = prediction_values(prediction, top)
             print(json.dumps(values, ensure_ascii=False, allow_nan=False), flush=typed)
     if precision == "auto":

@@ -77,7 +77,8 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
     resume
         Continue from the newest checkpoint in the folder, or start a run if there is none.
     """
-    from bothways.commands.progress import error_console, run_progress, say_kernels
+    from bothways.commands.progress import run_progress, say_kernels
+    from bothways.core.bar import error_console
     from bothways.data.corpus import Corpus
     from bothways.data.mixture import Smoothed, open_corpora
     from bothways.pretraining import run as job

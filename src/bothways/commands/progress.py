@@ -5,27 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bothways.core.terminal import printable, say, time_text
+from bothways.core.bar import error_console, terminal_progress
+from bothways.core.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress as Bar
 
     from bothways.core.progress import Progress
     from bothways.prediction.engine import PredictionCounts
     from bothways.prediction.predictor import Predictor
     from bothways.tasks.base import Reading
-
-SECONDS_PER_LINE = 10.0
-"""The time between two lines of progress in a file or a pipe."""
-SPEED_PERIOD = 86_400.0
-"""Seconds over which the speed of a stage is averaged; rich keeps its last 1,000 reports."""
 
 
 def asked(opened: Predictor, **columns: str | None) -> Any:
@@ -90,101 +84,6 @@ def watched(
 
     with terminal_progress(hidden=hidden) as progress:
         yield counting(reading, progress, what)
-
-
-@contextmanager
-def terminal_progress(
-    console: Console | None = None, *, hidden: bool = False
-) -> Iterator[Progress]:
-    """Yield a progress receiver: on a terminal a bar with the time left, else a line every ten
-    seconds.
-
-    The bar vanishes at the end; messages stay. Neither stream is redirected.
-
-    Args:
-        console: None for standard error.
-        hidden: suppress the bar, even on a terminal.
-    """
-    from rich import progress as rich_progress
-    from rich.table import Column
-
-    console = console or error_console()
-    columns = (
-        rich_progress.TextColumn("{task.description}", markup=False),
-        rich_progress.BarColumn(bar_width=16),
-        rich_progress.TaskProgressColumn(),
-        rich_progress.TimeRemainingColumn(),
-        rich_progress.TextColumn(
-            "{task.fields[note]}",
-            markup=False,
-            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
-        ),
-    )
-    drawn = console.is_interactive and not (hidden or console.quiet)
-    bar = rich_progress.Progress(
-        *columns,
-        console=console,
-        transient=True,
-        disable=not drawn,
-        redirect_stdout=False,  # rich would print the data of `> FILE` on the terminal
-        redirect_stderr=False,
-        refresh_per_second=4,
-        speed_estimate_period=SPEED_PERIOD,
-        expand=True,
-    )
-    with bar:
-        yield _Bar(bar, lines=not (hidden or console.is_interactive))
-
-
-def error_console() -> Console:
-    """Return standard error; it falls silent when its reader ends, instead of ending the run."""
-    from rich.console import Console
-
-    class Stderr(Console):
-        def on_broken_pipe(self) -> None:
-            """Stop quietly: the reader of standard error has gone."""
-            # Ctrl-C may have ended the `tee` that reads the output. What could not be written is
-            # still flushed at the end, to nowhere.
-            self.quiet = True
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.file.fileno())
-            os.close(nowhere)
-
-    # FORCE_COLOR makes a file or a pipe a terminal for rich, but no bar can be drawn over there.
-    return Stderr(stderr=True, force_interactive=None if sys.stderr.isatty() else False)
-
-
-class _Bar:
-    """A `core.progress.Progress` that draws with rich."""
-
-    def __init__(self, bar: Bar, *, lines: bool) -> None:
-        self._bar, self._lines, self._printed = bar, lines, time.monotonic()
-        self._line = bar.add_task("", total=None, visible=False, note="")
-
-    def stage(self, name: str, total: float | int | None = None) -> None:
-        """Begin a stage, from 0 on."""
-        self._bar.remove_task(self._line)  # `reset` keeps a total where the new one is None
-        self._line = self._bar.add_task(printable(name), total=total, note="")
-
-    def advance(self, done: float | int, note: str | None = None) -> None:
-        """Move the bar; where there is none, print a line now and then."""
-        task = self._bar.tasks[0]
-        shown = f"{done:,.0f}" if note is None and task.total is None else note
-        fields: dict[str, Any] = {} if shown is None else {"note": printable(shown)}
-        # rich measures the time left from the first value that is not 0.
-        self._bar.update(self._line, completed=max(done, 1e-9), **fields)
-        if self._lines and time.monotonic() - self._printed >= SECONDS_PER_LINE:
-            self._printed, left = time.monotonic(), task.time_remaining
-            parts = [
-                task.fields["note"],
-                f"{task.percentage:.0f}% done" if task.total else "",
-                "" if left is None else f"{time_text(float(left))} left",
-            ]
-            say(self._bar.console, f"{task.description}: {', '.join(filter(None, parts))}")
-
-    def message(self, text: str) -> None:
-        """Print a line above the bar."""
-        say(self._bar.console, text)
 
 
 @contextmanager

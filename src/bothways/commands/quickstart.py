@@ -37,7 +37,8 @@ def quickstart(
     labels
         Labelled file (.tsv, .csv, .jsonl, .parquet); default: a task made from the text.
     """
-    from bothways.commands.progress import error_console, say_kernels, terminal_progress
+    from bothways.commands.progress import say_kernels
+    from bothways.core.bar import error_console, terminal_progress
     from bothways.core.errors import ConfigError, require
     from bothways.quickstart.report_page import quickstart_report
     from bothways.quickstart.story import Story, run_story

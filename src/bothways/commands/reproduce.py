@@ -103,7 +103,8 @@ def ner(*overrides: str, options: BenchmarkOptions) -> None:
 
 def _reproduce(benchmark: Benchmark, overrides: tuple[str, ...], options: BenchmarkOptions) -> None:
     """Run a benchmark and print the comparison."""
-    from bothways.commands.progress import error_console, say_kernels, terminal_progress
+    from bothways.commands.progress import say_kernels
+    from bothways.core.bar import error_console, terminal_progress
     from bothways.paper import run as benchmarks
     from bothways.paper.experiment import Request
     from bothways.report.terminal import render_report, show
@@ -204,7 +205,8 @@ def pretraining(  # noqa: PLR0913 – one option per question
     dry_run
         Only print the cost.
     """
-    from bothways.commands.progress import error_console, say_kernels, terminal_progress
+    from bothways.commands.progress import say_kernels
+    from bothways.core.bar import error_console, terminal_progress
     from bothways.paper.pretraining_cost import table_cost
     from bothways.paper.pretraining_page import table_report, write_table_results
     from bothways.paper.pretraining_runs import TableRequest, run_table

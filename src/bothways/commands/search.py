@@ -67,12 +67,8 @@ def search(  # noqa: PLR0913 – one option per question
         Skip finished runs and continue the interrupted one.
     """
     from bothways.commands.finetune import print_series, settings_from
-    from bothways.commands.progress import (
-        check_begun,
-        error_console,
-        say_kernels,
-        terminal_progress,
-    )
+    from bothways.commands.progress import check_begun, say_kernels
+    from bothways.core.bar import error_console, terminal_progress
     from bothways.sweeps.grid import parse_grid, search_grid, search_trials
     from bothways.sweeps.runs import SweepFolder
 

@@ -57,7 +57,8 @@ def speedrun(  # noqa: PLR0913 – one option per question
         With --held-out: the loss at which a run ends, in nats; default: 5.0, that of the track.
     """
     from bothways.bench import speedrun as job
-    from bothways.commands.progress import error_console, say_kernels, terminal_progress
+    from bothways.commands.progress import say_kernels
+    from bothways.core.bar import error_console, terminal_progress
     from bothways.core.errors import ConfigError
     from bothways.core.terminal import time_text
 

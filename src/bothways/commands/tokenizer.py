@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from bothways.commands.options import INPUTS
-from bothways.commands.progress import error_console, terminal_progress
+from bothways.core.bar import error_console, terminal_progress
 from bothways.core.terminal import output_console, say, show_lines
 
 if TYPE_CHECKING:

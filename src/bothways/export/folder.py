@@ -21,11 +21,12 @@ import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from bothways._version import __version__
 from bothways.core.atomic_files import check_not_input, replace_folder
 from bothways.core.config import reader as configs
+from bothways.core.config.checks import require_choice
 from bothways.core.config.tree import Tree
 from bothways.core.errors import FolderError, optional, require
 from bothways.core.json_reader import read_object
@@ -99,7 +100,7 @@ class ExportResult:
 def write_export(
     folder: str | Path,
     out: str | Path,
-    to: Format | Iterable[Format] = "onnx",
+    to: Format | Literal["both"] | Iterable[Format] = "onnx",
     *,
     task: str | None = None,
     length: int | None = None,
@@ -112,7 +113,7 @@ def write_export(
     Args:
         folder: a model folder, the folder of a run, or a Hub id.
         out: the new folder; an earlier export there is replaced.
-        to: "onnx", "openvino", or both.
+        to: "onnx", "openvino", "both", or a list of the first two.
         task: what the graph computes, as for `bothways.load`; None for the folder's task.
         length: the longest text in tokens, which programs truncate to; None as in training.
         settings: settings of the task, such as {"pooling": "cls"} or ["pooling=cls"].
@@ -126,7 +127,8 @@ def write_export(
         DivergedError: a runtime computes other outputs than the model.
         ResourceError: a package is missing, or `out` cannot be written.
     """
-    formats = {to} if isinstance(to, str) else set(to)
+    formats = [*get_args(Format)] if to == "both" else [to] if isinstance(to, str) else [*to]
+    require_choice(Format, "to", *formats or ["nothing"])
     require("export", "exporting a model", "onnx", "onnxruntime")
     if "openvino" in formats:
         require("export", "exporting to OpenVINO", "openvino")

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from bothways.core.config import reader as configs
+from bothways.core.config.checks import require_choice
 from bothways.core.finding import Finding
 from bothways.core.progress import SILENT, Progress
 from bothways.data.loader import Share, ahead
@@ -88,7 +89,13 @@ class FinetuneResult:
     origin: Mapping[str, Any] = field(default_factory=dict)
 
     def predictor(self, precision: PredictPrecision = "fp32") -> Predictor:
-        """Return the model prepared for predictions."""
+        """Return the model prepared for predictions.
+
+        Raises:
+            ConfigError: an unknown precision.
+        """
+        fix = "Call the predictor with inputs: result.predictor()(inputs)."
+        require_choice(PredictPrecision, "precision", precision, fix=fix)
         return Predictor(self.learner, precision)
 
     def save(self, folder: str | Path) -> Path:

@@ -33,7 +33,7 @@ Pooling = Literal["cls", "mean", "max"]
 Activation = Literal["sigmoid", "identity"]
 """How a cross-encoder's score is made of its logit."""
 _TRANSFORMER = "sentence_bert_config.json"
-_SIMILARITY = "similarity_fn_name"
+SIMILARITY = "similarity_fn_name"
 """A setting of the program that is kept as it was read."""
 _CUT, _DEFAULT = "truncate_dim", "default_prompt_name"
 _KEYS: dict[str, Pooling] = {
@@ -273,7 +273,7 @@ def program_files(config: ProgramConfig, model: Model | None = None) -> dict[str
             assert model is not None
             modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
             modules += [("2_Normalize", "Normalize")] if config.normalised else []
-            similarity = model.kept.get(PROGRAM, {}).get(_SIMILARITY, "cosine")
+            similarity = model.kept.get(PROGRAM, {}).get(SIMILARITY, "cosine")
             return {
                 MODULES: _chain(modules),
                 "1_Pooling/config.json": {
@@ -284,7 +284,7 @@ def program_files(config: ProgramConfig, model: Model | None = None) -> dict[str
                 _TRANSFORMER: transformer,
                 PROGRAM: {
                     **prompts,
-                    _SIMILARITY: similarity,
+                    SIMILARITY: similarity,
                     **({} if config.components is None else {_CUT: config.components}),
                 },
             }

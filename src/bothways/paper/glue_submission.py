@@ -68,7 +68,7 @@ def _predicted(
     predictor = open_task(str(folder), device=device)
     reading = predictor.read(str(test), labelled=False)
     counts = counting(reading, progress, f"predicting {task.name}'s test set")
-    for _, prediction in predictor.predict(reading, counts=counts):
+    for _, prediction in predictor.predict_examples(reading, counts=counts):
         yield prediction.label if task.labels else clip_score(prediction)
 
 

@@ -117,5 +117,5 @@ def _predictions(
     predictor = open_task(str(folder), device=device)
     reading = predictor.read(dev, labelled=False)
     counts = counting(reading, progress, "predicting dev for the official scorer")
-    for _, prediction in predictor.predict(reading, counts=counts):
+    for _, prediction in predictor.predict_examples(reading, counts=counts):
         yield prediction.id, prediction.text, prediction.null_difference

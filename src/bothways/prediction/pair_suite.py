@@ -123,7 +123,7 @@ def evaluate_suite(predictor: Predictor, folder: Path, progress: Progress = SILE
             waiting.append(groups)
             yield example
 
-    for example, prediction in predictor.predict(examples()):
+    for example, prediction in predictor.predict_examples(examples()):
         scores.add(waiting.popleft(), bool(predictor.learner.grade(example, prediction)))
     return scores
 

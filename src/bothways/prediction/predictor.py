@@ -5,26 +5,30 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32
+import torch
+from jaxtyping import Float, Float32, Shaped
 from numpy.typing import NDArray
 
 from bothways.core.advice import argument, call
+from bothways.core.bar import shown_progress
 from bothways.core.config import reader as configs
-from bothways.core.config.tree import Tree, parse_overrides
+from bothways.core.config.checks import require_at_least
+from bothways.core.config.tree import Tree, parse_overrides, rename
 from bothways.core.errors import ConfigError, DataError, FolderError
 from bothways.core.finding import report_findings
 from bothways.core.terminal import counted, listed
 from bothways.data.given_rows import Given, given_rows, is_example, plain_value
 from bothways.hub.hf_config import RECORD
 from bothways.hub.model_folder import LoadedModel, load_model
-from bothways.hub.resolve import resolve_run
+from bothways.hub.resolve import PROGRAM, resolve_run
 from bothways.hub.sentence_transformers import (
+    SIMILARITY,
     CrossEncoderConfig,
     SentenceEncoderConfig,
     read_program_config,
@@ -37,7 +41,6 @@ from bothways.prediction.engine import (
     predict,
     prepare_learner,
 )
-from bothways.prediction.other_names import check_settings, missing_attribute, refuse_arguments
 from bothways.prediction.prepared_model import PredictPrecision, PreparedModel
 from bothways.prediction.session_model import Runtime, SessionModel, open_session
 from bothways.preflight.text import check_model
@@ -51,6 +54,11 @@ from bothways.tasks.sentence_embedding.task import Embedder, PromptedText, sente
 from bothways.tasks.text_examples import TextExample
 
 _REOPENING = threading.Lock()
+_CLASSES = ("single_label_classification", "multi_label_classification")
+
+
+class MissingMethod(ConfigError, AttributeError):
+    """A method of scikit-learn that predictors of a task do not have."""
 
 
 class Predictor:
@@ -63,6 +71,7 @@ class Predictor:
         classify(["Good.", "Bad."])                  # a list of predictions
         for prediction in classify.stream(lines):    # lazily, in constant memory
             ...
+        classify.predict(texts), classify.predict_proba(texts), classify.score(texts, labels)
 
     Args:
         task: the task with its model, on its device.
@@ -135,13 +144,17 @@ class Predictor:
             raise ConfigError(what, where="predictor", fix=fix)
         return self._reopen
 
-    if not TYPE_CHECKING:  # a type checker shall know the attributes
+    def __repr__(self) -> str:
+        learner = self.learner
+        labels = f", labels=[{listed(learner.labels, 5)}]" if len(learner.labels) else ""
+        shape = learner.model.config
+        return (
+            f"Predictor(task={learner.task.name!r}{labels}, layers={shape.depth}, "
+            f"width={shape.width}, length={learner.length}, precision={self.precision!r}, "
+            f"device={str(learner.model.device)!r})"
+        )
 
-        def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError, with the name here of what other libraries call so."""
-            raise missing_attribute(name)
-
-    def __call__(self, inputs: Any, **unknown: object) -> Any:
+    def __call__(self, inputs: Any) -> Any:
         """Return the prediction for one input, or the list of predictions for several.
 
         Args:
@@ -150,14 +163,110 @@ class Predictor:
                 these, or a table such as a DataFrame, whose rows are the inputs.
 
         Raises:
-            ConfigError: another argument is given; arguments of other libraries have advice.
             DataError: an input that the task cannot read.
         """
-        refuse_arguments("a predictor", unknown, ["inputs"])
         if _is_one(inputs):
             [prediction] = self.stream([inputs])
             return prediction
         return list(self.stream(inputs))
+
+    def predict(self, inputs: Any, *, batch_size: int | None = None) -> Any:
+        """Return the answer for one input, or an array of answers for several, as scikit-learn.
+
+        An answer is a label (classify), a number (regress), the index of an ending (choice), the
+        text of an answer or of a filling; several labels or tags are a tuple in a list of these.
+        A call of the predictor returns the same with probabilities.
+
+        Args:
+            inputs: as for a call, such as a list, an array or a column of texts.
+            batch_size: maximum number of texts that are computed together; None for the best one.
+
+        Raises:
+            ConfigError: the predictor's task has no such answers.
+            DataError: an input that the task cannot read.
+
+        Examples:
+            >>> classify = bothways.load("my-classifier")
+            >>> classify.predict(["a good film", "a bad play"]).tolist()
+            ['positive', 'negative']
+        """
+        answers = [self._answer(item) for item in self._all(inputs, batch_size)]
+        if _is_one(inputs):
+            return answers[0]
+        if answers and isinstance(answers[0], tuple):
+            return answers
+        text = self.learner.task.problem == _CLASSES[0]
+        return np.array(answers, dtype=str if text else None)
+
+    def predict_proba(
+        self, inputs: Any, *, batch_size: int | None = None
+    ) -> Float[np.ndarray, "texts classes"]:
+        """Return the probabilities of the classes `(texts, classes)`, in the order of `classes_`.
+
+        Raises:
+            ConfigError: the predictor's task has no classes.
+            DataError: an input that the task cannot read.
+
+        Examples:
+            >>> classify = bothways.load("my-classifier")
+            >>> classify.predict_proba(["a good film", "a bad play"]).shape
+            (2, 2)
+        """
+        if self.learner.task.problem not in _CLASSES:
+            raise self._missing("predict_proba")
+        classes = self.classes_
+        rows = [[*item.probabilities.values()] for item in self._all(inputs, batch_size)]
+        return np.array(rows, dtype=np.float64).reshape(-1, len(classes))
+
+    @property
+    def classes_(self) -> Shaped[np.ndarray, " classes"]:
+        """The labels, in the order of `predict_proba`.
+
+        Raises:
+            ConfigError: the predictor's task has none.
+        """
+        task = self.learner.task
+        if not len(self.learner.labels) or task.problem == "regression":
+            raise self._missing("classes_")
+        return np.array(self.learner.labels, dtype=str)
+
+    def score(self, inputs: Any, answers: Any) -> float:
+        """Return one number for predictions, as scikit-learn: accuracy, or R² of a regression.
+
+        Other tasks return their own metric, such as the F1 of entities; `evaluate` returns all.
+
+        Args:
+            answers: the right answer for each input, such as labels.
+
+        Raises:
+            DataError: an input without an answer, or with one that the model does not have.
+
+        Examples:
+            >>> classify = bothways.load("my-classifier")
+            >>> classify.score(["a good film", "a bad play"], ["positive", "negative"])
+            1.0
+        """
+        metrics = self.evaluate(inputs, answers)
+        if self.learner.task.problem != "regression":
+            return metrics.get("accuracy", metrics[self.learner.task.metric])
+        truth = np.array(plain_value(answers), dtype=np.float64)
+        errors = truth - self.predict(inputs)
+        variance = float(((truth - truth.mean()) ** 2).sum())
+        return 1.0 - float((errors**2).sum()) / variance if variance else float("nan")
+
+    def _all(self, inputs: Any, batch_size: int | None) -> Iterator[Any]:
+        window = PredictConfig.window if batch_size is None else batch_size
+        items = [inputs] if _is_one(inputs) else inputs
+        return self.stream(items, PredictConfig(window=window))
+
+    def _answer(self, prediction: Any) -> Any:
+        if not hasattr(prediction, "answer"):
+            raise self._missing("predict")
+        return prediction.answer
+
+    def _missing(self, name: str) -> MissingMethod:
+        what = f"a predictor for the task {self.learner.task.name!r} has no {name}"
+        return MissingMethod(what, where="task", fix="Call it: predictor(inputs).")
 
     def stream(self, inputs: Given, config: PredictConfig = DEFAULT_PREDICT) -> Iterator[Any]:
         """Yield a prediction for each input, in order; a window of inputs is read at a time."""
@@ -165,42 +274,93 @@ class Predictor:
         examples = (read_input(self.learner, item, number) for number, item in rows)
         return (prediction for _, prediction in predict(self.learner, examples, config))
 
-    def encode(
+    def encode(  # noqa: PLR0913 – the names of sentence-transformers
         self,
         texts: str | Given,
         *,
         prompt_name: str | None = None,
         prompt: str | None = None,
-        **unknown: object,
-    ) -> Float32[np.ndarray, "*texts width"]:
+        batch_size: int | None = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        show_progress_bar: bool = False,
+    ) -> Any:
         """Return the vectors of texts `(texts, width)`, or that of one text `(width,)`.
 
         Args:
             texts: one text, or several; also rows with a column of texts, such as a DataFrame.
             prompt_name: the prompt of the model to put before each text; None for its default one.
             prompt: a prompt instead of a named one; "" for none.
+            batch_size: maximum number of texts that are computed together; None for the best one.
+            normalize_embeddings: return vectors of length 1.
+            truncate_dim: number of the first components to return.
+            convert_to_numpy: return an array; False returns a list of arrays.
+            convert_to_tensor: return a tensor instead.
+            show_progress_bar: show progress on standard error, or in a notebook.
 
         Raises:
-            ConfigError: the predictor was opened for another task, or has no such prompt; or
-                another argument is given, see `other_names`.
+            ConfigError: the predictor was opened for another task, or has no such prompt.
             DataError: an input has two texts.
         """
-        refuse_arguments("encode", unknown, ["texts", "prompt_name", "prompt"])
         if not isinstance(self.learner, Embedder):
             what = (
                 f"encode is for the task 'embed', and this predictor has {self.learner.task.name!r}"
             )
             raise ConfigError(what, where="task", fix='Open the model with task="embed".')
+        require_at_least(1, truncate_dim=truncate_dim)
         lead = self.learner.task.prompt_text(prompt_name, prompt)
         one = isinstance(texts, str | Mapping)
-        items = enumerate([texts] if one else given_rows(texts, "texts"), 1)
-        inputs = (_prompted(read_input(self.learner, item, at), lead, at) for at, item in items)
-        vectors = [prediction.vectors[0] for prediction in self.stream(inputs)]
-        if one:
-            vector: NDArray[np.float32] = vectors[0]
-            return vector
+        rows = [texts] if one else given_rows(texts, "texts")
+        items = ((read_input(self.learner, row, at), at) for at, row in enumerate(rows, 1))
+        inputs = (_prompted(example, lead, at) for example, at in items)
+        with shown_progress(show_progress_bar) as progress:
+            progress.stage("encoding", len(rows) if isinstance(rows, Sized) else None)
+            vectors = list[NDArray[np.float32]]()
+            for prediction in self._all(inputs, batch_size):
+                vectors.append(prediction.vectors[0])
+                progress.advance(len(vectors))
         width = self.learner.task.width(self.learner.model)
-        return np.stack(vectors) if vectors else np.empty((0, width), np.float32)
+        matrix = np.stack(vectors) if vectors else np.empty((0, width), np.float32)
+        matrix = matrix[:, :truncate_dim]
+        if normalize_embeddings:
+            matrix = _unit(matrix)
+        if convert_to_tensor:
+            return torch.from_numpy(matrix[0] if one else matrix)
+        return matrix[0] if one else matrix if convert_to_numpy else list(matrix)
+
+    def similarity(self, first: Any, second: Any) -> Float32[np.ndarray, "first second"]:
+        """Return the similarity of each text or vector of `first` with each of `second`.
+
+        It is the function that a folder of sentence-transformers names, else the cosine.
+
+        Raises:
+            ConfigError: the predictor was opened for another task.
+
+        Examples:
+            >>> embed = bothways.load("my-bert", task="embed")
+            >>> embed.similarity("a good film", ["a good film", "a bad play"]).shape
+            (1, 2)
+        """
+        a, b = (self._vectors(items) for items in (first, second))
+        result: NDArray[np.float32]
+        match self.learner.model.kept.get(PROGRAM, {}).get(SIMILARITY, "cosine"):
+            case "dot" | "dot_score":
+                result = a @ b.T
+            case "euclidean":
+                result = -np.linalg.norm(a[:, None] - b[None], axis=2)
+            case "manhattan":
+                result = -np.abs(a[:, None] - b[None]).sum(axis=2)
+            case _:
+                result = _unit(a) @ _unit(b).T
+        return result
+
+    def _vectors(self, items: Any) -> NDArray[np.float32]:
+        """Return texts as vectors `(texts, width)`, and vectors as they are."""
+        array = np.asarray(items)
+        vectors = array if array.dtype.kind == "f" else self.encode(items)
+        return np.atleast_2d(vectors)
 
     def read(self, source: str | Path, columns: Any = None, *, labelled: bool) -> Reading[Any]:
         """Open a file, a Hub data set or stdin ("-") and stream its examples.
@@ -217,23 +377,27 @@ class Predictor:
     def evaluate(
         self,
         data: str | Path | Reading[Any] | Given,
+        answers: Any = None,
         config: PredictConfig = DEFAULT_PREDICT,
         counts: PredictionCounts | None = None,
-        **unknown: object,
     ) -> Metrics:
         """Return the metrics on labelled data, in constant memory.
 
         Args:
-            data: a file, a Hub data set, a reading, or rows.
+            data: a file, a Hub data set, a reading, or rows; with `answers` inputs as for a call.
+            answers: the right answer for each input, such as labels; None if the data has them.
 
         Raises:
-            ConfigError: another argument is given, see `other_names`.
-            DataError: an example has no label, or a label that the model does not have.
+            DataError: an example has no label, or a label that the model does not have; or there
+                are more or fewer answers than inputs.
         """
-        refuse_arguments("evaluate", unknown, ["data", "config", "counts"])
-        return evaluate_task(self.learner, self._examples(data, labelled=True), config, counts)
+        if answers is None:
+            examples = self._examples(data, labelled=True)
+        else:
+            examples = self._answered(data, answers)
+        return evaluate_task(self.learner, examples, config, counts)
 
-    def predict(
+    def predict_examples(
         self,
         data: str | Path | Reading[Any] | Given,
         config: PredictConfig = DEFAULT_PREDICT,
@@ -250,12 +414,31 @@ class Predictor:
         rows = enumerate(given_rows(data, "data"), 1)
         return (read_input(self.learner, row, number) for number, row in rows)
 
+    def _answered(self, inputs: Any, answers: Any) -> list[Any]:
+        """Return the examples of inputs with their answers."""
+        items = [inputs] if _is_one(inputs) else [*given_rows(inputs, "inputs")]
+        values = [answers] if _is_one(inputs) else [*given_rows(answers, "answers")]
+        if len(items) != len(values):
+            what = f"there are {counted(len(values), 'answers')} for {len(items):,} inputs"
+            raise DataError(what, where="answers", fix="Give one for each input.")
+        return [
+            self.learner.task.answered(read_input(self.learner, item, number), plain_value(value))
+            for number, (item, value) in enumerate(zip(items, values, strict=True), 1)
+        ]
+
 
 def _reopened(
     reopen: Callable[[], TaskLearner[Any, Any]], precision: PredictPrecision, invariant: bool
 ) -> Predictor:
     """Return the predictor that was pickled."""
     return Predictor(reopen(), precision, batch_invariant=invariant, reopen=reopen)
+
+
+def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return vectors with length 1; those of zeros stay."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    result: NDArray[np.float32] = vectors / lengths.clip(min=1e-12)
+    return result
 
 
 def _is_one(inputs: Any) -> bool:
@@ -390,6 +573,14 @@ def open_learner(
     return _bind(loaded, task, length=length, settings=settings).to(choose_device(device))
 
 
+_ALIASES = {
+    "max_length": "length", "max_seq_length": "length", "truncate_dim": "components",
+    "normalize_embeddings": "normalised", "top_k": "top", "doc_stride": "stride",
+    "pooling_mode": "pooling",
+}  # fmt: skip
+"""Names of transformers and sentence-transformers for settings that mean the same here."""
+
+
 def _bind(
     loaded: LoadedModel,
     name: str | None,
@@ -398,9 +589,10 @@ def _bind(
     settings: Tree | Iterable[str],
 ) -> TaskLearner[Any, Any]:
     """Return the task of a folder with its model, in evaluation mode."""
-    if isinstance(settings, Mapping):
-        check_settings(settings)
     settings = settings if isinstance(settings, Mapping) else parse_overrides(settings)
+    settings = rename(settings, _ALIASES)
+    if "length" in settings:
+        length = configs.read(_RecordFields, {"length": settings.pop("length")}).length
     if "task" in settings:  # as in the settings of a run
         what = "a setting of the task has no prefix here"
         raise ConfigError(what, where="task", fix="Write, for example, columns.text=body.")

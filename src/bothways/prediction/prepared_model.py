@@ -244,7 +244,7 @@ class PreparedModel(Model):
         pack_head: PackLayer | None = None,
     ) -> None:
         nn.Module.__init__(self)
-        self.config, self.specification = parts.config, parts.specification
+        self.config, self.specification, self.kept = parts.config, parts.specification, parts.kept
         self.precision, self.heads, encoder = precision, parts.heads, parts.encoder
         if pack_head is not None and isinstance(encoder, Encoder):
             _pack_layers(encoder.embedding, ("project",), pack_head)

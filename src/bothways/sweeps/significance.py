@@ -222,7 +222,9 @@ def _grades(
     rows, fingerprint = [], ""
     for opened in models:
         learner, reading = opened.learner, opened.read(source, columns, labelled=True)
-        results = list(opened.predict(reading, counts=counting(reading, progress, "grading")))
+        results = list(
+            opened.predict_examples(reading, counts=counting(reading, progress, "grading"))
+        )
         if len(results) < 2:
             raise DataError(
                 f"there are too few examples to compare on: {len(results)}",

@@ -161,6 +161,15 @@ class Task(Generic[E, P]):
         """
         raise self.wrong_texts(texts, where, "a dict with its columns")
 
+    def answered(self, example: E, answer: Any) -> E:
+        """Return an example with its answer.
+
+        Raises:
+            DataError: the answer is none, or answers of the task need a row.
+        """
+        what = f"answers of the task {self.name!r} are part of the rows"
+        raise DataError(what, where="answers", fix="Give rows with their answers, without answers.")
+
     def wrong_texts(self, texts: tuple[str, ...], where: str, needs: str) -> DataError:
         """Return the error for texts that are not an example."""
         given = "one text" if len(texts) == 1 else f"{len(texts)} texts"

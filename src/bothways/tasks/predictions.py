@@ -1,6 +1,7 @@
 """Predictions of tasks: one frozen type for each kind of answer, with its form in JSON.
 
-`to_json` returns plain values, as `bothways predict` writes them.
+`to_json` returns plain values, as `bothways predict` writes them; `answer` is the value that
+`Predictor.predict` returns, of predictions that have one.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ class ClassPrediction:
     index: int
     probabilities: Mapping[str, float]
 
+    @property
+    def answer(self) -> str:
+        """The label."""
+        return self.label
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         return {"label": self.label, "probabilities": _brief_items(self.probabilities)}
@@ -62,6 +68,11 @@ class MultilabelPrediction:
     labels: tuple[str, ...]
     probabilities: Mapping[str, float]
 
+    @property
+    def answer(self) -> tuple[str, ...]:
+        """The labels."""
+        return self.labels
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         return {"labels": list(self.labels), "probabilities": _brief_items(self.probabilities)}
@@ -72,6 +83,11 @@ class ScorePrediction:
     """A number."""
 
     score: float
+
+    @property
+    def answer(self) -> float:
+        """The number."""
+        return self.score
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -91,6 +107,11 @@ class ChoicePrediction:
     index: int
     ending: str
     probabilities: tuple[float, ...]
+
+    @property
+    def answer(self) -> int:
+        """The index of the ending."""
+        return self.index
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -174,6 +195,11 @@ class FillPrediction:
     def text(self) -> str:
         """The text with the best filling."""
         return self.fillings[0].text
+
+    @property
+    def answer(self) -> str:
+        """The text with the best filling."""
+        return self.text
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -294,6 +320,11 @@ class TagPrediction:
     probabilities: NDArray[np.float64] = field(compare=False, repr=False)
     entities: tuple[Entity, ...] | None = None
 
+    @property
+    def answer(self) -> tuple[str, ...]:
+        """The tags."""
+        return self.tags
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         result: dict[str, Any] = {}
@@ -347,6 +378,11 @@ class AnswerPrediction:
     def best(self) -> str:
         """The best answer, whether it is given or not; empty in a context without a token."""
         return self.spans[0].text if self.spans else ""
+
+    @property
+    def answer(self) -> str:
+        """The text of the answer."""
+        return self.text
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -13,8 +14,11 @@ from torch import Tensor
 
 from bothways.core.batch import Batch
 from bothways.core.config.checks import require_at_least
+from bothways.core.errors import DataError
 from bothways.core.targets import LabelTargets
+from bothways.core.terminal import counted
 from bothways.tasks.base import E, Output, P, Reading, Row, Scale, Task, TaskLearner
+from bothways.tasks.columns import label_of
 from bothways.tasks.text_encoding import Fit, LongTexts, window_weight
 from bothways.tasks.text_examples import (
     LABELS,
@@ -74,6 +78,10 @@ class TextTask(Task[Any, P]):
         self.check_columns(columns, where)
         return self.parse(dict(zip(("text", "text_b"), texts, strict=False)), columns, where)
 
+    def answered(self, example: Any, answer: Any) -> Any:
+        """Return an example with its label; see `Task.answered`."""
+        return dataclasses.replace(example, label=label_of(answer, "answers", example.where))
+
     def usual_columns(self, labelled: bool) -> TextColumns:
         """Return the columns to read where none are asked for."""
         return self.columns
@@ -110,6 +118,19 @@ class LongTextTask(TextTask[P]):
 
     def __post_init__(self) -> None:
         require_at_least(1, "task", stride=self.stride)
+
+    def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> Any:
+        """Return the example that consists of these texts; see `Task.from_texts`.
+
+        A model that was trained on single texts refuses pairs, and the reverse.
+        """
+        trained = self.columns
+        count = 1 if trained.text_b is None else 2
+        if trained.text is not None and len(texts) in {1, 2} - {count}:
+            what = f"has {counted(len(texts), 'texts')}, and the model was trained on {count} each"
+            fix = "Give several texts as a list, and the two texts of one example as a tuple."
+            raise DataError(what, where=where, fix=fix)
+        return super().from_texts(texts, where=where)
 
     def truncation_advice(self, needed: int, most: int) -> str:
         """Return what to do about truncated texts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bothways.core.config.tree import Tree, merge, parse_overrides
+from bothways.core.config.tree import Tree, merge, parse_overrides, rename
 from bothways.core.errors import ConfigError
 
 TRAINING_NAMES: Mapping[str, str] = {
@@ -50,15 +50,20 @@ def expand_names(
         same: names of other libraries, as in `SAME_SETTINGS`.
 
     Raises:
-        ConfigError: a text is not a setting, or a name without a path is part of a longer path.
+        ConfigError: a text is not a setting, a setting is given under two names, or a name without
+            a path is part of a longer path.
     """
     tree: dict[str, Any] = {}
     given = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
-    for key, setting in given.items():
-        name, form = same.get(key, (key, "{}"))
+    named = {key: same.get(key, (key, "{}")) for key in given}
+    paths = {key: names.get(name, name) for key, (name, _) in named.items()}
+    rename(given, paths)  # refuses two names of one setting
+    # A whole member of a union first: it would replace its settings.
+    for key in sorted(given, key=lambda key: paths[key].count(".")):
+        setting, (name, form) = given[key], named[key]
         value = setting if form == "{}" else form.format(setting)
         leaf: Any = f"{value} epochs" if name == "epochs" and value != "auto" else value
-        for step in reversed(names.get(name, name).split(".")):
+        for step in reversed(paths[key].split(".")):
             leaf = {step: leaf}
         tree = merge(tree, leaf)
     return tree

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from bothways.core.config.tree import join_path
 from bothways.core.errors import ConfigError
 
@@ -20,6 +22,23 @@ def require_at_least(least: int, /, where: str = "", **numbers: float | int | No
         if number is not None and not number >= least:
             what = f"must be at least {least}, not {number}"
             raise ConfigError(what, where=join_path(where, name))
+
+
+def require_choice(choices: object, where: str, *values: object, fix: str | None = None) -> None:
+    """Check that values are among the choices of a `Literal`, or a union of these; None passes.
+
+    Args:
+        where: the name of the parameter.
+        fix: advice instead of the list of choices.
+
+    Raises:
+        ConfigError: a value is none of them.
+    """
+    known = [name for kind in get_args(choices) for name in get_args(kind) or (kind,)]
+    for value in values:
+        if value is not None and value not in known:
+            fix = fix or f"Choose one of {', '.join(known)}."
+            raise ConfigError(f"unknown {where} {value!r}", where=where, fix=fix)
 
 
 def require_seed(where: str = "", **seeds: int | None) -> None:

@@ -40,6 +40,22 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
     return tree
 
 
+def rename(tree: Tree, aliases: Mapping[str, str]) -> dict[str, Any]:
+    """Return a tree in which settings under an alias have their own name.
+
+    Raises:
+        ConfigError: a setting is given under two names.
+    """
+    renamed: dict[str, Any] = {}
+    for name, value in tree.items():
+        path = aliases.get(name, name)
+        if path in renamed:
+            what = f"{name!r} is another name of {path!r}, which is given, too"
+            raise ConfigError(what, where=name, fix="Leave one of them out.")
+        renamed[path] = value
+    return renamed
+
+
 def _unquoted(value: str) -> str:
     """Return the text within double quotes; what JSON cannot read as one text is left as it is."""
     if len(value) < 2 or value[0] != '"' or value[-1] != '"':

@@ -97,6 +97,11 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
             labels = parse_labels(cell_of(row, column, where), self.separator, column, where)
         return MultilabelExample(text, text_b, labels, where)
 
+    def answered(self, example: MultilabelExample, answer: object) -> MultilabelExample:
+        """Return an example with its labels; see `Task.answered`."""
+        labels = parse_labels(answer, self.separator, "answers", example.where)
+        return dataclasses.replace(example, labels=labels)
+
     def labels(self, examples: Iterable[MultilabelExample]) -> tuple[str, ...]:
         """Return the labels that occur, in order."""
         return in_order(label for example in examples for label in example.labels or ())

@@ -1,0 +1,190 @@
+"""Progress that a person sees: a bar on a terminal, a line in a notebook, lines in a file."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from bothways.core.errors import ConfigError
+from bothways.core.progress import SILENT, Progress
+from bothways.core.terminal import printable, say, time_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+SECONDS_PER_LINE = 10.0
+"""The time between two lines of progress in a file or a pipe."""
+SPEED_PERIOD = 86_400.0
+"""Seconds over which the speed of a stage is averaged; rich keeps its last 1,000 reports."""
+_UPDATE_SECONDS = 0.25
+
+
+def shown_progress(progress: Any) -> AbstractContextManager[Progress]:
+    """Return the receiver of progress: of standard error or a notebook, none, or the given one.
+
+    Raises:
+        ConfigError: it is neither a truth value nor a receiver.
+    """
+    if progress is True:
+        return notebook_progress() if in_notebook() else terminal_progress()
+    if progress is not False and not isinstance(progress, Progress):
+        what = f"is {progress!r}, which has no methods stage, advance and message"
+        raise ConfigError(what, where="progress", fix="Give True, False or an object that has.")
+    return nullcontext(SILENT if progress is False else progress)
+
+
+def in_notebook() -> bool:
+    """Return True in a kernel of Jupyter; imports nothing."""
+    interactive = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return type(interactive).__name__ == "ZMQInteractiveShell"
+
+
+@contextmanager
+def notebook_progress() -> Iterator[Progress]:
+    """Yield a receiver of progress that keeps one line below the cell up to date.
+
+    The line vanishes at the end; messages stay.
+    """
+    line = _NotebookLine()
+    try:
+        yield line
+    finally:
+        line.show("")
+
+
+class _NotebookLine:
+    """A `core.progress.Progress` in a notebook, without a package of widgets."""
+
+    def __init__(self) -> None:
+        self._name, self._began, self._shown = "", 0.0, 0.0
+        self._total: float | int | None = None
+        display = importlib.import_module("IPython.display").display
+        self._handle = display({"text/plain": ""}, raw=True, display_id=True)
+
+    def show(self, text: str) -> None:
+        """Replace the line."""
+        self._shown = time.monotonic()
+        self._handle.update({"text/plain": printable(text)}, raw=True)
+
+    def stage(self, name: str, total: float | int | None = None) -> None:
+        """Begin a stage."""
+        self._name, self._total, self._began = name, total, time.monotonic()
+        self.show(name)
+
+    def advance(self, done: float | int, note: str | None = None) -> None:
+        """Show how much is done, and the time left."""
+        now = time.monotonic()
+        if now - self._shown < _UPDATE_SECONDS:
+            return
+        share = done / self._total if self._total else 0.0
+        fields = [
+            f"{share:.0%}" if share else f"{done:,.0f}",
+            note,
+            f"{time_text((now - self._began) * (1 / share - 1))} left" if share else None,
+        ]
+        self.show(f"{self._name}: {', '.join(filter(None, fields))}")
+
+    def message(self, text: str) -> None:
+        """Print a line that stays."""
+        print(printable(text), file=sys.stderr)
+
+
+@contextmanager
+def terminal_progress(
+    console: Console | None = None, *, hidden: bool = False
+) -> Iterator[Progress]:
+    """Yield a progress receiver: on a terminal a bar with the time left, else a line every ten
+    seconds.
+
+    The bar vanishes at the end; messages stay. Neither stream is redirected.
+
+    Args:
+        console: None for standard error.
+        hidden: suppress the bar, even on a terminal.
+    """
+    from rich import progress as rich_progress
+    from rich.table import Column
+
+    console = console or error_console()
+    columns = (
+        rich_progress.TextColumn("{task.description}", markup=False),
+        rich_progress.BarColumn(bar_width=16),
+        rich_progress.TaskProgressColumn(),
+        rich_progress.TimeRemainingColumn(),
+        rich_progress.TextColumn(
+            "{task.fields[note]}",
+            markup=False,
+            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+        ),
+    )
+    drawn = console.is_interactive and not (hidden or console.quiet)
+    bar = rich_progress.Progress(
+        *columns,
+        console=console,
+        transient=True,
+        disable=not drawn,
+        redirect_stdout=False,  # rich would print the data of `> FILE` on the terminal
+        redirect_stderr=False,
+        refresh_per_second=4,
+        speed_estimate_period=SPEED_PERIOD,
+        expand=True,
+    )
+    with bar:
+        yield _Bar(bar, lines=not (hidden or console.is_interactive))
+
+
+def error_console() -> Console:
+    """Return standard error; it falls silent when its reader ends, instead of ending the run."""
+    from rich.console import Console
+
+    class Stderr(Console):
+        def on_broken_pipe(self) -> None:
+            """Stop quietly: the reader of standard error has gone."""
+            # Ctrl-C may have ended the `tee` that reads the output. What could not be written is
+            # still flushed at the end, to nowhere.
+            self.quiet = True
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.file.fileno())
+            os.close(nowhere)
+
+    # FORCE_COLOR makes a file or a pipe a terminal for rich, but no bar can be drawn over there.
+    return Stderr(stderr=True, force_interactive=None if sys.stderr.isatty() else False)
+
+
+class _Bar:
+    """A `core.progress.Progress` that draws with rich."""
+
+    def __init__(self, bar: Bar, *, lines: bool) -> None:
+        self._bar, self._lines, self._printed = bar, lines, time.monotonic()
+        self._line = bar.add_task("", total=None, visible=False, note="")
+
+    def stage(self, name: str, total: float | int | None = None) -> None:
+        """Begin a stage, from 0 on."""
+        self._bar.remove_task(self._line)  # `reset` keeps a total where the new one is None
+        self._line = self._bar.add_task(printable(name), total=total, note="")
+
+    def advance(self, done: float | int, note: str | None = None) -> None:
+        """Move the bar; where there is none, print a line now and then."""
+        task = self._bar.tasks[0]
+        shown = f"{done:,.0f}" if note is None and task.total is None else note
+        fields: dict[str, Any] = {} if shown is None else {"note": printable(shown)}
+        # rich measures the time left from the first value that is not 0.
+        self._bar.update(self._line, completed=max(done, 1e-9), **fields)
+        if self._lines and time.monotonic() - self._printed >= SECONDS_PER_LINE:
+            self._printed, left = time.monotonic(), task.time_remaining
+            parts = [
+                task.fields["note"],
+                f"{task.percentage:.0f}% done" if task.total else "",
+                "" if left is None else f"{time_text(float(left))} left",
+            ]
+            say(self._bar.console, f"{task.description}: {', '.join(filter(None, parts))}")
+
+    def message(self, text: str) -> None:
+        """Print a line above the bar."""
+        say(self._bar.console, text)
