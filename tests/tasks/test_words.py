@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import sys
+import time
 import unicodedata
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
+from bothways.tasks.tagging import word_splitter
 from bothways.tasks.tagging.word_splitter import Splitter, split_words
 
 MIXED = st.text(
@@ -121,9 +125,53 @@ def test_names_and_abbreviations_are_whole(text: str, words: list[str]) -> None:
 
 
 @settings(max_examples=300)
-@given(MIXED, st.sampled_from(["rules", "punctuation", "whitespace"]))
+@given(MIXED, st.sampled_from(get_args(Splitter)))
 def test_every_splitter_keeps_all_but_white_space(text: str, splitter: Splitter) -> None:
     spans = split_words(text, splitter)
     assert "".join(text[begin:end] for begin, end in spans) == "".join(text.split())
     assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
     assert not any(text[begin:end].split() != [text[begin:end]] for begin, end in spans)
+
+
+_MAIL = re.compile(r"[\w.+-]+@\w[\w-]*(?:\.\w[\w-]*)+")
+
+
+def _first_pattern_at_each_place(text: str) -> list[tuple[int, int]]:
+    """The rule in one line: where no word has begun, the first of URL, address, title and shape."""
+    shape = [word_splitter._kind(character) for character in text]
+    for clitic in word_splitter._CLITIC.finditer(text):
+        shape[clitic.start()] = "`"
+    spans, place = [], 0
+    while place < len(text):
+        patterns = (word_splitter._URL, _MAIL, word_splitter._TITLE)
+        matches = [pattern.match(text, place) for pattern in patterns]
+        matches.append(word_splitter._SHAPE.match("".join(shape), place))
+        word = next((match for match in matches if match is not None), None)
+        spans += [] if word is None else [word.span()]
+        place = place + 1 if word is None else word.end()
+    return spans
+
+
+ADDRESSES = st.lists(
+    st.sampled_from([*"aB9.+-_@ '中,:/\u0301", "a.b", "x@y.org", "www.", "http://", "Dr."]), max_size=14
+).map("".join)
+
+
+@settings(max_examples=500, deadline=None)
+@given(ADDRESSES | MIXED)
+def test_a_word_is_the_first_pattern_that_fits_where_it_begins(text: str) -> None:
+    assert split_words(text) == _first_pattern_at_each_place(text)
+
+
+@pytest.mark.parametrize("unit", [".", "+", "_", "-", "中", "a@", "a.", "+@", "www.", "@a.", "x@y.z"])
+@pytest.mark.parametrize("splitter", get_args(Splitter))
+def test_splitting_takes_linear_time(unit: str, splitter: Splitter) -> None:
+    text = (unit * 40_000)[:40_000]
+    before = time.process_time()
+    split_words(text, splitter)
+    assert time.process_time() - before < 2  # quadratic: more than eight seconds
+
+
+def test_each_character_can_be_a_word() -> None:
+    text = "我有10年 ok"
+    assert [text[a:b] for a, b in split_words(text, "characters")] == list("我有10年ok")

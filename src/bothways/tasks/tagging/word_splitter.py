@@ -5,18 +5,22 @@
     punctuation  every punctuation mark is separate: BERT's `BasicTokenizer`, without its
                  lower-casing, which is left to the model's tokenizer
     whitespace   separated by white space only
+    characters   each character is a word, as in most Chinese data
 
-Ideographs are words of their own, except with "whitespace".
+Ideographs are words of their own, except with "whitespace". Every splitter takes time linear in the
+length of the text.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import unicodedata
+from collections.abc import Iterator
 from typing import Literal
 
-Splitter = Literal["rules", "punctuation", "whitespace"]
+Splitter = Literal["rules", "punctuation", "whitespace", "characters"]
 
 _IDEOGRAPHS = (
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
@@ -25,10 +29,13 @@ _IDEOGRAPHS = (
 """Han only, as in BERT: neither kana nor hangul."""
 
 _CLITIC = re.compile(r"(?<=\w)['’](?:s|re|ve|ll|d|m)\b", re.IGNORECASE)
-_WHOLE = re.compile(
-    r"(?:https?://|www\.)[^\s<>\"]*[^\s<>\".,;:!?'’)\]}]"  # URLs
-    r"|[\w.+-]+@\w[\w-]*(?:\.\w[\w-]*)+"  # e-mail addresses
-    r"|(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|Inc|Ltd|Corp|Gen|Gov|Sen|Rep|Rev|vs)\.(?=\s)"
+_URL = re.compile(r"(?:https?://|www\.)[^\s<>\"]*[^\s<>\".,;:!?'’)\]}]")
+_HOST = re.compile(r"(?<=[\w.+-])@\w[\w-]*(?:\.\w[\w-]*)+")
+"""The end of an e-mail address. The name before it is searched for backwards, from "@": a search
+from each character for a name with an "@" after it takes quadratic time."""
+_NAME = re.compile(r"[\w.+-]")
+_TITLE = re.compile(
+    r"(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|Inc|Ltd|Corp|Gen|Gov|Sen|Rep|Rev|vs)\.(?=\s)"
 )
 _SHAPE = re.compile(
     r"I"
@@ -46,6 +53,8 @@ def split_words(text: str, splitter: Splitter = "rules") -> list[tuple[int, int]
     match splitter:
         case "whitespace":
             return [match.span() for match in re.finditer(r"\S+", text)]
+        case "characters":
+            return [match.span() for match in re.finditer(r"\S", text)]
         case "punctuation":
             shape = "".join(map(_kind, text))
             return [match.span() for match in re.finditer(r"[aA0]+|[^ ]", shape)]
@@ -57,13 +66,28 @@ def _split_by_rules(text: str) -> list[tuple[int, int]]:
     letters = [_kind(character) for character in text]
     for clitic in _CLITIC.finditer(text):
         letters[clitic.start()] = "`"
-    shape, spans, place = "".join(letters), [], 0
+    addresses = itertools.chain(_addresses(text), [(len(text), len(text), len(text))])
+    shape, spans, place, address = "".join(letters), [], 0, next(addresses)
     while place < len(text):
-        word = _WHOLE.match(text, place) or _SHAPE.match(shape, place)
-        if word is not None:
+        while address[1] <= place < len(text):
+            address = next(addresses)
+        if (word := _URL.match(text, place)) is not None:
             spans.append(word.span())
-        place = word.end() if word is not None else place + 1
+        elif address[0] <= place:
+            spans.append((place, address[2]))
+        elif (word := _TITLE.match(text, place) or _SHAPE.match(shape, place)) is not None:
+            spans.append(word.span())
+        place = spans[-1][1] if spans and spans[-1][0] == place else place + 1
     return spans
+
+
+def _addresses(text: str) -> Iterator[tuple[int, int, int]]:
+    """Yield where the name of each e-mail address begins, its "@", and its end."""
+    for host in _HOST.finditer(text):
+        start = at = host.start()
+        while start and _NAME.match(text, start - 1):
+            start -= 1
+        yield start, at, host.end()
 
 
 @functools.lru_cache(maxsize=4096)
