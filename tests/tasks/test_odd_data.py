@@ -18,7 +18,7 @@ from bothways.tasks.multilabel.examples import MultilabelExample, check_label_se
 from bothways.tasks.predictions import ScorePrediction
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.tagging.checks import check_tagged
-from bothways.tasks.tagging.conll import read_columns
+from bothways.tasks.tagging.conll import ColumnLayout, read_columns
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.text_examples import TextExample
 from toy_folder import make_folder
@@ -88,12 +88,16 @@ def test_a_score_whose_square_overflows_is_refused() -> None:
 
 def test_lines_of_words_have_the_same_columns() -> None:
     lines = [(1, "ape NN O"), (2, "bee B-X"), (3, ""), (4, "cat O")]
-    with pytest.raises(
-        DataError, match=r"^f:2: has 2 columns \(bee \| B-X\), and the first line 3\n"
-    ):
-        list(read_columns(lines, "f"))
-    assert [each.tags for each in read_columns(lines, "f", 0, 1)] == [("NN", "B-X"), ("O",)]
-    assert [each.words for each in read_columns(lines, "f", 0, None)] == [("ape", "bee"), ("cat",)]
+    with pytest.raises(DataError, match=r"^f:2: has 2 columns \(bee \| B-X\), and most lines 3\n"):
+        list(read_columns(lines, "f", ColumnLayout(0, 2, 3, fixed=True)))
+    assert [each.tags for each in read_columns(lines, "f", ColumnLayout(0, 1))] == [
+        ("NN", "B-X"),
+        ("O",),
+    ]
+    assert [each.words for each in read_columns(lines, "f", ColumnLayout())] == [
+        ("ape", "bee"),
+        ("cat",),
+    ]
 
 
 def test_evaluate_reads_standard_input(

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bothways.core.errors import DataError
-from bothways.tasks.tagging.conll import ColumnSentence, read_columns
+from bothways.tasks.tagging.conll import ColumnLayout, ColumnSentence, read_columns
 from bothways.tasks.tagging.examples import (
     NEIGHBOURS,
     TagColumns,
@@ -72,7 +72,7 @@ def test_columns_of_words_and_tags(tmp_path: Path, name: str) -> None:
 
 def test_a_document_begins_without_an_empty_line_before_it() -> None:
     lines = enumerate(["the O", "-DOCSTART- -X-", "", "rain B-LOC", "ends O"], 1)
-    assert list(read_columns(lines, "t.conll")) == [
+    assert list(read_columns(lines, "t.conll", ColumnLayout(0, 1, 2, fixed=True))) == [
         ColumnSentence(("the",), ("O",), 1, 0), ColumnSentence(("rain", "ends"), ("B-LOC", "O"), 4, 1),
     ]  # fmt: skip
 

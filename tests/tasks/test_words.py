@@ -153,7 +153,8 @@ def _first_pattern_at_each_place(text: str) -> list[tuple[int, int]]:
 
 
 ADDRESSES = st.lists(
-    st.sampled_from([*"aB9.+-_@ '中,:/\u0301", "a.b", "x@y.org", "www.", "http://", "Dr."]), max_size=14
+    st.sampled_from([*"aB9.+-_@ '中,:/\u0301", "a.b", "x@y.org", "www.", "http://", "Dr."]),
+    max_size=14,
 ).map("".join)
 
 
@@ -163,7 +164,9 @@ def test_a_word_is_the_first_pattern_that_fits_where_it_begins(text: str) -> Non
     assert split_words(text) == _first_pattern_at_each_place(text)
 
 
-@pytest.mark.parametrize("unit", [".", "+", "_", "-", "中", "a@", "a.", "+@", "www.", "@a.", "x@y.z"])
+@pytest.mark.parametrize(
+    "unit", [".", "+", "_", "-", "中", "a@", "a.", "+@", "www.", "@a.", "x@y.z"]
+)
 @pytest.mark.parametrize("splitter", get_args(Splitter))
 def test_splitting_takes_linear_time(unit: str, splitter: Splitter) -> None:
     text = (unit * 40_000)[:40_000]

@@ -176,7 +176,7 @@ class BulkFolder:
         """Return the files of a part, of its rejected rows and of its marker."""
         name = f"{number:05d}-{part:05d}"
         return (
-            self.out / f"part-{name}.{self.form}",
+            self.out / f"part-{name}.{'jsonl' if self.form == 'spans' else self.form}",
             self.out / REJECTS / f"{name}.jsonl",
             self.out / PARTS / f"{name}.json",
         )

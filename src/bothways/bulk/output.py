@@ -20,8 +20,17 @@ from bothways.tasks import predictions as kinds
 _AS_LINES = f"Write JSON lines: {argument(format='jsonl')}"
 
 
-def prediction_values(prediction: Any, top: int | None) -> dict[str, Any]:
-    """Return a prediction as plain values, with the `top` best labels or documents alone."""
+def prediction_values(
+    prediction: Any, top: int | None, form: PartFormat = "jsonl"
+) -> dict[str, Any]:
+    """Return a prediction as plain values, with the `top` best labels or documents alone.
+
+    Raises:
+        ConfigError: the format is "spans", and the tags of the model are not those of entities.
+    """
+    if form == "spans":
+        spans: dict[str, Any] = prediction.to_spans()
+        return spans
     values: dict[str, Any] = prediction.to_json()
     if top is not None and isinstance(values.get("probabilities"), dict):
         ranked = sorted(values["probabilities"].items(), key=lambda item: -item[1])
@@ -53,8 +62,8 @@ def part_content(
             stream = io.BytesIO()
             np.save(stream, np.stack([each.vectors[0] for each in predictions]).astype("<f4"))
             return stream.getvalue()
-        case "jsonl":
-            rows = [prediction_values(each, top) for each in predictions]
+        case "jsonl" | "spans":
+            rows = [prediction_values(each, top, form) for each in predictions]
             _check_names(kept, rows[0])
             lines = []
             for number, row in enumerate(rows):

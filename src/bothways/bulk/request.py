@@ -19,8 +19,9 @@ from bothways.prediction.prepared_model import PredictPrecision
 from bothways.prediction.session_model import Runtime
 from bothways.tasks.base import Task
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
+from bothways.tasks.tagging.task import TaggingTask
 
-PartFormat = Literal["jsonl", "parquet", "npy"]
+PartFormat = Literal["jsonl", "spans", "parquet", "npy"]
 
 ROWS = 4096
 """Rows of a part by default: as many as the engine sorts by length together."""
@@ -38,7 +39,7 @@ class BulkRequest:
         top: how many labels keep their probability; None for all.
         keep: columns that are copied from the input to the output; "old=new" renames one.
         form: of a part; None: .npy for vectors without columns to keep, Parquet if all files are,
-            else JSON lines.
+            else JSON lines. "spans": JSON lines of texts with entities as character spans.
         rows: of a part; the last part of a file has fewer.
         rejects: whether rows that cannot be read or predicted are written to a file of their own;
             without it, the first one ends the work.
@@ -122,6 +123,7 @@ class BulkRequest:
             ConfigError: .npy holds neither predictions other than vectors nor columns.
         """
         vectors = isinstance(task, SentenceEmbeddingTask)
+        check_format(self.form, task)
         if self.form == "npy" and not vectors:
             what = f"npy holds vectors, and the task is {task.name!r}"
             raise ConfigError(what, where="format", fix="Choose jsonl or parquet.")
@@ -143,6 +145,13 @@ class BulkRequest:
         values["files"] = [*map(without_revision, self.files)]  # the commit is noted apart from it
         del values["device"]
         return values | {"sha256 of the model": digest_of_model(self.model)}
+
+
+def check_format(form: PartFormat | None, task: Task[Any, Any]) -> None:
+    """Raise ConfigError for spans of a task that does not tag words."""
+    if form == "spans" and not isinstance(task, TaggingTask):
+        what = f"spans are of the task 'tag', and the task is {task.name!r}"
+        raise ConfigError(what, where="format", fix="Choose jsonl or parquet.")
 
 
 def check_not_inside(out: Path, files: tuple[str, ...]) -> None:

@@ -128,10 +128,11 @@ class PartOptions:
         ),
     ] = ()
     format: Annotated[
-        Literal["jsonl", "parquet", "npy"] | None,
+        Literal["jsonl", "spans", "parquet", "npy"] | None,
         Parameter(
             help="With --out DIR: format of the parts. Default: npy for vectors, parquet if the "
-            "input is or if vectors have columns to keep, else jsonl."
+            "input is or if vectors have columns to keep, else jsonl. spans, also without --out: "
+            "JSON lines with the text and the entities as character spans."
         ),
     ] = None
     rows: Annotated[int, Parameter(help="With --out DIR: rows of a part.")] = 4096

@@ -59,10 +59,12 @@ def predict(  # noqa: PLR0913 – one option per question
     window
         Number of texts to read before the first prediction; default: 4096, on a terminal 1.
     """
+    import dataclasses
     import json
     import sys
 
     from bothways.bulk.output import prediction_values
+    from bothways.bulk.request import check_format
     from bothways.commands.options import argument_text, one_file, predict_parts, split_inputs
     from bothways.commands.progress import asked, say_guess, watched
     from bothways.core.config.checks import require_at_least
@@ -81,12 +83,15 @@ def predict(  # noqa: PLR0913 – one option per question
             top=top, length=length, precision=precision, device=device, runtime=runtime,
         )  # fmt: skip
         return
+    form = parts.format if parts.format in ("jsonl", "spans") else None
+    parts = dataclasses.replace(parts, format=None) if form else parts
     sentence = argument_text(files) if text is None else None
     file = one_file(files or (STDIN,), parts) if sentence is None else ""
     opened = open_task(
         folder, task, length=length, device=device, precision=precision, batch_invariant=True,
         runtime=runtime, settings=settings,
     )  # fmt: skip
+    check_format(form, opened.learner.task)
     columns = asked(opened, text=text, text_b=text_b)
     if sentence is None:
         reading = opened.read(file, columns, labelled=False)
@@ -100,7 +105,7 @@ def predict(  # noqa: PLR0913 – one option per question
     # What is typed or printed on the same terminal would run through the bar.
     with watched(reading, "predicting", hidden=typed or sys.stdout.isatty()) as tally:
         for _, prediction in opened.predict_examples(reading, pace, tally):
-            values = prediction_values(prediction, top)
+            values = prediction_values(prediction, top, form or "jsonl")
             print(json.dumps(values, ensure_ascii=False, allow_nan=False), flush=typed)
     if precision == "auto":
         print(f"note: predicted in {opened.precision}", file=sys.stderr)

@@ -26,7 +26,7 @@ from typing import Any
 
 from bothways.core.advice import argument
 from bothways.core.errors import DataError, optional
-from bothways.core.json_reader import parse_json, parse_object
+from bothways.core.json_reader import parse_json
 from bothways.core.terminal import counted, listed
 from bothways.core.urls import Place
 from bothways.data.hub_rows import HUB, HubData
@@ -365,11 +365,22 @@ def json_rows(where: str, lines: Lines) -> Iterator[TableRow]:
         """Return the row on a line."""
         place = f"{where}:{numbered[0]}"
         try:
-            return TableRow(parse_object(numbered[1], place, fix=fix), place)
+            return TableRow(_json_row(parse_json(numbered[1], place, fix=fix), place, fix), place)
         except DataError as error:
             raise RowError(error.what, where=error.where, fix=error.fix) from error
 
     return map(parse, filter(lambda numbered: numbered[1].strip(), lines))
+
+
+def _json_row(value: Any, where: str, fix: str) -> dict[str, Any]:
+    """Return an object as it is, and [text, object], the form of spaCy, as one with that "text"."""
+    match value:
+        case dict():
+            return value
+        case [str(text), dict() as rest]:
+            return {"text": text, **rest}
+    what = f"holds a JSON {type(value).__name__}, not an object"
+    raise DataError(what, where=where, fix=fix)
 
 
 def _array_rows(path: Place, bytes_read: BytesRead) -> Iterator[TableRow]:
@@ -390,11 +401,7 @@ def _array_rows(path: Place, bytes_read: BytesRead) -> Iterator[TableRow]:
         while after != "]":
             number += 1
             where = f"{path}:record {number}"
-            value = text.value(where, fix)
-            if not isinstance(value, dict):
-                what = f"holds a JSON {type(value).__name__}, not an object"
-                raise DataError(what, where=where, fix=fix)
-            yield TableRow(value, where)
+            yield TableRow(_json_row(text.value(where, fix), where, fix), where)
             after = text.peek()
             if after not in {",", "]"}:
                 raise DataError("is not followed by a comma or ]", where=where, fix=fix)

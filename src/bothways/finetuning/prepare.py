@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from bothways.core.advice import argument
+from bothways.core.advice import argument, render
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_seed
 from bothways.core.config.toml import read_toml
@@ -22,6 +22,7 @@ from bothways.core.finding import Finding, report_findings
 from bothways.core.progress import SILENT, Progress, track
 from bothways.core.urls import local_path
 from bothways.data.given_rows import Given, given_rows, is_example, plain_value
+from bothways.data.tables import TableRow
 from bothways.finetuning.automatic import choose_automatic, tokens_read
 from bothways.finetuning.config import (
     ELSEWHERE,
@@ -291,6 +292,7 @@ def _labelled(
         group = settings.split.group if name == "train" else None
         examples[name], task, of_rows = _examples(each, task, name, progress, group=group)
         groups = of_rows if group is not None else groups
+        task = task.adapted(examples[name]) if name == "train" else task
         if not examples[name]:
             fix = "Give at least one example."
             raise DataError("there is no example", where=f"{name} rows", fix=fix)
@@ -351,17 +353,17 @@ def _examples(
     columns: Any = task.columns
     groups: list[Hashable] = []
     if not isinstance(rows, str | Path):
-        examples = []
-        for number, item in enumerate(given_rows(rows, name), 1):
-            where = f"{name} row {number}"
-            if number == 1 and name == "train" and isinstance(item, Mapping):
-                fix = 'Name its columns: columns={"text": NAME, …}.'
-                require_columns(_asked_columns(task, [*item]), [*item], where, fix)
+
+        def parse_row(row: TableRow) -> Any:
+            """Return the example in a row, and note its group."""
             if group is not None:
-                groups.append(_group(item, group, where))
-            if isinstance(columns, QuestionColumns) and isinstance(item, Mapping):
-                item = {columns.id: number, **item}  # noqa: PLW2901 – as in a file
-            examples.append(_example(item, task, where))
+                groups.append(_group(row.values, group, row.where))
+            return _example(row, task)
+
+        given = task.read_rows(_numbered(rows, task, name), parse_row, labelled=labelled)
+        examples = list(given.examples)
+        for note in given.notes:
+            progress.message(render(f"note: {note}"))
         return examples, task, groups
     reading: Reading[Any] = task.read(str(rows), columns, labelled=labelled)
     share = reading.share
@@ -379,7 +381,23 @@ def _examples(
         if number % REPORTED == 0:
             progress.advance(number if share is None else share())
         examples.append(example)
+    for note in reading.notes:
+        progress.message(render(f"note: {note}"))
     return examples, reading.task, groups  # type: ignore[return-value]
+
+
+def _numbered(rows: Given, task: Trainable, name: str) -> Iterator[TableRow]:
+    """Yield rows in memory with their numbers."""
+    columns: Any = task.columns
+    for number, item in enumerate(given_rows(rows, name), 1):
+        where = f"{name} row {number}"
+        if number == 1 and name == "train" and isinstance(item, Mapping):
+            fix = 'Name its columns: columns={"text": NAME, …}.'
+            require_columns(_asked_columns(task, [*item]), [*item], where, fix)
+        if isinstance(columns, QuestionColumns) and isinstance(item, Mapping):
+            yield TableRow({columns.id: number, **item}, where)  # as in a file
+        else:
+            yield TableRow(item, where)
 
 
 def _asked_columns(task: Trainable, names: Many[str]) -> list[str]:
@@ -399,8 +417,9 @@ def _group(row: Any, column: str, where: str) -> Hashable:
     return where if is_absent(value) or value == "" else str(value)
 
 
-def _example(item: Any, task: Trainable, where: str) -> Any:
+def _example(row: TableRow, task: Trainable) -> Any:
     """Return the example in an item of rows: a dict with its columns, or an example."""
+    item, where = row.values, row.where
     if isinstance(item, Mapping):
         return task.example(item, where=where)
     if is_example(item):
@@ -450,6 +469,9 @@ def remarks(ready: PreparedRun) -> list[str]:
     columns = ready.data.task.columns  # type: ignore[attr-defined]
     if columns != ready.settings.task.columns:
         lines.append(f"note: the columns are guessed: {columns}")
+    for name, value in vars(ready.data.task).items():
+        if isinstance(value, str) and value != getattr(ready.settings.task, name):
+            lines.append(f"note: task.{name} is chosen by the training data: {value}")
     if ready.settings.chosen_by == "f1" and len(ready.data.labels) == 2:
         lines.append(
             f"note: f1 is that of {ready.data.labels[1]!r}, the second of the two labels in order"

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from bothways.core.advice import render
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, DivergedError
 from bothways.core.progress import Progress
@@ -65,12 +66,14 @@ class PredictionCounts:
         cut: examples that were longer than the model reads.
         blank: examples with an empty text. Training refuses these; predictions answer them.
         on_count: called after each batch with the number of examples that are done.
+        notes: of the reading, about its data.
     """
 
     examples: int = 0
     cut: int = 0
     blank: int = 0
     on_count: Callable[[float], object] = lambda count: None
+    notes: Many[str] = ()
     _last: int = 0
 
     def add(self, texts: Iterable[Many[str]], encoded: Many[EncodedExample]) -> None:
@@ -86,12 +89,12 @@ class PredictionCounts:
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences for the user; empty if all examples were read whole."""
+        """Sentences for the user: notes on the data, and examples that were not read whole."""
         counts = {
             "were longer than the model reads, and were cut": self.cut,
             "have an empty text, and were answered": self.blank,
         }
-        return [
+        return [render(f"note: {note}") for note in self.notes] + [
             "warning: "
             + counted(count, f"of {self.examples:,} examples ({count / self.examples:.1%}) {what}")
             for what, count in counts.items()
@@ -101,7 +104,7 @@ class PredictionCounts:
 
 def counting(reading: Reading[Any], progress: Progress, stage: str) -> PredictionCounts:
     """Begin a stage, and return counts that advance it after each batch of predictions."""
-    share, counts = reading.share, PredictionCounts()
+    share, counts = reading.share, PredictionCounts(notes=reading.notes)
     progress.stage(stage, None if share is None else 1.0)
     # `share` is that of the examples read, which are up to a window ahead of those done.
     counts.on_count = lambda count: progress.advance(

@@ -24,6 +24,7 @@ from bothways.core.errors import ConfigError, DataError, FolderError
 from bothways.core.finding import report_findings
 from bothways.core.terminal import counted, listed
 from bothways.data.given_rows import Given, given_rows, is_example, plain_value
+from bothways.data.tables import TableRow
 from bothways.hub.hf_config import RECORD
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.resolve import PROGRAM, resolve_run
@@ -411,8 +412,10 @@ class Predictor:
             data = self.read(data, labelled=labelled)
         if isinstance(data, Reading):
             return data.examples
-        rows = enumerate(given_rows(data, "data"), 1)
-        return (read_input(self.learner, row, number) for number, row in rows)
+        items = enumerate(given_rows(data, "data"), 1)
+        rows = (TableRow(item, f"input {number}") for number, item in items)
+        parse = functools.partial(_read_row, self.learner)
+        return self.learner.task.read_rows(rows, parse, labelled=labelled).examples
 
     def _answered(self, inputs: Any, answers: Any) -> list[Any]:
         """Return the examples of inputs with their answers."""
@@ -470,9 +473,12 @@ def read_input(learner: TaskLearner[Any, Any], value: Any, number: int) -> Any:
     Raises:
         DataError: the task cannot read it.
     """
-    task = learner.task
-    where = f"input {number}"
-    match value := plain_value(value):
+    return _read_row(learner, TableRow(value, f"input {number}"))
+
+
+def _read_row(learner: TaskLearner[Any, Any], row: TableRow) -> Any:
+    task, where = learner.task, row.where
+    match value := plain_value(row.values):
         case str():
             return task.from_texts((value,), where=where)
         case (str(), str()):

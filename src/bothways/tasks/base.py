@@ -94,6 +94,7 @@ class Reading(Generic[E]):
         table: what is read, if each of its rows is an example. Its rows are to be read instead of
             `examples`, where other columns are needed, too.
         parse: returns the example in a row of the table.
+        notes: sentences for the user about what is read, complete when all is read.
     """
 
     task: Task[E, Any]
@@ -101,13 +102,18 @@ class Reading(Generic[E]):
     share: Callable[[], float] | None = None
     table: Table | None = None
     parse: Callable[[TableRow], E] | None = None
+    notes: Many[str] = ()
 
     @classmethod
     def of_table(
-        cls, task: Task[E, Any], table: Table, parse: Callable[[TableRow], E]
+        cls,
+        task: Task[E, Any],
+        table: Table,
+        parse: Callable[[TableRow], E],
+        notes: Many[str] = (),
     ) -> Reading[E]:
         """Return the reading of a table, of which each row is an example."""
-        return cls(task, map(parse, table.rows), table.share, table, parse)
+        return cls(task, map(parse, table.rows), table.share, table, parse, notes)
 
 
 class Task(Generic[E, P]):
@@ -145,6 +151,18 @@ class Task(Generic[E, P]):
         """
         raise NotImplementedError
 
+    def read_rows(
+        self, rows: Iterable[TableRow], parse: Callable[[TableRow], E], *, labelled: bool = True
+    ) -> Reading[E]:
+        """Read rows in memory: what a DataFrame or a list holds.
+
+        Args:
+            rows: with the name of each for messages; other things than rows are in `values`, too.
+            parse: returns the example in a row.
+            labelled: whether answers are read.
+        """
+        return Reading(self, map(parse, rows))
+
     def example(self, row: Row, *, where: str = "an example") -> E:
         """Return the example in a row; its answer is read if its column is known.
 
@@ -174,6 +192,10 @@ class Task(Generic[E, P]):
         """Return the error for texts that are not an example."""
         given = "one text" if len(texts) == 1 else f"{len(texts)} texts"
         return DataError(f"is {given}, and the task {self.name!r} needs {needs}", where=where)
+
+    def adapted(self: T, train: Many[Any]) -> T:
+        """Return the task with the settings that its training data decides, such as a splitter."""
+        return self
 
     def labels(self, examples: Iterable[E]) -> tuple[str, ...]:
         """Return the names of the outputs, in order: the labels that occur in training data."""

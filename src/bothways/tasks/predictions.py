@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bothways.core.errors import ConfigError
 from bothways.core.loss import perplexity
 
 
@@ -313,12 +314,14 @@ class TagPrediction:
         tags: the most probable of each.
         probabilities: of every label for each word `(words, labels)`.
         entities: the entities that the tags spell; None for plain tags.
+        text: the text whose characters the entities count; None for the words joined by blanks.
     """
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
     probabilities: NDArray[np.float64] = field(compare=False, repr=False)
     entities: tuple[Entity, ...] | None = None
+    text: str | None = field(default=None, compare=False, repr=False)
 
     @property
     def answer(self) -> tuple[str, ...]:
@@ -331,6 +334,19 @@ class TagPrediction:
         if self.entities is not None:
             result["entities"] = [entity.to_json() for entity in self.entities]
         return {**result, "words": list(self.words), "tags": list(self.tags)}
+
+    def to_spans(self) -> dict[str, Any]:
+        """Return the text with its entities as character spans, which can be trained on.
+
+        Raises:
+            ConfigError: the tags are not those of entities.
+        """
+        if self.entities is None:
+            what = "spans are of entities, and the tags of this model are of single words"
+            raise ConfigError(what, where="format", fix="Choose jsonl.")
+        text = " ".join(self.words) if self.text is None else self.text
+        spans = [{"start": e.start, "end": e.end, "label": e.type} for e in self.entities]
+        return {"text": text, "spans": spans}
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ words, a first line of names, and tags that hardly recur.
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Sequence as Many
 
 from bothways.core.advice import argument
 from bothways.core.finding import Finding, places
-from bothways.tasks.tagging.examples import TAGS, WORDS, TagExample
+from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.metrics import types_of
 from bothways.tasks.tagging.schemes import (
     OUTSIDE,
@@ -25,6 +26,7 @@ from bothways.tasks.tagging.schemes import (
     foreign_tags,
     spells_entities,
 )
+from bothways.tasks.tagging.table_rows import TAGS, WORDS
 from bothways.tasks.text_checks import check_case, check_overlap, report_rows
 from bothways.tasks.text_examples import LABELS, PAIRS, TEXTS
 
@@ -37,6 +39,15 @@ SHOWN = 40
 _SINGULAR = ("id", "idx", "index", "word", "token", "form", "tag", "pos", "upos", "xpos", "score")
 _HEADER = {name.lower() for name in itertools.chain(TEXTS, LABELS, WORDS, TAGS, *PAIRS, _SINGULAR)}
 """Usual names of columns in headers."""
+_OUTSIDE_MARKS = {"0", "o", "_", "-", "OUT", "OUTSIDE", "NONE", "None"}
+_SPELLINGS = [
+    re.compile(pattern)
+    for pattern in (
+        r"(?P<prefix>[BIESLUMbieslum])[-_:.+/](?P<type>.+)",
+        r"(?P<type>.+)[-_:.+/](?P<prefix>[BIESLUM])",
+    )
+]
+_BRACKETS = re.compile(r"\([^()]+\*|\*\)")
 _FORM = "For tags each line is a word and its tag, and an empty line ends a sentence."
 
 
@@ -65,11 +76,27 @@ def _check_rows(examples: Many[TagExample]) -> list[Finding]:
         if not word.strip()
     ]
     fix, fault = "Tag all of their words or remove them.", "words are empty or white space, and "
+    counts = [
+        example.where
+        for example in examples
+        if len(example.words) > 1
+        and example.words in (_numbers(0, example.words), _numbers(1, example.words))
+    ]
+    counting = "sentences have the numbers of their words as words"
+    few = 2 * len(counts) < len([example for example in examples if len(example.words) > 1])
     return [
+        *report_rows(
+            "rows", [] if few else counts, counting, "Name the column of words.", "warning"
+        ),
         *report_rows("rows", empty, "sentences have no word", "Remove them."),
         *report_rows("labels", bare, "sentences have words without a tag", fix),
         *report_rows("rows", white, f"{fault}read as unknown", severity="warning"),
     ]
+
+
+def _numbers(first: int, words: Many[str]) -> tuple[str, ...]:
+    """Return as many numbers as there are words."""
+    return tuple(map(str, range(first, first + len(words))))
 
 
 def _check_table(examples: Many[TagExample], name: str) -> list[Finding]:
@@ -142,16 +169,50 @@ def _check_flaws(examples: Many[TagExample], scheme: Spelling, name: str) -> lis
 
 
 def _check_mixed(examples: Many[TagExample], name: str) -> list[Finding]:
-    """Report plain tags among tags of entities, which are likely a mistake."""
+    """Report plain tags that are likely something else: entities spelled in another way, …."""
     rows = [(example, tag) for example in examples for tag in dict.fromkeys(example.tags or ())]
-    if not any("-" in tag and spells_entities([tag]) for _, tag in rows):
-        return []
+    tags = Counter(tag for example in examples for tag in example.tags or ())
+    likely = {tag: _likely_tag(tag) for tag in tags}
+    changed = [f"{new} for {tag}" for tag, new in likely.items() if new != tag]
     others = [f"{example.where} ({tag!r})" for example, tag in rows if not spells_entities([tag])]
-    what = (
-        f"the {name} data has tags of entities, such as B-PER, and others, so all are read as tags "
-        f"of single words: {places(others)}"
-    )
-    return [Finding("labels", "warning", what, fix="Correct these tags if entities are meant.")]
+    so = "so all are read as tags of single words"
+    if any("-" in tag for tag in likely.values()) and spells_entities(likely.values()):
+        what = f"the {name} data seems to have tags of entities in another spelling, {so}: "
+        fix = f"If entities are meant, write {places(changed)}."
+    elif any("-" in tag and spells_entities([tag]) for tag in tags):
+        what = f"the {name} data has tags of entities, such as B-PER, and others, {so}: "
+        fix = "Correct these tags if entities are meant."
+    elif any(_BRACKETS.match(tag) for tag in tags):
+        what = f"the {name} data has brackets that nest or do not close as tags, {so}: "
+        fix = "Name another column of tags."
+    elif 2 * tags[OUTSIDE] > tags.total() and len(tags) > 1:
+        what = f"the {name} data has the tag O and types without B and I, {so}: "
+        fix = "If they mark entities, write I-PER for PER, and B-PER where one follows another."
+    elif len(tags) > 1 and all(tag.lstrip("-").isdecimal() for tag in tags):
+        what = f"the {name} data has numbers as tags, {so}: "
+        fix = "If they stand for tags, write the tags, such as B-PER."
+    elif len(tags) > 1 and 2 * tags["_"] > tags.total():
+        what = f"the {name} data has the tag _, which marks empty fields of CoNLL-U, {so}: "
+        others = [f"{example.where} ({tag!r})" for example, tag in rows if tag == "_"]
+        fix = "Name another column of tags, such as upos."
+    else:
+        return []
+    return [Finding("labels", "warning", what + places(others), fix=fix)]
+
+
+def _likely_tag(tag: str) -> str:
+    """Return the tag of an entity that another spelling probably means, or the tag.
+
+    Examples: B_PER, PER-B and b-PER → B-PER; 0, o, OUT and "-" → O.
+    """
+    if tag in _OUTSIDE_MARKS:
+        return OUTSIDE
+    if spells_entities([tag]):
+        return tag
+    for pattern in _SPELLINGS:
+        if match := pattern.fullmatch(tag):
+            return f"{match['prefix'].upper()}-{match['type']}"
+    return tag
 
 
 def _at(example: TagExample, place: int) -> str:

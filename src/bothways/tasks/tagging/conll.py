@@ -1,24 +1,52 @@
 """Columns of words and tags, as in CoNLL: a word a line, empty lines between sentences.
 
-Fields are separated by tabs if the line has one, else by blanks. A line "-DOCSTART-" or "# newdoc"
-begins a document; comments such as "# sent_id = 3" precede a sentence. Any other line that begins
-with "#" is a word, as in tweets.
+Fields are separated by tabs if the line has one, else by blanks. The first lines of a file show
+what its columns are:
+
+    counter      1, 2, 3 … in each sentence, or the number of the sentence: no words. Rows such as
+                 2-3 and 3.1 (CoNLL-U) are no words either
+    word         the first column after the counters
+    tag          the first column of entity tags, other than chunks such as B-NP: others hold nested
+                 ones; entity tags in attributes (name=B-PER|SpaceAfter=No) or in brackets ((PER*
+                 and *)); else UPOS in CoNLL-U; else the last column
+
+Other columns are named by number, from 0. CoNLL-U, CoNLL-2012 and files with "# global.columns"
+name theirs, and an attribute is named by its key. A line "-DOCSTART-", "# newdoc" or "#begin
+document" begins a document. A line that begins with "#" is a comment if it is like
+"# sent_id = 3", or if it precedes a sentence and does not fit the columns; else it is a word.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
 
 from bothways.core.advice import argument
 from bothways.core.errors import DataError
-from bothways.core.terminal import counted
+from bothways.core.terminal import counted, listed
+from bothways.tasks.tagging.schemes import OUTSIDE, tag_part
 
 DOCSTART = "-DOCSTART-"
-_COMMENT = re.compile(r"#\s+(newdoc\b|newpar\b|id\s|[\w.]+ = )")
-_DOCUMENT = re.compile(r"#\s+newdoc\b")
+SAMPLE = 1000
+"""Number of lines that show the layout of a file."""
+
+_COMMENT = re.compile(r"#\s+(newdoc\b|newpar\b|id\s|[\w.]+ = )|#(begin|end) document\b")
+_DOCUMENT = re.compile(r"#\s+newdoc\b|#begin document\b")
+_GLOBAL_COLUMNS = re.compile(r"#\s*global\.columns\s*=\s*(.+)")
 _ENTITY_TAG = re.compile(r"O|[BIESLUM]-.+")
+_NO_WORD = re.compile(r"\d+[-–]\d+|\d+\.\d+")
+_BRACKETS = re.compile(r"(?=.)((?:\([^()*|\s]+)*)\*?(\)*)")
+_CHUNKS = {"NP", "VP", "PP", "ADJP", "ADVP", "SBAR", "PRT", "CONJP", "INTJ", "LST", "UCP"}
+"""The types of CoNLL-2000's chunks."""
+_CONLL_U = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+_CONLL_2012 = (
+    "document", "part", "id", "form", "pos", "parse", "lemma", "frameset", "sense", "speaker",
+    "ner",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -38,20 +66,288 @@ class ColumnSentence:
     document: int
 
 
+@dataclass(frozen=True)
+class ColumnLayout:
+    """The meaning of the columns of a file.
+
+    Attributes:
+        word, tag: the fields of a line, from 0; no `tag` to read none.
+        width: the usual number of fields of a line; None where it varies.
+        fixed: whether every line must have this number.
+        counter: the column that counts words; None without one.
+        sentence: the column with the number of the sentence; None without one.
+        key: the attribute that is the tag, of those in the column; None for all of the column.
+        brackets: whether the tags are brackets.
+        entities: whether all tags are those of entities.
+        names: of the columns, if the format has some.
+        known: all names by which columns can be asked for.
+        note: says which columns are read; empty for the first and the last.
+    """
+
+    word: int = 0
+    tag: int | None = None
+    width: int | None = None
+    fixed: bool = False
+    counter: int | None = None
+    sentence: int | None = None
+    key: str | None = None
+    brackets: bool = False
+    entities: bool = False
+    names: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
+    note: str = ""
+
+
+def find_layout(
+    lines: Iterable[str],
+    where: str,
+    text: str | None = None,
+    label: str | None = None,
+    *,
+    labelled: bool = True,
+) -> ColumnLayout:
+    """Return the layout of a file from its first lines.
+
+    Args:
+        where: the file, for messages.
+        text, label: the columns of words and tags that are asked for: a number or a name.
+        labelled: whether tags are read.
+
+    Raises:
+        DataError: a column that is asked for is a name, and the file has no such name.
+    """
+    sentences, width, names = _sample(list(lines))
+    roles = _Roles(sentences, width)
+    names = names or (_CONLL_U if width == len(_CONLL_U) and roles.counter == 0 else ())
+    layout = ColumnLayout(
+        width=None if names == _CONLL_2012 else width,
+        counter=roles.counter, sentence=roles.sentence, names=names,
+        known=(*names, *roles.attributes),
+    )  # fmt: skip
+    word = _index(text, "text", names, where)
+    if not labelled:
+        layout = replace(layout, word=roles.word if word is None else word)
+    elif label in roles.attributes:
+        tag = roles.attributes[label]
+        layout = replace(layout, word=roles.word if word is None else word, tag=tag, key=label)
+    else:
+        chosen, fixed = _index(label, "label", names, where), False
+        if chosen is None:
+            word, chosen = roles.pair(word, names)
+            fixed = layout.width is not None
+        layout = replace(
+            layout, word=roles.word if word is None else word, tag=chosen, fixed=fixed,
+            key=roles.key_of(chosen), brackets=chosen in roles.brackets,
+            entities=bool(roles.entities.get(chosen)),
+        )  # fmt: skip
+    return replace(layout, note=_note(layout, roles, text is None, label is None))
+
+
+def _index(column: str | None, role: str, names: Many[str], where: str) -> int | None:
+    """Return the number of a column that is asked for; None if none is."""
+    if column is None or column.isdecimal():
+        return None if column is None else int(column)
+    if column.lower() in names:
+        return names.index(column.lower())
+    if names:
+        what = f"has no column {role} = {column!r}; it has {listed(names, 20)}"
+    else:
+        what = f"its columns have numbers, and {role} = {column!r} is a name"
+    fix = f"Name columns by their number, from 0: {argument(text='0', label='3')}."
+    raise DataError(what, where=where, fix=fix)
+
+
+def _sample(lines: list[str]) -> tuple[list[list[list[str]]], int, tuple[str, ...]]:
+    """Return the rows of each sentence, their usual width, and the names of the columns.
+
+    Rows that begin with "#" are left out: they may be comments.
+    """
+    marked = all(line.startswith("#") for line in lines if line.strip())
+    groups = [
+        [_fields(line) for line in group if marked or not line.startswith("#")]
+        for blank, group in itertools.groupby(
+            (line for line in lines if not _COMMENT.match(line)),
+            lambda line: not line.strip() or line.startswith(DOCSTART),
+        )
+        if not blank
+    ]
+    widths = Counter(len(fields) for group in groups for fields in group)
+    width = widths.most_common(1)[0][0] if widths else 1
+    named = next((match[1] for line in lines if (match := _GLOBAL_COLUMNS.match(line))), "")
+    names = tuple(named.lower().split())
+    if not names and any(line.startswith("#begin document") for line in lines):
+        names, width = _CONLL_2012, len(_CONLL_2012)
+        groups = [[fields[:width] for fields in group] for group in groups]
+    sentences = [[fields for fields in group if len(fields) == width] for group in groups]
+    return [rows for rows in sentences if rows], width, names
+
+
+class _Roles:
+    """The possible roles of the columns of a sample.
+
+    Attributes:
+        counter, sentence: as in `ColumnLayout`.
+        word: the column of words.
+        entities: the columns of entity tags, with the types of each.
+        attributes: the columns of attributes that are entity tags, by key.
+        brackets: the columns of spans in brackets that do not nest.
+    """
+
+    def __init__(self, sentences: list[list[list[str]]], width: int) -> None:
+        self.width = width
+        columns = [[[row[at] for row in rows] for rows in sentences] for at in range(width)]
+        flat = [[value for values in column for value in values] for column in columns]
+        self.entities = {
+            at: types
+            for at, values in enumerate(flat)
+            if (types := _entity_types(values)) is not None
+        }
+        counters = [at for at in range(width) if _counts(columns[at])]
+        numbers = [at for at in range(width) if _numbers_sentences(columns[at])]
+        self.counter = next((at for at in counters if self._precedes_words(at)), None)
+        self.sentence = next((at for at in numbers if self._precedes_words(at)), None)
+        self.word = max(-1 if at is None else at for at in (self.counter, self.sentence)) + 1
+        self.brackets = [at for at in range(self.word + 1, width) if _are_brackets(flat[at])]
+        self.attributes = {
+            key: at
+            for at in reversed(range(self.word + 1, width))
+            for key in reversed(_entity_keys(flat[at]))
+        }
+
+    def _precedes_words(self, at: int) -> bool:
+        """Return whether a column of words can follow."""
+        return at + 1 < self.width and at + 1 not in self.entities
+
+    def key_of(self, tag: int | None) -> str | None:
+        """Return the attribute of a column that holds entity tags; None without one."""
+        return next((key for key, at in self.attributes.items() if at == tag), None)
+
+    def pair(self, word: int | None, names: tuple[str, ...]) -> tuple[int, int]:
+        """Return the columns of words and of tags; `word` is the one that is asked for."""
+        if word is None and self.width == 2 and [*self.entities] == [0] and self.entities[0]:
+            return 1, 0
+        word = self.word if word is None else word
+        tags = [at for at in self.entities if at > word]
+        if self.attributes and (self.width - 1) not in tags:
+            return word, next(iter(self.attributes.values()))
+        if tags:
+            return word, next((at for at in tags if self.entities[at] - _CHUNKS), tags[-1])
+        if "ner" in names:
+            return word, names.index("ner")
+        if self.brackets:
+            return word, self.brackets[0]
+        return word, names.index("upos") if "upos" in names else self.width - 1
+
+
+def _entity_types(values: list[str]) -> set[str] | None:
+    """Return the types of a column of entity tags; None for another column."""
+    parts = [tag_part(value) for value in values]
+    known = [part for part in parts if part is not None]
+    if not values or len(known) < 0.98 * len(values):
+        return None
+    types = {part.type for part in known if part.type}
+    return types if types != {"_"} or {*values} <= {"B", "I", OUTSIDE} else None
+
+
+def _counts(sentences: list[list[str]]) -> bool:
+    """Return whether a column counts from 0 or 1, in each sentence or in all of them."""
+    start, before, largest = -1, -1, 0
+    for column in sentences:
+        first = True
+        for value in itertools.filterfalse(_NO_WORD.fullmatch, column):
+            if not (value.isdecimal() and value.isascii()):
+                return False
+            number = int(value)
+            start = number if start < 0 else start
+            restarts = number == start < 2 and (first or len(sentences) == 1)
+            if number != before + 1 and not restarts:
+                return False
+            before, largest, first = number, max(largest, number), False
+    return largest > 1
+
+
+def _numbers_sentences(sentences: list[list[str]]) -> bool:
+    """Return whether a column has the number of the sentence in each row."""
+    values = [value for column in sentences for value in column]
+    if not all(value.isdecimal() and value.isascii() for value in values):
+        return False
+    numbers = [int(value) for value in values]
+    steps = [after - before for before, after in itertools.pairwise(numbers)]
+    constant = len(sentences) == 1 or all(len({*column}) == 1 for column in sentences)
+    return constant and {*steps} == {0, 1} and len(numbers) >= 2 * len({*numbers})
+
+
+def _attributes(value: str) -> Mapping[str, str]:
+    return dict(pair.split("=", 1) for pair in value.split("|") if "=" in pair)
+
+
+def _entity_keys(values: list[str]) -> list[str]:
+    """Return the keys of attributes that are entity tags, the most frequent first."""
+    found: dict[str, Counter[str]] = {}
+    for value in values:
+        for key, tag in _attributes(value).items() if "=" in value else ():
+            found.setdefault(key, Counter())[tag] += 1
+    keys = [key for key, tags in found.items() if all(map(_ENTITY_TAG.fullmatch, tags))]
+    return sorted(keys, key=lambda key: -found[key].total())
+
+
+def _are_brackets(values: list[str]) -> bool:
+    """Return whether a column holds spans in brackets, which do not nest."""
+    depth, opened = 0, 0
+    for value in values:
+        match = _BRACKETS.fullmatch(value)
+        if match is None:
+            return False
+        opened += match[1].count("(")
+        depth += match[1].count("(")
+        if depth > 1 or match[2].count(")") > depth:
+            return False
+        depth -= match[2].count(")")
+    return opened > 0
+
+
+def _note(layout: ColumnLayout, roles: _Roles, text_open: bool, label_open: bool) -> str:
+    """Return which columns are read, and why, unless they are the first and the last one."""
+
+    def named(at: int) -> str:
+        """Return the number of a column with its name."""
+        return f"{at} ({layout.names[at]})" if at < len(layout.names) else str(at)
+
+    remarks, tag = [], layout.tag
+    if text_open and layout.word:
+        remarks.append(f"words are column {named(layout.word)}")
+    counters = [named(at) for at in (layout.counter, layout.sentence) if at is not None]
+    if counters:
+        numbers = " and ".join(counters)
+        remarks.append(f"column {numbers} counts, and rows such as 2-3 and 3.1 are no words")
+    if tag is not None and layout.key is not None:
+        remarks.append(f"tags are {layout.key}=… in column {named(tag)}")
+    elif tag is not None and layout.brackets:
+        remarks.append(f"tags are the brackets of column {named(tag)}, such as (PER*")
+    elif tag is not None and label_open and tag != roles.width - 1:
+        remarks.append(f"tags are column {named(tag)}")
+    others = [at for at in (*roles.entities, *roles.brackets) if at not in (tag, layout.word)]
+    if others and label_open and tag is not None and (tag != roles.width - 1 or layout.brackets):
+        columns = " or ".join(argument(label=str(at)) for at in others)
+        remarks.append(f"other columns of entities: {columns}")
+    return "; ".join(remarks)
+
+
 def read_columns(
-    lines: Iterable[tuple[int, str]], where: str, word: int = 0, tag: int | None = -1
+    lines: Iterable[tuple[int, str]], where: str, layout: ColumnLayout
 ) -> Iterator[ColumnSentence]:
     """Yield the sentences of numbered lines.
 
     Args:
         where: the file, for messages.
-        word, tag: the fields of a line, from 0, or from the end below 0; no `tag` to read none.
+        layout: the meaning of the columns.
 
     Raises:
-        DataError: a line without that field, or whose tag is its word; lines of different numbers
-            of fields, if fields are counted from the end; no line with a word.
+        DataError: a line without a field of the layout, or whose tag is its word; lines of
+            different numbers of fields, if the layout has a width; brackets that nest or do not
+            close; no line with a word.
     """
-    sentences = _sentences(lines, where, word, tag)
+    sentences = _sentences(lines, where, layout)
     first = next(sentences, None)
     if first is None:
         raise DataError("has no word", where=where, fix="Give a file with at least one sentence.")
@@ -71,60 +367,117 @@ def are_columns(lines: Iterable[str]) -> bool:
     )
 
 
+_Row = tuple[int, str, str | None]
+"""The line of a word, the word, and the field with its tag."""
+
+
 def _sentences(
-    lines: Iterable[tuple[int, str]], where: str, word: int, tag: int | None
+    lines: Iterable[tuple[int, str]], where: str, layout: ColumnLayout
 ) -> Iterator[ColumnSentence]:
-    rows: list[tuple[str, ...]] = []
-    first = document = width = 0
+    rows: list[_Row] = []
+    document, count, group = 0, -1, ""
     for number, line in lines:
         fields = _fields(line)
         begins = fields[0] == DOCSTART or (not rows and _DOCUMENT.match(line) is not None)
-        if not (begins or not line.strip() or (not rows and _COMMENT.match(line))):
-            chosen = _chosen(fields, word, tag, f"{where}:{number}")
-            first, width = first if rows else number, width or len(fields)
-            if tag is not None and min(word, tag) < 0 and len(fields) != width:
-                found = f"{counted(len(fields), 'columns')} ({' | '.join(fields)[:60]})"
-                what = f"has {found}, and the first line "
-                numbers = argument(text="0", label="1")
-                fix = f"Give all lines the same columns, or name two by number: {numbers}."
-                raise DataError(f"{what}{width}", where=f"{where}:{number}", fix=fix)
-            rows.append(chosen)
+        if begins or not line.strip() or _is_comment(line, fields, layout, begun=bool(rows)):
+            if rows and (begins or not line.strip()):
+                yield _sentence(rows, document, where, layout)
+                rows = []
+            document += begins
             continue
-        if rows:
-            yield _sentence(rows, first, document, tag)
+        counter = _field(fields, layout.counter)
+        if counter is not None and _NO_WORD.fullmatch(counter):
+            continue
+        chosen = _chosen(fields, layout, f"{where}:{number}")
+        again = counter is not None and counter.isdecimal() and int(counter) <= count
+        if rows and (again or _field(fields, layout.sentence) not in (None, group)):
+            yield _sentence(rows, document, where, layout)
             rows = []
-        document += begins
+        count = int(counter) if counter is not None and counter.isdecimal() else -1
+        group = _field(fields, layout.sentence) or ""
+        rows.append((number, *chosen))
     if rows:
-        yield _sentence(rows, first, document, tag)
+        yield _sentence(rows, document, where, layout)
+
+
+def _is_comment(line: str, fields: list[str], layout: ColumnLayout, *, begun: bool) -> bool:
+    """Return whether a line is a comment, not a word.
+
+    Args:
+        begun: a word of the sentence precedes it.
+    """
+    counts = 0 in (layout.counter, layout.sentence)
+    if begun or counts or not line.startswith("#"):
+        return counts and line.startswith("#")
+    tag = _field(fields, layout.tag)
+    fits = layout.width in (None, len(fields)) and (layout.tag is None or tag is not None)
+    return (
+        bool(_COMMENT.match(line)) or not fits or (layout.entities and tag_part(tag or "") is None)
+    )
+
+
+def _field(fields: list[str], at: int | None) -> str | None:
+    return fields[at] if at is not None and at < len(fields) else None
 
 
 def _fields(line: str) -> list[str]:
     if "\t" in line:
-        return [field.strip(" ") for field in line.rstrip().split("\t")]
+        return [field.strip(" ") for field in line.rstrip(" \t\r\n").split("\t")]
     return [field for field in line.split(" ") if field] or [""]
 
 
-def _chosen(fields: list[str], word: int, tag: int | None, where: str) -> tuple[str, ...]:
-    wanted = [word] if tag is None else [word, tag]
-    count = len(fields)
-    if any(not -count <= place < count for place in wanted) or (
-        tag is not None and word % count == tag % count
-    ):
-        what = f"has {count} column{'s' * (count > 1)} ({' | '.join(fields)[:60]}); "
-        what += f"the word is to be column {word}"
+def _chosen(fields: list[str], layout: ColumnLayout, where: str) -> tuple[str, str | None]:
+    """Return the word and the field of its tag."""
+    word, tag, count = layout.word, layout.tag, len(fields)
+    shown = f"has {counted(count, 'columns')} ({' | '.join(fields)[:60]})"
+    if layout.fixed and count != layout.width and count > 1:
+        numbers = argument(text="0", label="1")
+        fix = f"Give all lines the same columns, or name two by number: {numbers}."
+        raise DataError(f"{shown}, and most lines {layout.width}", where=where, fix=fix)
+    if word >= count or word == tag or (tag is not None and tag >= count):
+        what = f"{shown}; the word is to be column {word}"
         if tag is not None:
-            what += f" and its tag {'the last one' if tag < 0 else f'column {tag}'}"
+            what += f" and its tag {'the last one' if layout.fixed else f'column {tag}'}"
         fix = (
             "Each line is a word and its tag, separated by a tab or blanks; name other columns by "
             f"number: {argument(text='1', label='3')}."
         )
         raise DataError(what, where=where, fix=fix)
-    return tuple(fields[place] for place in wanted)
+    return fields[word], None if tag is None else fields[tag]
 
 
-def _sentence(
-    rows: list[tuple[str, ...]], first: int, document: int, tag: int | None
-) -> ColumnSentence:
-    words = tuple(fields[0] for fields in rows)
-    tags = None if tag is None else tuple(fields[1] for fields in rows)
-    return ColumnSentence(words, tags, first, document)
+def _sentence(rows: list[_Row], document: int, where: str, layout: ColumnLayout) -> ColumnSentence:
+    words, tags = tuple(word for _, word, _ in rows), None
+    if layout.tag is not None:
+        fields = [field or "" for _, _, field in rows]
+        if layout.key is not None:
+            fields = [_attributes(field).get(layout.key, OUTSIDE) for field in fields]
+        elif layout.brackets:
+            fields = _without_brackets(rows, where)
+        tags = tuple(fields)
+    return ColumnSentence(words, tags, rows[0][0], document)
+
+
+def _without_brackets(rows: list[_Row], where: str) -> list[str]:
+    """Return the tags of spans in brackets: (PER*, *) and (LOC) become B-PER, I-PER and B-LOC.
+
+    Raises:
+        DataError: a field is no bracket, or brackets nest or are not closed in the sentence.
+    """
+    tags, kind, begun = list[str](), "", ""
+    fix = "Words have *, or (TYPE* and *) around a span, or (TYPE) for one word; spans do not nest."
+    for number, _, field in rows:
+        match = _BRACKETS.fullmatch(field or "")
+        place = f"{where}:{number}"
+        if match is None:
+            raise DataError(f"{field!r} is no span in brackets", where=place, fix=fix)
+        kinds, closed = match[1].split("(")[1:], match[2].count(")")
+        if len(kinds) + bool(kind) > 1 or closed > len(kinds) + bool(kind):
+            raise DataError(f"{field!r} does not fit the spans before it", where=place, fix=fix)
+        prefix, kind = ("B", kinds[0]) if kinds else ("I", kind)
+        begun = place if kinds else begun
+        tags.append(f"{prefix}-{kind}" if kind else OUTSIDE)
+        kind = "" if closed else kind
+    if kind:
+        raise DataError(f"the span ({kind} is not closed", where=begun, fix=fix)
+    return tags

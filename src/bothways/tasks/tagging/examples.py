@@ -33,21 +33,27 @@ from bothways.data.text_io import (
     standard_input,
 )
 from bothways.tasks.base import Row
-from bothways.tasks.columns import (
-    cell_of,
-    describe_columns,
-    guess_column,
-    require_columns,
-    usual_columns,
+from bothways.tasks.columns import cell_of
+from bothways.tasks.tagging.conll import (
+    SAMPLE,
+    ColumnLayout,
+    ColumnSentence,
+    are_columns,
+    find_layout,
+    read_columns,
 )
-from bothways.tasks.tagging.conll import ColumnSentence, are_columns, read_columns
+from bothways.tasks.tagging.spans import read_spans, tag_words
+from bothways.tasks.tagging.table_rows import (
+    TEXTS,
+    TagColumns,
+    arrange_rows,
+    choose_columns,
+    kind_of,
+    not_words,
+)
 from bothways.tasks.tagging.word_splitter import Splitter, split_words
 
-WORDS = ("words", "tokens")
-TAGS = ("tags", "ner_tags", "labels", "ner")
-TEXTS = ("text", "sentence", "content")
-
-TABLES = (".jsonl", ".parquet", ".csv")
+TABLES = (".jsonl", ".json", ".parquet", ".csv")
 """Suffixes of tables. All others are columns; .tsv too, unless it is predicted and holds texts."""
 
 _HEAD = 100
@@ -55,8 +61,6 @@ _HEAD = 100
 
 NEIGHBOURS = 512
 """Number of words of context on each side of a sentence: BERT's maximum length."""
-
-_HOW = f"Name the columns: {argument(text='NAME', label='NAME')}."
 
 Sentence = tuple[str, ...]
 
@@ -101,28 +105,6 @@ class TagExample:
         return [(start, start + len(word)) for start, word in zip(starts, self.words, strict=False)]
 
 
-@dataclass(frozen=True)
-class TagColumns:
-    """Names of columns in tables; in columns of words, numbers from 0.
-
-    None: guess; in columns of words, the first and the last.
-
-    Attributes:
-        text: the words; for prediction, possibly a text.
-        label: the tags.
-        document: in tables, a value that is equal in all sentences of a document.
-    """
-
-    text: str | None = None
-    label: str | None = None
-    document: str | None = None
-
-    def __str__(self) -> str:
-        return describe_columns(**vars(self))
-
-
-FIRST_AND_LAST = TagColumns()
-
 Numbered = Iterator[tuple[Any, TagExample]]
 """Examples, each with the key of its document; the key is None where there are no documents."""
 
@@ -137,6 +119,7 @@ class TaggedFile:
         share: returns how much has been read, from 0 to 1; None where this is unknown.
         table: the table that is read; None for columns of words.
         fields: its columns.
+        notes: sentences for the user about what is read.
     """
 
     columns: TagColumns
@@ -144,6 +127,7 @@ class TaggedFile:
     share: Callable[[], float] | None
     table: Table | None = None
     fields: TagColumns = TagColumns()
+    notes: Many[str] = ()
 
 
 def open_tagged(
@@ -152,7 +136,7 @@ def open_tagged(
     usual: TagColumns,
     *,
     labelled: bool,
-    splitter: Splitter = "rules",
+    splitter: Splitter = "auto",
 ) -> TaggedFile:
     """Open a file, a Hub data set or the standard input ("-").
 
@@ -177,9 +161,16 @@ def open_tagged(
     texts = not labelled and suffix == ".tsv" and path.is_file() and _has_texts(path, asked.text)
     if source.startswith(HUB) or suffix in TABLES or objects or texts:
         table = open_table(source, [] if asked.text is None else [asked.text])
-        columns = choose_columns(table.names, table.where, asked, usual, labelled)
+        arranged = arrange_rows(table.rows, asked, usual, labelled=labelled)
+        first = next(arranged.rows, None)
+        if first is None:
+            raise DataError("holds no annotated row", where=table.where, fix="Annotate its texts.")
+        values = {**dict.fromkeys(table.names), **first.values}
+        columns = choose_columns(values, table.where, asked, usual, labelled)
+        columns = replace(columns, sentence=arranged.sentence)
+        table = replace(table, rows=itertools.chain([first], arranged.rows))
         examples = _from_table(table, columns, splitter)
-        return TaggedFile(columns, examples, table.share, table, columns)
+        return TaggedFile(columns, examples, table.share, table, columns, arranged.notes)
     return _open_columns(source, path, asked, usual, labelled=labelled)
 
 
@@ -205,18 +196,37 @@ def _has_texts(path: Path, asked: str | None) -> bool:
 def _open_columns(
     source: str, path: Path, asked: TagColumns, usual: TagColumns, *, labelled: bool
 ) -> TaggedFile:
-    word = _number("text", asked.text, usual.text, source)
-    tag = _number("label", asked.label, usual.label, source) if labelled else None
     where, lines, share = _lines(source, path)
-    field = (-1 if tag is None else int(tag)) if labelled else None
-    sentences = read_columns(lines, where, int(word or 0), field)
+    head = list(itertools.islice(lines, SAMPLE))
+    layout, columns = _layout([line for _, line in head], where, asked, usual, labelled=labelled)
+    sentences = read_columns(itertools.chain(head, lines), where, layout)
     if not labelled:
         sentences = _checked(sentences, where)
     examples = (
         (item.document, TagExample(item.words, item.tags, f"{where}:{item.line}"))
         for item in sentences
     )
-    return TaggedFile(TagColumns(word, tag) if labelled else usual, examples, share)
+    notes = [f"{where}: {layout.note}"] if layout.note else []
+    return TaggedFile(columns if labelled else usual, examples, share, notes=notes)
+
+
+def _layout(
+    head: list[str], where: str, asked: TagColumns, usual: TagColumns, *, labelled: bool
+) -> tuple[ColumnLayout, TagColumns]:
+    """Return the layout of columns, and those that are asked for or usual.
+
+    Usual columns with names count if the file has them.
+    """
+    text, label = asked.text, asked.label if labelled else None
+    layout = find_layout(head, where, text, label, labelled=labelled)
+    usual_text, usual_label = (
+        name if name is not None and (name.isdecimal() or name in layout.known) else None
+        for name in (usual.text, usual.label if labelled else None)
+    )
+    columns = TagColumns(text or usual_text, label or usual_label)
+    if (columns.text, columns.label) != (text, label):
+        layout = find_layout(head, where, columns.text, columns.label, labelled=labelled)
+    return layout, columns
 
 
 def _checked(sentences: Iterator[ColumnSentence], where: str) -> Iterator[ColumnSentence]:
@@ -272,36 +282,6 @@ def _lines(
     return str(path), read_lines(path, bytes_read), lambda: bytes_read.position / size
 
 
-def _number(role: str, asked: str | None, usual: str | None, source: str) -> str | None:
-    """Return the number of a column; None for the default one."""
-    if asked is not None and not asked.isdecimal():
-        what = f"its columns have numbers, and {role} = {asked!r} is a name"
-        fix = f"Name columns by their number, from 0: {argument(text='0', label='3')}."
-        raise DataError(what, where=source, fix=fix)
-    return asked or (usual if usual is not None and usual.isdecimal() else None)
-
-
-def choose_columns(
-    names: Many[str], where: str, asked: TagColumns, usual: TagColumns, labelled: bool | None
-) -> TagColumns:
-    """Return the columns to read from a table; see `text_examples.choose_columns`."""
-    label = asked.label if labelled is not False else None
-    require_columns((asked.text, label, asked.document), names, where, _HOW)
-    if labelled is None:
-        labelled = usual.label in names or any(name in names for name in TAGS)
-    text = next((name for name in (asked.text, usual.text) if name in names), None)
-    if text is None:
-        # Words win over the text that they come from.
-        words = usual_columns(WORDS, names)
-        known = words[:1] or (() if labelled else TEXTS)
-        text = guess_column("words", known, names, where, _HOW)
-    if labelled:
-        label = next((name for name in (asked.label, usual.label) if name in names), None)
-        label = label or guess_column("tags", TAGS, names, where, _HOW)
-    document = asked.document or (usual.document if usual.document in names else None)
-    return TagColumns(text, label, document)
-
-
 def _lines_of_text(table: Table, columns: TagColumns, splitter: Splitter) -> Numbered:
     """Yield lines of text; an empty line ends a document."""
     document = 0
@@ -324,28 +304,30 @@ def example_of(row: Row, columns: TagColumns, where: str, splitter: Splitter) ->
         DataError: a column is missing, or its value is not a list of words or of tags.
     """
     assert columns.text is not None
-    words = cell_of(row, columns.text, where)
-    if isinstance(words, str) and columns.label is None:
+    words, label = cell_of(row, columns.text, where), columns.label
+    if isinstance(words, str) and (label is None or not _are_tags(row.get(label))):
         spans = split_words(words, splitter)
         slices, starts = tuple(words[a:b] for a, b in spans), tuple(a for a, _ in spans)
-        return TagExample(slices, None, where, words, starts)
+        tags = None
+        if label is not None:
+            entities = read_spans(cell_of(row, label, where), label, where)
+            tags = tag_words(words, spans, entities, where, splitter)
+        return TagExample(slices, tags, where, words, starts)
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        what = f"column {columns.text!r} holds {_kind(words)}, not a list of words"
-        fix = 'Each row is like {"words": ["In", "Oslo"], "tags": ["O", "B-LOC"]}.'
-        raise DataError(what, where=where, fix=fix)
-    tags = None if columns.label is None else _tags(row, columns.label, where)
-    return TagExample(tuple(words), tags, where)
+        raise not_words(columns.text, words, where, labelled=label is not None)
+    return TagExample(tuple(words), None if label is None else _tags(row, label, where), where)
+
+
+def _are_tags(value: Any) -> bool:
+    """Return whether a value is a tag or a list of tags, not of spans."""
+    if isinstance(value, list | tuple):
+        return any(isinstance(item, str | int) for item in value)
+    return isinstance(value, str | int)
 
 
 def _tags(row: Row, column: str, where: str) -> Sentence:
     values = cell_of(row, column, where)
     if not isinstance(values, list) or not all(isinstance(value, str | int) for value in values):
-        what = f"column {column!r} holds {_kind(values)}, not a list of tags"
+        what = f"column {column!r} holds {kind_of(values)}, not a list of tags"
         raise DataError(what, where=where, fix="Give each word a tag, such as O.")
     return tuple(str(value).strip() for value in values)
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, list):
-        return f"a list with {' and '.join(sorted({type(item).__name__ for item in value}))}"
-    return "a text" if isinstance(value, str) else type(value).__name__

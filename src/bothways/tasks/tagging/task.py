@@ -15,9 +15,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -32,6 +32,7 @@ from bothways.core.finding import Finding
 from bothways.core.loss import Loss
 from bothways.core.sequence import Ids, Sequence
 from bothways.core.targets import IGNORED, TokenTargets
+from bothways.data.tables import TableRow
 from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.heads import Head, TagHead
 from bothways.tasks.base import (
@@ -50,18 +51,16 @@ from bothways.tasks.base import (
 from bothways.tasks.metrics import TINY, softmax
 from bothways.tasks.predictions import Entity, TagPrediction
 from bothways.tasks.tagging.checks import check_tagged
-from bothways.tasks.tagging.examples import (
-    FIRST_AND_LAST,
-    TagColumns,
-    TagExample,
-    choose_columns,
-    example_of,
-    open_tagged,
-    with_context,
-)
+from bothways.tasks.tagging.examples import TagExample, example_of, open_tagged, with_context
 from bothways.tasks.tagging.metrics import EntityCounts, TagCounts, types_of
 from bothways.tasks.tagging.schemes import OUTSIDE, Scheme, as_labels, chunks, spells_entities
-from bothways.tasks.tagging.word_splitter import Splitter
+from bothways.tasks.tagging.table_rows import (
+    FIRST_AND_LAST,
+    TagColumns,
+    arrange_rows,
+    choose_columns,
+)
+from bothways.tasks.tagging.word_splitter import Splitter, choose_splitter
 from bothways.tasks.windows import TextWindow, owners, windows
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
@@ -133,7 +132,7 @@ class TaggingTask(Task[TagExample, TagPrediction]):
     scheme: Scheme = "auto"
     context: Literal["sentence", "document"] = "sentence"
     stride: int | None = None
-    splitter: Splitter = "rules"
+    splitter: Splitter = "auto"
     aggregation: Literal["first", "average", "max"] = "first"
     kind: Literal["tag"] = "tag"
 
@@ -148,18 +147,31 @@ class TaggingTask(Task[TagExample, TagPrediction]):
         file = open_tagged(source, asked, self.columns, labelled=labelled, splitter=self.splitter)
         task = self.with_columns(file.columns)
         if self.context == "document":
-            return Reading(task, with_context(file.examples), file.share)
+            return Reading(task, with_context(file.examples), file.share, notes=file.notes)
         if file.table is None:
-            return Reading(task, (example for _, example in file.examples), file.share)
+            examples = (example for _, example in file.examples)
+            return Reading(task, examples, file.share, notes=file.notes)
         return Reading.of_table(
             task,
             file.table,
             lambda row: example_of(row.values, file.fields, row.where, self.splitter),
+            file.notes,
         )
+
+    def read_rows(
+        self,
+        rows: Iterable[TableRow],
+        parse: Callable[[TableRow], TagExample],
+        *,
+        labelled: bool = True,
+    ) -> Reading[TagExample]:
+        """Read rows in memory, also with a word in each; see `Task.read_rows`."""
+        arranged = arrange_rows(rows, FIRST_AND_LAST, self.columns, labelled=labelled)
+        return Reading(self, map(parse, arranged.rows), notes=arranged.notes)
 
     def example(self, row: Row, *, where: str = "an example") -> TagExample:
         """Return the example in a row; see `Task.example`."""
-        columns = choose_columns(tuple(row), where, FIRST_AND_LAST, self.columns, labelled=None)
+        columns = choose_columns(row, where, FIRST_AND_LAST, self.columns, labelled=None)
         return example_of(row, columns, where, self.splitter)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> TagExample:
@@ -167,6 +179,13 @@ class TaggingTask(Task[TagExample, TagPrediction]):
         if len(texts) > 1:
             raise self.wrong_texts(texts, where, "one text")
         return example_of({"text": texts[0]}, TagColumns("text"), where, self.splitter)
+
+    def adapted(self, train: Many[TagExample]) -> TaggingTask:
+        """Return the task that splits texts as the training data is split; see `Task.adapted`."""
+        if self.splitter != "auto":
+            return self
+        listed = itertools.chain.from_iterable(e.words for e in train if e.text is None)
+        return replace(self, splitter=choose_splitter(listed))
 
     def labels(self, examples: Iterable[TagExample]) -> tuple[str, ...]:
         """Return "O", then B and I of every type; plain tags in the order of their characters."""
@@ -303,7 +322,7 @@ class TaggingTask(Task[TagExample, TagPrediction]):
         entities = None
         if self.spells(labels):
             entities = _entities(example, tags, probabilities.max(1))
-        return TagPrediction(example.words, tags, probabilities, entities)
+        return TagPrediction(example.words, tags, probabilities, entities, example.text)
 
     def _aggregated(
         self, probabilities: NDArray[np.float64], word_tokens: Many[int]

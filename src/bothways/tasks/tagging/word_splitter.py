@@ -1,5 +1,7 @@
 """Word boundaries of running text. No character is changed or lost: words are slices of the text.
 
+    auto         rules; a model that is trained on single characters of a script without blanks has
+                 characters
     rules        words as in CoNLL data and spaCy: "U.N.", "O'Neil", "well-known" and "1,000"
                  stay whole, the clitic of "Germany's" and other marks are separate
     punctuation  every punctuation mark is separate: BERT's `BasicTokenizer`, without its
@@ -17,10 +19,11 @@ import functools
 import itertools
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
-Splitter = Literal["rules", "punctuation", "whitespace", "characters"]
+Splitter = Literal["auto", "rules", "punctuation", "whitespace", "characters"]
 
 _IDEOGRAPHS = (
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
@@ -34,9 +37,7 @@ _HOST = re.compile(r"(?<=[\w.+-])@\w[\w-]*(?:\.\w[\w-]*)+")
 """The end of an e-mail address. The name before it is searched for backwards, from "@": a search
 from each character for a name with an "@" after it takes quadratic time."""
 _NAME = re.compile(r"[\w.+-]")
-_TITLE = re.compile(
-    r"(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|Inc|Ltd|Corp|Gen|Gov|Sen|Rep|Rev|vs)\.(?=\s)"
-)
+_TITLE = re.compile(r"(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|Inc|Ltd|Corp|Gen|Gov|Sen|Rep|Rev|vs)\.(?=\s)")
 _SHAPE = re.compile(
     r"I"
     r"|(?:[aA]\.)+[aA](?![aA0])\.?"  # U.N., e.g.
@@ -48,7 +49,7 @@ _SHAPE = re.compile(
 """Words in the shape of a text: each letter is "a" or "A", each digit "0", each ideograph "I"."""
 
 
-def split_words(text: str, splitter: Splitter = "rules") -> list[tuple[int, int]]:
+def split_words(text: str, splitter: Splitter = "auto") -> list[tuple[int, int]]:
     """Return begin and end of each word, in characters, in order."""
     match splitter:
         case "whitespace":
@@ -58,8 +59,26 @@ def split_words(text: str, splitter: Splitter = "rules") -> list[tuple[int, int]
         case "punctuation":
             shape = "".join(map(_kind, text))
             return [match.span() for match in re.finditer(r"[aA0]+|[^ ]", shape)]
-        case "rules":
+        case "rules" | "auto":
             return _split_by_rules(text)
+
+
+def choose_splitter(words: Iterable[str]) -> Splitter:
+    """Return the splitter that gives words like these: characters or auto.
+
+    The words of Chinese data are often single characters, also the digits and letters in between.
+    """
+    counts = Counter(words)
+    single = {word: count for word, count in counts.items() if len(word) == 1}
+    wide = sum(count for word, count in single.items() if _is_wide_letter(word))
+    characters = sum(single.values()) > 0.98 * counts.total() and 2 * wide > counts.total()
+    return "characters" if characters else "auto"
+
+
+def _is_wide_letter(character: str) -> bool:
+    """Return whether a character is an ideograph, kana or hangul."""
+    wide = unicodedata.east_asian_width(character) in "WF"
+    return wide and unicodedata.category(character) == "Lo"
 
 
 def _split_by_rules(text: str) -> list[tuple[int, int]]:

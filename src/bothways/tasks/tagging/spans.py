@@ -1,0 +1,179 @@
+"""Character spans: entities as a range of characters and a type, as annotation tools write them.
+
+    [0, 9, "PER"]                                              doccano, spaCy
+    {"start": 0, "end": 9, "label": "PER"}                     Prodigy; Label Studio has "labels"
+    {"start_offset": 0, "end_offset": 9, "label": "PER"}       doccano with relations
+    {"start": 0, "end": 9, "entity_group": "PER"}              pipelines of Hugging Face
+    {"start": 0, "end": 9, "type": "PER", "text": "Anna Berg"} predictions of this library
+
+Offsets count characters (Unicode code points) from 0, and the end is the one after the last. White
+space at the ends of a span belongs to no word.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any
+
+from bothways.core.errors import DataError
+from bothways.tasks.tagging.schemes import OUTSIDE
+from bothways.tasks.tagging.word_splitter import Splitter, split_words
+
+_STARTS, _ENDS = ("start", "start_offset", "begin"), ("end", "end_offset", "stop")
+_TYPES = ("type", "label", "labels", "entity_group", "entity", "tag")
+FORM = 'Spans are like {"text": "Anna sings", "spans": [{"start": 0, "end": 4, "label": "PER"}]}.'
+_OFFSETS = (
+    "Offsets count characters (Unicode code points) from 0; the end is the one after the last."
+)
+
+
+@dataclass(frozen=True)
+class CharacterSpan:
+    """An entity: its characters `[start, end)`, its type, and its text if the data repeats it."""
+
+    start: int
+    end: int
+    type: str
+    text: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.start}–{self.end} ({self.type})"
+
+
+def read_spans(values: Any, column: str, where: str) -> list[CharacterSpan]:
+    """Return the spans in a value of a table, in their order in the text.
+
+    Raises:
+        DataError: it is not a list of spans.
+    """
+    if not isinstance(values, list | tuple):
+        what = (
+            f"column {column!r} holds {json.dumps(values, default=str)[:60]}, not a list of spans"
+        )
+        raise DataError(what, where=where, fix=f"{FORM} Without an entity: [].")
+    spans = [_read_span(value, column, where) for value in values]
+    return sorted(spans, key=lambda span: (span.start, span.end))
+
+
+def _read_span(value: Any, column: str, where: str) -> CharacterSpan:
+    match value:
+        case [_, _, _]:
+            start, end, kind, text = *value, None
+        case Mapping():
+            keys = (_STARTS, _ENDS, _TYPES, ("text",))
+            start, end, kind, text = (
+                next((value[key] for key in names if key in value), None) for names in keys
+            )
+        case _:
+            start = end = kind = text = None
+    kind = kind[0] if isinstance(kind, list | tuple) and len(kind) == 1 else kind
+    first, last = _offset(start), _offset(end)
+    if first is None or last is None or not isinstance(kind, str) or not kind.strip():
+        shown = json.dumps(value, ensure_ascii=False, default=str)[:80]
+        raise DataError(f"column {column!r} holds {shown}, not a span", where=where, fix=FORM)
+    if isinstance(value, Mapping) and value.get("entity") == kind and kind[1:2] == "-":
+        what = f"column {column!r} holds {kind!r}, the tag of a token, not of an entity"
+        fix = 'Join the tokens of each entity: pipeline(…, aggregation_strategy="simple").'
+        raise DataError(what, where=where, fix=fix)
+    return CharacterSpan(first, last, kind.strip(), text if isinstance(text, str) else None)
+
+
+def _offset(value: Any) -> int | None:
+    """Return a whole number, which tables may write as a float; None for other values."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def tag_words(
+    text: str,
+    words: Many[tuple[int, int]],
+    spans: Many[CharacterSpan],
+    where: str,
+    splitter: Splitter,
+) -> tuple[str, ...]:
+    """Return the IOB2 tags of words, given the spans of a text in order.
+
+    Args:
+        words: begin and end of each, in characters.
+        splitter: the one that they are from, for messages.
+
+    Raises:
+        DataError: a span is empty, is not in the text, has another text than it says, overlaps
+            another one, or cuts a word.
+    """
+    tags = [OUTSIDE] * len(words)
+    starts = {start: number for number, (start, _) in enumerate(words)}
+    ends = {end: number for number, (_, end) in enumerate(words, 1)}
+    before = None
+    for span in spans:
+        first, last = _borders(text, span, where)
+        if before is not None and span.start < before.end:
+            what = f"the spans {before} and {span} overlap"
+            fix = "Keep one of them: each word has one tag."
+            raise DataError(what, where=where, fix=fix)
+        if first not in starts or last not in ends:
+            raise _cut(text, words, spans, span, where, splitter)
+        begin, end, before = starts[first], ends[last], span
+        tags[begin:end] = [f"B-{span.type}", *[f"I-{span.type}"] * (end - begin - 1)]
+    return tuple(tags)
+
+
+def _borders(text: str, span: CharacterSpan, where: str) -> tuple[int, int]:
+    """Return the first character of a span and the one after its last, without white space."""
+    inside = text[span.start : span.end] if 0 <= span.start <= span.end else ""
+    if not 0 <= span.start <= span.end <= len(text):
+        what = f"the span {span} is not in the text of {len(text):,} characters"
+        raise DataError(what, where=where, fix=_OFFSETS)
+    if not inside.strip():
+        what = f"the span {span} is empty" if not inside else f"the span {span} is white space"
+        raise DataError(what, where=where, fix=f"Remove it, or correct it. {_OFFSETS}")
+    if span.text is not None and span.text.split() != inside.split():
+        what = f"the span {span} is {inside[:40]!r} in the text, and {span.text[:40]!r} in the data"
+        units = text.encode("utf-16-le", "surrogatepass")[2 * span.start : 2 * span.end]
+        if units.decode("utf-16-le", "replace").split() == span.text.split():
+            what += ", by offsets in UTF-16"
+        raise DataError(what, where=where, fix=_OFFSETS)
+    return (
+        span.start + len(inside) - len(inside.lstrip()),
+        span.end - len(inside) + len(inside.rstrip()),
+    )
+
+
+def _cut(
+    text: str,
+    words: Many[tuple[int, int]],
+    spans: Many[CharacterSpan],
+    span: CharacterSpan,
+    where: str,
+    splitter: Splitter,
+) -> DataError:
+    """Return the error for a span that cuts a word, with the nearest borders of words."""
+    touched = [(start, end) for start, end in words if start < span.end and end > span.start]
+    start, end = touched[0][0], touched[-1][1]
+    what = (
+        f"the span {span} {text[span.start : span.end][:40]!r} cuts a word; the nearest borders of "
+        f"words are {start}–{end} ({text[start:end][:40]!r})"
+    )
+    fix = "Correct the span"
+    letters = any(unicodedata.category(character) == "Lo" for character in text)
+    for other in ("punctuation", *(("characters",) if letters else ())):
+        if other != splitter and _fits(text, spans, where, other):
+            fix += f", or split all texts in another way: task.splitter={other}"
+            break
+    return DataError(what, where=where, fix=f"{fix}.")
+
+
+def _fits(text: str, spans: Many[CharacterSpan], where: str, splitter: Splitter) -> bool:
+    """Return whether all spans begin and end where words of another splitter do."""
+    words = split_words(text, splitter)
+    starts, ends = {start for start, _ in words}, {end for _, end in words}
+    try:
+        borders = [_borders(text, span, where) for span in spans]
+    except DataError:  # another span is at fault, too; it is reported next
+        return False
+    return all(first in starts and last in ends for first, last in borders)

@@ -1,0 +1,312 @@
+"""Tables of tagged sentences: the columns that are read, and rows that become one example each.
+
+A row is a sentence with a list of words and one of tags, or a text with a list of character spans
+(`spans`). Some rows are brought into this form first:
+
+- [text, {"entities": …}], as for spaCy;
+- {"data": {"text": …}, "annotations": […]}, as Label Studio exports it;
+- a word and its tag in each row, with the number of the sentence in a column of its own, which may
+  be empty after the first row of a sentence.
+
+Rows that their annotator skipped, rejected or did not reach are left out of labelled data.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from bothways.core.advice import argument
+from bothways.core.errors import DataError
+from bothways.core.terminal import counted
+from bothways.data.tables import RowError, TableRow
+from bothways.tasks.base import Row
+from bothways.tasks.columns import (
+    cell_of,
+    describe_columns,
+    guess_column,
+    is_absent,
+    label_of,
+    require_columns,
+    usual_columns,
+)
+from bothways.tasks.tagging.spans import FORM
+
+WORDS = ("words", "tokens")
+TAGS = ("tags", "ner_tags", "labels", "ner")
+TEXTS = ("text", "sentence", "content")
+SPANS = ("entities", "spans", "label", "labels")
+WORD, TAG = ("word", "token", "form"), ("tag", "ner_tag", "label", "entity")
+"""Usual names of columns with one word and one tag."""
+
+_SENTENCE = re.compile(r"sent(ence)?s?[ _.-]*(#|id|idx|index|number|num|no|nr)?", re.IGNORECASE)
+"""Usual names of a column that numbers sentences."""
+_NOBODY = object()
+"""The entities of a text that nobody annotated."""
+_HOW = f"Name the columns: {argument(text='NAME', label='NAME')}."
+
+
+@dataclass(frozen=True)
+class TagColumns:
+    """Names of columns in tables; in columns of words, numbers from 0, or names of the format.
+
+    None: guess; in columns of words by their content, see `conll`.
+
+    Attributes:
+        text: the words, or a text.
+        label: the tags, or the character spans of entities in the text.
+        document: in tables, a value that is equal in all sentences of a document.
+        sentence: in tables with a word in each row, a value that is equal in all words of a
+            sentence, or absent after its first word.
+    """
+
+    text: str | None = None
+    label: str | None = None
+    document: str | None = None
+    sentence: str | None = None
+
+    def __str__(self) -> str:
+        return describe_columns(**vars(self))
+
+
+FIRST_AND_LAST = TagColumns()
+
+
+def choose_columns(
+    row: Row, where: str, asked: TagColumns, usual: TagColumns, labelled: bool | None
+) -> TagColumns:
+    """Return the columns to read from a table; see `text_examples.choose_columns`.
+
+    Args:
+        row: the first row: its values decide between words and texts.
+    """
+    names = tuple(row)
+    label = asked.label if labelled is not False else None
+    require_columns((asked.text, label, asked.document, asked.sentence), names, where, _HOW)
+    text = next((name for name in (asked.text, usual.text) if name in names), None)
+    if text is None:
+        text = _guess_text(row, where, labelled=labelled is not False)
+    known = _usual_labels(row, text)
+    if labelled is None:
+        labelled = usual.label in names or bool(known)
+    if labelled:
+        label = next((name for name in (asked.label, usual.label) if name in names), None)
+        label = label or guess_column("tags", known or TAGS, names, where, _HOW)
+    document, sentence = (
+        wanted or (other if other in names else None)
+        for wanted, other in (
+            (asked.document, usual.document), (asked.sentence, usual.sentence),
+        )
+    )  # fmt: skip
+    return TagColumns(text, label, document, sentence)
+
+
+def _guess_text(row: Row, where: str, *, labelled: bool) -> str:
+    """Return the column of words; that of a text, if there are no words or no tags for them."""
+    words = [
+        name for name in usual_columns((*WORDS, *WORD), tuple(row)) if not _are_spans(row[name])
+    ]
+    texts = usual_columns(TEXTS, tuple(row))
+    if labelled and texts and not usual_columns(TAGS, tuple(row)):
+        words = []
+    # Words win over the text that they come from.
+    return guess_column("words", words[:1] or TEXTS, tuple(row), where, _HOW)
+
+
+def _usual_labels(row: Row, text: str) -> list[str]:
+    """Return the columns that may hold the tags, or the spans, of the words or the text."""
+    names = [name for name in row if name != text]
+    if isinstance(row.get(text), str):
+        spans = [
+            name for name in usual_columns(SPANS, names) if isinstance(row[name], list | tuple)
+        ]
+        if spans:
+            return spans
+    return usual_columns(TAGS, names) or usual_columns(TAG, names)
+
+
+def _are_spans(value: Any) -> bool:
+    """Return whether a value is a list of objects, such as the tokens of Prodigy."""
+    return isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value)
+
+
+class ArrangedRows(NamedTuple):
+    """Rows of which each is an example.
+
+    Attributes:
+        rows: an iterator.
+        notes: for the user, complete after the last row.
+        sentence: the column that numbers the sentences, if several rows were joined.
+    """
+
+    rows: Iterator[TableRow]
+    notes: list[str]
+    sentence: str | None = None
+
+
+def arrange_rows(
+    rows: Iterable[TableRow], asked: TagColumns, usual: TagColumns, *, labelled: bool
+) -> ArrangedRows:
+    """Return rows of which each is an example.
+
+    Args:
+        rows: of a file, or in memory, where other things than rows pass unchanged.
+        labelled: whether answers are read.
+
+    Raises:
+        DataError: a column that is asked for is missing; while reading, a row of a known form with
+            a value that the form does not have.
+    """
+    notes = list[str]()
+    rows = map(_plain_row, rows)
+    if labelled:
+        rows = _without_skipped(rows, notes)
+    first = next(rows, None)
+    if first is None:
+        return ArrangedRows(iter(()), notes)
+    rest = itertools.chain([first], rows)  # unlike a generator, goes on after an error
+    columns = _word_columns(first, asked, usual, labelled=labelled)
+    if columns is None:
+        return ArrangedRows(rest, notes)
+    return ArrangedRows(_joined_rows(rest, columns), notes, columns.sentence)
+
+
+def _plain_row(row: TableRow) -> TableRow:
+    match row.values:
+        case [str(text), Mapping() as rest]:
+            return TableRow({"text": text, **rest}, row.where)
+        case {"data": Mapping() as data, "annotations": list() as done}:
+            return TableRow(_from_label_studio(data, done, row.where), row.where)
+        case _:
+            return row
+
+
+def _from_label_studio(data: Mapping[str, Any], done: list[Any], where: str) -> dict[str, Any]:
+    """Return the row of a text with its entities."""
+    texts = [name for name, value in data.items() if isinstance(value, str)]
+    name = "text" if "text" in texts else texts[0] if len(texts) == 1 else None
+    if name is None:
+        what = f"has {counted(len(texts), 'texts')} in its data ({', '.join(texts) or 'none'})"
+        raise DataError(what, where=where, fix='Call the text "text".')
+    results = [
+        [item["value"] for item in each.get("result", ()) if "labels" in item.get("value", {})]
+        for each in done
+        if isinstance(each, Mapping) and not each.get("was_cancelled")
+    ]
+    if any(result != results[0] for result in results):
+        what = f"has {len(results)} annotations that differ"
+        raise DataError(what, where=where, fix="Export one annotation of each text.")
+    return {**data, "text": data[name], "entities": results[0] if results else _NOBODY}
+
+
+def _without_skipped(rows: Iterator[TableRow], notes: list[str]) -> Iterator[TableRow]:
+    """Yield the rows that are annotated and accepted; a note counts the others."""
+    skipped = Counter[str]()
+    for row in rows:
+        reason = _skipped(row.values)
+        if reason is None:
+            yield row
+            continue
+        skipped[reason] += 1
+        notes[:] = [
+            f"{counted(count, 'rows are')} left out: {why}" for why, count in skipped.items()
+        ]
+
+
+def _skipped(values: Any) -> str | None:
+    """Return why a row is no labelled data; None if it is, or is none of a known tool."""
+    if not isinstance(values, Mapping):
+        return None
+    if values.get("answer") in ("reject", "ignore") and "text" in values:
+        return f'their "answer" is {values["answer"]}'
+    return "nobody annotated them" if values.get("entities") is _NOBODY else None
+
+
+def _word_columns(
+    first: TableRow, asked: TagColumns, usual: TagColumns, *, labelled: bool
+) -> TagColumns | None:
+    """Return the columns of a table with a word in each row; None for another table."""
+    row = first.values
+    if not isinstance(row, Mapping):
+        return None
+    names = [*row]
+
+    def choose(wanted: str | None, other: str | None, known: Many[str]) -> str | None:
+        """Return the column that is asked for, or usual, or has a known name."""
+        exact = [name for name in (wanted, other) if name in names]
+        return next(iter((*exact, *usual_columns(known, names))), None)
+
+    numbers = [name for name in names if _SENTENCE.fullmatch(name.strip())]
+    sentence = choose(asked.sentence, usual.sentence, numbers)
+    word = choose(asked.text, usual.text, (*WORDS, *WORD))
+    tag = choose(asked.label, usual.label, (*TAGS, *TAG)) if labelled else None
+    if sentence is None or word is None or word == sentence or not isinstance(row[word], str):
+        return None
+    if labelled and (tag is None or not isinstance(row[tag], str | int)):
+        return None
+    explicit = sentence in (asked.sentence, usual.sentence)
+    if not labelled and not explicit and word.lower() not in (*WORDS, *WORD):
+        return None
+    return TagColumns(word, tag, sentence=sentence)
+
+
+def _joined_rows(rows: Iterator[TableRow], columns: TagColumns) -> Iterator[TableRow]:
+    """Yield a row for each sentence, with the lists of its words and tags."""
+    group, current = list[TableRow](), None
+    try:
+        for row in rows:
+            value = row.values.get(columns.sentence or "")
+            begins = not is_absent(value) and value != ""
+            if group and begins and value != current:
+                yield _joined(group, columns)
+                group = []
+            current = value if begins else current
+            group.append(row)
+    except RowError as error:  # a sentence without one of its words
+        raise DataError(error.what, where=error.where, fix=error.fix) from error
+    if group:
+        yield _joined(group, columns)
+
+
+def _joined(group: list[TableRow], columns: TagColumns) -> TableRow:
+    assert columns.text is not None
+    lists = {columns.text: [_word(row, columns.text) for row in group]}
+    if columns.label is not None:
+        lists[columns.label] = [
+            label_of(cell_of(row.values, columns.label, row.where), columns.label, row.where) or ""
+            for row in group
+        ]
+    return TableRow({**group[0].values, **lists}, group[0].where)
+
+
+def _word(row: TableRow, column: str) -> str:
+    value = cell_of(row.values, column, row.where)
+    if isinstance(value, str | int):
+        return str(value)
+    what = f"column {column!r} holds {type(value).__name__}, not a word"
+    fix = (
+        "Write the word. pandas reads words such as NA and null as missing: "
+        "read_csv(…, keep_default_na=False)."
+    )
+    raise DataError(what, where=row.where, fix=fix)
+
+
+def kind_of(value: Any) -> str:
+    """Return the kind of a value, for messages."""
+    if isinstance(value, list):
+        return f"a list with {' and '.join(sorted({type(item).__name__ for item in value}))}"
+    return "a text" if isinstance(value, str) else type(value).__name__
+
+
+def not_words(column: str, value: Any, where: str, *, labelled: bool) -> DataError:
+    """Return the error for a value that is neither a list of words nor a text."""
+    what = f"column {column!r} holds {kind_of(value)}, not a list of words"
+    fix = 'Each row is like {"words": ["In", "Oslo"], "tags": ["O", "B-LOC"]}.'
+    if labelled and isinstance(value, str):
+        fix += f" {FORM} For a word in each row name the sentences: task.columns.sentence=NAME."
+    return DataError(what, where=where, fix=fix)
