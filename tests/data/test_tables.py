@@ -453,3 +453,28 @@ def test_a_line_that_is_too_long_is_an_error_with_the_setting(
     monkeypatch.setenv("BOTHWAYS_MAX_LINE_BYTES", "many")
     with pytest.raises(ConfigError, match="'many' is not a positive integer"):
         values(open_table(str(tmp_path / "bomb.jsonl.xz")))
+
+
+def test_files_that_were_joined_are_noticed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = "text,label\na film,pos\n"
+    (tmp_path / "twice.csv").write_text(one + one)
+    with pytest.raises(DataError) as caught:
+        values(open_table(str(tmp_path / "twice.csv")))
+    assert str(caught.value.where).endswith(":3")
+    (tmp_path / "mark.txt").write_text("one\n\ufefftwo\n", encoding="utf8")
+    assert [row["text"] for row in values(open_table(str(tmp_path / "mark.txt")))] == ["one", "two"]
+    assert "byte-order mark" in caplog.text
+    (tmp_path / "column.txt").write_text("text\none\ntext\n")  # a text may be like the header
+    assert len(values(open_table(str(tmp_path / "column.txt")))) == 3
+
+
+@pytest.mark.parametrize(("name", "content"), [
+    ("a.jsonl", '{"text": "a", "label": "x", "label": "y"}\n'),
+    ("a.json", '[{"text": "a"}, {"text": "a", "label": "x", "label": "y"}]'),
+])  # fmt: skip
+def test_an_object_with_a_key_twice_is_refused(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match="'label' twice"):
+        values(open_table(str(tmp_path / name)))

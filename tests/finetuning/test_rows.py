@@ -53,6 +53,24 @@ def test_files_frames_and_rows_are_the_same_run(model: Path, tmp_path: Path) -> 
     assert all(run.metrics == runs[0].metrics for run in runs)
 
 
+def test_unused_columns_and_absent_classes_are_named(model: Path, tmp_path: Path) -> None:
+    import datasets
+
+    plain = rows(16, 0)
+    names = sorted({row["label"] for row in plain})
+    more = [{**row, "label": names.index(row["label"]), "stars": 5, "id": 1} for row in plain]
+    kind = datasets.ClassLabel(names=[*names, "never"])
+    data = datasets.Dataset.from_list(more).cast_column("label", kind)
+    file = tmp_path / "t.csv"
+    lines = [f"{row['text']},{row['label']},5,1" for row in plain]
+    file.write_text("\n".join(["text,label,stars,id", *lines]) + "\n")
+    for source in (data, file, more):
+        result = bothways.finetune(model, source, epochs=0.5, max_length=16, progress=False)
+        notes = [finding.what for finding in result.findings if finding.check in {"rows", "labels"}]
+        assert "columns that are not used: stars, id" in notes
+        assert any("never" in note for note in notes) == (source is data)
+
+
 def test_all_tables_of_python_are_the_same_run(model: Path) -> None:
     """Classes have their names, and numbers of NumPy are labels."""
     import datasets

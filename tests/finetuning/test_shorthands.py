@@ -52,7 +52,7 @@ def test_every_shorthand_is_a_setting() -> None:
         "schedule": "cosine",
         "columns": {"text": "words"},
     }
-    base = replace(BASE, dev="20%")  # for the group of a split
+    base = replace(BASE, dev="30%")  # for the group of a split
     for name in SHORTHANDS:
         assert load_config(base, {name: values.get(name, "0.2")}) != base
 

@@ -100,3 +100,21 @@ def test_wrong_columns_of_labels_are_named(tmp_path: Path) -> None:
     assert str(caught.value.where).endswith(":3")
     with pytest.raises(DataError, match="NAME,NAME"):
         MultilabelTask().read(str(path), TextColumns("comment_text"))
+
+
+@pytest.mark.parametrize(
+    "pair", ["pos \u200bpos", "caf\u00e9 cafe\u0301", "1 01", "1 1.0", "Yes yes"]
+)
+def test_labels_that_look_alike_are_named(pair: str) -> None:
+    (warning,) = findings_of(pair.split(" ") * 5)
+    assert "learned as different ones" in warning
+
+
+def test_errors_of_a_spreadsheet_are_named() -> None:
+    examples = [
+        TextExample(text, label=text[-1]) for text in ("#NAME?", "a ?", "b ?", "c !", "d !")
+    ]
+    found = ClassificationTask().check(examples, [])
+    assert [f.what for f in found if f.check == "rows"] == [
+        "1 text has an error of a spreadsheet: an example"
+    ]

@@ -17,8 +17,30 @@ LARGEST = 2**30
 _FIX = "Correct the file, or restore it from its source."
 
 
+class DuplicateKey(Exception):
+    """An object that has a key twice, of which Python keeps the last value."""
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; an `object_pairs_hook` of the json module.
+
+    Raises:
+        DuplicateKey: it has a key twice.
+    """
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise DuplicateKey(next(name for name in names if names.count(name) > 1))
+    return result
+
+
 def parse_json(
-    text: str, where: object, error: type[BothwaysError] = DataError, fix: str = _FIX
+    text: str,
+    where: object,
+    error: type[BothwaysError] = DataError,
+    fix: str = _FIX,
+    *,
+    unique: bool = False,
 ) -> Any:
     """Return the value in a JSON text.
 
@@ -26,13 +48,17 @@ def parse_json(
         where: the place of the text, for messages.
         error: the class of the error to raise.
         fix: what to do about a text that is not JSON.
+        unique: refuse an object that has a key twice; else the last value counts.
 
     Raises:
         BothwaysError: of class `error`: the text is not JSON, is nested too deeply, or holds an
             integer with more digits than Python converts.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=unique_keys if unique else None)
+    except DuplicateKey as failure:
+        what = f"has the key {str(failure)!r} twice"
+        raise error(what, where=str(where), fix="Remove one of the two.") from failure
     except json.JSONDecodeError as failure:
         line = f"line {failure.lineno} " if failure.lineno > 1 else ""
         what = f"is not JSON: {failure.msg} at {line}column {failure.colno}"
@@ -43,10 +69,15 @@ def parse_json(
 
 
 def parse_object(
-    text: str, where: object, error: type[BothwaysError] = DataError, fix: str = _FIX
+    text: str,
+    where: object,
+    error: type[BothwaysError] = DataError,
+    fix: str = _FIX,
+    *,
+    unique: bool = False,
 ) -> dict[str, Any]:
     """Return the object in a JSON text; errors as `parse_json`, also for any other value."""
-    value = parse_json(text, where, error, fix)
+    value = parse_json(text, where, error, fix, unique=unique)
     if not isinstance(value, dict):
         what = f"holds a JSON {type(value).__name__}, not an object"
         raise error(what, where=str(where), fix=fix)

@@ -26,7 +26,7 @@ from typing import Any
 
 from bothways.core.advice import argument
 from bothways.core.errors import DataError, optional
-from bothways.core.json_reader import parse_json
+from bothways.core.json_reader import DuplicateKey, parse_json, unique_keys
 from bothways.core.terminal import counted, listed
 from bothways.core.urls import Place
 from bothways.data.hub_rows import HUB, HubData
@@ -272,7 +272,8 @@ def _delimited(where: str, records: Records, asked: Many[str]) -> Table:
     records = _without_blanks(records, len(names))
     sample = list(itertools.islice(records, SAMPLE))
     records = itertools.chain(sample, records)
-    if not is_header(names, [values for _, values in sample], asked):
+    header = is_header(names, [values for _, values in sample], asked)
+    if not header:
         names, records = list(map(str, range(len(names)))), itertools.chain([first], records)
     seen = set[str]()
     for name in names:
@@ -284,7 +285,8 @@ def _delimited(where: str, records: Records, asked: Many[str]) -> Table:
             raise DataError(f"two columns are called {name!r}", where=f"{where}:{line}", fix=fix)
         seen.add(name)
     # Unlike a generator, `map` goes on after an error.
-    rows = map(lambda record: _record(where, names, *record), records)
+    twice = names if header and len(names) > 1 else []
+    rows = map(lambda record: _record(where, names, *record, twice=twice), records)
     return Table(where, tuple(names), rows)
 
 
@@ -341,8 +343,17 @@ def separator_advice(names: Many[str]) -> str | None:
     return None
 
 
-def _record(where: str, names: list[str], line: int, values: list[str]) -> TableRow:
-    """Name the values of a row; a short row lacks its last columns, a long one is an error."""
+def _record(
+    where: str, names: list[str], line: int, values: list[str], twice: list[str]
+) -> TableRow:
+    """Name the values of a row; a short row lacks its last columns, a long one is an error.
+
+    Args:
+        twice: values that are an error, too: those of the header, of files that were joined.
+    """
+    if values == twice:
+        fix = "Remove the line; were files joined?"
+        raise RowError("repeats the header", where=f"{where}:{line}", fix=fix)
     if len(values) > len(names):
         columns = f"{counted(len(names), 'columns')} ({listed(names, 20)})"
         what = f"has {counted(len(values), 'values')} for {columns}"
@@ -365,7 +376,8 @@ def json_rows(where: str, lines: Lines) -> Iterator[TableRow]:
         """Return the row on a line."""
         place = f"{where}:{numbered[0]}"
         try:
-            return TableRow(_json_row(parse_json(numbered[1], place, fix=fix), place, fix), place)
+            value = parse_json(numbered[1], place, fix=fix, unique=True)
+            return TableRow(_json_row(value, place, fix), place)
         except DataError as error:
             raise RowError(error.what, where=error.where, fix=error.fix) from error
 
@@ -420,7 +432,7 @@ class _Buffer:
     def __init__(self, parts: Iterator[str]) -> None:
         self._parts = parts
         self._text = ""
-        self._decode = json.JSONDecoder().raw_decode
+        self._decode = json.JSONDecoder(object_pairs_hook=unique_keys).raw_decode
 
     def peek(self) -> str:
         """Drop white space and return the next character; empty at the end."""
@@ -438,11 +450,11 @@ class _Buffer:
         while True:
             try:
                 value, end = self._decode(self._text)
-            except (ValueError, RecursionError):
+            except (ValueError, RecursionError, DuplicateKey):
                 # The value may go on. Doubling the text keeps the repeated attempts linear.
                 if len(self._text) <= max_line_bytes() and self._grow(max(1, len(self._text))):
                     continue
-                return parse_json(self._text, where, fix=fix)  # raises the error
+                return parse_json(self._text, where, fix=fix, unique=True)  # raises the error
             self._text = self._text[end:]
             return value
 

@@ -348,9 +348,10 @@ def _cut(line: bytes, limit: int) -> int:
 def decode_lines(
     stream: _ByteLines, name: Place | str, *, split: bool = False
 ) -> Iterator[tuple[int, str]]:
-    """Yield lines with numbers from 1, without line ends, byte-order mark and NUL characters.
+    """Yield lines with numbers from 1, without line ends, byte-order marks and NUL characters.
 
-    The number of NUL characters is logged.
+    The number of NUL characters is logged, and that of byte-order marks at the beginning of later
+    lines, which are left where files are joined.
 
     Args:
         name: the file, for messages.
@@ -360,7 +361,7 @@ def decode_lines(
         DataError: binary data, another encoding, a byte that is not UTF-8, a line too long, a
             single line with carriage returns in it.
     """
-    begun, number, returns, nuls, first = False, 0, 0, 0, 0
+    begun, number, returns, nuls, first, marks = False, 0, 0, 0, 0, 0
     for number, raw in _raw_lines(stream, name, split=split):
         line = raw
         if not begun:
@@ -371,6 +372,8 @@ def decode_lines(
         except UnicodeDecodeError as error:
             what = f"byte 0x{line[error.start]:02x} at column {error.start + 1} is not UTF-8"
             raise DataError(what, where=f"{name}:{number}", fix=_CONVERT) from error
+        if text.startswith("\ufeff"):
+            text, marks = text.lstrip("\ufeff"), marks + 1
         if "\0" in text:
             if text.count("\0") > 3 + _NULS * len(text):
                 _check_head(f"{name}:{number}", raw[:_HEAD])
@@ -382,6 +385,8 @@ def decode_lines(
     if number == 1 and returns:
         fix = "If they end the lines, convert them: tr '\\r' '\\n'."
         raise DataError(f"is one line with {returns:,} carriage returns", where=name, fix=fix)
+    if marks:
+        logger.warning("%s: byte-order marks left out of %s lines; were files joined?", name, marks)
     if nuls:
         logger.warning("%s: %s NUL characters left out, from line %s on", name, nuls, first)
 

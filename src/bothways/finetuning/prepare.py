@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
@@ -20,8 +20,10 @@ from bothways.core.config.tree import Tree
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.finding import Finding, report_findings
 from bothways.core.progress import SILENT, Progress, track
+from bothways.core.terminal import listed
 from bothways.core.urls import local_path
 from bothways.data.given_rows import Given, given_rows, is_example, plain_value
+from bothways.data.hub_rows import class_names
 from bothways.data.tables import TableRow
 from bothways.finetuning.automatic import choose_automatic, tokens_read
 from bothways.finetuning.config import (
@@ -220,7 +222,7 @@ def prepare_run(
     dev: Rows | None = None,
 ) -> PreparedRun:
     """Read model and data, check all that could fail later; arguments and errors as `finetune`."""
-    task, examples, split = _labelled(settings, train, dev, progress)
+    task, examples, read_notes, _ = _labelled(settings, train, dev, progress)
     first = examples["train"]
     progress.stage("reading the model")
     base = digest_of_model(settings.model)
@@ -233,7 +235,7 @@ def prepare_run(
     )  # fmt: skip
     learned = data.task
     if source := settings.teacher and settings.teacher.unlabelled:
-        more, _, _ = _examples(source, task, "unlabelled", progress, labelled=False)
+        more = _examples(source, task, "unlabelled", progress, labelled=False).examples
         examples["unlabelled"] = more
         encoded = task.encode(more, tokenizer, data.labels, data.length)
         data = dataclasses.replace(data, unlabelled=tuple(encoded))
@@ -251,7 +253,7 @@ def prepare_run(
     add_changes(model, settings.lora, settings.seed, settings.stability.frozen)
     findings = report_findings(
         [
-            *(split.findings if split else ()),
+            *read_notes,
             *check_model(model.config, tokenizer, data.length),
             *data.findings,
             *check_machine(_load(settings, model, data), folder, device),
@@ -275,31 +277,56 @@ def prepare_run(
     return PreparedRun(settings, learner, data, sources, base, fresh, tuple(findings))
 
 
+class _Labelled(NamedTuple):
+    """Training and dev examples by name, their task, notes on the reading, and the split."""
+
+    task: Trainable
+    examples: dict[str, list[Any]]
+    findings: list[Finding]
+    split: SplitResult | None = None
+
+
 def _labelled(
     settings: FinetuneConfig, train: Rows | None, dev: Rows | None, progress: Progress
-) -> tuple[Trainable, dict[str, list[Any]], SplitResult | None]:
-    """Read training and dev data, given or named by settings, or split the second from the first.
-
-    Returns:
-        The task with its columns, the examples, and the split, if there is one.
-    """
+) -> _Labelled:
+    """Read training and dev data, or split the second from the first."""
     part = settings.dev_part
     rows: dict[str, Rows] = {"train": settings.train if train is None else train}
     if settings.dev is not None and part is None:
         rows["dev"] = settings.dev if dev is None else dev
     task, examples, groups = settings.task, dict[str, list[Any]](), None
+    findings: list[Finding] = []
     for name, each in rows.items():
         group = settings.split.group if name == "train" else None
-        examples[name], task, of_rows = _examples(each, task, name, progress, group=group)
-        groups = of_rows if group is not None else groups
-        task = task.adapted(examples[name]) if name == "train" else task
-        if not examples[name]:
+        read = _examples(each, task, name, progress, group=group)
+        examples[name] = read.examples
+        task = read.task.adapted(read.examples) if name == "train" else read.task
+        if not read.examples:
             fix = "Give at least one example."
             raise DataError("there is no example", where=f"{name} rows", fix=fix)
+        if name == "train":
+            groups = read.groups if group is not None else None
+            findings += _unused(read, each)
     if part is None:
-        return task, examples, None
+        return _Labelled(task, examples, findings)
     done = split_examples(task, examples["train"], part, settings.split, groups)
-    return task, {"train": done.train, "dev": done.dev}, done
+    parts = {"train": done.train, "dev": done.dev}
+    return _Labelled(task, parts, [*findings, *done.findings], done)
+
+
+def _unused(read: _Read, rows: Rows) -> Iterator[Finding]:
+    """Yield notes on columns of training data that are not read, and on classes without rows."""
+    if read.unused:
+        what = f"columns that are not used: {listed(read.unused, 20)}"
+        yield Finding("rows", "note", what)
+    features = getattr(rows, "features", None)
+    names = class_names(features) if isinstance(features, Mapping) else {}
+    column = getattr(read.task.columns, "label", None)
+    listed_names = names.get(column or "label") or names.get("labels") or []
+    known = {*read.task.labels(read.examples)}
+    if known and (never := [name for name in listed_names if name not in known]):
+        what = f"no row has one of the classes {listed(never, 20)}, which the data set lists"
+        yield Finding("labels", "warning", what, fix="They are not learned, and have no output.")
 
 
 def read_split(settings: FinetuneConfig, train: Rows | None = None) -> SplitResult:
@@ -309,7 +336,7 @@ def read_split(settings: FinetuneConfig, train: Rows | None = None) -> SplitResu
         ConfigError: the run has another dev data.
         DataError: the data cannot be read.
     """
-    _, _, done = _labelled(settings, train, None, SILENT)
+    done = _labelled(settings, train, None, SILENT).split
     if done is None:
         raise ConfigError("is no share of the training data", where="dev", fix="Give dev=0.2.")
     return done
@@ -332,8 +359,9 @@ def _fingerprints(
     """Read the data once for the runs of a series, unless a file changes."""
     result = {}
     for name, source in sources:
-        examples, task, _ = _examples(source, task, name, SILENT)
-        result[name] = examples_fingerprint(examples)
+        read = _examples(source, task, name, SILENT)
+        task = read.task
+        result[name] = examples_fingerprint(read.examples)
     return result
 
 
@@ -344,7 +372,7 @@ def _examples(
     progress: Progress,
     labelled: bool = True,
     group: str | None = None,
-) -> tuple[list[Any], Trainable, list[Hashable]]:
+) -> _Read:
     """Return the examples in rows, the task with the columns that were read, and the groups.
 
     Args:
@@ -352,38 +380,95 @@ def _examples(
     """
     columns: Any = task.columns
     groups: list[Hashable] = []
+    watched = _WatchedRow({})
     if not isinstance(rows, str | Path):
 
         def parse_row(row: TableRow) -> Any:
             """Return the example in a row, and note its group."""
             if group is not None:
                 groups.append(_group(row.values, group, row.where))
+            nonlocal watched
+            if not watched and isinstance(row.values, Mapping):
+                watched = _WatchedRow(row.values)
+                row = dataclasses.replace(row, values=watched)
             return _example(row, task)
 
         given = task.read_rows(_numbered(rows, task, name), parse_row, labelled=labelled)
         examples = list(given.examples)
         for note in given.notes:
             progress.message(render(f"note: {note}"))
-        return examples, task, groups
+        if group is not None and len(groups) != len(examples):
+            raise _no_groups(group, name)
+        return _Read(examples, task, groups, watched.unused(group))
     reading: Reading[Any] = task.read(str(rows), columns, labelled=labelled)
     share = reading.share
     progress.stage(f"reading {rows}", None if share is None else 1.0)
-    read: Iterator[Any] = reading.examples
-    if group is not None:
-        if reading.table is None or reading.parse is None:
-            what = f"has no column {group!r}: only tables of one example a row have groups"
-            raise DataError(what, where=str(rows), fix=f"Leave {argument(group=group)} out.")
-        parse = reading.parse
-        pairs = ((parse(row), _group(row.values, group, row.where)) for row in reading.table.rows)
-        read = (groups.append(key) or example for example, key in pairs)  # type: ignore[func-returns-value]
-    examples = []
-    for number, example in enumerate(read):
-        if number % REPORTED == 0:
-            progress.advance(number if share is None else share())
-        examples.append(example)
+    examples, table, parse = list[Any](), reading.table, reading.parse
+    if group is not None and (table is None or parse is None):
+        raise _no_groups(group, str(rows))
+    if table is None or parse is None:
+        examples += _tracked(reading.examples, share, progress)
+    else:
+        for row in _tracked(table.rows, share, progress):
+            if group is not None:
+                groups.append(_group(row.values, group, row.where))
+            if not examples:
+                watched = _WatchedRow(row.values)
+                row = dataclasses.replace(row, values=watched)  # noqa: PLW2901 – noted, as above
+            examples.append(parse(row))
     for note in reading.notes:
         progress.message(render(f"note: {note}"))
-    return examples, reading.task, groups  # type: ignore[return-value]
+    chosen: Trainable = reading.task  # type: ignore[assignment]
+    return _Read(examples, chosen, groups, watched.unused(group))
+
+
+def _tracked(
+    items: Iterable[Any], share: Callable[[], float] | None, progress: Progress
+) -> Iterator[Any]:
+    """Yield items, and advance the progress by the share of a file that is read."""
+    for number, item in enumerate(items):
+        if number % REPORTED == 0:
+            progress.advance(number if share is None else share())
+        yield item
+
+
+class _Read(NamedTuple):
+    """Examples in order, the task with their columns, the group of each, and unused columns."""
+
+    examples: list[Any]
+    task: Trainable
+    groups: list[Hashable]
+    unused: list[str]
+
+
+class _WatchedRow(Mapping[str, Any]):
+    """A row that knows which of its values have been read."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values, self._read = values, set[str]()
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._values[name]
+        self._read.add(name)
+        return value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def unused(self, group: str | None) -> list[str]:
+        """Return the names of values that have not been read; unnamed columns do not count."""
+        return [name for name in self._values if name and name not in {*self._read, group}]
+
+
+def _no_groups(group: str, where: str) -> DataError:
+    what = f"has no column {group!r}: only tables of one example a row have groups"
+    return DataError(what, where=where, fix=f"Leave {argument(group=group)} out.")
 
 
 def _numbered(rows: Given, task: Trainable, name: str) -> Iterator[TableRow]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Collection, Hashable, Iterable
 from collections.abc import Sequence as Many
 from typing import Literal, Protocol, TypeVar, runtime_checkable
@@ -15,6 +16,7 @@ RARE, COMMON = 0.01, 0.9
 """A class is rare below this share of the examples; above this one, accuracy says little."""
 EVEN_PART = 0.2
 """The part of an even share of the examples below which one of many classes is rare."""
+_ERRORS = frozenset(["#NAME?", "#REF!", "#VALUE!", "#DIV/0!", "#N/A", "#NUM!", "#NULL!"])
 COMPLETE = "Complete these rows or remove them."
 
 
@@ -53,7 +55,11 @@ def check_texts(examples: Many[Texts]) -> list[Finding]:
         for e in examples
         if not e.text.strip() or (e.text_b is not None and not e.text_b.strip())
     ]
-    return report_rows("rows", empty, "examples have an empty text", COMPLETE)
+    wrong = [e.where for e in examples if e.text.strip() in _ERRORS or e.text_b in _ERRORS]
+    return [
+        *report_rows("rows", empty, "examples have an empty text", COMPLETE),
+        *report_rows("rows", wrong, "texts have an error of a spreadsheet", COMPLETE, "warning"),
+    ]
 
 
 def check_answered(unlabelled: Many[str], total: int, marks: Collection[str] = ()) -> list[Finding]:
@@ -86,14 +92,33 @@ def check_minus_one(labels: Iterable[str]) -> list[Finding]:
 
 
 def check_case(labels: Many[str]) -> list[Finding]:
-    """Report labels that differ in case only."""
+    """Report labels that differ in case, invisible characters, or the form of a number only."""
     alike: dict[str, list[str]] = {}
     for label in labels:
-        alike.setdefault(label.casefold(), []).append(repr(label))
+        shown = ascii(label) if _hides(label) else repr(label)
+        alike.setdefault(_plain_label(label), []).append(shown)
     same = [" and ".join(group) for group in alike.values() if len(group) > 1]
-    what = f"labels differ in case only, and are learned as different ones: {places(same)}"
+    what = (
+        "labels differ in case, invisible characters or the form of a number only, and are learned "
+        f"as different ones: {places(same)}"
+    )
     fix = "Spell them alike if they mean the same."
     return [Finding("labels", "warning", what, fix=fix)] if same else []
+
+
+def _hides(label: str) -> bool:
+    """Return whether a label looks like another text: by invisible or combining characters."""
+    return any(unicodedata.category(letter) in {"Cf", "Mn", "Zs"} for letter in label)
+
+
+def _plain_label(label: str) -> str:
+    """Return what a reader sees of a label: " Caf\u00e9" as "cafe\u0301", "01" and "1.0" as "1"."""
+    text = unicodedata.normalize("NFKC", label).casefold()
+    text = "".join(letter for letter in text if unicodedata.category(letter) != "Cf").strip()
+    whole, point, fraction = text.partition(".")
+    if whole.isdecimal() and not fraction.strip("0") and (fraction or not point):
+        return str(int(whole))
+    return text
 
 
 def check_rare(counts: dict[str, int], total: int, kind: str) -> list[Finding]:
