@@ -210,15 +210,8 @@ def test_a_group_needs_a_share() -> None:
 def test_balanced_weights_are_counted_for_rows(tmp_path: Path) -> None:
     toy_folder.make_folder(tmp_path / "bert")
     rows = [{"text": e.text, "label": e.label} for e in toy_folder.make_examples(40, 0)]
-    settings = {"epochs": 1, "progress": False, "class_weight": "balanced"}
-    with pytest.raises(ConfigError):
-        bothways.finetune(tmp_path / "bert", rows, **settings)
     result = bothways.finetune(
-        tmp_path / "bert",
-        rows,
-        task=ClassificationTask(weighting="balanced"),
-        epochs=1,
-        progress=False,
+        tmp_path / "bert", rows, epochs=1, progress=False, class_weight="balanced"
     )
     weights = result.learner.task.weighting
     assert isinstance(weights, tuple)

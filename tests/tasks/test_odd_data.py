@@ -64,7 +64,6 @@ def test_columns_are_guessed_in_any_case_and_exactly_first(tmp_path: Path) -> No
 
 
 def test_labels_that_differ_in_case_only_are_warned_of() -> None:
-    what = "labels differ in case only, and are learned as different ones: 'Pos' and 'pos'"
     texts = [TextExample(f"text {n}", None, label) for n, label in enumerate(("pos", "Pos", "neg"))]
     sets = [MultilabelExample("a", None, ("pos", "Pos"))]
     words = [TagExample(("a", "b", "c"), ("B-pos", "B-Pos", "O"))]
@@ -73,7 +72,8 @@ def test_labels_that_differ_in_case_only_are_warned_of() -> None:
         check_label_sets(sets, []),
         check_tagged(words, [], "auto"),
     ):
-        assert [f.severity for f in findings if f.what == what] == ["warning"]
+        alike = [f.severity for f in findings if f.what.endswith("'Pos' and 'pos'")]
+        assert alike == ["warning"]
 
 
 def test_a_score_whose_square_overflows_is_refused() -> None:
