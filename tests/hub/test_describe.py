@@ -41,7 +41,7 @@ def test_a_preset_is_counted_to_the_last_parameter(capsys: pytest.CaptureFixture
     text = described(capsys, "bert-base")
     table = rows(text)
     assert "a preset of bert, with the heads of BertForPreTraining" in text
-    assert table["position"] == ["learned (max_positions 512, offset 0, scaled False)"]
+    assert table["position"] == ["learned (max_positions 512, offset 0, scaled False, bias None)"]
     assert table["order"] == ["post (embedding True, projected False)"]
     assert table["patterns"] == ["full"]
     assert table["textbook: V·H + 12·L·H², where I = 4·H"][1:] == ["108,375,552", "98.43%"]
