@@ -120,6 +120,7 @@ EUROBERT = Family(
             "initial_range": "initializer_range",
         },
         fixed={},
+        published={"clf_pooling": "classifier_pooling"},
         ignored=frozenset({"pretraining_tp", "mask_token_id"}),
         read_more=_read_more,
         write_more=_write_more,
