@@ -22,16 +22,18 @@ def main() -> None:
         done = bothways.pretrain(corpus, shape, until="20 steps", out=folder / "run")
         print("held-out metrics:", dict(done.metrics))
 
-        rows = toy.rows(40)
+        rows = toy.rows(72)
+        train, dev = rows[:56], rows[56:]
         result = bothways.finetune(
-            folder / "run", rows, dev=rows, epochs=5, lr=3e-3, batch_size=4, max_length=16
+            folder / "run", train, dev=dev, epochs=8, lr=3e-3, batch_size=4, max_length=16
         )
         print("accuracy:", result.metrics["accuracy"])
         result.save(folder / "classifier")
 
         classify = bothways.load(folder / "classifier")
-        for prediction in classify(["the film was good .", "the song feels dull ."]):
-            print(prediction.label, prediction.probabilities)
+        texts = ["the film was good .", "the song feels dull ."]
+        for text, prediction in zip(texts, classify(texts), strict=True):
+            print(text, prediction.label, prediction.probabilities)
 
 
 if __name__ == "__main__":

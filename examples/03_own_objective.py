@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 import toy
 
 import bothways
@@ -72,7 +73,7 @@ class LastTokenLearner(Learner):
         targets = batch.target("last", TokenTargets)
         hidden = self.model.encoder(batch, only=targets.index)
         logits = self.model.heads["masked"](hidden.last[targets.index], hidden.table)
-        return {"last": cross_entropy(logits, targets.ids)}
+        return {"last": cross_entropy(logits, torch.as_tensor(targets.ids))}
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 NOUNS, VERBS = ("film", "play", "book", "song"), ("was", "seems", "feels")
@@ -20,7 +21,11 @@ def texts(count: int) -> list[str]:
 
 
 def rows(count: int) -> list[dict[str, str]]:
-    """Return labelled rows."""
-    rng = random.Random(1)
-    labels = [("positive", GOOD), ("negative", BAD)] * (count // 2)
-    return [{"text": sentence(rng, words), "label": label} for label, words in labels]
+    """Return labelled rows of different sentences, 72 at most."""
+    every = [
+        {"text": f"the {noun} {verb} {word} .", "label": label}
+        for noun, verb in itertools.product(NOUNS, VERBS)
+        for label, words in (("positive", GOOD), ("negative", BAD))
+        for word in words
+    ]
+    return random.Random(1).sample(every, count)

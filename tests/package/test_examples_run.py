@@ -13,6 +13,15 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SOURCE = Path(__file__).parents[2] / "src"
 
 
+LABELS = {
+    "01_text_to_predictions.py": {
+        "the film was good .": "positive",
+        "the song feels dull .": "negative",
+    }
+}
+"""What the examples shall print: a wrong answer is no advertisement."""
+
+
 @pytest.mark.parametrize("script", sorted(EXAMPLES.glob("0*.py")), ids=lambda path: path.name)
 def test_an_example_runs(script: Path, tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(SOURCE)}
@@ -26,6 +35,8 @@ def test_an_example_runs(script: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
+    for text, label in LABELS.get(script.name, {}).items():
+        assert f"{text} {label}" in done.stdout
 
 
 def test_every_example_is_listed() -> None:

@@ -309,7 +309,8 @@ def _table(found: VocabularyReport, title: str) -> RenderableType:
     }
     table = Table(box=box.SIMPLE, show_header=False)
     for name, value in rows.items():
-        table.add_row(name, Text(value))  # Text: brackets in tokens are not markup
+        if value:  # there may be no split word and no unknown one
+            table.add_row(name, Text(value))  # Text: brackets in tokens are not markup
     return titled(title, table)
 
 

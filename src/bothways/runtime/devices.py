@@ -91,7 +91,7 @@ def packs_weights(device: torch.device) -> bool:
 
 
 def _has_onednn() -> bool:
-    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    return bool(torch.backends.mkldnn.is_available())
 
 
 @functools.lru_cache
@@ -238,7 +238,7 @@ def own_torch_state(dtype: torch.dtype | None = None) -> Iterator[None]:
     """
     chosen = torch.get_default_dtype()
     # The state of CUDA is only read where it exists, since reading would start CUDA.
-    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    started = torch.cuda.is_initialized()
     count = torch.cuda.device_count() if started else 0
     with torch.inference_mode(False), torch.random.fork_rng(devices=range(count)):
         torch.set_default_dtype(dtype or chosen)
