@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -45,15 +46,15 @@ SLOW = {
     "finetune": "finetune bert train.tsv --dev dev.tsv --epochs 1 --out OUT",
     "distil": "distil classifier train.tsv --student bert --dev dev.tsv --epochs 1 --out OUT",
     "search": "search bert train.tsv --dev dev.tsv --grid lr=1e-3,1e-4 --epochs 1 --out OUT",
-    "features": "features bert train.tsv --dev dev.tsv --layers last",
+    "features": "features bert train.tsv --dev dev.tsv --layers last --task classify",
     "convert": "convert bert --out OUT --positions 64 --window 8",
     "export": "export classifier --out OUT",
     "plan": "plan bert-tiny --tokens 1e4 --hardware h100 --json",
-    "compare-runs": "compare-runs run --out OUT.html",
+    "compare-runs": "compare-runs run copy --out OUT.html",
     "inspect-step": "inspect-step run 2 corpus",
     "reproduce pretraining": "reproduce pretraining bert-5 --text text.txt --data glue --dry-run "
     "--tasks CoLA --budget '10 minutes'",
-    "reproduce glue": "reproduce glue --model bert --data glue --dry-run --tasks CoLA",
+    "reproduce glue": "reproduce glue --model bert --data glue --dry-run --tasks CoLA length=32",
     "bench": "bench small --rounds 1",
     "quickstart": "quickstart --minutes 0.5 --out OUT",
     "speedrun": f"speedrun --text text.txt --held-out text.txt --model bert-tiny --seeds 1 --target 9 "
@@ -103,6 +104,7 @@ def whole_place(place: Path) -> Path:
         patch.chdir(place)
         status, _, messages = run_line(SLOW["pretrain"].replace("OUT", "run"), place, "run")
         assert status == 0, messages
+    shutil.copytree(place / "run", place / "copy")
     return place
 
 
