@@ -136,6 +136,14 @@ nw/x 0 1 . . *)) - - - - * -
             NONE, [("anna 10\u00a0000 New York", "B-PER O B-LOC")], id="tabs and blanks",
         ),
         pytest.param(
+            "TOKEN\tNE-COARSE\tNE-FINE\n# document_id = x\nAnna\tB-pers\tB-pers.ind\nis\tO\tO\n",
+            TagColumns(None, "NE-fine"), [("Anna is", "B-pers.ind O")], id="a header of HIPE",
+        ),
+        pytest.param(
+            "sentence_id\tword\ttag\n1\tAnna\tB-PER\n1\tis\tO\n2\tin\tO\n2\tOslo\tB-LOC\n",
+            NONE, [("Anna is", "B-PER O"), ("in Oslo", "O B-LOC")], id="a header and sentences",
+        ),
+        pytest.param(
             "1 O\n2 O\n3 B-NUM\n", NONE, [("1 2 3", "O O B-NUM")], id="numbers that are words",
         ),
         pytest.param(

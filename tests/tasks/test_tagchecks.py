@@ -160,7 +160,7 @@ def test_labels_before_texts_are_no_words_with_tags(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", ["label\ttext_a", "Word\tPOS", "token ner_tags", "index\tsentence1\tsentence2\tlabel"]
+    "header", ["label\ttext_a", "Text\tPOS", "index\tsentence1\tsentence2\tlabel"]
 )
 def test_a_header_is_no_word(tmp_path: Path, header: str) -> None:
     words = header.split()
@@ -171,6 +171,27 @@ def test_a_header_is_no_word(tmp_path: Path, header: str) -> None:
         f"rows: the training data begins with a header, which would be learned: {tmp_path}/t.tsv:1 "
         f"{words[0]!r} with the tag {words[-1]!r}. Remove that line"
     )
+
+
+@pytest.mark.parametrize(
+    ("rows", "said_of_it"),
+    [
+        (["a/B_X b/I_X c/O"], "write B-X for B_X, I-X for I_X."),
+        (["a/X-B b/X-I c/O"], "write B-X for X-B, I-X for X-I."),
+        (["a/b-x b/0"], "B-x for b-x, O for 0"),
+        (["a/B-X b/0 c/I-X"], "O for 0"),
+        (["a/PER b/O c/O d/O"], "write I-PER for PER"),
+        (["a/1 b/0 c/3"], "numbers as tags"),
+        (["a/_ b/_ c/NN"], "tag _"),
+        (["a/(X* b/(Y*) c/*)"], "brackets"),
+        (["1/NN 2/VB 3/NN"], "numbers of their words"),
+        (["a/O"] * 9 + ["b/B-X"] * 9, "a single word"),
+        (["科0/O 技1/B-X"], "Remove the digits"),
+        (["a/a b/b c/c d/d e/e f/f g/g h/h i/i j/j"], "the words themselves"),
+    ],
+)
+def test_what_looks_like_something_else_is_told(rows: list[str], said_of_it: str) -> None:
+    assert any(said_of_it in warning for warning in said(made(*rows))["warning"])
 
 
 def test_tags_that_hardly_recur_are_told() -> None:

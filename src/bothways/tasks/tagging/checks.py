@@ -47,6 +47,7 @@ _SPELLINGS = [
         r"(?P<type>.+)[-_:.+/](?P<prefix>[BIESLUM])",
     )
 ]
+_POSITION = re.compile(r"[\u3400-\u9fff\uff00-\uffef\u3000-\u30ff]\d|[!-~]\d")
 _BRACKETS = re.compile(r"\([^()]+\*|\*\)")
 _FORM = "For tags each line is a word and its tag, and an empty line ends a sentence."
 
@@ -84,7 +85,24 @@ def _check_rows(examples: Many[TagExample]) -> list[Finding]:
     ]
     counting = "sentences have the numbers of their words as words"
     few = 2 * len(counts) < len([example for example in examples if len(example.words) > 1])
+    lone = [example.where for example in examples if len(example.words) == 1]
+    lone = lone if 10 < len(examples) < 1.1 * len(lone) else []
+    positions = [
+        example.where for example in examples if all(map(_POSITION.fullmatch, example.words))
+    ]
+    positions = positions if 2 * len(positions) > len(examples) else []
     return [
+        *report_rows(
+            "rows", lone, "sentences have a single word", "Join the words of each.", "warning"
+        ),
+        *report_rows(
+            "rows",
+            positions,
+            "sentences have a digit after each character, as in Weibo's data, "
+            "which texts do not have",
+            "Remove the digits.",
+            "warning",
+        ),
         *report_rows(
             "rows", [] if few else counts, counting, "Name the column of words.", "warning"
         ),
@@ -126,6 +144,11 @@ def _check_table(examples: Many[TagExample], name: str) -> list[Finding]:
             f"{argument(task='classify')}. " + _FORM
         )
         return [Finding("rows", "error", what + _shown(*pair), fix=fix)]
+    same = [f"{where} {word!r}" for where, _, word, tag in rows if word == tag]
+    if len(rows) >= FEW and 2 * len(same) > len(rows):
+        what = f"most tags of the {name} data are the words themselves: {places(same)}"
+        fix = f"Name the column of tags: {argument(label='3')}."
+        return [Finding("labels", "warning", what, fix=fix)]
     if len(rows) >= MANY and 2 * len(tags) > len(rows):
         what = f"the {len(rows)} words of the {name} data have {len(tags)} different tags, such as "
         fix = f"Check the order of the columns. {_FORM}"

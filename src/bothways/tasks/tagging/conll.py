@@ -10,10 +10,10 @@ what its columns are:
                  ones; entity tags in attributes (name=B-PER|SpaceAfter=No) or in brackets ((PER*
                  and *)); else UPOS in CoNLL-U; else the last column
 
-Other columns are named by number, from 0. CoNLL-U, CoNLL-2012 and files with "# global.columns"
-name theirs, and an attribute is named by its key. A line "-DOCSTART-", "# newdoc" or "#begin
-document" begins a document. A line that begins with "#" is a comment if it is like
-"# sent_id = 3", or if it precedes a sentence and does not fit the columns; else it is a word.
+Other columns are named by number, from 0. CoNLL-U, CoNLL-2012, "# global.columns" and a first line
+with the name of the words name theirs, and an attribute is named by its key. A line "-DOCSTART-",
+"# newdoc" or "#begin document" begins a document. A line that begins with "#" is a comment if it is
+like "# sent_id = 3", or if it precedes a sentence and does not fit the columns; else it is a word.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _GLOBAL_COLUMNS = re.compile(r"#\s*global\.columns\s*=\s*(.+)")
 _ENTITY_TAG = re.compile(r"O|[BIESLUM]-.+")
 _NO_WORD = re.compile(r"\d+[-–]\d+|\d+\.\d+")
 _BRACKETS = re.compile(r"(?=.)((?:\([^()*|\s]+)*)\*?(\)*)")
+_WORD_NAMES = {"word", "words", "token", "tokens", "form"}
 _CHUNKS = {"NP", "VP", "PP", "ADJP", "ADVP", "SBAR", "PRT", "CONJP", "INTJ", "LST", "UCP"}
 """The types of CoNLL-2000's chunks."""
 _CONLL_U = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
@@ -79,7 +80,8 @@ class ColumnLayout:
         key: the attribute that is the tag, of those in the column; None for all of the column.
         brackets: whether the tags are brackets.
         entities: whether all tags are those of entities.
-        names: of the columns, if the format has some.
+        names: of the columns, if the format or the first line has some.
+        header: the fields of a line that names the columns; empty without one.
         known: all names by which columns can be asked for.
         note: says which columns are read; empty for the first and the last.
     """
@@ -94,6 +96,7 @@ class ColumnLayout:
     brackets: bool = False
     entities: bool = False
     names: tuple[str, ...] = ()
+    header: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
     note: str = ""
 
@@ -116,12 +119,17 @@ def find_layout(
     Raises:
         DataError: a column that is asked for is a name, and the file has no such name.
     """
-    sentences, width, names = _sample(list(lines))
+    lines = list(lines)
+    header = _header(lines)
+    if header:
+        lines = [line for line in lines if tuple(_fields(line)) != header]
+    sentences, width, names = _sample(lines)
     roles = _Roles(sentences, width)
+    names = names or tuple(name.lower() for name in header)
     names = names or (_CONLL_U if width == len(_CONLL_U) and roles.counter == 0 else ())
     layout = ColumnLayout(
         width=None if names == _CONLL_2012 else width,
-        counter=roles.counter, sentence=roles.sentence, names=names,
+        counter=roles.counter, sentence=roles.sentence, names=names, header=header,
         known=(*names, *roles.attributes),
     )  # fmt: skip
     word = _index(text, "text", names, where)
@@ -155,6 +163,20 @@ def _index(column: str | None, role: str, names: Many[str], where: str) -> int |
         what = f"its columns have numbers, and {role} = {column!r} is a name"
     fix = f"Name columns by their number, from 0: {argument(text='0', label='3')}."
     raise DataError(what, where=where, fix=fix)
+
+
+def _header(lines: list[str]) -> tuple[str, ...]:
+    """Return the fields of a first line that names the columns of words and of entity tags."""
+    rows = [
+        tuple(_fields(line))
+        for line in lines
+        if line.strip() and not line.startswith(("#", DOCSTART))
+    ]
+    if len(rows) < 2 or not any(name.lower() in _WORD_NAMES for name in rows[0]):
+        return ()
+    columns = zip(*(row for row in rows[1:] if len(row) == len(rows[0])), strict=True)
+    tags = [types for types in map(_entity_types, map(list, columns)) if types is not None]
+    return rows[0] if any(tags) and not any(map(_ENTITY_TAG.fullmatch, rows[0])) else ()
 
 
 def _sample(lines: list[str]) -> tuple[list[list[list[str]]], int, tuple[str, ...]]:
@@ -314,6 +336,8 @@ def _note(layout: ColumnLayout, roles: _Roles, text_open: bool, label_open: bool
         return f"{at} ({layout.names[at]})" if at < len(layout.names) else str(at)
 
     remarks, tag = [], layout.tag
+    if layout.header:
+        remarks.append("the first line names the columns")
     if text_open and layout.word:
         remarks.append(f"words are column {named(layout.word)}")
     counters = [named(at) for at in (layout.counter, layout.sentence) if at is not None]
@@ -379,6 +403,8 @@ def _sentences(
     for number, line in lines:
         fields = _fields(line)
         begins = fields[0] == DOCSTART or (not rows and _DOCUMENT.match(line) is not None)
+        if layout.header and tuple(fields) == layout.header:
+            continue
         if begins or not line.strip() or _is_comment(line, fields, layout, begun=bool(rows)):
             if rows and (begins or not line.strip()):
                 yield _sentence(rows, document, where, layout)

@@ -308,5 +308,8 @@ def not_words(column: str, value: Any, where: str, *, labelled: bool) -> DataErr
     what = f"column {column!r} holds {kind_of(value)}, not a list of words"
     fix = 'Each row is like {"words": ["In", "Oslo"], "tags": ["O", "B-LOC"]}.'
     if labelled and isinstance(value, str):
-        fix += f" {FORM} For a word in each row name the sentences: task.columns.sentence=NAME."
+        fix += (
+            f" {FORM} For a word in each row name the sentences: task.columns.sentence=NAME. For "
+            f"labels of texts: {argument(task='classify')}."
+        )
     return DataError(what, where=where, fix=fix)
