@@ -98,8 +98,7 @@ def _check_rows(examples: Many[TagExample]) -> list[Finding]:
         *report_rows(
             "rows",
             positions,
-            "sentences have a digit after each character, as in Weibo's data, "
-            "which texts do not have",
+            "sentences have a digit after each character, as in Weibo's data, unlike texts",
             "Remove the digits.",
             "warning",
         ),
