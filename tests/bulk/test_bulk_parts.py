@@ -291,7 +291,7 @@ def test_the_first_file_may_be_empty_where_columns_are_kept(model: str, tmp_path
     empty = parquet.read_schema(write_rows(tmp_path / "d.parquet", make_rows(5))).empty_table()
     parquet.write_table(empty.drop_columns("id"), tmp_path / "c.parquet")
     for files in ((str(tmp_path / "a.jsonl"), rows), (str(tmp_path / "c.parquet"), rows)):
-        out = tmp_path / f"out-{Path(files[0]).suffix}"
+        out = tmp_path / f"out-{Path(files[0]).suffix[1:]}"
         predict_files(BulkRequest(model, files, keep=("id",), form="parquet"), out)
         assert dataset.dataset(out, format="parquet").to_table()["id"].to_pylist() == [*range(5)]
 

@@ -64,11 +64,11 @@ def part_content(
             return stream.getvalue()
         case "jsonl" | "spans":
             rows = [prediction_values(each, top, form) for each in predictions]
-            _check_names(kept, rows[0])
             lines = []
             for number, row in enumerate(rows):
-                own = {name: _plain(values[number]) for name, values in kept.items()}
-                lines.append(json.dumps({**own, **row}, ensure_ascii=False, allow_nan=False))
+                own = {name: values[number] for name, values in kept.items()}
+                values = kept_values(own, row)
+                lines.append(json.dumps(values, ensure_ascii=False, allow_nan=False))
             return ("\n".join(lines) + "\n").encode(errors="replace")
         case "parquet":
             return _parquet(predictions, top, kept, types or ())
@@ -76,7 +76,17 @@ def part_content(
             assert_never(form)
 
 
-def _check_names(kept: dict[str, list[Any]], row: dict[str, Any]) -> None:
+def kept_values(kept: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of kept columns, as JSON has them, followed by those of a prediction.
+
+    Raises:
+        ConfigError: a kept column has the name of a field of the prediction.
+    """
+    _check_names(kept, row)
+    return {name: _plain(value) for name, value in kept.items()} | row
+
+
+def _check_names(kept: dict[str, Any], row: dict[str, Any]) -> None:
     for name in kept:
         if name in row:
             what = f"{name!r} is also a field of the prediction"

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from bothways.bulk.request import BulkRequest
+from bothways.bulk.request import BulkRequest, kept_columns
 from bothways.core.advice import argument
 from bothways.core.errors import BothwaysError, ConfigError, DataError, optional
 from bothways.data.hub_rows import HUB, without_revision
 from bothways.data.tables import RowError
 from bothways.data.text_io import file_at
+from bothways.prediction.engine import (
+    DEFAULT_PREDICT,
+    PredictConfig,
+    PredictionCounts,
+    predict,
+)
+from bothways.prediction.predictor import Predictor
 from bothways.tasks.base import Reading, Task
 from bothways.tasks.columns import require_columns
+
+KEEP_FIX = f"Name columns of the input: {argument(keep='NAME')}."
 
 
 @dataclass(frozen=True)
@@ -140,16 +150,12 @@ class FileReader:
         table, parse = reading.table, reading.parse
         if table is None or parse is None:
             if old or self.request.rejects:
-                option = "keep" if old else "rejects"
-                what = f"{name} is not a table with columns that can be read row by row"
-                raise ConfigError(what, where=option, fix=f"Leave {option} out.")
+                raise _no_table("keep" if old else "rejects", name)
             yield from (BulkRow(example) for example in reading.examples)
             return
         if self.request.rejects:
             table.skip_broken()
-        require_columns(
-            old, table.names, name, f"Name columns of the input: {argument(keep='NAME')}."
-        )
+        require_columns(old, table.names, name, KEEP_FIX)
         while True:
             try:
                 row = next(table.rows, None)
@@ -185,3 +191,44 @@ def _is_empty(name: str) -> bool:
         return not parquet.read_metadata(path).num_rows
     except (pyarrow.ArrowException, OSError):  # reported when it is read
         return False
+
+
+def _no_table(option: str, name: str) -> ConfigError:
+    what = f"{name} is not a table with columns that can be read row by row"
+    return ConfigError(what, where=option, fix=f"Leave {option} out.")
+
+
+def predict_kept(
+    opened: Predictor,
+    reading: Reading[Any],
+    keep: tuple[str, ...],
+    config: PredictConfig = DEFAULT_PREDICT,
+    counts: PredictionCounts | None = None,
+) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Yield the values of columns to keep and the prediction of each row, in order.
+
+    Args:
+        keep: columns as `BulkRequest.keep`.
+
+    Raises:
+        ConfigError: the reading has no columns.
+        DataError: it lacks one, or a row cannot be read.
+    """
+    if not keep:
+        pairs = opened.predict_examples(reading, config, counts)
+        yield from (({}, prediction) for _, prediction in pairs)
+        return
+    columns, table, parse = kept_columns(keep), reading.table, reading.parse
+    if table is None or parse is None:
+        raise _no_table("keep", "the input")
+    require_columns([old for old, _ in columns], table.names, table.where, KEEP_FIX)
+    waiting = collections.deque[dict[str, Any]]()  # of rows that are read, a window ahead
+
+    def examples() -> Iterator[Any]:
+        """Yield the examples of the rows."""
+        for row in table.rows:
+            waiting.append({new: row.values.get(old) for old, new in columns})
+            yield parse(row)
+
+    for _, prediction in predict(opened.learner, examples(), config, counts):
+        yield waiting.popleft(), prediction

@@ -71,18 +71,12 @@ class BulkRequest:
                 raise ConfigError("parts are made of files, not of a pipe", where=name, fix=fix)
             if not name.startswith(HUB):
                 file_at(name)
-        new = [column for _, column in self.kept]
-        if len({*new}) < len(new):
-            what = f"names a column twice: {', '.join(new)}"
-            raise ConfigError(
-                what, where="keep", fix=f"Rename one, such as {argument(keep='old=new')}."
-            )
+        kept_columns(self.keep)
 
     @property
     def kept(self) -> list[tuple[str, str]]:
         """The columns to copy: their names in the input and in the output."""
-        pairs = (name.partition("=") for name in self.keep)
-        return [(old, new or old) for old, _, new in pairs]
+        return kept_columns(self.keep)
 
     def open(self, device: str | None = None) -> Predictor:
         """Open the model with its task; a row has the same prediction in every part."""
@@ -162,3 +156,19 @@ def check_not_inside(out: Path, files: tuple[str, ...]) -> None:
             raise DataError(
                 what, where=name, fix=f"Choose another folder: {argument(out='FOLDER')}."
             )
+
+
+def kept_columns(keep: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return columns to copy, "name" or "old=new", with their names in the input and the output.
+
+    Raises:
+        ConfigError: two have one name in the output.
+    """
+    pairs = [(old, new or old) for old, _, new in (name.partition("=") for name in keep)]
+    new = [name for _, name in pairs]
+    if len({*new}) < len(new):
+        what = f"names a column twice: {', '.join(new)}"
+        raise ConfigError(
+            what, where="keep", fix=f"Rename one, such as {argument(keep='old=new')}."
+        )
+    return pairs

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shutil
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,10 +17,12 @@ from typing import Any
 from typing_extensions import assert_never
 
 from bothways.bulk.folder import BEGUN, FINISHED, BulkFolder, PartMarker
+from bothways.bulk.one_file import is_file, join_parts, part_format, parts_folder
 from bothways.bulk.output import column_types, file_types
 from bothways.bulk.parts import FileReader, PartFailure, PartJob, PartResult
 from bothways.bulk.request import BulkRequest, check_not_inside
 from bothways.bulk.worker import PartWorker
+from bothways.core.atomic_files import check_output_path
 from bothways.core.errors import BothwaysError, DataError
 from bothways.core.folder_lock import discard_begun, lock_folder
 from bothways.core.progress import SILENT, Progress
@@ -87,6 +90,9 @@ def predict_files(
 ) -> BulkResult:
     """Predict all rows of the files into parts in a folder; finished parts stay as they are.
 
+    Where `out` ends in .jsonl, .csv, .tsv or .parquet, it is one file, which is complete or absent:
+    its parts are in a hidden folder beside it until it is written.
+
     The bytes of a part do not depend on the worker that computes it where predictions are
     batch-invariant; elsewhere they are the same on processors of one kind.
 
@@ -97,6 +103,8 @@ def predict_files(
         ResourceError: the folder is in use or holds other files; a worker was killed repeatedly.
         KeyboardInterrupt: interrupted; the same call continues.
     """
+    if is_file(out):
+        return _predict_one_file(request, out, workers, progress)
     check_not_inside(out, request.files)
     opened = request.open() if workers == LocalWorkers(1) else None
     task = request.read_task() if opened is None else opened.learner.task
@@ -114,6 +122,19 @@ def predict_files(
                 job.take(result)
         job.end()
     return job.result
+
+
+def _predict_one_file(
+    request: BulkRequest, out: Path, workers: Workers, progress: Progress
+) -> BulkResult:
+    check_output_path(out)
+    folder = parts_folder(out)
+    whole = replace(request, form=part_format(request, out))
+    result = predict_files(whole, folder, workers, progress)
+    progress.stage(f"writing {out.name}")
+    join_parts(folder, out, flat=request.top is None)
+    shutil.rmtree(folder)
+    return result
 
 
 def _threads(workers: Workers) -> int | None:

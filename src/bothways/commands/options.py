@@ -118,13 +118,13 @@ INPUTS = Parameter(allow_leading_hyphen=True, validator=_check_names)
 @Parameter(name="*")
 @dataclass(frozen=True)
 class PartOptions:
-    """Options of predictions in parts (`--out DIR`)."""
+    """Options of predictions in parts (`--out`)."""
 
     keep: Annotated[
         tuple[str, ...],
         Parameter(
-            help="With --out DIR: a column to copy to the output, such as a key; old=new renames "
-            "it. May be repeated.",
+            help="A column to copy to the output, such as a key; old=new renames it. May be "
+            "repeated.",
         ),
     ] = ()
     format: Annotated[
@@ -140,8 +140,8 @@ class PartOptions:
         bool,
         Parameter(
             negative="",
-            help="With --out DIR: write rows that cannot be read or predicted to DIR/_rejects "
-            "instead of stopping at the first one.",
+            help="With --out: write rows that cannot be read or predicted to DIR/_rejects or "
+            "FILE.rejects.jsonl instead of stopping at the first one.",
         ),
     ] = False
     processes: Annotated[
@@ -232,6 +232,7 @@ def predict_parts(out: Path, options: PartOptions, **asked: Any) -> None:
     Args:
         asked: fields of `bulk.request.BulkRequest` other than those in `options`.
     """
+    from bothways.bulk.one_file import is_file, parts_folder, rejects_file
     from bothways.bulk.request import BulkRequest
     from bothways.bulk.run import predict_files
     from bothways.commands.progress import keeping, say_kernels
@@ -248,15 +249,18 @@ def predict_parts(out: Path, options: PartOptions, **asked: Any) -> None:
     workers = _workers(options)
     say_kernels(request.device)
     console = error_console()
-    with keeping(out, console, "What is finished"), terminal_progress(console) as progress:
+    folder = parts_folder(out) if is_file(out) else out
+    with keeping(folder, console, "What is finished"), terminal_progress(console) as progress:
         done = predict_files(request, out, workers, progress)
     were = "was" if done.again == 1 else "were"
     again = f", {done.again:,} of which {were} finished before" if done.again else ""
-    say(console, f"{counted(done.rows, 'rows')} in {out}, in {counted(done.parts, 'parts')}{again}")
+    parts = "" if is_file(out) else f", in {counted(done.parts, 'parts')}"
+    say(console, f"{counted(done.rows, 'rows')} in {out}{parts}{again}")
     for warning in done.warnings:
         print(warning, file=sys.stderr)
     if done.rejected:
-        what = f"warning: {counted(done.rejected, 'rows were rejected')}: see {out / '_rejects'}"
+        rejects = rejects_file(out) if is_file(out) else out / "_rejects"
+        what = f"warning: {counted(done.rejected, 'rows were rejected')}: see {rejects}"
         print(what, file=sys.stderr)
 
 

@@ -15,7 +15,8 @@ from bothways.commands.options import (
     TextColumn,
 )
 
-_FILES = (".parquet", ".jsonl", ".json", ".csv", ".tsv", ".txt", ".npy")
+_NO_FORMATS = (".json", ".txt", ".npy")
+"""Endings of files that predictions are not written to."""
 
 
 def predict(  # noqa: PLR0913 – one option per question
@@ -33,7 +34,7 @@ def predict(  # noqa: PLR0913 – one option per question
     runtime: RuntimeChoice = "torch",
     parts: PartOptions = PartOptions(),  # noqa: B008 – frozen
 ) -> None:
-    """Print predictions as JSON lines in the order of the input, or write them in parts.
+    """Predict: one JSON line for each input, a table, or many files with --out.
 
     On standard input each line is a text; with --text, each line is a JSON object.
 
@@ -47,8 +48,9 @@ def predict(  # noqa: PLR0913 – one option per question
         Or one text in quotes.
         Then settings of the task, such as top=10 for fill or pooling=max for embed.
     out
-        A folder for any number of files: predictions in parts, in processes or on a cluster, as
-        JSON lines or Parquet (--format). The same command continues where it was stopped.
+        One file: .jsonl, .csv, .tsv or .parquet. Or a folder of predictions in parts, as JSON lines
+        or Parquet (--format). Both read any number of files, in processes or on a cluster, and the
+        same command continues where it was stopped.
     task
         A task of finetune, fill, likelihood, prefer, embed, or another usual name of one of them;
         default: the task of the model.
@@ -63,7 +65,8 @@ def predict(  # noqa: PLR0913 – one option per question
     import json
     import sys
 
-    from bothways.bulk.output import prediction_values
+    from bothways.bulk.output import kept_values, prediction_values
+    from bothways.bulk.parts import predict_kept
     from bothways.bulk.request import check_format
     from bothways.commands.options import argument_text, one_file, predict_parts, split_inputs
     from bothways.commands.progress import asked, say_guess, watched
@@ -86,7 +89,9 @@ def predict(  # noqa: PLR0913 – one option per question
     form = parts.format if parts.format in ("jsonl", "spans") else None
     parts = dataclasses.replace(parts, format=None) if form else parts
     sentence = argument_text(files) if text is None else None
-    file = one_file(files or (STDIN,), parts) if sentence is None else ""
+    file = (
+        one_file(files or (STDIN,), dataclasses.replace(parts, keep=())) if sentence is None else ""
+    )
     opened = open_task(
         folder, task, length=length, device=device, precision=precision, batch_invariant=True,
         runtime=runtime, settings=settings,
@@ -104,8 +109,8 @@ def predict(  # noqa: PLR0913 – one option per question
     pace = PredictConfig(window=window or (1 if typed else PredictConfig.window))
     # What is typed or printed on the same terminal would run through the bar.
     with watched(reading, "predicting", hidden=typed or sys.stdout.isatty()) as tally:
-        for _, prediction in opened.predict_examples(reading, pace, tally):
-            values = prediction_values(prediction, top, form or "jsonl")
+        for kept, prediction in predict_kept(opened, reading, parts.keep, pace, tally):
+            values = kept_values(kept, prediction_values(prediction, top, form or "jsonl"))
             print(json.dumps(values, ensure_ascii=False, allow_nan=False), flush=typed)
     if precision == "auto":
         print(f"note: predicted in {opened.precision}", file=sys.stderr)
@@ -114,15 +119,12 @@ def predict(  # noqa: PLR0913 – one option per question
 
 
 def _check_parts(out: Path, window: int | None) -> None:
-    """Refuse a file as the folder of parts, and an option of predictions that are printed."""
+    """Refuse a file without a known format, and an option of predictions that are printed."""
     from bothways.core.errors import ConfigError
 
-    if out.suffix in _FILES and not out.is_dir():
-        what = f"{str(out)!r} names a file, and predictions in parts are files in a folder"
-        fix = (
-            f"Name a folder: --out {out.stem}, with --format parquet for Parquet. For one file "
-            "of JSON lines: bothways predict … > FILE"
-        )
+    if out.suffix in _NO_FORMATS and not out.is_dir():
+        what = f"{str(out)!r} has no format of predictions"
+        fix = f"Name a file: --out {out.stem}.jsonl, .csv, .tsv or .parquet; or a folder."
         raise ConfigError(what, where="--out", fix=fix)
     if window is not None:
         what, fix = "is for predictions that are printed", "Leave it out; parts have --rows."
