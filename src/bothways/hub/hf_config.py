@@ -27,6 +27,7 @@ from bothways.hub.native_format import (
     native_settings,
     read_native,
 )
+from bothways.hub.weight_files import check_adapter
 from bothways.model.config import EncoderConfig, LSTMConfig, ModelConfig
 from bothways.model.heads import ChoiceHead, Head, LabelHead, TagHead
 from bothways.model.model import Model
@@ -158,6 +159,7 @@ def read_hf_config(folder: Path, own: Iterable[Head] = ()) -> HFConfig:
         FolderError: the file is missing or malformed, the family is unknown, or a setting has no
             counterpart here.
     """
+    check_adapter(folder)
     file = folder / "config.json"
     if not file.is_file():
         fix = "Give the folder of one model, as transformers' save_pretrained writes it."

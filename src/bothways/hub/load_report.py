@@ -22,6 +22,7 @@ class LoadReport:
         unused: tensors of the file that the model does not take, with the reason.
         fresh: our tensors that start at random as requested.
         unknown_settings: settings of `config.json` that the family is not known to have.
+        unread_files: files of the folder that may hold a part of the model and were not read.
         wrappers: prefixes such as `module.` that were removed from the file's names.
     """
 
@@ -32,6 +33,7 @@ class LoadReport:
     fresh: tuple[str, ...] = ()
     unknown_settings: Mapping[str, Any] = field(default_factory=dict)
     wrappers: tuple[str, ...] = ()
+    unread_files: tuple[str, ...] = ()
 
     @property
     def fresh_heads(self) -> tuple[str, ...]:
@@ -58,6 +60,8 @@ class LoadReport:
         for name, reason in self.unused.items():
             by_reason[reason].append(name)
         lines += [f"{len(n)} unused ({reason}): {listed(n)}" for reason, n in by_reason.items()]
+        if self.unread_files:
+            lines.append(f"files that were not read: {listed(self.unread_files)}")
         if self.unknown_settings:
             lines.append(f"config.json has {describe_unknown(self.unknown_settings)}")
         return "\n".join(lines)

@@ -41,7 +41,7 @@ from bothways.hub.infer_heads import faults_of, heads_of, lacks
 from bothways.hub.load_report import LoadPlan, LoadReport, head_of, plan_loading
 from bothways.hub.model_card import Card, render_card
 from bothways.hub.resolve import MODEL_FILES, PICKLE_FILES, PROGRAM, modules_folder, resolve
-from bothways.hub.weight_files import AGAIN, Weights, open_weights
+from bothways.hub.weight_files import AGAIN, Weights, open_weights, unread_files
 from bothways.model.heads import Head, LabelHead, PoolerHead, TagHead, with_pooler
 from bothways.model.init import without_weights
 from bothways.model.model import Model
@@ -226,7 +226,12 @@ def plan_model(
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     has = None if config.architecture is None else config.architecture.heads
     plan = plan_loading(config.keys, shapes, weights.shapes, fresh, has)
-    report = replace(plan.report, unknown_settings=config.unknown, wrappers=weights.wrappers)
+    report = replace(
+        plan.report,
+        unknown_settings=config.unknown,
+        wrappers=weights.wrappers,
+        unread_files=unread_files(weights.file.parent, weights.file),
+    )
     return model, replace(plan, report=report)
 
 

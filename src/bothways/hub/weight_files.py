@@ -27,6 +27,7 @@ from bothways.core.terminal import listed
 from bothways.families.weight_names import Shape
 
 _SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
+_PARTS = (".safetensors", ".pkl", ".pickle", ".joblib")
 AGAIN = "Copy or download the file again; a tiny file is an unresolved Git LFS pointer."
 
 
@@ -107,6 +108,33 @@ _DTYPES = {
     "C64": torch.complex64,
 }  # fmt: skip
 """The element types of safetensors that torch has."""
+
+ADAPTER = "adapter_config.json"
+
+
+def check_adapter(folder: Path) -> None:
+    """Refuse a folder whose weights are changed by an adapter that is not read."""
+    if (folder / ADAPTER).is_file():
+        what = "is the adapter of another library, such as PEFT, and would be left out"
+        fix = "Merge it into its model (merge_and_unload), save that, and give the new folder."
+        raise FolderError(what, where=folder / ADAPTER, fix=fix)
+
+
+def unread_files(folder: Path, weights: Path) -> tuple[str, ...]:
+    """Return the names of files in a folder that may hold a part of the model and are not read.
+
+    The same weights in the formats of other programs, under their usual names, do not count.
+    """
+    names = (file.name for file in folder.iterdir() if file.is_file())
+    shards = weights.name.removesuffix(".index.json").rpartition(".")[0]
+    return tuple(
+        sorted(
+            name
+            for name in names
+            if name.endswith(_PARTS)
+            and not name.startswith((f"{shards}-", "model.", "model-", "pytorch_model"))
+        )
+    )
 
 
 def _open_safetensors(file: Path) -> Weights:

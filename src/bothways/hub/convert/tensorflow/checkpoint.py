@@ -30,8 +30,9 @@ from bothways.hub.load_report import LoadReport, head_of
 from bothways.hub.model_folder import build_model
 from bothways.hub.weight_files import Weights
 from bothways.model.model import Model
+from bothways.text.hf_pipelines import Bert
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.tokenizer_files import Bert, bert_backend, finish
+from bothways.text.tokenizer_files import bert_backend, finish
 
 ModelPart = Literal["discriminator", "generator"]
 """The two models in an ELECTRA checkpoint."""
