@@ -108,15 +108,24 @@ PIECES: list[tuple[str, Callable[..., Any], str]] = [
 ]
 
 
+DEFAULTS = {("albert", "do_lower_case"): True}
+
+
 @pytest.mark.parametrize(("model", "build", "key"), PIECES)
 @pytest.mark.parametrize("held", [True, False])
 def test_settings_of_pieces_must_not_contradict(
     tmp_path: Path, model: str, build: Callable[..., Any], key: str, held: bool
 ) -> None:
-    """Without the setting, or with that of `tokenizer.json`, and for the generic class, the folder opens."""
-    made = build(**{key: held})
-    for number, same in enumerate((held, None, "left out")):
-        Tokenizer.load(write(tmp_path / str(number), made, model, **{key: same}))
+    """With the setting of `tokenizer.json`, perhaps by default, and for the generic class, the folder opens."""
+    made, default = build(**{key: held}), DEFAULTS.get((model, key), key == "add_prefix_space")
+    Tokenizer.load(write(tmp_path / "same", made, model, **{key: held}))
+    for number, missing in enumerate((None, "left out")):
+        folder = write(tmp_path / str(number), made, model, **{key: missing})
+        if held == default:
+            Tokenizer.load(folder)
+        else:
+            with pytest.raises(TokenizerError, match=f"'{key}' is not set, which means "):
+                Tokenizer.load(folder)
     Tokenizer.load(write(tmp_path / "generic", made, model, **{key: not held}, **GENERIC))
     said, has = json.dumps(not held), json.dumps(held)
     with pytest.raises(
@@ -131,6 +140,20 @@ def test_a_setting_that_a_class_does_not_read_contradicts_nothing(tmp_path: Path
     folder = write(tmp_path, xlm(), "xlm-roberta", do_lower_case=True)
     theirs = AutoTokenizer.from_pretrained(folder)("Hello", add_special_tokens=False)["input_ids"]
     assert Tokenizer.load(folder).encode(["Hello"])[0].tolist() == theirs
+
+
+@pytest.mark.parametrize(
+    ("model", "build", "key"),
+    [("bert", word_piece, "do_lower_case"), ("roberta", roberta, "add_prefix_space")],
+)
+def test_a_missing_setting_whose_default_contradicts_the_file_is_refused(
+    tmp_path: Path, model: str, build: Callable[..., Any], key: str
+) -> None:
+    """transformers follows the default in silence."""
+    made = build(**{key: key == "add_prefix_space"})
+    with pytest.raises(TokenizerError, match=f"'{key}' is not set, which means") as caught:
+        Tokenizer.load(write(tmp_path, made, model, **{key: "left out"}))
+    assert caught.value.where == tmp_path / "tokenizer_config.json"
 
 
 def test_a_setting_must_be_true_or_false(tmp_path: Path) -> None:

@@ -57,6 +57,9 @@ def test_a_hostile_tokenizer_is_refused(
     spec = json.loads((tmp_path / "b" / "tokenizer.json").read_text())
     spoil(spec)
     (tmp_path / "b" / "tokenizer.json").write_text(json.dumps(spec))
+    (tmp_path / "b" / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+    )
     with pytest.raises(BothwaysError, match=message):
         Tokenizer.load(tmp_path / "b")
 

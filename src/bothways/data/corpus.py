@@ -349,7 +349,7 @@ def build_corpus(
                 (place / WORK).mkdir(exist_ok=True)
                 check_versions(place / WORK, _sources(documents)[0])
             # Without segments: whether a model has them is up to the model.
-            Tokenizer(tokenizer.backend, tokenizer.specials).save(place)
+            Tokenizer(tokenizer.backend, tokenizer.specials, words=tokenizer.words).save(place)
             names = _encode_all(place, recipe, documents, workers, progress)
             _finish(place, settings, documents, names, tokenizer, progress)
     return Corpus.open(place)

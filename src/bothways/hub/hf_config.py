@@ -179,11 +179,10 @@ def read_hf_config(folder: Path, own: Iterable[Head] = ()) -> HFConfig:
 
 
 _RELATIVES = {
-    "camembert": "roberta", "data2vec-text": "roberta", "ernie": "bert", "ibert": "roberta",
-    "layoutlm": "bert", "lilt": "roberta", "luke": "roberta",
-    "mobilebert": "bert", "mpnet": "bert", "nezha": "bert", "nomic_bert": "modernbert",
-    "qdqbert": "bert", "roberta-prelayernorm": "roberta", "roformer": "bert",
-    "squeezebert": "bert", "xlm-roberta-xl": "xlm-roberta", "xmod": "xlm-roberta",
+    "data2vec-text": "roberta", "ibert": "roberta", "layoutlm": "bert", "lilt": "roberta",
+    "luke": "roberta", "mobilebert": "bert", "nezha": "bert", "qdqbert": "bert",
+    "roberta-prelayernorm": "roberta", "roformer": "bert", "squeezebert": "bert",
+    "xlm-roberta-xl": "xlm-roberta", "xmod": "xlm-roberta",
 }  # fmt: skip
 """Model types of transformers that no family reads, and the family closest to each."""
 

@@ -33,6 +33,29 @@ Ends = tuple[tuple[str, int], tuple[str, int]]
 
 
 @dataclass(frozen=True)
+class Bert:
+    """WordPiece with BERT's normalisation.
+
+    Attributes:
+        strip_accents: None means as `lowercase`.
+        cjk: surround ideographs with spaces.
+        roberta: special tokens around texts as in RoBERTa, for MPNet.
+    """
+
+    lowercase: bool = True
+    strip_accents: bool | None = None
+    cjk: bool = True
+    roberta: bool = False
+
+
+@dataclass(frozen=True)
+class WordEnds:
+    """BPE over BERT's words, with "</w>" at their ends: OpenAI's GPT, HerBERT."""
+
+    lowercase: bool = False
+
+
+@dataclass(frozen=True)
 class Roberta:
     """Byte-level BPE. `prefix_space`: read the first word of a text as if after a space."""
 
@@ -95,7 +118,9 @@ class BigBird:
     charsmap: bytes | None = None
 
 
-Pipeline = Roberta | XlmRoberta | Albert | ByteDeberta | PieceDeberta | BigBird
+Declared = Roberta | XlmRoberta | Albert | ByteDeberta | PieceDeberta | BigBird
+"""Those that `tokenizer_config.json` declares as a class of transformers."""
+Pipeline = Bert | WordEnds | Declared
 
 
 @dataclass(frozen=True)
@@ -111,6 +136,15 @@ class Parts:
 def parts(pipeline: Pipeline, ends: Ends) -> Parts:
     """Build the parts of a pipeline."""
     match pipeline:
+        case Bert(lowercase, accents, cjk, roberta):
+            pair = PAIR if roberta else PAIR_OF_SEGMENTS
+            decoder: decoders.Decoder = decoders.WordPiece(prefix="##")
+            return Parts(*_bert_words(lowercase, accents, cjk), decoder, _template(pair, ends))
+        case WordEnds(lowercase):
+            accents = None if lowercase else False
+            decoder = decoders.BPEDecoder(suffix="</w>")
+            words = _bert_words(lowercase, accents, True)
+            return Parts(*words, decoder, _template(PAIR_OF_SEGMENTS, ends))
         case Roberta(prefix, trim):
             cls, sep = ends
             post = processors.RobertaProcessing(sep, cls, trim, prefix)
@@ -147,6 +181,15 @@ def parts(pipeline: Pipeline, ends: Ends) -> Parts:
             )
         case _:
             assert_never(pipeline)
+
+
+def _bert_words(
+    lowercase: bool, accents: bool | None, cjk: bool
+) -> tuple[normalizers.Normalizer, pre_tokenizers.PreTokenizer]:
+    norm = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=cjk, strip_accents=accents, lowercase=lowercase
+    )
+    return norm, pre_tokenizers.BertPreTokenizer()
 
 
 def _words(prefix: bool) -> tuple[pre_tokenizers.PreTokenizer, decoders.Decoder]:
@@ -208,7 +251,7 @@ def declaration(spec: Mapping[str, Any], ends: Ends) -> dict[str, Any] | None:
     return None
 
 
-def _candidates(spec: Mapping[str, Any]) -> Iterator[Pipeline]:
+def _candidates(spec: Mapping[str, Any]) -> Iterator[Declared]:
     """Yield the pipelines that the model may be part of; most fix the id of the unknown token."""
     both = (False, True)
     match spec["model"]:
@@ -221,10 +264,10 @@ def _candidates(spec: Mapping[str, Any]) -> Iterator[Pipeline]:
             yield from (ByteDeberta(prefix, doubled=True) for prefix in both)
         case {"type": "Unigram", "unk_id": unknown, "byte_fallback": False}:
             if unknown == 3:
-                yield from (XlmRoberta(prefix, _charsmap(spec)) for prefix in both)
+                yield from (XlmRoberta(prefix, charsmap_of(spec["normalizer"])) for prefix in both)
             if unknown == 1:
                 yield from (
-                    Albert(*choice, _charsmap(spec))
+                    Albert(*choice, charsmap_of(spec["normalizer"]))
                     for choice in itertools.product(both, both, both)
                 )
             yield from (PieceDeberta(*choice) for choice in itertools.product(both, both, both))
@@ -234,7 +277,7 @@ def _candidates(spec: Mapping[str, Any]) -> Iterator[Pipeline]:
                 yield from (BigBird(prefix) for prefix in both)
 
 
-def _settings(pipeline: Pipeline, unknown: int | None) -> dict[str, Any]:
+def _settings(pipeline: Declared, unknown: int | None) -> dict[str, Any]:
     """Return the settings of the transformers class; `unknown` is the model's unknown token."""
     match pipeline:
         case Roberta(prefix, trim):
@@ -295,12 +338,11 @@ def _steps(spec: Mapping[str, Any]) -> list[Any]:
     return steps[:-1] if several and steps[-1:] == [joins] else steps
 
 
-def _charsmap(spec: Mapping[str, Any]) -> bytes | None:
-    match _steps(spec):
-        case [*_, {"type": "Precompiled", "precompiled_charsmap": str(text)}]:
-            return base64.b64decode(text)
-        case _:
-            return None
+def charsmap_of(normalizer: Mapping[str, Any] | None) -> bytes | None:
+    """Return the compiled normalisation among the steps of a normaliser; None without one."""
+    texts = (s["precompiled_charsmap"] for s in steps_of(normalizer) if s["type"] == "Precompiled")
+    text = next(texts, None)
+    return None if text is None else base64.b64decode(text)
 
 
 def _built_parts(made: Parts) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from bothways.core.terminal import surrogate_in
 
 CONFIG = "tokenizer_config.json"
 
-D = TypeVar("D", bool, None)
+D = TypeVar("D", bound="bool | None")
 
 NAMES: dict[str, tuple[str, ...]] = {
     "pad": ("[PAD]", "<pad>"),

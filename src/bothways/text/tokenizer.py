@@ -12,12 +12,13 @@ exact, the backend reads the whole text. `template.assemble` puts special tokens
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
@@ -29,9 +30,10 @@ from numpy.typing import NDArray
 from bothways.core.errors import ConfigError, DataError, TokenizerError, os_errors
 from bothways.core.sequence import Ids
 from bothways.core.terminal import surrogate_in
-from bothways.text.hf_pipelines import steps_of
+from bothways.text.japanese import JapaneseWords
 from bothways.text.special_tokens import Specials
 from bothways.text.template import Template, assemble
+from bothways.text.tokenizer_classes import PROBES
 from bothways.text.tokenizer_files import AGAIN, load_backend, tokenizer_config
 from bothways.text.word_cache import PieceTable, find_cutter
 
@@ -47,7 +49,6 @@ _NO_SPACES = re.compile(
     "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff"
     "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
-_MAX_EXPANSION = 1000
 
 
 def is_spaceless(word: str) -> bool:
@@ -77,6 +78,8 @@ class Tokenizer:
         backend: the `tokenizers.Tokenizer`.
         specials: ids of the special tokens.
         flat: whether all tokens are of one segment, whatever the backend's post-processor says.
+        words: the division into Japanese words, which the backend does not contain.
+        where: the folder or file that it was read from.
 
     Examples:
         >>> tokenizer = bothways.Tokenizer.load("tokenizer")
@@ -84,18 +87,27 @@ class Tokenizer:
         (2,)
     """
 
+    where: str | Path | None = None
+
     def __init__(
-        self, backend: tokenizers.Tokenizer, specials: Specials, flat: bool = False
+        self,
+        backend: tokenizers.Tokenizer,
+        specials: Specials,
+        flat: bool = False,
+        words: JapaneseWords | None = None,
     ) -> None:
         self.backend = backend
         self.specials = specials
         self.flat = flat
+        self.words = words
         self._spec: Mapping[str, Any] = json.loads(backend.to_str())
+        if words is not None:
+            self._spec = {**self._spec, "words": words.settings}
         cut = find_cutter(self._spec)
         self._rows_of = self._backend_rows if cut is None else PieceTable(backend, cut).rows
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tokenizer, (self.backend, self.specials, self.flat)
+        return Tokenizer, (self.backend, self.specials, self.flat, self.words)
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
@@ -110,18 +122,13 @@ class Tokenizer:
                 the text, a template without the text or with unknown ids.
             ResourceError: a file that cannot be read.
         """
-        tokenizer = cls(*load_backend(Path(path)))
-        tokenizer._check(path)
+        with foreign(path):
+            tokenizer = cls(*load_backend(Path(path)))
+            tokenizer.where = path
+            tokenizer._check(path)
         return tokenizer
 
     def _check(self, where: str | Path) -> None:
-        # Each step may multiply the text, so a few kilobytes of steps could fill the memory.
-        growth = 1
-        for step in steps_of(self._spec["normalizer"]):
-            growth *= max(1, len(str(step.get("content", "") or step.get("prepend", ""))))
-        if growth > _MAX_EXPANSION:
-            what = f"its normaliser makes up to {growth:,} characters of one"
-            raise TokenizerError(what, where=where, fix=AGAIN)
         try:
             ids = [id for gap in self.template.gaps for id in gap.ids.tolist()]
         except (ValueError, IndexError, StopIteration) as error:
@@ -130,6 +137,7 @@ class Tokenizer:
         if any(not 0 <= id < self.size for id in ids):
             what = f"its post-processor adds the id {max(ids)}, which no token has"
             raise TokenizerError(what, where=where, fix=AGAIN)
+        self._divided.encode_batch_fast(list(PROBES))  # finds a damaged table of normalisation
 
     def for_segments(self, count: int) -> Tokenizer:
         """Return the tokenizer for a model with `count` segments.
@@ -138,7 +146,7 @@ class Tokenizer:
         """
         if self.template.max_segment < max(1, count):
             return self
-        return Tokenizer(self.backend, self.specials, flat=True)
+        return Tokenizer(self.backend, self.specials, True, self.words)
 
     def difference(self, other: Tokenizer) -> str | None:
         """Return how another vocabulary differs from this one, with examples; None if it is equal.
@@ -176,10 +184,16 @@ class Tokenizer:
         # Always explicit: transformers' AlbertTokenizer omits segments, but ALBERT has them.
         types = ["token_type_ids"] if segments and not self.flat else []
         config["model_input_names"] = ["input_ids", *types, "attention_mask"]
-        files = {
-            "tokenizer.json": self.backend.to_str(pretty=True),
-            "tokenizer_config.json": json.dumps(config, ensure_ascii=False, indent=2),
-        }
+        files = {"tokenizer.json": self.backend.to_str(pretty=True)}
+        if self.words is not None:
+            # The class reads vocab.txt alone, and transformers takes a tokenizer.json for whole.
+            config |= self.words.settings
+            config["added_tokens_decoder"] = {
+                str(token["id"]): {key: value for key, value in token.items() if key != "id"}
+                for token in self._spec["added_tokens"]
+            }
+            files = {}
+        files["tokenizer_config.json"] = json.dumps(config, ensure_ascii=False, indent=2)
         if self.kind == "WordPiece":
             files["vocab.txt"] = "".join(f"{token}\n" for token in self._tokens)
         with os_errors(Path(folder), "Free some space, or choose another folder."):
@@ -225,6 +239,8 @@ class Tokenizer:
         match self._spec["model"]:
             case {"continuing_subword_prefix": str(prefix)} if prefix:
                 table = [token.startswith(prefix) for token in self._tokens]
+            case {"type": "BPE", "end_of_word_suffix": str(suffix)} if suffix:
+                table = [token != "" for token in self._tokens]
             case {"type": "BPE" | "Unigram"}:
                 table = [
                     token != "" and not token.startswith(_SPACE_MARKS) for token in self._tokens
@@ -248,6 +264,10 @@ class Tokenizer:
             "continuing_subword_prefix"
         ):
             return continues, ends
+        suffix = self._spec["model"].get("end_of_word_suffix")
+        if suffix:
+            ends[:] = [token.endswith(suffix) for token in self._tokens]
+            return continues, ends & ~self.special
         bytewise = "Ġ" in self.backend.get_vocab() or self.kind == "BPE"
         for id in np.flatnonzero(self.named & ~self.special).tolist():
             text, begins, whole = _characters_of(self._tokens[id], bytewise)
@@ -313,12 +333,18 @@ class Tokenizer:
     def _rows(self, texts: list[str]) -> list[bytes]:
         """Return the ids of each text, as bytes of native 32-bit integers."""
         try:
-            return self._rows_of(texts)
+            with foreign(self.where):
+                return self._rows_of(texts)
         except (TypeError, UnicodeEncodeError) as error:
             raise _not_text(texts) from error
 
+    @functools.cached_property
+    def _divided(self) -> tokenizers.Tokenizer:
+        """The backend, with the division into words that it does not contain."""
+        return self.backend if self.words is None else self.words.attach(self.backend)
+
     def _backend_rows(self, texts: list[str]) -> list[bytes]:
-        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        encodings = self._divided.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int32).tobytes() for encoding in encodings]
 
     def batch(
@@ -360,7 +386,8 @@ class Tokenizer:
     def encode_with_offsets(self, texts: list[str]) -> list[Encoded]:
         """Return ids, character offsets and words of each text; errors as `encode`."""
         try:
-            encodings = self.backend.encode_batch(texts, add_special_tokens=False)
+            with foreign(self.where):
+                encodings = self._divided.encode_batch(texts, add_special_tokens=False)
         except TypeError as error:
             raise _not_text(texts) from error
         return [
@@ -383,7 +410,8 @@ class Tokenizer:
         plain = [int(id) for id in ids]
         for id in set(plain):
             self.token(id)
-        return self.backend.decode(plain, skip_special_tokens=False)
+        with foreign(self.where):
+            return self.backend.decode(plain, skip_special_tokens=False)
 
     def token(self, id: SupportsIndex) -> str:
         """Return the token of an id. Raises TokenizerError if it has none."""
@@ -398,6 +426,18 @@ class Tokenizer:
         """Return the id of a token; None if it is not in the vocabulary."""
         found: int | None = self.backend.token_to_id(token)
         return found
+
+
+@contextlib.contextmanager
+def foreign(where: str | Path | None) -> Iterator[None]:
+    """Turn a panic of the `tokenizers` library, a BaseException, into a TokenizerError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        what = f"makes tokenizers {tokenizers.__version__} fail: {error}"
+        raise TokenizerError(what, where=where, fix=AGAIN) from error
 
 
 def _not_text(texts: list[str]) -> DataError:

@@ -18,39 +18,47 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import models, processors
 
 from bothways.core.advice import call
 from bothways.core.errors import TokenizerError
-from bothways.core.json_reader import check_regular, read_regular, read_utf8
+from bothways.core.json_reader import read_regular, read_utf8
 from bothways.text.added_tokens import add_numbered, add_special
 from bothways.text.hf_pipelines import (
-    Albert,
+    Bert,
     BigBird,
-    ByteDeberta,
     PieceDeberta,
     Pipeline,
-    Roberta,
-    XlmRoberta,
+    WordEnds,
     declaration,
     parts,
+    steps_of,
 )
-from bothways.text.reconcile import reconcile
-from bothways.text.sentencepiece import read_sentencepiece
+from bothways.text.japanese import JapaneseWords, japanese_backend, read_words
+from bothways.text.sentencepiece import SentencePieceModel, read_sentencepiece
 from bothways.text.special_tokens import (
     CONFIG,
     NAMES,
     SETTINGS,
     Specials,
     find_specials,
-    flag,
     name_in,
     read_settings,
+)
+from bothways.text.tokenizer_classes import (
+    CLASSES,
+    JAPANESE,
+    Naming,
+    TokenizerClass,
+    edges,
+    find_class,
+    part_spec,
+    reconcile,
 )
 
 FILES = (
@@ -66,23 +74,10 @@ _ELSEWHERE = (
 
 AGAIN = f"Download it again, or train one: {call('tokenizer train', 'FILES', out='FOLDER')}"
 _MAX_GAPS = 2**20
+_MAX_EXPANSION = 1000
 
 LONGEST_WORD = 100
 """The length in characters above which a word is unknown; google-research/bert has 200."""
-
-
-@dataclass(frozen=True)
-class Bert:
-    """BERT's normalisation.
-
-    Attributes:
-        strip_accents: None means as `lowercase`.
-        cjk: surround ideographs with spaces.
-    """
-
-    lowercase: bool = True
-    strip_accents: bool | None = None
-    cjk: bool = True
 
 
 def bert_backend(
@@ -91,46 +86,52 @@ def bert_backend(
     """Return the backend of transformers' BertTokenizer: WordPiece with BERT's normalisation."""
     model = models.WordPiece(dict(vocab), unk_token=unknown, max_input_chars_per_word=LONGEST_WORD)
     backend = tokenizers.Tokenizer(model)
-    backend.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=bert.cjk,
-        strip_accents=bert.strip_accents,
-        lowercase=bert.lowercase,
-    )
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece(prefix="##")
+    made = parts(bert, (("[CLS]", 0), ("[SEP]", 0)))
+    assert made.normalizer is not None
+    backend.normalizer, backend.pre_tokenizer = made.normalizer, made.pre_tokenizer
+    backend.decoder = made.decoder
     return backend
 
 
-def load_backend(path: Path) -> tuple[tokenizers.Tokenizer, Specials, bool]:
+def load_backend(
+    path: Path,
+) -> tuple[tokenizers.Tokenizer, Specials, bool, JapaneseWords | None]:
     """Load a folder, or one of `FILES`.
 
     Returns:
-        The backend, its special tokens, and True if its inputs have no segments.
+        The backend, its special tokens, True if its inputs have no segments, and the division into
+        Japanese words, if there is one.
 
     Raises:
-        TokenizerError: a file is missing or not a tokenizer, special tokens are missing, or an
-            added token gets another id than the file lists.
+        TokenizerError: a file is missing or not a tokenizer, special tokens are missing, the folder
+            names a class that is not supported or that contradicts its files, or an added token
+            gets another id than the file lists.
         ResourceError: a file cannot be read.
     """
-    file = _find(path)
-    config = read_settings(file.with_name("special_tokens_map.json")) | read_settings(
-        file.with_name(CONFIG)
-    )
-    backend, pipeline = _open(file, config)
+    if not path.exists():
+        fix = "Give a folder, a tokenizer.json or a vocab.txt."
+        raise TokenizerError("no such file or folder", where=path, fix=fix)
+    folder = path if path.is_dir() else path.parent
+    config = read_settings(folder / "special_tokens_map.json") | read_settings(folder / CONFIG)
+    naming = find_class(folder, config)
+    file = _find(path, naming) if path.is_dir() else path
+    whole = file.suffix not in (".txt", ".model") and file.name != "vocab.json"
+    known = naming.known if naming.known is not None and file.name in naming.known.files else None
+    words = read_words(config, file) if known is not None and known.name == JAPANESE else None
+    backend, pipeline = _open(file, config, known, words)
     _check_ids(backend, file)
+    _check_growth(backend, file)
     add_numbered(backend, config, file)
     specials = find_specials(backend, config, file)
+    if whole:
+        reconcile(backend, _ends(backend, specials), naming, config, file)
     if pipeline is not None:
         dress(backend, pipeline, specials)
         add_numbered(backend, config, file)  # again, because listed flags win over the pipeline's
     add_special(backend, config, file)
     names = config.get("model_input_names")
-    return (
-        finish(backend, specials),
-        specials,
-        isinstance(names, list) and "token_type_ids" not in names,
-    )
+    flat = isinstance(names, list) and "token_type_ids" not in names
+    return finish(backend, specials), specials, flat, words
 
 
 def _check_ids(backend: tokenizers.Tokenizer, file: Path) -> None:
@@ -142,6 +143,16 @@ def _check_ids(backend: tokenizers.Tokenizer, file: Path) -> None:
         raise TokenizerError(what, where=file, fix=AGAIN)
 
 
+def _check_growth(backend: tokenizers.Tokenizer, file: Path) -> None:
+    """Refuse a normaliser that multiplies the text, of which a few kilobytes fill the memory."""
+    growth = 1
+    for step in steps_of(part_spec(backend.normalizer)):
+        growth *= max(1, len(str(step.get("content", "") or step.get("prepend", ""))))
+    if growth > _MAX_EXPANSION:
+        what = f"its normaliser makes up to {growth:,} characters of one"
+        raise TokenizerError(what, where=file, fix=AGAIN)
+
+
 def dress(backend: tokenizers.Tokenizer, pipeline: Pipeline, specials: Specials) -> None:
     """Set the parts of a pipeline; [MASK] absorbs white space before it, except in PieceDeberta."""
     made = parts(pipeline, _ends(backend, specials))
@@ -149,7 +160,11 @@ def dress(backend: tokenizers.Tokenizer, pipeline: Pipeline, specials: Specials)
         backend.normalizer = made.normalizer
     backend.pre_tokenizer, backend.decoder = made.pre_tokenizer, made.decoder
     backend.post_processor = made.post_processor
-    strips = not isinstance(pipeline, PieceDeberta)
+    match pipeline:
+        case PieceDeberta() | WordEnds() | Bert(roberta=False):
+            strips = False
+        case _:
+            strips = True
     mask = tokenizers.AddedToken(
         backend.id_to_token(specials.mask), lstrip=strips, special=True, normalized=False
     )
@@ -208,7 +223,7 @@ def tokenizer_config(backend: tokenizers.Tokenizer, specials: Specials) -> dict[
                 "continuing_subword_prefix": "##",
                 "max_input_chars_per_word": 100,
             },
-        } if only:
+        } if only and _around_as_bert(backend, specials):
             return {
                 "tokenizer_class": "BertTokenizer",
                 "do_lower_case": normalizer["lowercase"],
@@ -220,40 +235,60 @@ def tokenizer_config(backend: tokenizers.Tokenizer, specials: Specials) -> dict[
             return {"tokenizer_class": "PreTrainedTokenizerFast", **names}
 
 
-def _find(path: Path) -> Path:
-    if not path.exists():
-        fix = "Give a folder, a tokenizer.json or a vocab.txt."
-        raise TokenizerError("no such file or folder", where=path, fix=fix)
-    if not path.is_dir():
-        return path
-    for name in FILES:
-        if (path / name).exists():
-            return path / name
+def _around_as_bert(backend: tokenizers.Tokenizer, specials: Specials) -> bool:
+    """Return whether the special tokens around texts are those of BertTokenizer."""
+    post, bert = backend.post_processor, parts(Bert(), _ends(backend, specials)).post_processor
+    return post is None or edges(backend, post) == edges(backend, bert)
+
+
+def _find(folder: Path, naming: Naming) -> Path:
+    """Return the file that a tokenizer of this class is read from."""
+    known = naming.known
+    names = [name for name in FILES if (folder / name).exists()]
+    if known is not None:
+        own = [name for name in known.files if name in names]
+        if known.name != JAPANESE and "tokenizer.json" in names:
+            own = ["tokenizer.json"]
+        if own:
+            return folder / own[0]
+        if naming.explicit:
+            what = f"holds no vocabulary of {known.name}, the tokenizer class that it names"
+            fix = f"Fetch {' or '.join(('tokenizer.json', *known.files))}, or name another class."
+            raise TokenizerError(what, where=folder, fix=fix)
+    if names[:1] == ["tokenizer.json"] or len(names) == 1:
+        return folder / names[0]
+    if names:
+        what = f"holds several vocabularies, {', '.join(names)}, and does not name their class"
+        fix = f'Name it in {CONFIG}: "tokenizer_class": "BertTokenizer" for vocab.txt.'
+        raise TokenizerError(what, where=folder, fix=fix)
     fix = (
         "Give a folder that bothways or transformers saved, or train one: "
         f"{call('tokenizer train', 'FILES', out='FOLDER')}"
     )
     what = f"the folder holds no tokenizer: none of {', '.join(FILES)}"
-    raise TokenizerError(what, where=path, fix=fix)
+    raise TokenizerError(what, where=folder, fix=fix)
 
 
-def _open(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, Pipeline | None]:
-    """Return the backend, and the pipeline to apply if the file does not contain one."""
+def _open(
+    file: Path,
+    config: Mapping[str, Any],
+    known: TokenizerClass | None,
+    words: JapaneseWords | None,
+) -> tuple[tokenizers.Tokenizer, Pipeline | None]:
+    """Return the backend, and the pipeline to apply if the file does not contain one.
+
+    Args:
+        known: the class of the folder, if it reads this file.
+    """
     match file.suffix:
         case ".txt":
-            return _from_vocabulary(file, config), None
+            return _from_vocabulary(file, config, known, words)
         case ".model":
-            return _from_pieces(file, config)
+            return _from_pieces(file, config, known)
         case _ if file.name == "vocab.json":
-            backend, prefix = _from_merges(file), flag(config, file, "add_prefix_space", False)
-            byte_bert = backend.token_to_id("[CLS]") is not None
-            return backend, ByteDeberta(prefix) if byte_bert else Roberta(
-                prefix, flag(config, file, "trim_offsets", True)
-            )
+            return _from_merges(file, config, known)
         case _:
-            backend = _from_json(file)
-            reconcile(backend, config, file)
-            return backend, None
+            return _from_json(file), None
 
 
 def _from_json(file: Path) -> tokenizers.Tokenizer:
@@ -272,44 +307,71 @@ def _from_json(file: Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def _from_vocabulary(file: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+def _from_vocabulary(
+    file: Path,
+    config: Mapping[str, Any],
+    known: TokenizerClass | None,
+    words: JapaneseWords | None,
+) -> tuple[tokenizers.Tokenizer, Pipeline | None]:
     lines = read_utf8(file, TokenizerError).removesuffix("\n").split("\n")
-    bert = Bert(
-        lowercase=flag(config, file, "do_lower_case", True),
-        strip_accents=flag(config, file, "strip_accents", None),
-        cjk=flag(config, file, "tokenize_chinese_chars", True),
-    )
     vocab = {token: id for id, token in enumerate(lines)}
-    return bert_backend(vocab, bert, name_in(config, SETTINGS["unknown"]) or "[UNK]")
+    unknown = name_in(config, SETTINGS["unknown"]) or "[UNK]"
+    if words is not None:
+        return japanese_backend(vocab, words, unknown), None
+    bert = (known or CLASSES["BertTokenizer"]).pipeline(config, file)
+    assert isinstance(bert, Bert)
+    return bert_backend(vocab, bert, unknown), bert if bert.roberta else None
 
 
-def _from_merges(file: Path) -> tokenizers.Tokenizer:
+def _from_merges(
+    file: Path, config: Mapping[str, Any], known: TokenizerClass | None
+) -> tuple[tokenizers.Tokenizer, Pipeline]:
     merges = file.with_name("merges.txt")
     if not merges.exists():
         what = "the folder has a vocab.json, but not its merges.txt"
         raise TokenizerError(
             what, where=file.parent, fix="Fetch merges.txt, or tokenizer.json, which holds both."
         )
-    for each in (file, merges):
-        check_regular(each, TokenizerError)
+    ends = any(line.endswith("</w>") for line in read_utf8(merges, TokenizerError).splitlines())
+    byte_bert = '"[CLS]"' in read_utf8(file, TokenizerError)
+    known = known or CLASSES["DebertaTokenizer" if byte_bert else "RobertaTokenizer"]
+    pipeline = known.pipeline(config, file)
+    if ends != isinstance(pipeline, WordEnds):
+        marks = "marks" if ends else "does not mark"
+        what = f"{marks} the ends of words by </w>, and {known.name}, the class of the folder, not"
+        if not ends:
+            what = f"{marks} the ends of words by </w>, as {known.name}, the class of the folder"
+        fix = (
+            f'Name its class in {CONFIG}: "tokenizer_class": "HerbertTokenizer" or '
+            '"OpenAIGPTTokenizer", which lower-cases, for </w>, "RobertaTokenizer" for bytes.'
+        )
+        raise TokenizerError(what, where=merges, fix=fix)
+    settings: dict[str, Any] = {}
+    if ends:
+        unknown = name_in(config, SETTINGS["unknown"]) or "<unk>"
+        settings = {"end_of_word_suffix": "</w>", "unk_token": unknown}
     try:
-        return tokenizers.Tokenizer(models.BPE.from_file(str(file), str(merges)))
+        model = models.BPE.from_file(str(file), str(merges), **settings)
     except Exception as error:  # tokenizers raises nothing narrower
-        what = f"is not a byte-level BPE vocabulary, or does not match merges.txt: {error}"
+        what = f"is not a BPE vocabulary, or does not match merges.txt: {error}"
         raise TokenizerError(
             what, where=file, fix="Fetch both again, or tokenizer.json."
         ) from error
+    return tokenizers.Tokenizer(model), pipeline
 
 
 def _unigram(pieces: list[tuple[str, float]], unknown: int) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer(models.Unigram(pieces, unk_id=unknown))
 
 
-def _from_pieces(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, Pipeline]:
+def _from_pieces(
+    file: Path, config: Mapping[str, Any], known: TokenizerClass | None
+) -> tuple[tokenizers.Tokenizer, Pipeline]:
     """Read a SentencePiece file.
 
     XLM-R's vocabulary replaces the first three pieces by four tokens and appends <mask>:
-    <unk> <s> </s> a b → <s> <pad> </s> <unk> a b <mask>.
+    <unk> <s> </s> a b → <s> <pad> </s> <unk> a b <mask>. CamemBERT's has five tokens instead of
+    the first piece: <s>NOTUSED <pad> </s>NOTUSED <unk> <unk>NOTUSED <s> </s> a b <mask>.
     """
     content = read_regular(file, TokenizerError)
     try:
@@ -317,32 +379,51 @@ def _from_pieces(file: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Toke
     except ValueError as error:
         what = f"is not a SentencePiece model: {error}"
         raise TokenizerError(what, where=file, fix=_ELSEWHERE) from error
-    pieces, prefix = list(held.pieces), flag(config, file, "add_prefix_space", True)
-    if held.kind == "unigram" and file.name == "sentencepiece.bpe.model":
-        uses = ("cls", "pad", "sep", "unknown", "mask")
-        names = [name_in(config, SETTINGS[use]) or NAMES[use][1] for use in uses]
-        pieces = [*((name, 0.0) for name in names[:4]), *pieces[3:], (names[4], 0.0)]
-        return _unigram(pieces, 3), XlmRoberta(prefix, held.charsmap)
+    pieces, by_content = list(held.pieces), _piece_class(held, file)
+    known = known or by_content
+    layouts = {known, by_content} - {None}
+    both = {CLASSES["XLMRobertaTokenizer"], CLASSES["CamembertTokenizer"]}
+    if held.kind != "unigram" or known is None or (len(layouts) == 2 and layouts != both):
+        what = (
+            f"its {held.kind} pieces are neither ALBERT's, BigBird's or DeBERTa's, which have "
+            "[CLS], nor XLM-RoBERTa's or CamemBERT's sentencepiece.bpe.model"
+        )
+        if known is not None:
+            what += f"; {known.name} is the class of the folder"
+        raise TokenizerError(what, where=file, fix=_ELSEWHERE)
+    pipeline = known.pipeline(config, file, held.charsmap)
+    names = {use: name_in(config, SETTINGS[use]) or NAMES[use][1] for use in NAMES}
     places = {piece: id for id, (piece, _) in enumerate(pieces)}
-    if held.kind == "unigram" and {"<unk>", "<s>", "[CLS]"} <= set(places):
-        return _unigram(pieces, places["<unk>"]), BigBird(prefix, held.charsmap)
-    if held.kind == "unigram" and {"<unk>", "[CLS]"} <= set(places):
-        scored = [
-            (piece, score - 100 if re.search(r"\d,$", piece) else score) for piece, score in pieces
-        ]
-        lowercase = flag(config, file, "do_lower_case", True)
-        accents = flag(config, file, "keep_accents", False)
-        albert = Albert(lowercase, accents, prefix, held.charsmap)
-        return _unigram(scored, places["<unk>"]), albert
-    if held.kind == "unigram" and {"[UNK]", "[CLS]"} <= set(places):
-        mask = name_in(config, SETTINGS["mask"]) or NAMES["mask"][0]
-        added = [] if mask in places else [(mask, 0.0)]
-        lowercase = flag(config, file, "do_lower_case", False)
-        punctuation = flag(config, file, "split_by_punct", False)
-        deberta = PieceDeberta(lowercase, punctuation, prefix, held.charsmap)
-        return _unigram([*pieces, *added], places["[UNK]"]), deberta
-    what = (
-        f"its {held.kind} pieces are neither ALBERT's, BigBird's or DeBERTa's, which have [CLS], "
-        "nor XLM-RoBERTa's sentencepiece.bpe.model"
-    )
-    raise TokenizerError(what, where=file, fix=_ELSEWHERE)
+    match known.name:
+        case "XLMRobertaTokenizer":
+            first = [(names[use], 0.0) for use in ("cls", "pad", "sep", "unknown")]
+            return _unigram([*first, *pieces[3:], (names["mask"], 0.0)], 3), pipeline
+        case "CamembertTokenizer":
+            first = [("<s>NOTUSED", 0.0), (names["pad"], 0.0), ("</s>NOTUSED", 0.0)]
+            first += [(names["unknown"], 0.0), ("<unk>NOTUSED", -100.0)]
+            backend = _unigram([*first, *pieces[1:], (names["mask"], 0.0)], 3)
+            unused = (piece for piece, _ in first if piece.endswith("NOTUSED"))
+            backend.add_special_tokens([_special(piece) for piece in unused])
+            return backend, pipeline
+        case "BigBirdTokenizer":
+            return _unigram(pieces, places["<unk>"]), pipeline
+        case "AlbertTokenizer":
+            comma = re.compile(r"\d,$")
+            scored = [(p, score - 100 if comma.search(p) else score) for p, score in pieces]
+            return _unigram(scored, places["<unk>"]), pipeline
+        case _:
+            mask = name_in(config, SETTINGS["mask"]) or NAMES["mask"][0]
+            added = [] if mask in places else [(mask, 0.0)]
+            return _unigram([*pieces, *added], places["[UNK]"]), pipeline
+
+
+def _piece_class(held: SentencePieceModel, file: Path) -> TokenizerClass | None:
+    """Return the class whose special tokens are among the pieces."""
+    names = {piece for piece, _ in held.pieces}
+    if file.name == "sentencepiece.bpe.model":
+        return CLASSES["XLMRobertaTokenizer"]
+    if {"<unk>", "<s>", "[CLS]"} <= names:
+        return CLASSES["BigBirdTokenizer"]
+    if {"<unk>", "[CLS]"} <= names:
+        return CLASSES["AlbertTokenizer"]
+    return CLASSES["DebertaV2Tokenizer"] if {"[UNK]", "[CLS]"} <= names else None

@@ -59,7 +59,7 @@ def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
                     for word in tokens
                 ]
             )
-            return Tokenizer(backend, tokenizer.specials, tokenizer.flat)
+            return Tokenizer(backend, tokenizer.specials, tokenizer.flat, tokenizer.words)
     return _built(tokenizer, spec)
 
 
@@ -180,4 +180,4 @@ def _spec(tokenizer: Tokenizer) -> dict[str, Any]:
 
 def _built(tokenizer: Tokenizer, spec: dict[str, Any]) -> Tokenizer:
     backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
-    return Tokenizer(backend, tokenizer.specials, tokenizer.flat)
+    return Tokenizer(backend, tokenizer.specials, tokenizer.flat, tokenizer.words)

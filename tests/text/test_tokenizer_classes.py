@@ -1,0 +1,418 @@
+"""Every tokenizer class of transformers that a BERT-like model has: the same ids on 2,000 odd texts, or refused by name."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from test_deberta_tokenizers import of_bytes, of_pieces
+from test_family_tokenizers import (
+    ALBERT,
+    MAP,
+    PIECES,
+    albert,
+    big_bird,
+    message,
+    roberta,
+    word_piece,
+    xlm,
+)
+from transformers import AutoTokenizer
+
+from bothways.core.errors import ResourceError, TokenizerError
+from bothways.text.tokenizer import Tokenizer
+from odd_texts import odd_texts
+from toy_text import bert_tokens, roberta_backend
+
+TEXTS = odd_texts()
+BERT = [
+    "Bert", "DistilBert", "Electra", "MobileBert", "Lxmert", "SqueezeBert", "ConvBert",
+]  # fmt: skip
+NAMES = {"unk_token": "<unk>", "pad_token": "<pad>", "cls_token": "<s>", "sep_token": "</s>"}
+HERBERT = NAMES | {"mask_token": "<mask>"}
+
+
+def write(folder: Path, config: dict[str, Any], kind: str = "", **files: Any) -> Path:
+    """A folder: settings, the model type, and files by name with "_" for "."."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({"model_type": kind} if kind else {}))
+    for name, content in files.items():
+        file = folder / name.replace("__", ".")
+        if isinstance(content, bytes):
+            file.write_bytes(content)
+        else:
+            file.write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder
+
+
+def vocabulary(tokens: list[str]) -> str:
+    return "".join(f"{token}\n" for token in tokens)
+
+
+def words(folder: Path, name: str, kind: str, **config: Any) -> Path:
+    return write(
+        folder, {"tokenizer_class": name, **config}, kind, vocab__txt=vocabulary(bert_tokens())
+    )
+
+
+def word_ends(folder: Path, name: str | None, kind: str = "bert") -> Path:
+    """BPE with "</w>": letters, and a few words."""
+    letters = [chr(at) for at in range(33, 127)] + list("éñ中文東京กא")
+    merges = [("t", "h"), ("th", "e</w>"), ("p", "l"), ("pl", "a"), ("pla", "y</w>"), ("i", "n")]
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *letters, *(c + "</w>" for c in letters)]
+    tokens += ["".join(merge) for merge in merges]
+    config = HERBERT | ({"tokenizer_class": name} if name else {})
+    lines = ["#version: 0.2", *(" ".join(merge) for merge in merges)]
+    vocab = {token: at for at, token in enumerate(tokens)}
+    return write(folder, config, kind, vocab__json=vocab, merges__txt="\n".join(lines) + "\n")
+
+
+def saved(folder: Path, made: Any, kind: str, name: str | None = None, **config: Any) -> Path:
+    """What transformers saves, perhaps under another name of the class."""
+    made.save_pretrained(folder)
+    held = json.loads((folder / "tokenizer_config.json").read_text()) | config
+    if name is not None:
+        held["tokenizer_class"] = name
+    (folder / "tokenizer_config.json").write_text(json.dumps(held))
+    (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+    return folder
+
+
+def camembert() -> Any:
+    first = [("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0)]
+    vocab = [
+        *first,
+        ("<unk>NOTUSED", -100.0),
+        ("<s>", 0.0),
+        ("</s>", 0.0),
+        *PIECES,
+        ("<mask>", 0.0),
+    ]
+    return transformers.CamembertTokenizer(vocab=vocab, _spm_precompiled_charsmap=MAP)
+
+
+def mpnet() -> Any:
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *bert_tokens(), "<mask>"]
+    return transformers.MPNetTokenizer(vocab={token: at for at, token in enumerate(tokens)})
+
+
+def generic(folder: Path) -> Path:
+    made = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=roberta_backend(), **HERBERT, model_max_length=9
+    )
+    return saved(folder, made, "modernbert")
+
+
+EQUAL: dict[str, Callable[[Path], Path]] = {
+    **{
+        f"{stem}{fast}": lambda folder, name=f"{stem}Tokenizer{fast}": words(folder, name, "bert")
+        for stem in BERT
+        for fast in ("", "Fast")
+    },
+    "Bert, cased": lambda f: words(f, "BertTokenizer", "bert", do_lower_case=False),
+    "Bert, accents": lambda f: words(f, "BertTokenizer", "bert", strip_accents=False),
+    "Bert, without ideographs": lambda f: words(f, "BertTokenizer", "bert", tokenize_chinese_chars=False),
+    "Bert of a RoBERTa": lambda f: words(f, "BertTokenizer", "roberta"),
+    "Bert, tokenizer.json": lambda f: saved(f, word_piece(), "bert"),
+    "Electra, tokenizer.json": lambda f: saved(f, word_piece(), "electra", "ElectraTokenizerFast"),
+    "MPNet": lambda f: saved(f, mpnet(), "mpnet"),
+    "Roberta": lambda f: saved(f, roberta(), "roberta"),
+    "Longformer": lambda f: saved(f, roberta(), "longformer", "LongformerTokenizerFast"),
+    "Bart": lambda f: saved(f, roberta(add_prefix_space=True), "bart", "BartTokenizer"),
+    "LED": lambda f: saved(f, roberta(), "led", "LEDTokenizer"),
+    "Mvp": lambda f: saved(f, roberta(), "roberta", "MvpTokenizer"),
+    "GPT2": lambda f: saved(f, roberta(), "gpt2", "GPT2Tokenizer"),
+    "Deberta": lambda f: saved(f, of_bytes(), "deberta"),
+    "DebertaV2": lambda f: saved(f, of_pieces(), "deberta-v2"),
+    "XLMRoberta": lambda f: saved(f, xlm(_spm_precompiled_charsmap=MAP), "xlm-roberta"),
+    "Camembert": lambda f: saved(f, camembert(), "camembert"),
+    "Albert": lambda f: saved(f, albert(_spm_precompiled_charsmap=MAP), "albert"),
+    "FNet": lambda f: saved(f, albert(), "fnet", "FNetTokenizer"),
+    "BigBird": lambda f: saved(f, big_bird(), "big_bird"),
+    "Herbert": lambda f: word_ends(f, "HerbertTokenizer"),
+    "Herbert, fast": lambda f: word_ends(f, "HerbertTokenizerFast"),
+    "OpenAIGPT": lambda f: word_ends(f, "OpenAIGPTTokenizer", "openai-gpt"),
+    "OpenAIGPT by its model type": lambda f: word_ends(f, None, "openai-gpt"),
+    "ModernBERT": generic,
+    "Nystromformer": lambda f: saved(f, albert(), "nystromformer", "AlbertTokenizer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_ids_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    folder = EQUAL[name](tmp_path)
+    tokenizer = Tokenizer.load(folder)
+    alias = name.startswith(tuple(BERT[1:])) and "," not in name
+    assert_equal(tokenizer, AutoTokenizer.from_pretrained(folder), TEXTS[: 200 if alias else None])
+    tokenizer.save(tmp_path / "again")
+    again = Tokenizer.load(tmp_path / "again")
+    assert again.fingerprint == tokenizer.fingerprint
+
+
+def assert_equal(tokenizer: Tokenizer, theirs: Any, texts: list[str] = TEXTS) -> None:
+    expected = theirs(texts, add_special_tokens=False)["input_ids"]
+    rows = zip(texts, tokenizer.encode(texts), expected, strict=True)
+    differ = [(text, ids.tolist(), other) for text, ids, other in rows if ids.tolist() != other]
+    assert not differ, (len(differ), differ[:3])
+
+
+REFUSED = [
+    "BertweetTokenizer", "PhobertTokenizer", "RoFormerTokenizer", "RoFormerTokenizerFast",
+    "XLMTokenizer", "FlaubertTokenizer", "EsmTokenizer", "CanineTokenizer", "LukeTokenizer",
+    "MLukeTokenizer", "FunnelTokenizerFast", "SplinterTokenizer", "RemBertTokenizer",
+    "XLNetTokenizer", "ErnieMTokenizer", "TapasTokenizer", "RoCBertTokenizer", "PerceiverTokenizer",
+    "T5Tokenizer", "BarthezTokenizer", "MyRemoteTokenizer", "ProphetNetTokenizer",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("layout", ["vocab.txt", "tokenizer.json", "config.json"])
+def test_other_classes_are_refused_by_name(name: str, layout: str, tmp_path: Path) -> None:
+    saved(tmp_path, word_piece(), "bert", name)
+    if layout != "tokenizer.json":
+        words(tmp_path, name, "bert")
+        (tmp_path / "tokenizer.json").unlink()
+    if layout == "config.json":
+        (tmp_path / "tokenizer_config.json").unlink()
+        (tmp_path / "config.json").write_text(json.dumps({"tokenizer_class": name}))
+    with pytest.raises(TokenizerError, match=f"{name}' is not supported") as caught:
+        Tokenizer.load(tmp_path)
+    assert Path(str(caught.value.where)).name == (
+        "config.json" if layout == "config.json" else "tokenizer_config.json"
+    )
+
+
+def japanese(folder: Path, subword: str = "wordpiece", **config: Any) -> Path:
+    tokens = [*bert_tokens(), *"東京大学人工知能私は生です。例え", "東京", "大学", "##大学", "学生"]
+    settings = {
+        "tokenizer_class": "BertJapaneseTokenizer",
+        "word_tokenizer_type": "mecab",
+        "subword_tokenizer_type": subword,
+        **config,
+    }
+    return write(folder, settings, "bert", vocab__txt=vocabulary(list(dict.fromkeys(tokens))))
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+@pytest.mark.parametrize("subword", ["wordpiece", "character"])
+def test_japanese_ids_are_those_of_transformers(
+    subword: str, lowercase: bool, tmp_path: Path
+) -> None:
+    pytest.importorskip("fugashi")
+    folder = japanese(tmp_path / "a", subword, do_lower_case=lowercase)
+    tokenizer = Tokenizer.load(folder)
+    texts = TEXTS[:800] if lowercase else TEXTS
+    assert_equal(tokenizer, AutoTokenizer.from_pretrained(folder), texts)
+    tokenizer.save(tmp_path / "b")
+    again = pickle.loads(pickle.dumps(Tokenizer.load(tmp_path / "b")))
+    assert again.fingerprint == tokenizer.fingerprint
+    assert_equal(again, AutoTokenizer.from_pretrained(tmp_path / "b"), TEXTS[:300])
+
+
+def test_japanese_offsets_are_places_in_the_text(tmp_path: Path) -> None:
+    pytest.importorskip("fugashi")
+    text = "ＡＢ 東京大学で[MASK]"
+    (encoded,) = Tokenizer.load(japanese(tmp_path)).encode_with_offsets([text])
+    parts = [text[begin:end] for begin, end in encoded.offsets.tolist()]
+    assert parts[-4:] == ["東京", "大学", "で", "[MASK]"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"word_tokenizer_type": "basic"},
+        {"word_tokenizer_type": "sudachi"},
+        {"word_tokenizer_type": "jumanpp"},
+        {"word_tokenizer_type": None},
+        {"subword_tokenizer_type": "sentencepiece"},
+        {"do_subword_tokenize": False},
+        {"never_split": ["a"]},
+        {"mecab_kwargs": {"mecab_dic": "other"}},
+        {"mecab_kwargs": {"dictionary": "unidic"}},
+        {"mecab_kwargs": {"normalize_text": False}, "subword_tokenizer_type": "character"},
+    ],
+)
+def test_other_divisions_of_japanese_are_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"BertJapaneseTokenizer|mecab_kwargs") as caught:
+        Tokenizer.load(japanese(tmp_path, **config))
+    assert caught.value.where == tmp_path / "tokenizer_config.json"
+
+
+def test_japanese_words_need_their_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fugashi", None)
+    with pytest.raises(ResourceError, match="'fugashi'") as caught:
+        Tokenizer.load(japanese(tmp_path))
+    assert "bothways[ja]" in str(caught.value.fix)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("word_tokenizer_type", "mecab"),
+        ("do_basic_tokenize", False),
+        ("never_split", ["x"]),
+        ("split_special_tokens", True),
+    ],
+)
+def test_settings_of_another_class_are_refused(key: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=f"'{key}' is .* BertTokenizer") as caught:
+        Tokenizer.load(words(tmp_path, "BertTokenizer", "bert", **{key: value}))
+    assert caught.value.where == tmp_path / "tokenizer_config.json"
+
+
+def changed(folder: Path, **parts: Any) -> Path:
+    """BERT's folder with other parts of `tokenizer.json`, whose settings are kept."""
+    saved(folder, word_piece(), "bert")
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | parts))
+    return folder
+
+
+NFKC_FIRST = {
+    "type": "Sequence",
+    "normalizers": [
+        {"type": "NFKC"},
+        json.loads(word_piece()._tokenizer.normalizer.__getstate__()),
+    ],
+}
+ROBERTA = {
+    "type": "RobertaProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2],
+    "trim_offsets": True, "add_prefix_space": True,
+}  # fmt: skip
+MODEL = json.loads(word_piece()._tokenizer.to_str())["model"]
+BYTES = json.loads(roberta_backend().to_str())
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"normalizer": NFKC_FIRST},
+        {"normalizer": {"type": "Lowercase"}},
+        {"normalizer": None},
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {"pre_tokenizer": {"type": "WhitespaceSplit"}},
+        {"pre_tokenizer": None},
+        {"post_processor": ROBERTA},
+        {"model": MODEL | {"continuing_subword_prefix": "@@"}},
+        {"model": MODEL | {"max_input_chars_per_word": 200}},
+        {"model": MODEL | {"type": "WordLevel"}},
+    ],
+)
+def test_a_file_that_is_not_of_its_class_is_refused(parts: dict[str, Any], tmp_path: Path) -> None:
+    """As it is for the generic class, which the message names."""
+    with pytest.raises(TokenizerError, match="BertTokenizer, the tokenizer class") as caught:
+        Tokenizer.load(changed(tmp_path, **parts))
+    assert caught.value.where == tmp_path / "tokenizer.json"
+    assert "PreTrainedTokenizerFast" in str(caught.value.fix)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if parts.get("pre_tokenizer", 0) is not None:
+        assert_equal(Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path), TEXTS[:200])
+
+
+def test_bytes_under_the_class_of_words_are_refused(tmp_path: Path) -> None:
+    saved(tmp_path, roberta(), "bert", "BertTokenizer")
+    with pytest.raises(TokenizerError, match="holds a BPE model; BertTokenizer"):
+        Tokenizer.load(tmp_path)
+
+
+def test_blanks_divide_as_the_class_has_it(tmp_path: Path) -> None:
+    """Files of transformers 4 keep a blank at the end as a word, the class does not."""
+    folder = saved(tmp_path, xlm(_spm_precompiled_charsmap=MAP), "xlm-roberta")
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    spec["pre_tokenizer"] = spec["pre_tokenizer"]["pretokenizers"][1]
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    assert_equal(Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder))
+
+
+def test_pieces_of_camembert_are_shifted(tmp_path: Path) -> None:
+    heads = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)]
+    folder = write(tmp_path, {"tokenizer_class": "CamembertTokenizer"}, "camembert")
+    (folder / "sentencepiece.bpe.model").write_bytes(message([*heads, *PIECES], charsmap=MAP))
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.id("<s>") == 5
+    assert_equal(tokenizer, camembert())
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"vocab__txt": "a\n", "spiece__model": message(ALBERT)}, "several vocabularies"),
+        ({"vocab__txt": vocabulary(bert_tokens()), "bpe__codes": "a b 3"}, "bpe.codes"),
+        ({"tokenizer__model": b"x"}, "tokenizer.model"),
+    ],
+)
+def test_files_of_other_algorithms_are_refused(
+    files: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TokenizerError, match=says) as caught:
+        Tokenizer.load(write(tmp_path, {}, "", **files))
+    assert caught.value.where == tmp_path
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", ""])
+def test_ends_of_words_without_their_class_are_refused(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match="ends of words by </w>") as caught:
+        Tokenizer.load(word_ends(tmp_path, None, kind))
+    assert caught.value.where == tmp_path / "merges.txt"
+
+
+def test_a_class_without_its_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match="no vocabulary of HerbertTokenizer"):
+        Tokenizer.load(words(tmp_path, "HerbertTokenizer", "bert"))
+
+
+def test_the_class_decides_between_several_vocabularies(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path, {"tokenizer_class": "AlbertTokenizer"}, "albert",
+        vocab__txt=vocabulary(bert_tokens()), spiece__model=message(ALBERT),
+    )  # fmt: skip
+    assert Tokenizer.load(folder).kind == "Unigram"
+
+
+def test_words_of_ends_are_found(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(word_ends(tmp_path, "HerbertTokenizer"))
+    ids = tokenizer.encode("the play in")
+    _, ends = tokenizer.word_pieces
+    assert ends[ids].tolist() == [True, True, False, True]
+
+
+BROKEN_MAP = b"\x04\x00\x00\x00" + b"\x01\x02\x03\xff"
+LOST = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "[LOST]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    "special_tokens": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"post_processor": LOST},
+        {
+            "normalizer": {
+                "type": "Precompiled",
+                "precompiled_charsmap": base64.b64encode(BROKEN_MAP).decode(),
+            }
+        },
+    ],
+)
+@pytest.mark.parametrize("name", ["BertTokenizer", "PreTrainedTokenizerFast"])
+def test_a_panic_of_the_library_is_an_error_of_the_file(
+    parts: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    folder = changed(tmp_path, **parts)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+    with pytest.raises(TokenizerError) as caught:
+        Tokenizer.load(folder)
+    assert str(tmp_path) in str(caught.value.where)
