@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
+import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 import bothways
+from bothways.data.corpus import Corpus
 
 SOURCE = Path(bothways.__file__).parent
 ROOT = Path(__file__).parents[2]
@@ -65,8 +70,45 @@ def test_files_that_are_named_exist(page: str) -> None:
         assert (SOURCE / name).exists() or (ROOT / name).exists(), name
 
 
-def test_the_path_from_text_to_a_loss_has_as_many_files_as_it_says() -> None:
+def entered_files(work: Callable[[], object], end: tuple[str, str]) -> set[str]:
+    """The files of which a function runs until one of this file and name returns; no imports."""
+    entered, root, importing = set[str](), f"{SOURCE}/", 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal importing
+        code = frame.f_code
+        file = code.co_filename.removeprefix(root)
+        if not code.co_flags & inspect.CO_OPTIMIZED:  # the body of a module or a class
+            importing += (event == "call") - (event == "return")
+        elif event == "call" and not importing and file != code.co_filename:
+            entered.add(file)
+        elif event == "return" and (file, code.co_name) == end:
+            sys.setprofile(None)
+
+    sys.setprofile(trace)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return entered
+
+
+def test_pretraining_enters_as_many_files_as_the_page_says(corpus: Corpus) -> None:
     path = PAGE.split("## From a line of text to a loss")[1].split("Next to this path")[0]
-    files = set(re.findall(r"`([\w/]+\.py):", path))
-    assert f"{len(files)} files" in path
-    assert len(files) <= 25
+    walk = set(re.findall(r"`([\w/]+\.py):", path))
+    assert f"by the {len(walk)} files" in path
+
+    def train() -> None:
+        bothways.pretrain(
+            str(corpus.folder), "bert-tiny", until="1 steps", device="cpu", progress=False,
+            evaluation_tokens=400,
+        )  # fmt: skip
+
+    train()  # so that nothing is imported below
+    entered = entered_files(train, ("objectives/masked_lm.py", "forward"))
+    stated = re.search(r"enters up\s+to (\d+) files", path)
+    assert stated is not None
+    # Not the number itself: each family that is added has a file.
+    assert int(stated[1]) - 10 <= len(entered) <= int(stated[1]), sorted(entered)
+    training = set(re.findall(r"`([\w/]+\.py):", path[path.index("\n4. ") :]))
+    assert training - entered == {"core/loss.py"}  # a value, whose constructor is generated
