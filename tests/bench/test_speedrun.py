@@ -93,9 +93,13 @@ def test_a_loss_out_of_reach_is_said_not_to_be_reached(
         "--target", "0.01", "--device", "cpu",
     ]  # fmt: skip
     app(words, result_action="return_value")
-    assert "seed 0: not reached in" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "seed 0: not reached in" in printed
+    assert "0 of 1 runs reached" in printed
+    assert "mean" not in printed
     entry = json.loads((tmp_path / "entry.json").read_text())
     assert not entry["reached"]
+    assert entry["mean seconds"] is None
     assert entry["runs"][0]["steps"] == 6
 
 

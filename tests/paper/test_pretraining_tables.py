@@ -25,14 +25,15 @@ from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.masked_lm import MaskedLM, MaskedObjective
 from bothways.objectives.replaced_tokens import GeneratorObjective
 from bothways.paper import pretraining_runs as runs
-from bothways.paper.pretraining_cost import table_cost
+from bothways.paper.pretraining_cost import identical_runs, table_cost
 from bothways.paper.pretraining_page import difference, table_report, write_table_results
 from bothways.paper.pretraining_runs import TableRequest, base_settings, run_table
 from bothways.paper.pretraining_tables import COLUMNS, TABLES
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.from_text import corpus_of_text
 from bothways.report.html import write_html
-from bothways.training.durations import Hours, Steps
+from bothways.report.sections import Curves
+from bothways.training.durations import Epochs, Hours, Steps
 from toy_animals import document
 
 TINY = (
@@ -183,6 +184,10 @@ def test_a_table_from_text_to_page_and_again(
     assert lstm.specification[0].lstm == 16  # type: ignore[union-attr]
     file = write_table_results(request, rows)
     report = table_report(request, rows, device="cpu")
+    drawn = [each for each in report.sections if isinstance(each, Curves)]
+    assert {"unigram baseline"} == {
+        name for each in drawn if each.title.endswith("masked") for name in each.baselines
+    }
     write_html(report, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     for words in ("84.4", "LTR &amp; No NSP", "Held-out loss", "+ BiLSTM", "SST-2"):
@@ -367,6 +372,25 @@ def test_the_cost_is_known_before_anything_is_written(
     assert not (tmp_path / "out").exists()
     assert shown.count("0:30:00") == 2
     assert "fine-tuning CoLA" in shown
+
+
+def test_runs_that_compute_the_same_are_named_before_they_are_paid_for(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "reproduce", "pretraining", "roberta-1", *TINY, "--text", str(place / "text.txt"),
+        "--data", str(place / "glue"), "--tasks", "CoLA", "--budget", "2 steps",
+        "--out", str(tmp_path / "out"), "--dry-run", "--scale", "small", "--device", "cpu",
+    ]  # fmt: skip
+    app(words, result_action="return_value")
+    shown = " ".join("".join(capsys.readouterr()).split())
+    assert "WARNING: static and dynamic are the same run" in shown
+    base = base_settings(request_of(place, tmp_path, "roberta-1"))
+    cells = {name: dataclasses.replace(base, data_copies=n) for name, n in (("a", 2), ("b", None))}
+    for count, same in ((2.0, [["a", "b"]]), (3.0, [])):
+        training = dataclasses.replace(base.training, until=Epochs(count))
+        runs = {k: dataclasses.replace(v, training=training) for k, v in cells.items()}
+        assert [names for names, _ in identical_runs(runs, 5000.0, "cpu")] == same
 
 
 def test_wrong_requests_are_refused(place: Path, tmp_path: Path) -> None:

@@ -360,7 +360,9 @@ def _entry(
     else:
         scores = [run["accuracy"] for run in runs]
         overall = {"mean accuracy": None if None in scores else statistics.fmean(scores)}
-    overall["mean seconds"] = statistics.fmean(run.seconds for run in series.runs)
+    # The times of runs that end without the target are no times to it.
+    seconds = statistics.fmean(run.seconds for run in series.runs)
+    overall["mean seconds"] = None if overall.get("reached") is False else seconds
     return {
         "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
         "bothways": bothways.__version__,

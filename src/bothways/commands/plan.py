@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bothways.commands.options import Device
+from bothways.commands.options import Device, RunLength
 
 if TYPE_CHECKING:
     from bothways.data.corpus import Corpus
@@ -18,6 +18,7 @@ def plan(  # noqa: PLR0913 – one option per question
     model: str,
     *settings: str,
     tokens: float | None = None,
+    end: RunLength = RunLength(),  # noqa: B008 – frozen
     corpus: str | None = None,
     recipe: str | None = None,
     teacher: str | None = None,
@@ -36,8 +37,7 @@ def plan(  # noqa: PLR0913 – one option per question
     model
         A preset such as bert-base, or a model folder or Hub id for its shape.
     settings
-        Settings of pretrain by dotted path, such as training.recompute=true microbatch_tokens=8192
-        training.until="2 hours".
+        Settings of pretrain by dotted path, such as training.recompute=true microbatch_tokens=8192.
     tokens
         Tokens to read, such as 3.3e9.
     corpus
@@ -64,6 +64,7 @@ def plan(  # noqa: PLR0913 – one option per question
     import json as json_format
 
     from bothways.core.bar import terminal_progress
+    from bothways.commands.progress import say_replaced
     from bothways.core.errors import ConfigError
     from bothways.data.corpus import Corpus
     from bothways.pretraining.config import load_config
@@ -73,12 +74,17 @@ def plan(  # noqa: PLR0913 – one option per question
 
     text = None if corpus is None else Corpus.open(corpus)
     base = _base(model, text, recipe, teacher)
+    length = end.settings
+    if tokens is not None and length:
+        what = f"is given as tokens={tokens:g}, and the length of the run once more"
+        raise ConfigError(what, where="tokens", fix="Give one of them.")
     if tokens is not None:
         if not 1 <= tokens < math.inf:
             raise ConfigError(f"must be at least 1 and finite, not {tokens:g}", where="tokens")
         training = dataclasses.replace(base.training, until=Tokens(int(tokens)))
         base = dataclasses.replace(base, training=training)
-    run = load_config(base, settings, config)
+    run = load_config(base, [*settings, *length], config)
+    say_replaced(run, base)
     if hardware == "here":
         for name, given in (("ranks", ranks != 1), ("utilisation", utilisation is not None)):
             if given:

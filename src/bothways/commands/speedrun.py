@@ -84,11 +84,13 @@ def speedrun(  # noqa: PLR0913 – one option per question
         print(
             f"seed {run['seed']}: {_loss_line(run, at) if blimp is None else _pair_line(run, at)}"
         )
-    mean = time_text(entry["mean seconds"])
     if isinstance(track, job.LossTrack):
-        print(f"mean {mean} to {track.target:g} nats")
+        reached = sum(run["reached"] for run in entry["runs"])
+        runs = f"{reached} of {len(entry['runs'])} runs reached {track.target:g} nats"
+        mean = entry["mean seconds"]
+        print(runs if mean is None else f"mean {time_text(mean)} to {track.target:g} nats")
     elif (accuracy := entry["mean accuracy"]) is not None:
-        print(f"mean {accuracy:.1%} right after {mean}")
+        print(f"mean {accuracy:.1%} right after {time_text(entry['mean seconds'])}")
     say(console, f"Written: {out / job.ENTRY}")
 
 

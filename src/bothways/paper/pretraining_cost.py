@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from typing_extensions import assert_never
 
+from bothways.core.config.reader import fingerprint
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import time_text
 from bothways.data.documents import Document, read_documents
@@ -56,7 +57,9 @@ def table_cost(
     base = base_settings(request, tokenizer)
     tokens = sum(map(len, tokenizer.encode([document.text for document in documents]))) / share
     rows, left, runs, done = list[list[Cell]](), 0.0, 0, 0
-    for run, settings, _ in planned(request, base):
+    cells = list(planned(request, base))
+    same = identical_runs({run: settings for run, settings, _ in cells}, tokens, device)
+    for run, settings, _ in cells:
         finished = int((request.out / "cells" / run / RESULT).exists())
         seconds = 0.0 if finished else _seconds(settings, tokens, device)
         rows.append([f"pre-training {run}", 1, finished, time_text(seconds)])
@@ -71,8 +74,44 @@ def table_cost(
         f"{request.plan.title}; {len(request.rows)} rows. Pre-training: {base.training.until} a "
         "run. Times of fine-tuning are of the table's own encoder."
     )
+    for names, epochs in same:
+        note += (
+            f" WARNING: {' and '.join(names)} are the same run with this budget, of about "
+            f"{epochs:.2g} epochs: their masks differ from later epochs on. Give a longer --budget."
+        )
     columns = ["", "runs", "finished", "time left (≈)"]
     return TableSection("Estimated cost", columns, rows, total=True, note=note)
+
+
+def identical_runs(
+    cells: Mapping[str, PretrainConfig], tokens: float, device: str
+) -> list[tuple[list[str], float]]:
+    """Return the names of runs that compute the same with their length, and its epochs.
+
+    Segments and masks repeat after `data_copies` epochs, which a shorter run never reaches.
+
+    Args:
+        tokens: of an epoch.
+    """
+    alike: dict[str, dict[str, PretrainConfig]] = {}
+    for name, settings in cells.items():
+        key = fingerprint(dataclasses.replace(settings, data_copies=None))
+        alike.setdefault(key, {})[name] = settings
+    result = []
+    for group in alike.values():
+        if len(group) < 2:
+            continue
+        place = Path(tempfile.gettempdir())
+        first = next(iter(group.values()))
+        epochs = plan_run(first, Here(device), corpus_tokens=tokens, out=place).tokens / tokens
+        same = [
+            name
+            for name, each in group.items()
+            if each.data_copies is None or epochs <= each.data_copies
+        ]
+        if len(same) > 1:
+            result.append((same, epochs))
+    return result
 
 
 def _sample(text: tuple[str, ...]) -> tuple[list[Document], float]:

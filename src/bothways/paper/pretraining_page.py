@@ -20,7 +20,7 @@ from bothways.core.atomic_files import replace_text
 from bothways.core.terminal import counted, time_text
 from bothways.paper.pretraining_runs import SCALES, RowOutcome, TableRequest, base_settings
 from bothways.paper.pretraining_tables import COLUMNS
-from bothways.pretraining.run_page import POINTS, read_records
+from bothways.pretraining.run_page import BASELINES, POINTS, read_records
 from bothways.report import sections as s
 from bothways.runtime.devices import choose_device
 
@@ -205,7 +205,16 @@ def _measured(request: TableRequest, done: RowOutcome | None, column: str) -> s.
     held_out = held_out_values(request, done)
     if column in held_out:
         return round(held_out[column], 2)
-    return spread_text(done.values(column)) if column in done.tasks else None
+    return _with_failures(spread_text(done.values(column)), done, column)
+
+
+def _with_failures(text: str | None, done: RowOutcome, column: str) -> str | None:
+    """Append the number of fine-tuning runs that have probably failed, or diverged."""
+    if column not in done.tasks:
+        return None
+    runs = done.tasks[column].series.runs
+    failed = sum(bool(run.failed) or not run.metrics for run in runs)
+    return f"{text or ''} ({failed} of {len(runs)} failed)".strip() if failed else text
 
 
 def _differences(request: TableRequest, rows: Many[RowOutcome]) -> s.TableSection | None:
@@ -227,16 +236,23 @@ def _differences(request: TableRequest, rows: Many[RowOutcome]) -> s.TableSectio
 def _curves(request: TableRequest, rows: Many[RowOutcome]) -> list[s.Curves]:
     """Return the held-out loss of each run over time, one chart for each loss."""
     lines: dict[str, list[s.Line]] = {}
-    for cell in dict.fromkeys(done.row.cell for done in rows):
+    baselines: dict[str, dict[str, float]] = {}
+    for cell, outcome in {done.row.cell: done.pretrained for done in rows}.items():
         file = request.out / "cells" / cell / "metrics.jsonl"
         records = read_records(file) if file.exists() else []
         names = dict.fromkeys(n for r in records for n in r if n.startswith("held-out/loss/"))
         for name in names:
             points = [(r["seconds"] / 60, r[name]) for r in records if name in r][-POINTS:]
             line = s.Line(cell, [x for x, _ in points], [y for _, y in points])
-            lines.setdefault(name.removeprefix("held-out/loss/"), []).append(line)
+            target = name.removeprefix("held-out/loss/")
+            lines.setdefault(target, []).append(line)
+            baselines.setdefault(target, {}).update(
+                (shown, outcome.metrics[f"{prefix}/loss/{target}"])
+                for prefix, shown in BASELINES.items()
+                if f"{prefix}/loss/{target}" in outcome.metrics
+            )
     return [
-        s.Curves(f"Held-out loss: {name}", "minutes", "nats", drawn)
+        s.Curves(f"Held-out loss: {name}", "minutes", "nats", drawn, baselines[name])
         for name, drawn in lines.items()
     ]
 
@@ -245,7 +261,11 @@ def _charts(rows: Many[RowOutcome]) -> list[s.ComparisonChart]:
     """Return a chart for each column, one dot for each seed."""
     charts = []
     for column in dict.fromkeys(column for done in rows for column in done.tasks):
-        groups = {done.row.name: done.values(column) for done in rows if done.values(column)}
+        groups = {
+            str(_with_failures(done.row.name, done, column)): done.values(column)
+            for done in rows
+            if done.values(column)
+        }
         if groups:
             charts.append(s.ComparisonChart(column, f"{COLUMNS[column][1]}, %", groups))
     return charts
