@@ -22,7 +22,15 @@ from bothways.pretraining import run_plan
 from bothways.pretraining.build import load_of
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.recipes import RECIPES, settings_of
-from bothways.pretraining.run_plan import Cards, Here, StepSeconds, measure_step, plan_run
+from bothways.pretraining.run_plan import (
+    LAUNCH,
+    UPDATE_LAUNCHES,
+    Cards,
+    Here,
+    StepSeconds,
+    measure_step,
+    plan_run,
+)
 from bothways.runtime.cards import CARDS
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Epochs, Hours, Steps, Tokens
@@ -266,6 +274,27 @@ def test_the_command_prints_tables_or_one_object(
     assert values["cost"] == pytest.approx(3 * 2 * values["seconds"]["total"] / 3600)
 
 
+def test_the_command_takes_a_length_and_says_what_makes_a_run_slow(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("bert-mini", "--hardware", "h100", "--ranks", 8, "--json", "batch.kind=tokens")
+    remarks, updates = {}, {}
+    for batch in (8192, 2**24):
+        command(*words, f"batch.n={batch}", "microbatch_tokens=262144", "--until", "100 steps")
+        values = json.loads(capsys.readouterr().out)
+        assert values["updates"] == 100
+        remarks[batch], updates[batch] = values["remarks"], values["seconds"]["updates"]
+    assert updates[8192] == updates[2**24]
+    if not torch.cuda.is_available():
+        assert updates[8192] == pytest.approx(100 * UPDATE_LAUNCHES * LAUNCH)
+    assert len(remarks[8192]) == 2
+    assert "1,024 tokens" in remarks[8192][1]
+    assert remarks[2**24] == []
+    with pytest.raises(ConfigError) as caught:
+        command("bert-mini", "--tokens", "1e9", "--until", "100 steps")
+    assert caught.value.where == "tokens"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -277,7 +306,7 @@ def test_the_command_prints_tables_or_one_object(
         (("bert-base", "--tokens", "1e9", "--hardware", "l4", "--utilisation", "2"), "must be above 0 and at most 1"),
         (("bert-base", "--tokens", "1e9", "--hardware", "l4", "--ranks", "0"), "ranks: must be at least 1"),
         (("bert-base", "--tokens", "1e9", "--recipe", "soup"), "recipe: unknown recipe 'soup'"),
-        (("bert-bse", "--tokens", "1e9"), "Did you mean 'bert-base'"),
+        (("bert-bse", "--tokens", "1e9"), "did you mean 'bert-base'"),
         (("bert-base", "--corpus", "nowhere"), "nowhere"),
     ],
 )  # fmt: skip

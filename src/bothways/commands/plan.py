@@ -63,8 +63,8 @@ def plan(  # noqa: PLR0913 – one option per question
     import dataclasses
     import json as json_format
 
-    from bothways.core.bar import terminal_progress
     from bothways.commands.progress import say_replaced
+    from bothways.core.bar import terminal_progress
     from bothways.core.errors import ConfigError
     from bothways.data.corpus import Corpus
     from bothways.pretraining.config import load_config
@@ -160,5 +160,7 @@ def _show(done: RunPlan) -> None:
     table("Memory of a rank", rows)
     say = f"placement: {done.choice.placement}, because {done.choice.why}"
     console.print(say, highlight=False, soft_wrap=True)
+    for sentence in done.remarks:
+        console.print(f"note: {sentence}", highlight=False, soft_wrap=True)
     for sentence in done.assumed:
         console.print(f"assumed: {sentence}", highlight=False, style="dim", soft_wrap=True)

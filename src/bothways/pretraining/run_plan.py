@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -53,6 +55,17 @@ SAMPLE = 2048
 UPDATE_BYTES = 28
 """Bytes that an update of Adam reads and writes per parameter: weight, gradient and two moments are
 read, all but the gradient written."""
+
+
+LAUNCH = 5e-6
+"""Seconds to launch a kernel on a card that is not here; on this machine it is measured."""
+UPDATE_LAUNCHES = 150
+"""Kernels of an update, clipping included, whatever the size of the model."""
+STEP_LAUNCH = 2e-5
+"""Seconds from one kernel of a step to the next where Python launches them: on an H100 a step of
+BERT-base has 950 launches and takes 18.5 ms longer than its kernels."""
+LAYER_LAUNCHES, OTHER_LAUNCHES = 70, 110
+"""Kernels of the forward and backward pass of a layer, and of everything else in a step."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +118,7 @@ class RunPlan:
         checkpoints: how many are written.
         cost: at the price per rank and hour; None if no price was given.
         assumed: sentences on what was not measured.
+        remarks: what makes the run slow, or slower than its forecast.
     """
 
     hardware: str
@@ -122,6 +136,7 @@ class RunPlan:
     checkpoints: int
     cost: float | None
     assumed: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def total(self) -> float:
@@ -146,6 +161,7 @@ class RunPlan:
             "seconds": values["seconds"] | {"total": self.total},
             "tokens per second": self.rate,
             "assumed": [*self.assumed],
+            "remarks": [*self.remarks],
         }
 
 
@@ -190,7 +206,34 @@ def plan_run(
         load.microbatch, load.largest_microbatch(free, device, choice.placement, ranks),
         seconds, load.saved, made.checkpoints,
         None if price is None else price * ranks * hours, _assumed(hardware),
+        tuple(_remarks(settings, hardware, load, seconds)),
     )  # fmt: skip
+
+
+def _remarks(
+    settings: PretrainConfig, hardware: Hardware, load: Load, seconds: Mapping[str, float]
+) -> Iterator[str]:
+    """Yield what makes a run slow: updates and exchange, and on cards launches of kernels."""
+    rest = seconds["updates"] + seconds["exchange"]
+    if rest > seconds["training"] / 2:
+        share = rest / (rest + seconds["training"])
+        yield (
+            f"updates and the exchange between ranks take {share:.0%} of the work: a larger batch "
+            "has fewer of them"
+        )
+    if isinstance(hardware, Here):
+        return
+    tokens = min(float(load.microbatch), _tokens_per_step(settings) / hardware.count)
+    encoders = [spec.encoder for spec in settings.objective.models(settings.encoder).values()]
+    layers = sum(each.depth for each in encoders if isinstance(each, EncoderConfig))
+    launching = (LAYER_LAUNCHES * layers + OTHER_LAUNCHES) * STEP_LAUNCH
+    work = max(_operations(settings)) * tokens / (hardware.utilisation * hardware.card.bf16)
+    if work < launching:
+        yield (
+            f"a rank has {tokens:,.0f} tokens at once, which it computes in {1e3 * work:.2g} ms, "
+            f"and launching the kernels takes about {1e3 * launching:.2g} ms: the run is slower "
+            "than this forecast; set batch.n and microbatch_tokens higher, or use fewer ranks"
+        )
 
 
 def _memory_of(hardware: Hardware) -> tuple[int, float, torch.device]:
@@ -276,8 +319,22 @@ def seconds_of(
                 for work, phase in zip(_operations(settings), settings.phases, strict=True)
             )
             held = load.parameters / (count if choice.placement == "sharded" else 1)
-            update = UPDATE_BYTES * held / card.bandwidth
+            update = max(UPDATE_BYTES * held / card.bandwidth, UPDATE_LAUNCHES * _launch_seconds())
             return StepSeconds(per_token, update, _exchange(settings, hardware, load, choice))
+
+
+def _launch_seconds() -> float:
+    """Return the seconds to launch a kernel, measured if this machine has a GPU."""
+    if not torch.cuda.is_available():
+        return LAUNCH
+    value = torch.zeros((), device="cuda")
+    value.add_(1)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(1000):
+        value.add_(1)
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / 1000
 
 
 def _exchange(
