@@ -153,6 +153,21 @@ def test_a_home_of_nobody_is_a_name_like_others(
         assert "no such" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["evaluate none new.tsv", "finetune bert none.tsv --out OUT", "embed bert none.txt --out OUT"],
+)
+def test_nothing_is_said_of_kernels_before_an_error(
+    line: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(place)
+    words = line.replace("OUT", str(tmp_path / "out")).split()
+    with pytest.raises(BothwaysError):
+        app(words, result_action="return_value")
+    assert "kernels" not in capsys.readouterr().err
+
+
 def test_a_name_that_no_system_allows_is_one_message(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bothways.commands import progress as shown
+from bothways.core import bar as shown
 from bothways.core.bar import terminal_progress
 from bothways.core.progress import Part
 

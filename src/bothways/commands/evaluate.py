@@ -214,13 +214,15 @@ def _evaluate_on_corpus(
     """Print the losses, accuracies and perplexity of a pre-trained model on a corpus."""
     from json import dumps
 
+    from bothways.commands.progress import terminal_progress
     from bothways.data.corpus import Corpus
     from bothways.pretraining.evaluation import evaluate_on_corpus
 
     corpus = Corpus.open(file)
-    metrics = evaluate_on_corpus(
-        folder, corpus, length=length or 128, device=device, precision=precision
-    )
+    with terminal_progress():
+        metrics = evaluate_on_corpus(
+            folder, corpus, length=length or 128, device=device, precision=precision
+        )
     if json:
         print(dumps(metrics))
         return

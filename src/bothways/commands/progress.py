@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bothways.core.bar import error_console, terminal_progress
+from bothways.core.bar import announce, error_console, terminal_progress
 from bothways.core.terminal import say
 
 if TYPE_CHECKING:
@@ -60,13 +60,13 @@ def say_replaced(settings: object, base: object) -> None:
 
 
 def say_kernels(device: str) -> None:
-    """Print on standard error which kernels a long command computes with; nothing for a GPU."""
+    """Let the next progress say which kernels a long command computes with; nothing for a GPU."""
     from bothways.kernels.library import describe_kernels
     from bothways.runtime.devices import choose_device
     from bothways.training.parallel import is_main, plan_here
 
     if choose_device(device).type == "cpu" and is_main(plan_here()):
-        print(describe_kernels(), file=sys.stderr)
+        announce(describe_kernels())
 
 
 @contextmanager

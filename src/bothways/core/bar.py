@@ -25,6 +25,17 @@ SPEED_PERIOD = 86_400.0
 _UPDATE_SECONDS = 0.25
 
 
+_ANNOUNCED: list[str] = []
+
+
+def announce(text: str) -> None:
+    """Print a line with the first progress of the next bar, or at its end.
+
+    An error before that stands alone: of a work that does not begin nothing is said.
+    """
+    _ANNOUNCED[:] = [text]
+
+
 def shown_progress(progress: Any) -> AbstractContextManager[Progress]:
     """Return the receiver of progress: of standard error or a notebook, none, or the given one.
 
@@ -135,8 +146,13 @@ def terminal_progress(
         speed_estimate_period=SPEED_PERIOD,
         expand=True,
     )
-    with bar:
-        yield _Bar(bar, lines=not (hidden or console.is_interactive))
+    try:
+        with bar:
+            receiver = _Bar(bar, lines=not (hidden or console.is_interactive))
+            yield receiver
+            receiver.begin()
+    finally:
+        _ANNOUNCED.clear()
 
 
 def error_console() -> Console:
@@ -164,6 +180,11 @@ class _Bar:
         self._bar, self._lines, self._printed = bar, lines, time.monotonic()
         self._line = bar.add_task("", total=None, visible=False, note="")
 
+    def begin(self) -> None:
+        """Print what was announced."""
+        while _ANNOUNCED:
+            say(self._bar.console, _ANNOUNCED.pop())
+
     def stage(self, name: str, total: float | int | None = None) -> None:
         """Begin a stage, from 0 on."""
         self._bar.remove_task(self._line)  # `reset` keeps a total where the new one is None
@@ -171,6 +192,8 @@ class _Bar:
 
     def advance(self, done: float | int, note: str | None = None) -> None:
         """Move the bar; where there is none, print a line now and then."""
+        if done:
+            self.begin()
         task = self._bar.tasks[0]
         shown = f"{done:,.0f}" if note is None and task.total is None else note
         fields: dict[str, Any] = {} if shown is None else {"note": printable(shown)}
