@@ -118,51 +118,6 @@ def test_cohere(url: str, predictors: dict[str, Predictor]) -> None:
     assert [item.relevance_score for item in found] == [ranked.score for ranked in ranking]
 
 
-def test_cohere_embed(url: str, predictors: dict[str, Predictor]) -> None:
-    with httpx.Client() as transport:
-        client = cohere.ClientV2("none", base_url=url, httpx_client=transport)
-        check_cohere_embed(client, predictors["embed"])
-
-
-def check_cohere_embed(client: cohere.ClientV2, predictor: Predictor) -> None:
-    vectors = predictor.encode(TEXTS[:3])
-    unit = vectors / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-    asked: dict[str, Any] = {
-        "model": "embed",
-        "input_type": "search_query",
-    }  # it has no such prompt
-    found = client.embed(texts=TEXTS[:3], embedding_types=["float", "base64"], **asked)
-    assert found.embeddings.float_ is not None
-    assert found.embeddings.base64 is not None
-    assert np.array_equal(np.float32(found.embeddings.float_), unit.astype(np.float32))
-    coded = [np.frombuffer(base64.b64decode(each), "<f4") for each in found.embeddings.base64]
-    assert np.array_equal(coded, unit.astype(np.float32))
-    assert found.texts == TEXTS[:3]
-    tokens = sum(len(predictor.learner.tokenizer.encode(text)) + 2 for text in TEXTS[:3])
-    assert found.meta is not None
-    assert found.meta.billed_units is not None
-    assert found.meta.billed_units.input_tokens == tokens
-    content = [{"type": "text", "text": part} for part in ("a dog", "barks")]
-    short = client.embed(inputs=[{"content": content}], output_dimension=5, **asked)  # type: ignore[list-item]
-    joined = predictor.encode("a dog\nbarks")[:5]
-    (row,) = short.embeddings.float_ or []  # the type that is the default
-    assert np.allclose(row, joined / np.linalg.norm(joined), atol=1e-6)
-    passage = client.embed(texts=["film"], **{**asked, "input_type": "search_document"})
-    as_passage = predictor.encode("film", prompt_name="passage")
-    (row,) = passage.embeddings.float_ or []
-    assert np.allclose(row, as_passage / np.linalg.norm(as_passage), atol=1e-6)
-    for wrong, message in (
-        ({"texts": ["a"], "input_type": "image"}, "input_type must be search_query or"),
-        ({"texts": ["a"], "embedding_types": ["int8"]}, "must be float or base64, not 'int8'"),
-        ({"images": ["data:,"]}, "images is not served"),
-        ({"inputs": [{"content": [{"type": "image_url"}]}]}, "each input must be texts"),
-        ({"texts": ["a"], "truncate": "START"}, "truncate must be END or NONE"),
-        ({"texts": ["film " * 500], "truncate": "NONE"}, "longer than the model reads"),
-    ):
-        with pytest.raises(cohere.core.ApiError, match=message):
-            client.embed(**{**asked, **wrong})
-
-
 def test_jina_and_tei_rerank(url: str, predictors: dict[str, Predictor]) -> None:
     body = {"query": TEXTS[0], "documents": [TEXTS[1], {"text": TEXTS[2]}]}
     found = post(f"{url}/v1/rerank", {**body, "return_documents": True})
@@ -224,8 +179,6 @@ def test_hugging_face(url: str, predictors: dict[str, Predictor]) -> None:
     assert found[0] == pytest.approx(predictors["embed"]((TEXTS[0], TEXTS[1])).cosine)
     asked = client("embed").feature_extraction(TEXTS[0], prompt_name="ask")
     assert np.array_equal(asked[0], predictors["embed"].encode(TEXTS[0], prompt_name="ask"))
-    rows = post(f"{url}/pipeline/feature-extraction", {"inputs": TEXTS[0]})
-    assert np.array_equal(np.float32(rows), vectors[:1])
 
 
 def test_tei(url: str, predictors: dict[str, Predictor]) -> None:
@@ -266,26 +219,6 @@ def test_tei(url: str, predictors: dict[str, Predictor]) -> None:
     assert [model["prompts"] for model in info["models"] if model["task"] == "embed"] == [
         ["ask", "passage"]
     ]
-
-
-def test_kserve(url: str, predictors: dict[str, Predictor]) -> None:
-    tensor = {"name": "text", "shape": [2], "datatype": "BYTES", "data": TEXTS[:2]}
-    found = post(f"{url}/v2/models/embed/infer", {"id": "7", "inputs": [tensor]})
-    assert (found["id"], found["model_name"]) == ("7", "embed")
-    (output,) = found["outputs"]
-    assert output["shape"] == [2, 32]
-    expected = predictors["embed"].encode(TEXTS[:2])
-    assert np.array_equal(np.float32(output["data"]).reshape(2, 32), expected)
-    (lines,) = post(f"{url}/v2/models/classify/infer", {"inputs": [tensor]})["outputs"]
-    assert json.loads(lines["data"][0]) == line(predictors["classify"](TEXTS[0]))
-    other = {**tensor, "name": "text_b"}
-    (pairs,) = post(f"{url}/v2/models/regress/infer", {"inputs": [tensor, other]})["outputs"]
-    assert json.loads(pairs["data"][1]) == line(predictors["regress"]((TEXTS[1], TEXTS[1])))
-    assert httpx.get(f"{url}/v2/models/embed").json()["outputs"][0]["name"] == "embedding"
-    assert httpx.get(f"{url}/v2/models/embed/ready").status_code == 200
-    assert httpx.get(f"{url}/v2/health/live").status_code == 200
-    for change in ({"datatype": "FP32"}, {"shape": [3]}, {"data": [1, 2]}, {"name": "ids"}):
-        post(f"{url}/v2/models/embed/infer", {"inputs": [{**tensor, **change}]}, 422)
 
 
 def test_an_app_without_a_model_is_refused() -> None:

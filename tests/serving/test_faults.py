@@ -21,7 +21,7 @@ from bothways.core.errors import BothwaysError, ConfigError
 from bothways.serving.app import POSTS, App, app
 from bothways.serving.deployment import named_models
 from bothways.serving.errors import STATUS, RequestError
-from bothways.serving.exchange import read_body
+from bothways.serving.exchange import json_object, read_body
 from bothways.serving.limits import Limits
 from running_server import running
 from toy_folder import make_folder
@@ -322,7 +322,8 @@ def test_no_object_is_an_internal_error(application: App, path: str, body: dict[
     """Requests are read to the point where they would be queued: no model is needed."""
 
     def read() -> None:
-        query = POSTS[path](application.models, json.loads(json.dumps(body)))
+        copy = json.loads(json.dumps(body))
+        query = POSTS[path].query(application.models, copy, application.limits)
         query.model.encode(query.model.examples(query.inputs, application.limits))
 
     assert status_of(read) < 500
@@ -334,8 +335,8 @@ def test_no_bytes_are_an_internal_error(application: App, body: bytes) -> None:
     async def receive() -> Any:
         return {"type": "http.request", "body": body}
 
-    read = partial(read_body, {}, JSON, receive, application.limits)
-    assert status_of(lambda: asyncio.run(read())) < 500
+    read = partial(read_body, JSON, receive, application.limits)
+    assert status_of(lambda: json_object(asyncio.run(read()), body, None)) < 500
 
 
 def test_keys_and_hosts(application: App) -> None:
@@ -354,7 +355,12 @@ def test_keys_and_hosts(application: App) -> None:
                 httpx.post(f"{url}/embed", **ask, headers={"authorization": wrong}).status_code
                 == 401
             )
-        for right in ({"authorization": "Bearer one"}, {"x-api-key": "one"}):
+        beyond_ascii = ["Bearer zwei-ü".encode(), "Bearer zwei-ü".encode("latin-1")]
+        for right in (
+            {"authorization": "Bearer one"},
+            {"x-api-key": "one"},
+            *({"authorization": each} for each in beyond_ascii),
+        ):
             assert httpx.post(f"{url}/embed", **ask, headers=right).status_code == 200
         assert httpx.get(f"{url}/metrics").status_code == 401
         assert httpx.get(f"{url}/ready").status_code == 200

@@ -208,7 +208,7 @@ def test_keys_are_read_again(base: Path, tmp_path: Path, caplog: pytest.LogCaptu
         file.unlink()
         reload("failed")
         assert statuses() == [401, 200, 200, 401]
-        file.write_text("first")
+        file.write_bytes(b"\xef\xbb\xbffirst")  # as Windows' Notepad writes it
         reload("replaced")
         assert statuses() == [200, 401, 401, 401]
     assert not any(k in str(record.msg) for record in caplog.records for k in ("first", "shared"))
@@ -338,6 +338,16 @@ def command(*words: object) -> Iterator[tuple[str, subprocess.Popen[str], list[s
         finally:
             process.kill() if process.poll() is None else None
             reader.join(20)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_log_on_a_full_disk_is_told_on_the_output(base: Path, tmp_path: Path) -> None:
+    folder = write(tmp_path / "films", base, 1)
+    call = [sys.executable, "-m", "bothways", "serve", str(folder), "--port", "0"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(call, stdout=-1, stderr=full, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "standard error cannot be written" in done.stdout
 
 
 def children(process: subprocess.Popen[str]) -> list[int]:

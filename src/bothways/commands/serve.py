@@ -35,7 +35,7 @@ def serve(  # noqa: PLR0913 – one option per question
     log: Literal["requests", "errors"] = "requests",
     play: bool | None = None,
 ) -> None:
-    """Serve models over HTTP, in the shapes of OpenAI, TEI, Hugging Face, Cohere and KServe.
+    """Serve models over HTTP, in the shapes of OpenAI, TEI, Hugging Face and Jina.
 
     One process answers for every task. Requests are computed in batches, and in fp32 every answer
     is that of `bothways predict`, whatever else is asked at the time. GET /info lists models and
@@ -59,8 +59,9 @@ def serve(  # noqa: PLR0913 – one option per question
     length
         The longest sequence in tokens; by default as in training.
     limit
-        NAME=VALUE, repeatable: body_bytes, texts, text_characters, request_tokens, queue_tokens,
-        batch_tokens, connections, head_seconds, body_seconds, deadline_seconds, drain_seconds.
+        NAME=VALUE, repeatable: body_bytes, texts, text_characters, request_characters,
+        request_tokens, queue_tokens, batch_tokens, connections, head_seconds, body_seconds,
+        deadline_seconds, drain_seconds.
     api_key_file
         A file with keys, one a line, of which clients give one: Authorization: Bearer KEY. It is
         read again on SIGHUP. Default: the variable BOTHWAYS_API_KEY, if it is set.
@@ -118,11 +119,10 @@ def _listen(
     deployment: Deployment, host: str, port: int, workers: int, threads: int | None
 ) -> None:
     """Serve in this process, or in several, until a signal; print the address when it answers."""
-    import sys
     import time
 
     from bothways.core.terminal import counted, listed
-    from bothways.serving.run import bind, serve, url_of
+    from bothways.serving.run import announce, bind, serve, url_of
     from bothways.serving.workers import pinned_cores, serve_by
 
     start = time.perf_counter()
@@ -142,7 +142,7 @@ def _listen(
         def opened() -> None:
             """Print the line."""
             loaded = f"loaded in {time.perf_counter() - start:.1f} s"
-            print(f"serving {names} on {url_of(bound)}, {loaded}", file=sys.stderr, flush=True)
+            announce(f"serving {names} on {url_of(bound)}, {loaded}")
 
         serve(application, bound, deployment, opened=opened)
 

@@ -2,7 +2,8 @@
 
     connection → head → key, host, route → body → JSON → `Query` → tokenize → queue → answer
 
-Everything but tokenizing long texts and computing happens in the event loop.
+Large requests are read, split and tokenized in a thread, a chunk at a time; the rest happens in the
+event loop, but for computing.
 """
 
 from __future__ import annotations
@@ -13,28 +14,27 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Sequence as Many
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from bothways.core.errors import ConfigError, FolderError, optional
 from bothways.prediction.predictor import Predictor
-from bothways.serving import cohere, explain, hugging_face, openai, openapi, play, rerank, tei
+from bothways.serving import explain, hugging_face, openai, openapi, play, rerank, tei
 from bothways.serving.batcher import Batcher, Ticket, internal, late, settle
-from bothways.serving.errors import FAILURES, RequestError
+from bothways.serving.errors import FAILURES, RequestError, over_limit
 from bothways.serving.limits import DEFAULT_LIMITS, Limits
 from bothways.serving.metrics import Metrics
-from bothways.serving.models import Models, ServedModel
-from bothways.serving.shapes import Answer, Query, Shape, own
+from bothways.serving.models import Models, ServedModel, chunks
+from bothways.serving.shapes import Answer, Query, Route, own
 from bothways.serving.tracing import Tracing
 from bothways.tasks.catalogue import ALL_TASKS
 
 with optional("serve", "serving"):
     import orjson
 
-    from bothways.serving import kserve
     from bothways.serving.exchange import (
         ClientLeft,
         Exchange,
@@ -42,33 +42,37 @@ with optional("serve", "serving"):
         Scope,
         Send,
         disconnected,
+        json_object,
         log_line,
         read_body,
         respond,
         stated_size,
     )
 
-INLINE_CHARACTERS = 4000
-"""Characters of a request up to which it is tokenized in the event loop: some 0.2 ms."""
+INLINE_BYTES = 4000
+"""Bytes of a body up to which it is read and tokenized in the event loop: some 0.2 ms."""
+NUMBERS = orjson.OPT_SERIALIZE_NUMPY
+T = TypeVar("T")
+Work = Callable[..., Awaitable[Any]]
+"""Calls a function with arguments, by the deadline of a request; see `App._work`."""
 STUCK_SECONDS = 120.0
 """A batch that takes longer means that the process should be restarted."""
-OPEN = ("/live", "/ready", "/health", "/ping", "/v2/health/live", "/v2/health/ready")
+OPEN = ("/live", "/ready", "/health", "/ping")
 """Routes without a key: probes."""
 requests_log = logging.getLogger("bothways.serving.requests")
 
-POSTS: dict[str, Shape] = {
+POSTS: dict[str, Route] = {
     **{f"/{kind}": own(kind) for kind in ALL_TASKS if kind not in ("embed", "rerank")},
-    "/embed": tei.embed,
-    "/v2/embed": cohere.embed,
-    "/predict": tei.predict,
-    "/similarity": tei.similarity,
-    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), rerank.rerank),
-    **dict.fromkeys(("/v1/embeddings", "/embeddings"), openai.embeddings),
-    **dict.fromkeys(("/", "/invocations"), hugging_face.pipeline),
-    **{
-        f"/pipeline/{task}": partial(hugging_face.pipeline, task=task)
-        for task in hugging_face.TASKS
-    },
+    "/embed": Route(tei.EmbedRequest, tei.embed),
+    "/predict": Route(tei.PredictRequest, tei.predict),
+    "/similarity": Route(tei.SimilarityRequest, tei.similarity),
+    **dict.fromkeys(
+        ("/rerank", "/v1/rerank", "/v2/rerank"), Route(rerank.RerankRequest, rerank.rerank)
+    ),
+    **dict.fromkeys(
+        ("/v1/embeddings", "/embeddings"), Route(openai.EmbeddingsRequest, openai.embeddings)
+    ),
+    "/": Route(hugging_face.request_of, hugging_face.pipeline),
 }
 """The routes that compute. Each also exists as `/models/NAME/…` for one model."""
 
@@ -95,7 +99,8 @@ class App:
             raise ConfigError("there is no model to serve", where="predictors")
         self.limits, self.hosts = limits, hosts
         self._files = play.pages() if playground else {}
-        self._posts = {**POSTS, "/explain": explain.explain} if playground else POSTS
+        explaining = {"/explain": Route(explain.ExplainRequest, explain.explain)}
+        self._posts = {**POSTS, **(explaining if playground else {})}
         self.models = Models(models)
         self.draining, self._warm = False, False
         self._keys, self._tracing = _encoded(keys), tracing
@@ -205,10 +210,10 @@ class App:
             if isinstance(result, play.Page):
                 status, body, kind = result.status, result.body, result.kind
                 exchange.headers.update(result.headers)
-            elif isinstance(result, bytes):
-                body, kind = result, "text/plain; version=0.0.4; charset=utf-8"
+            elif isinstance(result, str):
+                body, kind = result.encode(), "text/plain; version=0.0.4; charset=utf-8"
             else:
-                body = orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY)
+                body = result if isinstance(result, bytes) else orjson.dumps(result)
         except ClientLeft:
             status = 499
         except asyncio.CancelledError:  # the server has waited for `drain_seconds`
@@ -271,7 +276,7 @@ class App:
     async def _result(
         self, scope: Scope, headers: Mapping[str, str], receive: Receive, exchange: Exchange
     ) -> Any:
-        """Return what is sent: bytes for plain text, else a value for JSON."""
+        """Return what is sent: a page, plain text, or a value for JSON, maybe written already."""
         path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
         path = path if path == "/" else path.rstrip("/")
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
@@ -283,7 +288,7 @@ class App:
         if path == "/play" and path in self._files and scope["path"].endswith("/"):
             return play.MOVED
         name, path = self._split(path)
-        posts = path in self._posts or path in ("/tokenize", "/infer")
+        posts = path in self._posts or path == "/tokenize"
         known = posts or path in self._gets(name)
         if not known:
             raise RequestError("not_found", f"there is no {path[:200]!r}; GET /info lists models")
@@ -297,24 +302,60 @@ class App:
             return self._gets(name)[path]()
         if (full := self._no_room(path, headers)) is not None:
             raise full
-        body = await read_body(scope, headers, receive, self.limits)
-        if name is not None:
-            body = {**body, "model": name}
+        data = await read_body(headers, receive, self.limits)
+        deadline = time.monotonic() + self._seconds(headers)
+        request = self._work(len(data) > INLINE_BYTES, deadline)
+        url = scope.get("query_string", b"")
         if path == "/tokenize":
-            return tei.tokenized(self.models, body, self.limits)
-        shape = kserve.infer if path == "/infer" else self._posts[path]
-        return await self._answer(shape(self.models, body), headers, receive, exchange)
+            return await request(self._tokenized, data, url, name)
+        query, examples = await request(self._query, path, data, url, name)
+        return await self._answer(query, examples, request, deadline, headers, receive, exchange)
+
+    def _work(self, large: bool, deadline: float) -> Work:
+        """Return a function that calls others: for a large request in a thread.
+
+        Between any two calls of a thread those for other requests have their turn, and the deadline
+        is looked at.
+        """
+
+        async def call(function: Callable[..., T], *arguments: Any) -> T:
+            """Return what a function returns."""
+            seconds = deadline - time.monotonic()
+            if seconds <= 0:
+                raise late()
+            if not large:
+                return function(*arguments)
+            loop = asyncio.get_running_loop()
+            result = loop.run_in_executor(self._tokenizers, function, *arguments)
+            try:
+                return await asyncio.wait_for(result, seconds)
+            except asyncio.TimeoutError:
+                raise late() from None
+
+        return call
+
+    def _query(
+        self, path: str, data: bytes, url: bytes, name: str | None
+    ) -> tuple[Query, list[Any]]:
+        """Return the query in a body, and its examples."""
+        body = json_object(data, url, "parameters" if path == "/" else None)
+        body = body if name is None else {**body, "model": name}
+        query = self._posts[path].query(self.models, body, self.limits)
+        return query, query.model.examples(query.inputs, self.limits)
+
+    def _tokenized(self, data: bytes, url: bytes, name: str | None) -> Any:
+        body = json_object(data, url, None)
+        body = body if name is None else {**body, "model": name}
+        return tei.tokenized(self.models, body, self.limits)
 
     def _split(self, path: str) -> tuple[str | None, str]:
         """Return the model that a path names, if any, and the route without it."""
-        for prefix in ("/models/", "/v2/models/", "/v1/models/"):
+        for prefix in ("/models/", "/v1/models/"):
             if path.startswith(prefix):
                 name, _, rest = path.removeprefix(prefix).partition("/")
                 self.models.named(name)
                 if prefix == "/v1/models/":
                     return name, "/v1/models/{name}" + (f"/{rest}" if rest else "")
-                if prefix == "/v2/models/" and not rest:
-                    return name, "/v2/models/{name}"
                 return name, f"/{rest}"
         return None, path
 
@@ -324,7 +365,6 @@ class App:
             model = self.models.named(name)
             return {
                 "/v1/models/{name}": lambda: openai.described(model),
-                "/v2/models/{name}": lambda: kserve.metadata(model),
                 "/ready": self._ready,
             }
         return self._routes
@@ -337,7 +377,7 @@ class App:
             "/health": self._ready,
             "/ping": self._ready,
             "/info": lambda: tei.info(self.models, self.limits),
-            "/metrics": self.metrics.text,
+            "/metrics": lambda: self.metrics.text().decode("utf8"),
             "/openapi.json": lambda: openapi.document(
                 self.models,
                 self.limits,
@@ -349,9 +389,6 @@ class App:
                 "object": "list",
                 "data": [openai.described(model) for model in self.models],
             },
-            "/v2": lambda: {"name": "bothways", "extensions": []},
-            "/v2/health/live": self._live,
-            "/v2/health/ready": self._ready,
         }
 
     def _live(self) -> Any:
@@ -382,7 +419,8 @@ class App:
             return
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        matches = [hmac.compare_digest(key, given.encode()) for key in self._keys]
+        sent = given.encode("latin-1")  # the bytes of the header
+        matches = [hmac.compare_digest(key, sent) for key in self._keys]
         if not any(matches):
             challenge = {"www-authenticate": "Bearer"}
             message = "give a key of this server: Authorization: Bearer KEY"
@@ -391,29 +429,39 @@ class App:
     # ---- computing ----
 
     async def _answer(
-        self, query: Query, headers: Mapping[str, str], receive: Receive, exchange: Exchange
+        self,
+        query: Query,
+        examples: list[Any],
+        work: Work,
+        deadline: float,
+        headers: Mapping[str, str],
+        receive: Receive,
+        exchange: Exchange,
     ) -> Any:
         model, loop = query.model, asyncio.get_running_loop()
         exchange.model = model.name
-        deadline = time.monotonic() + self._seconds(headers)
-        examples = model.examples(query.inputs, self.limits)
-        characters = sum(len(text) for e in examples for text in model.learner.task.texts(e))
-        began = time.perf_counter()
-        if characters <= INLINE_CHARACTERS:
-            encoded = model.encode(examples)
-        else:
-            encoded = await loop.run_in_executor(self._tokenizers, model.encode, examples)
+        began, encoded = time.perf_counter(), []
+        # In chunks: after each the limits and the deadline are looked at, and others have a turn.
+        for start, stop in chunks(model, examples):
+            encoded += await work(model.encode, examples[start:stop])
+            tokens = sum(len(each) for item in encoded for each in item.sequences)
+            if tokens > self.limits.request_tokens:
+                what = "tokens" + (
+                    "" if stop == len(examples) else f" of the first {stop:,} inputs"
+                )
+                limit = (what, tokens, "request_tokens", self.limits.request_tokens)
+                raise over_limit("too_many_tokens", *limit)
         if not query.truncate and any(item.cut for item in encoded):
             most = model.learner.length
             message = f"a text is longer than the model reads, {most} tokens, and truncate is false"
             raise RequestError("text_too_long", message, param="inputs")
-        work: Any = encoded
+        units: Any = encoded
         if query.jobs is not None:  # it may have to read weights
-            work = await loop.run_in_executor(self._tokenizers, query.jobs, examples, encoded)
+            units = await loop.run_in_executor(self._tokenizers, query.jobs, examples, encoded)
         exchange.phases.append(("tokenize", began, time.perf_counter()))
         asked = exchange.route, stated_size(headers)
         answered = loop.create_future()
-        ticket = Ticket(model, examples, work, deadline, answered, *asked, exchange.id)
+        ticket = Ticket(model, examples, units, deadline, answered, *asked, exchange.id)
         self.batcher.submit(ticket)
         predictions = await self._wait(ticket, receive)
         answer = Answer(model, examples, encoded, predictions)
@@ -429,7 +477,7 @@ class App:
             f"queue;dur={exchange.milliseconds('queue'):.2f}, "
             f"model;dur={exchange.milliseconds('compute'):.2f}"
         )
-        return query.write(answer)
+        return await work(lambda: orjson.dumps(query.write(answer), option=NUMBERS))
 
     def _seconds(self, headers: Mapping[str, str]) -> float:
         """Return how long a request may take: the limit, or less if the client asks for it."""
@@ -462,7 +510,9 @@ class App:
 
 
 def _encoded(keys: Many[str]) -> list[bytes]:
-    return [key.encode() for key in keys]
+    """Return the bytes by which clients send keys: beyond ASCII they have two encodings."""
+    latin = [key.encode("latin-1") for key in keys if max(map(ord, key), default=0) < 256]
+    return [*dict.fromkeys([*(key.encode() for key in keys), *latin])]
 
 
 def app(

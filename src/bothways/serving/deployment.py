@@ -32,7 +32,7 @@ def read_keys(file: Path) -> list[str]:
         ConfigError: the file cannot be read, or has no key.
     """
     try:
-        keys = file.read_text(encoding="utf8").split()
+        keys = file.read_text(encoding="utf-8-sig").split()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot be read: {error}", where=file) from error
     if not keys:

@@ -16,6 +16,7 @@ import orjson
 
 from bothways.serving.errors import RequestError, over_limit
 from bothways.serving.limits import Limits
+from bothways.serving.requests import UrlValue
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -70,13 +71,11 @@ def stated_size(headers: Mapping[str, str]) -> int | None:
     return int(length) if length.isdecimal() else None
 
 
-async def read_body(
-    scope: Scope, headers: Mapping[str, str], receive: Receive, limits: Limits
-) -> dict[str, Any]:
-    """Return the JSON object in the body of a request.
+async def read_body(headers: Mapping[str, str], receive: Receive, limits: Limits) -> bytes:
+    """Return the body of a request, which says that it is JSON.
 
     Raises:
-        RequestError: it is too large or comes too slowly, or is no JSON object.
+        RequestError: it says something else, is too large or comes too slowly.
         ClientLeft: the client closed the connection.
     """
     _check_media_type(headers)
@@ -86,20 +85,37 @@ async def read_body(
             await _discard(receive)
         raise over_limit("body_too_large", "bytes", size, "body_bytes", most)
     try:
-        data = await asyncio.wait_for(_read(receive, most), limits.body_seconds)
+        return await asyncio.wait_for(_read(receive, most), limits.body_seconds)
     except asyncio.TimeoutError:
         message = f"the body took more than {limits.body_seconds:g} s (body_seconds)"
         raise RequestError("request_timeout", message) from None
+
+
+def json_object(data: bytes, url: bytes, name: str | None) -> dict[str, Any]:
+    """Return the object in a body, with the fields in the query of its URL.
+
+    Args:
+        data: the body.
+        url: the query, such as `b"top_k=1"`.
+        name: of the object in the body whose fields they are; None for the body itself.
+
+    Raises:
+        RequestError: it is no JSON object, or the URL has a field that the body has, too.
+    """
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise RequestError("invalid_json", f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise RequestError("bad_request", "the body must be a JSON object")
-    if scope.get("query_string"):
-        # As Hugging Face's inference toolkit: parameters in the URL.
-        query = parse_qs(scope["query_string"].decode("latin-1"))
-        body.setdefault("parameters", {k: v[0] for k, v in query.items()})
+    if not url:
+        return body
+    fields = body if name is None else body.setdefault(name, {})
+    for field_name, values in parse_qs(url.decode("latin-1"), keep_blank_values=True).items():
+        if not isinstance(fields, dict) or field_name in fields or len(values) > 1:
+            message = f"{field_name[:100]} is given twice, or in the URL beside the body"
+            raise RequestError("invalid", message, param=field_name[:100])
+        fields[field_name] = UrlValue(values[0])
     return body
 
 

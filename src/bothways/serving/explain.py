@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 from collections.abc import Sequence as Many
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, WithJsonSchema
 
 from bothways.core.errors import BothwaysError
 from bothways.prediction.explanation import (
@@ -31,7 +32,8 @@ from bothways.prediction.explanation import (
 from bothways.serving.batcher import ModelJob
 from bothways.serving.errors import RequestError, over_limit
 from bothways.serving.models import Models, ServedModel, as_request_error
-from bothways.serving.shapes import Answer, Query, as_input, field, whole_number
+from bothways.serving.requests import PAIR, TEXT, Count, Request, Text, Whole, either
+from bothways.serving.shapes import Answer, Query, as_input
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.predictions import brief
@@ -48,7 +50,20 @@ BACKWARD = 2
 """A backward pass takes about as long as two forward passes."""
 
 
-def explain(models: Models, body: Mapping[str, Any]) -> Query:
+class ExplainRequest(Request):
+    """An input, and what of its answer is to be explained how."""
+
+    method: Literal["leave_one_out", "integrated_gradients", "attention"]
+    inputs: Annotated[Any, WithJsonSchema(either(TEXT, PAIR, {"type": "object"}))]
+    label: Annotated[Text, Field(description="the class or the tag; for fill the token")] | None = (
+        None
+    )
+    word: Annotated[Whole, Field(description="whose tag, or which mask, from 0")] = 0
+    steps: Annotated[Count, Field(le=MOST_STEPS)] = STEPS
+    layer: Annotated[Count, Field(description="absent: the last")] | None = None
+
+
+def explain(models: Models, request: ExplainRequest) -> Query:
     """Read a request of `/explain`: `method`, `inputs`, and what the method needs.
 
     | method | needs | answers |
@@ -58,53 +73,26 @@ def explain(models: Models, body: Mapping[str, Any]) -> Query:
     | attention | `layer`, by default the last | the heads of a layer, the rollout of all |
 
     Raises:
-        RequestError: a field is missing or has another type; the method is not for this task.
+        RequestError: the method is not for this task; the input is too long; no such layer.
     """
-    model = models.choose(body.get("model"), KINDS)
-    method, target, steps = field(body, "method", str), _target(body), _steps(body)
-    layer = _layer(model, body)
-    if "inputs" not in body:
-        raise RequestError("invalid", "inputs is missing", param="inputs")
-    given = as_input(body["inputs"])
-    if (characters := len(str(given))) > MOST_CHARACTERS:
-        limit = ("characters to explain", characters, "explained_characters", MOST_CHARACTERS)
-        raise over_limit("text_too_long", *limit)
-    match method:
-        case "leave_one_out":
-            return _leave_one_out(model, given, target)
-        case "integrated_gradients":
-            return _integrated_gradients(model, given, target, steps)
-        case "attention":
-            return _attention(model, given, layer)
-        case _:
-            message = "method must be leave_one_out, integrated_gradients or attention"
-            raise RequestError("invalid", message, param="method")
-
-
-def _target(body: Mapping[str, Any]) -> ExplainedOutput:
-    word = field(body, "word", int, 0)
-    if word < 0:
-        raise RequestError("invalid", f"word must be at least 0, not {word}", param="word")
-    return ExplainedOutput(field(body, "label", str, None), word)
-
-
-def _steps(body: Mapping[str, Any]) -> int:
-    steps = whole_number(body, "steps", STEPS)
-    assert steps is not None
-    if steps > MOST_STEPS:
-        message = f"steps must be at most {MOST_STEPS}, not {steps}"
-        raise RequestError("invalid", message, param="steps")
-    return steps
-
-
-def _layer(model: ServedModel, body: Mapping[str, Any]) -> int:
+    model = models.choose(request.model, KINDS)
+    target = ExplainedOutput(request.label, request.word)
     depth = model.learner.model.config.depth
-    layer = whole_number(body, "layer", depth)
-    assert layer is not None
+    layer = request.layer or depth
     if layer > depth:
         message = f"layer must be at most {depth}, not {layer}"
         raise RequestError("invalid", message, param="layer")
-    return layer
+    value = as_input(request.inputs)
+    if (characters := len(str(value))) > MOST_CHARACTERS:
+        limit = ("characters to explain", characters, "explained_characters", MOST_CHARACTERS)
+        raise over_limit("text_too_long", *limit)
+    match request.method:
+        case "leave_one_out":
+            return _leave_one_out(model, value, target)
+        case "integrated_gradients":
+            return _integrated_gradients(model, value, target, request.steps)
+        case "attention":
+            return _attention(model, value, layer)
 
 
 def _leave_one_out(model: ServedModel, given: Any, target: ExplainedOutput) -> Query:

@@ -6,70 +6,201 @@ The task is that of the model. A text gives one answer and a list of texts a lis
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, WithJsonSchema
 
 from bothways.serving import rerank, tei
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
+from bothways.serving.requests import (
+    PAIR,
+    TEXT,
+    Count,
+    Flag,
+    Items,
+    Options,
+    Prompt,
+    Request,
+    Text,
+    Texts,
+    TruncatedRequest,
+    Truncation,
+    either,
+    list_of,
+)
 from bothways.serving.shapes import (
     Answer,
+    OwnRequest,
     Query,
     as_input,
+    as_list,
     class_scores,
-    field,
     own,
     prompted,
     shortened,
-    texts_in,
-    truncates,
-    whole_number,
 )
+from bothways.serving.tei import PromptParameters
 from bothways.tasks.mask_filling.task import MaskFillingTask
+from bothways.tasks.question_answering.task import QuestionAnsweringTask
 
-TASKS = {
-    "text-classification": tei.CLASSIFIERS,
-    "token-classification": ("tag",),
-    "question-answering": ("answer",),
-    "fill-mask": ("fill",),
-    "feature-extraction": ("embed",),
-    "sentence-similarity": ("embed",),
+_LABELLED = either(TEXT, PAIR, {"type": "object"})
+_QUESTION = {
+    "type": "object",
+    "properties": {"question": TEXT, "context": TEXT},
+    "required": ["question", "context"],
 }
-"""The tasks of the hosted API by their names there, and ours."""
 
 
-def pipeline(models: Models, body: Mapping[str, Any], task: str | None = None) -> Query:
-    """Read a request for a model's own task, or for one of `TASKS`.
+class _Classified(Truncation):
+    refused = MappingProxyType({"return_all_scores": "is not known: all scores are returned"})
+    top_k: Count | None = None
+    function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
+
+
+class _Tagged(Truncation):
+    refused = MappingProxyType({"stride": "cannot be chosen: the windows are those of the task"})
+    aggregation_strategy: Literal["none", "simple", "first", "average", "max"] = "simple"
+    ignore_labels: list[Text] = Field(default=["O"])
+
+
+class _Answered(Truncation):
+    refused = MappingProxyType(
+        dict.fromkeys(
+            ("doc_stride", "max_seq_len", "max_question_len", "align_to_words", "padding"),
+            "cannot be chosen: the windows are those of the task",
+        )
+    )
+    top_k: Count = 1
+    max_answer_len: Annotated[Count, Field(description="in tokens")] | None = None
+    handle_impossible_answer: (
+        Annotated[Flag, Field(description="whether no answer is one; absent: as trained")] | None
+    ) = None
+
+
+class _Filled(Truncation):
+    refused = MappingProxyType({"targets": "is not known: the tokens cannot be chosen"})
+    top_k: Count | None = None
+
+
+class _Embedded(PromptParameters):
+    normalize: Flag | None = None
+
+
+class _PipelineRequest(TruncatedRequest):
+    options: Options = Options()
+
+
+class ClassificationRequest(_PipelineRequest):
+    """Texts and pairs to classify."""
+
+    inputs: Annotated[Items, WithJsonSchema(either(_LABELLED, list_of(_LABELLED, minItems=1)))]
+    parameters: _Classified = _Classified()
+
+
+class TaggingRequest(_PipelineRequest):
+    """Texts to tag."""
+
+    inputs: Texts
+    parameters: _Tagged = _Tagged()
+
+
+class AnswerRequest(_PipelineRequest):
+    """Questions with the texts that may answer them."""
+
+    inputs: Annotated[Items, WithJsonSchema(either(_QUESTION, list_of(_QUESTION, minItems=1)))]
+    parameters: _Answered = _Answered()
+
+
+class FillRequest(_PipelineRequest):
+    """Texts with masks."""
+
+    inputs: Texts
+    parameters: _Filled = _Filled()
+
+
+class FeatureRequest(_PipelineRequest):
+    """Texts to embed; clients send these fields at the root or among the parameters."""
+
+    inputs: Texts
+    parameters: _Embedded = _Embedded()
+    normalize: Flag | None = None
+    prompt_name: Prompt | None = None
+
+
+class TaskRequest(OwnRequest):
+    """Inputs of tasks that the hosted API does not have."""
+
+    options: Options = Options()
+
+
+REQUESTS: Mapping[str, type[Request]] = {
+    **dict.fromkeys(tei.CLASSIFIERS, ClassificationRequest),
+    "tag": TaggingRequest,
+    "answer": AnswerRequest,
+    "fill": FillRequest,
+    "embed": FeatureRequest,
+}
+"""The requests of the hosted API by task."""
+
+
+def request_of(models: Models, body: Mapping[str, Any]) -> type[Request]:
+    """Return the fields of a request, which depend on the task of the model."""
+    kind = models.choose(body.get("model")).kind
+    if kind == "rerank" and "query" in body:
+        return rerank.RerankRequest
+    if kind == "embed" and isinstance(body.get("inputs"), dict):
+        return tei.SimilarityRequest
+    return REQUESTS.get(kind, TaskRequest)
+
+
+def pipeline(models: Models, request: Any) -> Query:
+    """Read a request for a model's own task.
 
     Raises:
-        RequestError: the model has another task; a field is missing or has another type.
+        RequestError: a parameter that the model does not have.
     """
-    model = models.choose(body.get("model"), () if task is None else TASKS[task])
-    body = {**body, "model": model.name, "parameters": field(body, "parameters", dict, {})}
-    match model.kind:
-        case "rerank" if "query" in body:
-            return rerank.rerank(models, body)
-        case kind if kind in tei.CLASSIFIERS:
-            return _text_classification(model, body)
-        case "tag":
-            return _token_classification(model, body)
-        case "answer":
-            return _question_answering(model, body)
-        case "fill":
-            return _fill_mask(model, body)
-        case "embed" if task == "sentence-similarity" or isinstance(body.get("inputs"), dict):
-            return tei.similarity(models, body)
-        case "embed":
-            return _feature_extraction(model, body)
-        case kind:
-            return own(kind)(models, body)
+    model = models.choose(request.model)
+    match request:
+        case rerank.RerankRequest():
+            return rerank.rerank(models, request)
+        case tei.SimilarityRequest():
+            return tei.similarity(models, request)
+        case ClassificationRequest():
+            return _text_classification(model, request)
+        case TaggingRequest():
+            return _token_classification(model, request)
+        case AnswerRequest():
+            return _question_answering(model, request)
+        case FillRequest():
+            return _fill_mask(model, request)
+        case FeatureRequest():
+            return _feature_extraction(model, request)
+        case _:
+            return own(model.kind).read(models, request)
 
 
-def _text_classification(model: ServedModel, body: Mapping[str, Any]) -> Query:
-    parameters, value = body["parameters"], body.get("inputs")
-    top = whole_number(parameters, "top_k")
-    if parameters.get("function_to_apply") is not None:
-        message = "the function is that of the model's task: leave function_to_apply out"
-        raise RequestError("invalid", message, param="function_to_apply")
+def _truncates(request: Any) -> bool:
+    return bool(request.truncate and request.parameters.truncate)
+
+
+_FUNCTIONS = {
+    "classify": "softmax",
+    "multilabel": "sigmoid",
+    "rerank": "sigmoid",
+    "regress": "none",
+}
+"""The functions that make the scores of each task."""
+
+
+def _text_classification(model: ServedModel, request: ClassificationRequest) -> Query:
+    parameters, value = request.parameters, request.inputs
+    function, top = parameters.function_to_apply, parameters.top_k
+    if function not in (None, _FUNCTIONS[model.kind]):
+        message = f"function_to_apply must be {_FUNCTIONS[model.kind]}, that of the model's task"
+        raise RequestError("invalid", message, param="parameters.function_to_apply")
     inputs = [_classified(item) for item in (value if isinstance(value, list) else [value])]
 
     def write(answer: Answer) -> Any:
@@ -78,7 +209,7 @@ def _text_classification(model: ServedModel, body: Mapping[str, Any]) -> Query:
         labels = answer.model.learner.labels
         return [class_scores(prediction, labels)[:top] for prediction in answer.predictions]
 
-    return Query(model, inputs, write, truncates(body, parameters))
+    return Query(model, inputs, write, _truncates(request))
 
 
 def _classified(value: Any) -> Any:
@@ -97,15 +228,12 @@ def _classified(value: Any) -> Any:
             return as_input(value)
 
 
-def _token_classification(model: ServedModel, body: Mapping[str, Any]) -> Query:
-    parameters = body["parameters"]
-    texts, several = texts_in(body.get("inputs"), "inputs")
-    strategy = field(parameters, "aggregation_strategy", str, "simple")
-    strategies = ("none", "simple", "first", "average", "max")
-    if strategy not in strategies:
-        message = f"aggregation_strategy must be one of {', '.join(strategies)}"
-        raise RequestError("invalid", message, param="aggregation_strategy")
-    ignored = field(parameters, "ignore_labels", list, ["O"])
+def _token_classification(model: ServedModel, request: TaggingRequest) -> Query:
+    strategy, ignored = (
+        request.parameters.aggregation_strategy,
+        request.parameters.ignore_labels,
+    )
+    texts, several = as_list(request.inputs), isinstance(request.inputs, list)
 
     def write(answer: Answer) -> Any:
         """Return the entities of each text, or its words with their tags."""
@@ -123,7 +251,7 @@ def _token_classification(model: ServedModel, body: Mapping[str, Any]) -> Query:
         ]
         return rows if several else rows[0]
 
-    return Query(model, texts, write, truncates(body, parameters))
+    return Query(model, texts, write, _truncates(request))
 
 
 def _words(example: Any, prediction: Any, ignored: list[Any]) -> list[dict[str, Any]]:
@@ -136,17 +264,26 @@ def _words(example: Any, prediction: Any, ignored: list[Any]) -> list[dict[str, 
     ]
 
 
-def _question_answering(model: ServedModel, body: Mapping[str, Any]) -> Query:
-    parameters, value = body["parameters"], body.get("inputs")
+def _question_answering(model: ServedModel, request: AnswerRequest) -> Query:
+    parameters, value, top = request.parameters, request.inputs, request.parameters.top_k
     several = isinstance(value, list)
-    top = whole_number(parameters, "top_k", 1)
-    assert top is not None
     inputs = []
     for item in value if isinstance(value, list) else [value]:
-        if not isinstance(item, dict):
-            message = 'inputs must be an object like {"question": "…", "context": "…"}'
-            raise RequestError("invalid", message, param="inputs")
-        inputs.append((field(item, "question", str), field(item, "context", str)))
+        match item:
+            case {"question": str(question), "context": str(context)} if len(item) == 2:
+                inputs.append((question, context))
+            case _:
+                message = 'each of inputs must be an object {"question": "…", "context": "…"}'
+                raise RequestError("invalid", message, param="inputs")
+    task = model.learner.task
+    assert isinstance(task, QuestionAnsweringTask)
+    settings: dict[str, Any] = {"n_best": max(top, task.n_best)}
+    if parameters.max_answer_len is not None:
+        settings["longest"] = parameters.max_answer_len
+    if parameters.handle_impossible_answer is not None:
+        usual = 0.0 if task.threshold is None else task.threshold
+        settings["threshold"] = usual if parameters.handle_impossible_answer else None
+    model = model.with_task(replace(task, **settings))
 
     def write(answer: Answer) -> Any:
         """Return the best answers to each question."""
@@ -165,20 +302,16 @@ def _question_answering(model: ServedModel, body: Mapping[str, Any]) -> Query:
                 )
         return rows if several else rows[0]
 
-    return Query(model, inputs, write, truncates(body, parameters))
+    return Query(model, inputs, write, _truncates(request))
 
 
-def _fill_mask(model: ServedModel, body: Mapping[str, Any]) -> Query:
-    parameters, task = body["parameters"], model.learner.task
+def _fill_mask(model: ServedModel, request: FillRequest) -> Query:
+    task, top = model.learner.task, request.parameters.top_k
     assert isinstance(task, MaskFillingTask)
-    texts, several = texts_in(body.get("inputs"), "inputs")
-    top = whole_number(parameters, "top_k", task.top)
-    if parameters.get("targets") is not None:
-        message = "the tokens cannot be chosen: leave targets out"
-        raise RequestError("invalid", message, param="targets")
+    texts, several = as_list(request.inputs), isinstance(request.inputs, list)
     if top is not None and top > task.top:
         message = f"top_k must be at most {task.top}, with which the model is served, not {top}"
-        raise RequestError("invalid", message, param="top_k")
+        raise RequestError("invalid", message, param="parameters.top_k")
 
     def write(answer: Answer) -> Any:
         """Return the best tokens for each mask."""
@@ -186,7 +319,7 @@ def _fill_mask(model: ServedModel, body: Mapping[str, Any]) -> Query:
         rows = [_fillings(model, example.text, p, top) for example, p in pairs]
         return rows if several else rows[0]
 
-    return Query(model, texts, write, truncates(body, parameters))
+    return Query(model, texts, write, _truncates(request))
 
 
 def _fillings(model: ServedModel, text: str, prediction: Any, top: int | None) -> list[Any]:
@@ -211,15 +344,13 @@ def _fillings(model: ServedModel, text: str, prediction: Any, top: int | None) -
     return masks[0] if single else masks
 
 
-def _feature_extraction(model: ServedModel, body: Mapping[str, Any]) -> Query:
-    parameters = body["parameters"]
-    texts, _ = texts_in(body.get("inputs"), "inputs")
-    # Clients send these at the root or among the parameters.
-    inputs = prompted(model, texts, body, parameters)
-    normalise = field(body, "normalize", bool, field(parameters, "normalize", bool, False))
+def _feature_extraction(model: ServedModel, request: FeatureRequest) -> Query:
+    parameters = request.parameters
+    inputs = prompted(model, as_list(request.inputs), request.prompt_name or parameters.prompt_name)
+    normalise = bool(parameters.normalize if request.normalize is None else request.normalize)
 
     def write(answer: Answer) -> Any:
         """Return a vector for each text."""
         return list(shortened(answer, None, normalise=normalise))
 
-    return Query(model, inputs, write, truncates(body, parameters))
+    return Query(model, inputs, write, _truncates(request))

@@ -14,7 +14,9 @@ class Limits:
     Attributes:
         body_bytes: of a request.
         texts: inputs of a request, such as texts to embed or documents to rank.
-        text_characters: of one input, before it is tokenized.
+        text_characters: of one input, before it is tokenized; an item of a list, such as a word,
+            counts as one at least.
+        request_characters: of all inputs, where a query counts once for each of its documents.
         request_tokens: of all sequences of a request; those of a long text or of a likelihood have
             more tokens than the text.
         queue_tokens: that wait for the model. A request is accepted or refused as a whole.
@@ -30,6 +32,7 @@ class Limits:
     body_bytes: int = 8 << 20
     texts: int = 2048
     text_characters: int = 200_000
+    request_characters: int = 8 << 20
     request_tokens: int = 131_072
     queue_tokens: int = 131_072
     batch_tokens: int = 1024

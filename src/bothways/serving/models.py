@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bothways.core.errors import BothwaysError
 from bothways.prediction.predictor import Predictor, read_input
 from bothways.serving.errors import RequestError, nothing_given, over_limit
 from bothways.serving.limits import Limits
-from bothways.tasks.base import EncodedExample, TaskLearner
+from bothways.tasks.base import EncodedExample, Task, TaskLearner
 
 OVER_THE_VOCABULARY = ("fill", "likelihood", "prefer")
 """Tasks whose products with the vocabulary are not batch-invariant."""
+CHUNK_CHARACTERS = 32_000
+"""Characters that are tokenized before other requests have their turn: some 20 ms."""
 
 
 @dataclass(frozen=True)
@@ -26,17 +28,28 @@ class ServedModel:
         predictor: the model, prepared.
         created: seconds since 1970 at which it was opened.
         digest: the SHA-256 of its folder; empty if it was not opened from one.
+        variant: the model with a task of other settings, for one request.
     """
 
     name: str
     predictor: Predictor
     created: int = field(default=0, compare=False)
     digest: str = field(default="", compare=False)
+    variant: TaskLearner[Any, Any] | None = field(default=None, compare=False)
 
     @property
     def learner(self) -> TaskLearner[Any, Any]:
         """The task with its model."""
-        return self.predictor.learner
+        return self.predictor.learner if self.variant is None else self.variant
+
+    def with_task(self, task: Task[Any, Any]) -> ServedModel:
+        """Return the model for a request that sets settings of its task; itself if it sets none."""
+        learner = self.predictor.learner
+        if task == learner.task:
+            return self
+        variant = task.learner(learner.model, learner.tokenizer, learner.labels, learner.length)
+        variant.training = False  # the model is in evaluation mode already
+        return replace(self, variant=variant)
 
     @property
     def kind(self) -> str:
@@ -72,15 +85,25 @@ class ServedModel:
             raise nothing_given()
         if len(inputs) > limits.texts:
             raise over_limit("too_many_texts", "inputs", len(inputs), "texts", limits.texts)
+        for item in inputs:
+            _check_row(item, limits)
         try:
             examples = [read_input(self.learner, item, n) for n, item in enumerate(inputs, 1)]
         except BothwaysError as error:
             raise as_request_error(error) from error
+        texts = characters = 0
         for example in examples:
-            characters = sum(map(len, self.learner.task.texts(example)))
-            if characters > limits.text_characters:
-                name, most = "text_characters", limits.text_characters
-                raise over_limit("text_too_long", "characters of a text", characters, name, most)
+            lengths = [*map(len, self.learner.task.texts(example))]
+            if sum(lengths) > limits.text_characters:
+                limit = ("characters of a text", sum(lengths), "text_characters")
+                raise over_limit("text_too_long", *limit, limits.text_characters)
+            texts += max(1, len(lengths) - 1)  # a query with its documents counts as these
+            characters += sum(lengths)
+        if texts > limits.texts:
+            raise over_limit("too_many_texts", "texts", texts, "texts", limits.texts)
+        if characters > limits.request_characters:
+            limit = ("characters of all pairs", characters, "request_characters")
+            raise over_limit("text_too_long", *limit, limits.request_characters)
         return examples
 
     def encode(self, examples: Many[Any]) -> Many[EncodedExample]:
@@ -93,6 +116,27 @@ class ServedModel:
             return self.learner.encode(examples)
         except BothwaysError as error:
             raise as_request_error(error) from error
+
+
+def _check_row(item: Any, limits: Limits) -> None:
+    """Refuse lists in an object with columns that are longer than a text: words, endings."""
+    if not isinstance(item, dict):
+        return
+    for name, value in item.items():
+        if isinstance(value, list) and len(value) > limits.text_characters:
+            limit = (f"items of {name[:100]}", len(value), "text_characters")
+            raise over_limit("text_too_long", *limit, limits.text_characters)
+
+
+def chunks(model: ServedModel, examples: Many[Any]) -> Iterator[tuple[int, int]]:
+    """Yield ranges of examples with some `CHUNK_CHARACTERS`, each at least one."""
+    start = characters = 0
+    for n, example in enumerate(examples):
+        characters += sum(map(len, model.learner.task.texts(example)))
+        if characters > CHUNK_CHARACTERS and n > start:
+            yield start, n
+            start, characters = n, sum(map(len, model.learner.task.texts(example)))
+    yield start, len(examples)
 
 
 def as_request_error(error: BothwaysError) -> RequestError:

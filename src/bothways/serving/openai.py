@@ -3,35 +3,50 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import WithJsonSchema
 
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
-from bothways.serving.shapes import (
-    Answer,
-    Query,
-    component_count,
-    field,
-    prompted,
-    shortened,
-    truncates,
+from bothways.serving.requests import (
+    TEXT,
+    Count,
+    Items,
+    Meaningless,
+    Prompt,
+    TruncatedRequest,
+    either,
+    list_of,
 )
+from bothways.serving.shapes import Answer, Query, check_components, prompted, shortened
+
+IDS = list_of({"type": "integer", "minimum": 0}, minItems=1)
 
 
-def embeddings(models: Models, body: Mapping[str, Any]) -> Query:
+class EmbeddingsRequest(TruncatedRequest):
+    """Texts to embed, as OpenAI's clients send them."""
+
+    input: Annotated[
+        Items,
+        WithJsonSchema(either(TEXT, IDS, list_of(either(TEXT, IDS), minItems=1))),
+    ]
+    dimensions: Count | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    prompt_name: Prompt | None = None
+    user: Meaningless = None
+
+
+def embeddings(models: Models, request: EmbeddingsRequest) -> Query:
     """Read a request of `/v1/embeddings`; vectors have length 1, as OpenAI's.
 
     `input` is a text, a list of texts, a list of token ids, or a list of those. The prompt is the
     model's default one, or that of `prompt_name`, which OpenAI does not have.
     """
-    model = models.choose(body.get("model"), ("embed",))
-    count = component_count(body, "dimensions", model)
-    encoding = field(body, "encoding_format", str, "float")
-    if encoding not in ("float", "base64"):
-        message = f"encoding_format must be float or base64, not {encoding[:50]!r}"
-        raise RequestError("invalid", message, param="encoding_format")
-    inputs = prompted(model, _texts(body.get("input"), model), body)
+    model = models.choose(request.model, ("embed",))
+    count, encoding = request.dimensions, request.encoding_format
+    check_components(count, model)
+    inputs = prompted(model, _texts(request.input, model), request.prompt_name)
 
     def write(answer: Answer) -> Any:
         """Return a vector for each text, as numbers or in base64."""
@@ -52,7 +67,7 @@ def embeddings(models: Models, body: Mapping[str, Any]) -> Query:
             "usage": {"prompt_tokens": answer.tokens, "total_tokens": answer.tokens},
         }
 
-    return Query(model, inputs, write, truncates(body))
+    return Query(model, inputs, write, request.truncate)
 
 
 def _texts(value: Any, model: ServedModel) -> list[str]:

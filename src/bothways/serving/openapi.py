@@ -9,6 +9,7 @@ from bothways import __version__
 from bothways.serving.errors import STATUS, TRY_AGAIN
 from bothways.serving.limits import Limits
 from bothways.serving.models import Models, ServedModel
+from bothways.serving.requests import TEXT, Schema, list_of, schema_of
 from bothways.serving.schemas import (
     COUNT,
     EXAMPLES,
@@ -16,13 +17,11 @@ from bothways.serving.schemas import (
     NUMBER,
     OPERATIONS,
     PREDICTIONS,
-    TEXT,
     Operation,
-    Schema,
-    list_of,
     maybe,
     obj,
     reference_to,
+    request_schemas,
 )
 
 _JSON = "application/json"
@@ -33,7 +32,7 @@ _ANSWERED = {
     "x-truncated": "inputs that were cut",
     "server-timing": "milliseconds of tokenizing, queue and model",
 }
-_PROBES = ("/live", "/ready", "/health", "/ping", "/v2/health/live", "/v2/health/ready")
+_PROBES = ("/live", "/ready", "/health", "/ping")
 
 
 def document(
@@ -103,9 +102,8 @@ def _paths(models: Models, limits: Limits, operations: Mapping[str, Operation]) 
         fitting = [m for m in models if not operation.kinds or m.kind in operation.kinds]
         if not fitting:
             continue
-        where = "/v2/models/{model}/infer" if path == "/infer" else path
-        entry = _post(where, operation, fitting, limits, several=len(list(models)) > 1)
-        paths.setdefault(where, {})["post"] = entry
+        entry = _post(path, operation, fitting, limits, several=len(list(models)) > 1)
+        paths.setdefault(path, {})["post"] = entry
     return paths
 
 
@@ -133,14 +131,6 @@ def _gets() -> dict[str, Schema | None]:
     """Return the answers of the routes that compute nothing; None for plain text."""
     status = obj({"status": TEXT})
     described = obj({"id": TEXT, "object": TEXT, "created": COUNT, "owned_by": TEXT, "task": TEXT})
-    tensor = obj({"name": TEXT, "datatype": TEXT, "shape": list_of({"type": "integer"})})
-    metadata = {
-        "name": TEXT,
-        "versions": list_of(TEXT),
-        "platform": TEXT,
-        "inputs": list_of(tensor),
-        "outputs": list_of(tensor),
-    }
     return {
         "/": status,
         "/info": _info(),
@@ -148,9 +138,6 @@ def _gets() -> dict[str, Schema | None]:
         "/openapi.json": {"type": "object"},
         "/v1/models": obj({"object": TEXT, "data": list_of(described)}),
         "/v1/models/{model}": described,
-        "/v2": obj({"name": TEXT, "extensions": list_of(TEXT)}),
-        "/v2/models/{model}": obj(metadata),
-        "/v2/models/{model}/ready": status,
         **dict.fromkeys(_PROBES, status),
     }
 
@@ -190,22 +177,25 @@ def _info() -> Schema:
 def _post(
     path: str, operation: Operation, fitting: list[ServedModel], limits: Limits, *, several: bool
 ) -> dict[str, Any]:
-    names = [model.name for model in fitting]
-    fields, required = dict(operation.fields), list(operation.required)
     example = dict(operation.example)
     if example.get("inputs", "") is None:
         example["inputs"] = example_input(fitting[0])
-    if len(fitting) > 1 and not operation.prefixed:
-        fields["model"] = {"enum": names}
-        required.append("model")
-        example["model"] = names[0]
-    elif several and not operation.prefixed:
-        fields["model"] = {"enum": [*names, None]}
-    elif not operation.prefixed:
-        fields["model"] = maybe(TEXT, about="with a single model any name will do")
-    body = obj({name: fields.pop(name) for name in required}, fields)
-    if operation.one_of:
-        body["anyOf"] = [{"required": [name]} for name in operation.one_of]
+    if operation.request is None:
+        requests = request_schemas({model.kind: model for model in fitting})
+    else:
+        requests = [operation.request]
+    names = [model.name for model in fitting]
+    bodies = [schema_of(request) for request in requests]
+    for body in bodies:
+        if len(fitting) > 1:
+            body["properties"]["model"] = {"enum": names}
+            body["required"] = [*body.get("required", ()), "model"]
+            example["model"] = names[0]
+        elif several:
+            body["properties"]["model"] = {"enum": [*names, None]}
+        if operation.one_of:
+            body["oneOf"] = [{"required": [name]} for name in operation.one_of]
+    body = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
     about = f"At most {limits.texts:,} inputs of {limits.text_characters:,} characters each."
     headers = {
         name: {"description": text, "required": True, "schema": TEXT}
@@ -225,7 +215,6 @@ def _post(
             "200": {"description": "OK", "headers": headers, "content": content},
             **_errors(statuses),
         },
-        **({"parameters": [_in_path(names)]} if operation.prefixed else {}),
     }
 
 

@@ -7,28 +7,70 @@ since these clients expect a number from 0 to 1; `raw_scores` asks for the logit
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BeforeValidator, WithJsonSchema
 
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models
-from bothways.serving.shapes import Answer, Query, field, truncates, whole_number
+from bothways.serving.requests import (
+    TEXT,
+    Count,
+    Flag,
+    Text,
+    TruncatedRequest,
+    bounded,
+    either,
+    list_of,
+)
+from bothways.serving.shapes import Answer, Query
 from bothways.tasks.metrics import sigmoid
 
+Documents = Annotated[
+    list[Any],
+    BeforeValidator(bounded),
+    WithJsonSchema(
+        list_of(
+            either(
+                TEXT,
+                {"type": "object", "properties": {"text": TEXT}, "required": ["text"]},
+            ),
+            minItems=1,
+        )
+    ),
+]
 
-def rerank(models: Models, body: Mapping[str, Any]) -> Query:
-    """Read a request with `query`, and `documents` (Cohere, Jina) or `texts` (TEI).
+
+class RerankRequest(TruncatedRequest):
+    """A query and its documents: `documents` as Cohere and Jina call them, or `texts` as TEI."""
+
+    query: Text
+    documents: Documents | None = None
+    texts: Documents | None = None
+    top_n: Count | None = None
+    raw_scores: Flag = False
+    return_documents: Flag | None = None
+    return_text: Flag | None = None
+
+
+def rerank(models: Models, request: RerankRequest) -> Query:
+    """Read a request of `/rerank`.
 
     The answer to `texts` is TEI's list; to `documents` an object with `results`.
     """
-    model = models.choose(body.get("model"), ("rerank",))
-    query, tei = field(body, "query", str), "texts" in body
-    documents = [_document(item) for item in field(body, "texts" if tei else "documents", list)]
-    raw = field(body, "raw_scores", bool, False)
-    top = whole_number(body, "top_n")
-    with_text = field(body, "return_text" if tei else "return_documents", bool, False)
+    model = models.choose(request.model, ("rerank",))
+    tei = request.texts is not None
+    if tei == (request.documents is not None):
+        message = "give documents (as Cohere and Jina) or texts (as text-embeddings-inference)"
+        raise RequestError("invalid", message, param="documents")
+    other = "return_documents" if tei else "return_text"
+    if getattr(request, other) is not None:
+        message = f"{other} belongs to {'documents' if tei else 'texts'}, which is not given"
+        raise RequestError("invalid", message, param=other)
+    query, raw, top = request.query, request.raw_scores, request.top_n
+    documents = [_document(item) for item in request.texts or request.documents or ()]
+    with_text = bool(request.return_text or request.return_documents)
 
     def write(answer: Answer) -> Any:
         """Return the documents by falling score."""
@@ -55,14 +97,14 @@ def rerank(models: Models, body: Mapping[str, Any]) -> Query:
             "meta": {"billed_units": {"search_units": 1}},
         }
 
-    return Query(model, [(query, text) for text in documents], write, truncates(body))
+    return Query(model, [(query, text) for text in documents], write, request.truncate)
 
 
 def _document(value: Any) -> str:
     match value:
         case str():
             return value
-        case {"text": str(text)}:
+        case {"text": str(text)} if len(value) == 1:
             return text
         case _:
             message = 'each document must be a text, or an object like {"text": "…"}'

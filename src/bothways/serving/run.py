@@ -339,6 +339,15 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def announce(line: str) -> None:
+    """Print that the server answers; end, and say why, if the log cannot be written."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError as error:
+        print(f"error: standard error cannot be written: {error.strerror}", flush=True)
+        raise SystemExit(2) from None
+
+
 class _JsonLines(logging.Formatter):
     """One JSON object a line: the time, and what is said of a request, or a message."""
 

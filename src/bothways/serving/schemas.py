@@ -1,7 +1,6 @@
-"""JSON schemas of what routes take and answer; `openapi` writes them into its document.
+"""What the OpenAPI document says of each POST route: its tasks, request, answer and an example.
 
-Each operation is a value: the tasks it is for, the fields of its requests, the answer, an example.
-Fields that are not named here are ignored by the routes; tests compare both.
+The fields of requests are those that the routes declare (`serving.requests`).
 """
 
 from __future__ import annotations
@@ -10,26 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bothways.serving import cohere, explain
-from bothways.serving.hugging_face import TASKS
-from bothways.serving.tei import CLASSIFIERS
+from bothways.serving import explain, hugging_face, openai, rerank, tei
+from bothways.serving.requests import TEXT, Request, Schema, either, list_of
+from bothways.serving.shapes import OwnRequest
 
-Schema = dict[str, Any]
-
-TEXT: Schema = {"type": "string"}
 NUMBER: Schema = {"type": "number"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 FLAG: Schema = {"type": "boolean"}
-
-
-def list_of(items: Schema, **more: Any) -> Schema:
-    """Return the schema of a list."""
-    return {"type": "array", "items": items, **more}
-
-
-def either(*schemas: Schema) -> Schema:
-    """Return the schema of a value that one of several describes."""
-    return {"anyOf": list(schemas)}
 
 
 def obj(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
@@ -52,7 +38,6 @@ def reference_to(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-PAIR = list_of(TEXT, minItems=2, maxItems=2)
 VECTOR = list_of(NUMBER)
 SPAN = {"text": TEXT, "start": COUNT, "end": COUNT}
 PROBABILITIES: Schema = {"type": "object", "additionalProperties": NUMBER}
@@ -116,29 +101,16 @@ _ENTITY = obj(
     {"score": NUMBER, "word": TEXT, "start": COUNT, "end": COUNT},
     {"entity_group": TEXT, "entity": TEXT, "index": COUNT},
 )
+_MASKS = list_of(_FILLING)
 HUGGING_FACE: dict[str, Schema] = {
-    "text-classification": list_of(list_of(SCORED)),
-    "token-classification": either(list_of(_ENTITY), list_of(list_of(_ENTITY))),
-    "question-answering": either(_FOUND, list_of(_FOUND), list_of(list_of(_FOUND))),
-    "fill-mask": either(
-        *(_FILLING, _nested := list_of(_FILLING), list_of(_nested)), list_of(list_of(_nested))
-    ),
-    "feature-extraction": list_of(VECTOR),
-    "sentence-similarity": list_of(NUMBER),
+    **dict.fromkeys(tei.CLASSIFIERS, list_of(list_of(SCORED))),
+    "tag": either(list_of(_ENTITY), list_of(list_of(_ENTITY))),
+    "answer": either(_FOUND, list_of(_FOUND), list_of(list_of(_FOUND))),
+    "fill": either(_MASKS, list_of(_MASKS), list_of(list_of(_MASKS))),
+    "embed": either(list_of(VECTOR), list_of(NUMBER)),
 }
-"""The answers of Hugging Face's shapes by task."""
+"""The answers of Hugging Face's shapes by task; other tasks answer as in `PREDICTIONS`."""
 
-TENSOR = obj(
-    {
-        "name": {"enum": ["text", "text_b"]},
-        "datatype": {"const": "BYTES"},
-        "shape": list_of({"type": "integer"}),
-        "data": list_of(either(TEXT, list_of(TEXT))),
-    }
-)
-TRUNCATE = maybe(FLAG, default=True, about="false: a text that is too long is an error")
-PROMPT = maybe(TEXT, about="a prompt of the model, put before the text; null: its default one")
-IDS = list_of(COUNT, minItems=1)
 USAGE = obj({"prompt_tokens": COUNT, "total_tokens": COUNT})
 
 
@@ -149,83 +121,29 @@ class Operation:
     Attributes:
         summary: one line.
         kinds: the tasks of models that answer; empty for all.
-        fields: of a request, those that may be absent being nullable.
-        required: the names of the others.
+        request: the fields of a request; None for those of Hugging Face's shapes, which depend on
+            the task.
         answer: the schema of a response with status 200.
         example: a request; `None` as inputs is an input of the task.
-        one_of: names of which a request has at least one.
-        prefixed: whether the model is named in the path alone.
+        one_of: names of which a request has exactly one.
     """
 
     summary: str
     kinds: tuple[str, ...]
-    fields: Mapping[str, Schema]
-    required: tuple[str, ...]
+    request: type[Request] | None
     answer: Schema
     example: Mapping[str, Any] = field(default_factory=dict)
     one_of: tuple[str, ...] = ()
-    prefixed: bool = False
 
 
 def own_operation(kind: str) -> Operation:
     """Return the operation of the library's own shape for a task."""
-    item = either(TEXT, PAIR, {"type": "object"})
-    return Operation(
-        f"Task {kind}: lines of `bothways predict`",
-        (kind,),
-        {
-            "inputs": either(TEXT, {"type": "object"}, list_of(item, minItems=1)),
-            "truncate": TRUNCATE,
-        },
-        ("inputs",),
-        either(reference_to(kind), list_of(reference_to(kind))),
-        {"inputs": None},
-    )
-
-
-def _hugging_face(task: str) -> Operation:
-    kinds = TASKS[task]
-    texts = either(TEXT, list_of(TEXT, minItems=1))
-    top: Schema = {"type": "integer", "minimum": 1}
-    question = obj({"question": TEXT, "context": TEXT})
-    labelled = either(TEXT, PAIR, {"type": "object"})
-    similar = obj({"source_sentence": TEXT, "sentences": list_of(TEXT, minItems=1)})
-    strategies = ["none", "simple", "first", "average", "max"]
-    parameters: dict[str, dict[str, Schema]] = {
-        "text-classification": {"top_k": maybe(top)},
-        "token-classification": {
-            "aggregation_strategy": {"enum": [*strategies, None], "default": "simple"},
-            "ignore_labels": maybe(list_of({}), default=["O"]),
-        },
-        "question-answering": {"top_k": maybe(top, default=1)},
-        "fill-mask": {"top_k": maybe(top)},
-        "feature-extraction": {"normalize": maybe(FLAG, default=False), "prompt_name": PROMPT},
-        "sentence-similarity": {"prompt_name": PROMPT},
-    }
-    inputs: dict[str, Schema] = {
-        "text-classification": either(labelled, list_of(labelled, minItems=1)),
-        "question-answering": either(question, list_of(question, minItems=1)),
-        "sentence-similarity": similar,
-    }
-    example = {"source_sentence": "a dog barks", "sentences": ["a hound howls", "it rains"]}
-    more = {"normalize": maybe(FLAG), "prompt_name": PROMPT} if task == "feature-extraction" else {}
-    return Operation(
-        f"Hugging Face: {task}",
-        kinds,
-        {
-            "inputs": inputs.get(task, texts),
-            "parameters": maybe(obj({}, {**parameters[task], "truncate": TRUNCATE})),
-            "truncate": TRUNCATE,
-            **more,
-        },
-        ("inputs",),
-        HUGGING_FACE[task],
-        {"inputs": example if task == "sentence-similarity" else None},
-    )
+    answer = either(reference_to(kind), list_of(reference_to(kind)))
+    summary = f"Task {kind}: lines of `bothways predict`"
+    return Operation(summary, (kind,), OwnRequest, answer, {"inputs": None})
 
 
 def _rerank() -> Operation:
-    document = either(TEXT, obj({"text": TEXT}))
     result = obj({"index": COUNT, "relevance_score": NUMBER}, {"document": obj({"text": TEXT})})
     ranked = {
         "id": TEXT,
@@ -237,17 +155,7 @@ def _rerank() -> Operation:
     return Operation(
         "Documents ranked for a query: Cohere and Jina (documents), TEI (texts)",
         ("rerank",),
-        {
-            "query": TEXT,
-            "documents": list_of(document, minItems=1),
-            "texts": list_of(document, minItems=1),
-            "top_n": maybe({"type": "integer", "minimum": 1}),
-            "raw_scores": maybe(FLAG, default=False),
-            "return_documents": maybe(FLAG, default=False),
-            "return_text": maybe(FLAG, default=False),
-            "truncate": TRUNCATE,
-        },
-        ("query",),
+        rerank.RerankRequest,
         either(obj(ranked), list_of(obj({"index": COUNT, "score": NUMBER}, {"text": TEXT}))),
         {"query": "who sleeps?", "documents": ["the cat sleeps", "it rains"]},
         one_of=("documents", "texts"),
@@ -260,126 +168,47 @@ def _embeddings() -> Operation:
     return Operation(
         "OpenAI's embeddings: vectors of length 1",
         ("embed",),
-        {
-            "input": either(TEXT, IDS, list_of(either(TEXT, IDS), minItems=1)),
-            "dimensions": maybe({"type": "integer", "minimum": 1}),
-            "encoding_format": {"enum": ["float", "base64", None], "default": "float"},
-            "prompt_name": PROMPT,
-            "truncate": TRUNCATE,
-        },
-        ("input",),
+        openai.EmbeddingsRequest,
         obj(answer),
         {"input": ["a dog barks", "it rains"]},
     )
 
 
-def _cohere() -> Operation:
-    types = {"enum": list(cohere.TYPES)}
-    content = obj({"type": {"const": "text"}, "text": TEXT})
-    vectors = obj({}, {"float": list_of(VECTOR), "base64": list_of(TEXT)})
-    answer = {
-        "id": TEXT,
-        "response_type": {"const": "embeddings_by_type"},
-        "embeddings": vectors,
-        "texts": list_of(TEXT),
-        "meta": {"type": "object"},
-    }
-    return Operation(
-        "Cohere's embeddings: vectors of length 1",
-        ("embed",),
-        {
-            "texts": maybe(list_of(TEXT, minItems=1)),
-            "inputs": maybe(list_of(obj({"content": list_of(content, minItems=1)}), minItems=1)),
-            "input_type": {"enum": [*cohere.PROMPTS, None]},
-            "embedding_types": maybe(list_of(types)),
-            "output_dimension": maybe({"type": "integer", "minimum": 1}),
-            "prompt_name": PROMPT,
-            "truncate": {"enum": [*cohere.TRUNCATE, None], "default": cohere.TRUNCATE[0]},
-        },
-        (),
-        obj(answer),
-        {"texts": ["a dog barks", "it rains"], "input_type": "search_document"},
-        one_of=("texts", "inputs"),
-    )
-
-
 def _tei() -> dict[str, Operation]:
-    texts = either(TEXT, list_of(TEXT, minItems=1))
-    batch = list_of(either(TEXT, list_of(TEXT, minItems=1, maxItems=2)), minItems=1)
     token = obj(
         {"id": COUNT, "text": TEXT, "special": FLAG, "start": maybe(COUNT), "stop": maybe(COUNT)}
     )
-    similar = obj({"source_sentence": TEXT, "sentences": list_of(TEXT, minItems=1)})
-    asked = {"source_sentence": "a dog barks", "sentences": ["a hound howls"]}
-    normalize = maybe(FLAG, default=True)
-    dimensions = maybe({"type": "integer", "minimum": 1})
+    similar = {"source_sentence": "a dog barks", "sentences": ["a hound howls"]}
     return {
         "/embed": Operation(
             "TEI: a vector for each text",
             ("embed",),
-            {
-                "inputs": texts,
-                "normalize": normalize,
-                "dimensions": dimensions,
-                "prompt_name": PROMPT,
-                "truncate": TRUNCATE,
-            },
-            ("inputs",),
+            tei.EmbedRequest,
             list_of(VECTOR),
             {"inputs": ["a dog barks", "it rains"]},
         ),
         "/predict": Operation(
             "TEI: labels with scores; a list of two texts is a pair",
-            CLASSIFIERS,
-            {"inputs": either(TEXT, batch), "truncate": TRUNCATE},
-            ("inputs",),
+            tei.CLASSIFIERS,
+            tei.PredictRequest,
             either(list_of(SCORED), list_of(list_of(SCORED))),
             {"inputs": "what a lovely film"},
         ),
         "/similarity": Operation(
             "TEI: cosines of a sentence with others",
             ("embed",),
-            {
-                "inputs": similar,
-                "parameters": maybe(obj({}, {"prompt_name": PROMPT, "truncate": TRUNCATE})),
-                "truncate": TRUNCATE,
-            },
-            ("inputs",),
+            tei.SimilarityRequest,
             list_of(NUMBER),
-            {"inputs": asked},
+            {"inputs": similar},
         ),
         "/tokenize": Operation(
             "TEI: the tokens of texts",
             (),
-            {
-                "inputs": texts,
-                "add_special_tokens": maybe(FLAG, default=True),
-                "prompt_name": PROMPT,
-            },
-            ("inputs",),
+            tei.TokenizeRequest,
             list_of(list_of(token)),
             {"inputs": "a dog barks"},
         ),
     }
-
-
-def _infer() -> Operation:
-    output = {
-        "name": TEXT,
-        "datatype": TEXT,
-        "shape": list_of(COUNT),
-        "data": list_of(either(TEXT, NUMBER)),
-    }
-    text = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a dog barks"]}
-    return Operation(
-        "KServe, version 2: tensors of texts",
-        (),
-        {"inputs": list_of(TENSOR, minItems=1), "id": maybe(TEXT)},
-        ("inputs",),
-        obj({"model_name": TEXT, "outputs": list_of(obj(output))}, {"id": TEXT}),
-        {"inputs": [text]},
-        prefixed=True,
-    )
 
 
 def _explain() -> Operation:
@@ -398,48 +227,29 @@ def _explain() -> Operation:
         "integrated_gradients": {**explained, **gradients},
         "attention": attention,
     }
-    steps = {"type": "integer", "minimum": 1, "maximum": explain.MOST_STEPS}
     return Operation(
         "Why the model answers so: words left out, integrated gradients, attention",
         explain.KINDS,
-        {
-            "method": {"enum": list(methods)},
-            "inputs": either(TEXT, PAIR, {"type": "object"}),
-            "label": maybe(TEXT, about="the class or the tag; for fill the token"),
-            "word": maybe(COUNT, default=0, about="whose tag, or which mask, from 0"),
-            "steps": maybe(steps, default=explain.STEPS),
-            "layer": maybe({"type": "integer", "minimum": 1}, about="by default the last"),
-        },
-        ("method", "inputs"),
+        explain.ExplainRequest,
         either(*(obj({"method": {"const": name}, **methods[name]}) for name in methods)),
         {"method": "attention", "inputs": None},
     )
 
 
-def _pipeline() -> Operation:
-    return Operation(
-        "Hugging Face: the task of the model",
-        (),
-        {
-            "inputs": either(TEXT, {"type": "object"}, {"type": "array"}),
-            "parameters": maybe({"type": "object"}),
-            "truncate": TRUNCATE,
-        },
-        ("inputs",),
-        {},
-        {"inputs": None},
-    )
+def request_schemas(kinds: Mapping[str, object]) -> list[type[Request]]:
+    """Return the requests of Hugging Face's shapes for models of these tasks."""
+    requests = [hugging_face.REQUESTS.get(kind, hugging_face.TaskRequest) for kind in kinds]
+    requests += [tei.SimilarityRequest] if "embed" in kinds else []
+    requests += [rerank.RerankRequest] if "rerank" in kinds else []
+    return list(dict.fromkeys(requests))
 
 
 OPERATIONS: dict[str, Operation] = {
     **{f"/{kind}": own_operation(kind) for kind in PREDICTIONS},
     **_tei(),
-    "/v2/embed": _cohere(),
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), _rerank()),
     **dict.fromkeys(("/v1/embeddings", "/embeddings"), _embeddings()),
-    **dict.fromkeys(("/", "/invocations"), _pipeline()),
-    **{f"/pipeline/{task}": _hugging_face(task) for task in TASKS},
-    "/infer": _infer(),
+    "/": Operation("Hugging Face: the task of the model", (), None, {}, {"inputs": None}),
     "/explain": _explain(),
 }
 """The POST routes."""

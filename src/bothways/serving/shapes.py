@@ -1,7 +1,7 @@
-"""What routes share: a request read from JSON, and its answer before it is written.
+"""What routes share: a request, and its answer before it is written.
 
-A shape is a function from the fields of a request to a `Query`: which model, which inputs, and how
-the predictions are written. It computes nothing.
+A route reads the fields that it declares (`serving.requests`) into a `Query`: which model, which
+inputs, and how the predictions are written. It computes nothing.
 """
 
 from __future__ import annotations
@@ -9,22 +9,33 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float32
+from pydantic import WithJsonSchema
 
 from bothways.core.errors import ConfigError
 from bothways.serving.batcher import ModelJob
 from bothways.serving.errors import RequestError
+from bothways.serving.limits import Limits
 from bothways.serving.models import Models, ServedModel
+from bothways.serving.requests import (
+    PAIR,
+    TEXT,
+    Items,
+    Request,
+    TruncatedRequest,
+    either,
+    list_of,
+    parse,
+)
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.metrics import sigmoid
 from bothways.tasks.predictions import RankPrediction
 from bothways.tasks.sentence_embedding.task import PromptedText, SentenceEmbeddingTask
 
 Vectors = Float32[np.ndarray, "texts width"]
-_MISSING = object()
 
 
 @dataclass(frozen=True)
@@ -76,69 +87,38 @@ class Query:
     jobs: Callable[[Many[Any], Many[EncodedExample]], Many[ModelJob]] | None = None
 
 
-Shape = Callable[[Models, Mapping[str, Any]], Query]
+@dataclass(frozen=True)
+class Route:
+    """What a POST route reads.
 
-
-def field(body: Mapping[str, Any], name: str, kind: type, default: Any = _MISSING) -> Any:
-    """Return a field of a request; null is as good as absent.
-
-    Raises:
-        RequestError: it is missing without a default, or of another type. A truth value is no
-            number.
+    Attributes:
+        request: the fields, or a function that chooses them by the models and the body.
+        read: returns the query; RequestError for what the fields alone do not exclude.
     """
-    value = body.get(name)
-    if value is None:
-        if default is _MISSING:
-            raise RequestError("invalid", f"{name} is missing", param=name)
-        return default
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        names = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
-        wanted = names.get(kind, "a list" if kind is list else "an object")
-        given = {bool: "a truth value", dict: "an object", list: "a list", str: "a text"}
-        message = f"{name} must be {wanted}, not {given.get(type(value), 'a number')}"
-        raise RequestError("invalid", message, param=name)
-    return value
+
+    request: type[Request] | Callable[[Models, Mapping[str, Any]], type[Request]]
+    read: Callable[[Models, Any], Query]
+
+    def query(self, models: Models, body: Mapping[str, Any], limits: Limits) -> Query:
+        """Return the query in the body of a request; errors as `requests.parse` and `read`."""
+        request = self.request
+        if not isinstance(request, type):
+            request = request(models, body)
+        return self.read(models, parse(request, body, limits))
 
 
-def whole_number(body: Mapping[str, Any], name: str, default: int | None = None) -> int | None:
-    """Return a field that is a whole number from 1 on; errors as `field`."""
-    value: int | None = field(body, name, int, default)
-    if value is not None and value < 1:
-        raise RequestError("invalid", f"{name} must be at least 1, not {value}", param=name)
-    return value
+def as_list(value: str | list[str]) -> list[str]:
+    """Return the texts in a field that holds one or a list."""
+    return [value] if isinstance(value, str) else value
 
 
-def texts_in(value: Any, name: str) -> tuple[list[str], bool]:
-    """Return the texts in a field that holds one or a list, and whether it holds a list.
-
-    Raises:
-        RequestError: it holds something else.
-    """
-    if isinstance(value, str):
-        return [value], False
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return value, True
-    message = f"{name} must be a text or a list of texts"
-    raise RequestError("invalid", message, param=name)
-
-
-def truncates(*bodies: Mapping[str, Any]) -> bool:
-    """Return whether a request allows texts to be cut; errors as `field`."""
-    return all([field(body, "truncate", bool, True) for body in bodies])  # each is checked
-
-
-def prompted(
-    model: ServedModel, texts: Many[str], *bodies: Mapping[str, Any]
-) -> list[PromptedText]:
-    """Return texts with the prompt that `prompt_name` in a request names, else the default one.
+def prompted(model: ServedModel, texts: Many[str], name: str | None) -> list[PromptedText]:
+    """Return texts with the prompt of a name, else with the default one.
 
     Raises:
         RequestError: the model has no such prompt.
     """
-    names = [field(body, "prompt_name", str, None) for body in bodies]
-    name, task = next((name for name in names if name is not None), None), model.learner.task
+    task = model.learner.task
     if not isinstance(task, SentenceEmbeddingTask):
         if name is None:
             return [PromptedText(text) for text in texts]
@@ -150,18 +130,13 @@ def prompted(
     return [PromptedText(text, prompt=prompt) for text in texts]
 
 
-def component_count(body: Mapping[str, Any], name: str, model: ServedModel) -> int | None:
-    """Return how many components of a vector a request asks for; None for all.
-
-    Raises:
-        RequestError: as `field`; there are fewer.
-    """
-    count, task = whole_number(body, name), model.learner.task
+def check_components(count: int | None, model: ServedModel) -> None:
+    """Refuse more components than a vector of the model has."""
+    task = model.learner.task
     assert isinstance(task, SentenceEmbeddingTask)
     if count is not None and count > (width := task.width(model.learner.model)):
-        message = f"{name} must be at most {width}, the width of {model.name!r}, not {count}"
-        raise RequestError("invalid", message, param=name)
-    return count
+        message = f"dimensions must be at most {width}, the width of {model.name!r}, not {count}"
+        raise RequestError("invalid", message, param="dimensions")
 
 
 def shortened(answer: Answer, count: int | None, *, normalise: bool) -> Vectors:
@@ -186,19 +161,27 @@ def cosines(one: Float32[np.ndarray, " width"], others: Vectors) -> list[float]:
     return result
 
 
-def own(kind: str) -> Shape:
-    """Return the shape of the library itself: each answer is as a line of `bothways predict`.
+class OwnRequest(TruncatedRequest):
+    """Inputs as `bothways predict` reads them: texts, pairs, objects with columns."""
+
+    inputs: Annotated[
+        Items,
+        WithJsonSchema(
+            either(TEXT, {"type": "object"}, list_of(either(TEXT, PAIR, {"type": "object"})))
+        ),
+    ]
+
+
+def own(kind: str) -> Route:
+    """Return the route of the library itself: each answer is as a line of `bothways predict`.
 
     `inputs` holds a text, an object with the columns of the task, or a list of texts, pairs
     (lists of two texts) and objects; the answer to a list is a list.
     """
 
-    def read(models: Models, body: Mapping[str, Any]) -> Query:
+    def read(models: Models, request: OwnRequest) -> Query:
         """Read a request for models of this task."""
-        model = models.choose(body.get("model"), (kind,))
-        if "inputs" not in body:
-            raise RequestError("invalid", "inputs is missing", param="inputs")
-        value = body["inputs"]
+        model, value = models.choose(request.model, (kind,)), request.inputs
         several = isinstance(value, list)
         inputs = [as_input(item) for item in (value if several else [value])]
 
@@ -207,9 +190,9 @@ def own(kind: str) -> Shape:
             lines = [prediction.to_json() for prediction in answer.predictions]
             return lines if several else lines[0]
 
-        return Query(model, inputs, write, truncates(body))
+        return Query(model, inputs, write, request.truncate)
 
-    return read
+    return Route(OwnRequest, read)
 
 
 def as_input(value: Any) -> Any:
@@ -226,10 +209,13 @@ def as_input(value: Any) -> Any:
     raise RequestError("invalid", message, param="inputs")
 
 
-def class_scores(prediction: Any, labels: Many[str]) -> list[dict[str, Any]]:
+def class_scores(prediction: Any, labels: Many[str], *, raw: bool = False) -> list[dict[str, Any]]:
     """Return labels with scores, the highest first; a score by itself has its one label."""
     if isinstance(prediction, RankPrediction):
-        return [{"label": labels[0], "score": float(sigmoid(np.array(prediction.logits))[0])}]
+        (logit,) = prediction.logits
+        return [
+            {"label": labels[0], "score": logit if raw else float(sigmoid(np.array([logit]))[0])}
+        ]
     probabilities = getattr(prediction, "probabilities", None)
     if probabilities is None:
         return [{"label": labels[0] if labels else "score", "score": prediction.score}]

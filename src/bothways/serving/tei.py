@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from bothways import __version__
-from bothways.serving.errors import RequestError, nothing_given
+from bothways.serving.errors import RequestError, nothing_given, over_limit
 from bothways.serving.limits import Limits
 from bothways.serving.models import Models, ServedModel
+from bothways.serving.requests import (
+    TEXT,
+    Count,
+    Fields,
+    Flag,
+    Items,
+    Options,
+    Prompt,
+    Request,
+    Text,
+    Texts,
+    TruncatedRequest,
+    Truncation,
+    bounded,
+    either,
+    list_of,
+    parse,
+)
 from bothways.serving.shapes import (
     Answer,
     Query,
+    as_list,
+    check_components,
     class_scores,
-    component_count,
     cosines,
-    field,
     prompted,
     shortened,
-    texts_in,
-    truncates,
 )
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 
@@ -27,38 +45,70 @@ CLASSIFIERS = ("classify", "multilabel", "regress", "rerank")
 """The tasks whose predictions `class_scores` writes as labels with scores."""
 
 
-def embed(models: Models, body: Mapping[str, Any]) -> Query:
-    """Read a request of `/embed`: `inputs`, `normalize` (true), `dimensions`, `prompt_name`."""
-    model = models.choose(body.get("model"), ("embed",))
-    texts, _ = texts_in(body.get("inputs"), "inputs")
-    count = component_count(body, "dimensions", model)
-    normalise = field(body, "normalize", bool, True)
+class EmbedRequest(TruncatedRequest):
+    """Texts to embed."""
+
+    inputs: Texts
+    normalize: Flag = True
+    dimensions: Count | None = None
+    prompt_name: Prompt | None = None
+
+
+def embed(models: Models, request: EmbedRequest) -> Query:
+    """Read a request of `/embed`."""
+    model = models.choose(request.model, ("embed",))
+    check_components(request.dimensions, model)
 
     def write(answer: Answer) -> Any:
         """Return a vector for each text."""
-        return list(shortened(answer, count, normalise=normalise))
+        return list(shortened(answer, request.dimensions, normalise=request.normalize))
 
-    return Query(model, prompted(model, texts, body), write, truncates(body))
+    texts = prompted(model, as_list(request.inputs), request.prompt_name)
+    return Query(model, texts, write, request.truncate)
 
 
-def predict(models: Models, body: Mapping[str, Any]) -> Query:
+class PredictRequest(TruncatedRequest):
+    """Texts and pairs to classify or score."""
+
+    inputs: Annotated[
+        Items,
+        WithJsonSchema(
+            either(
+                TEXT,
+                list_of(either(TEXT, list_of(TEXT, minItems=1, maxItems=2)), minItems=1),
+            )
+        ),
+    ]
+    raw_scores: Annotated[Flag, Field(description="true: logits, of models of one score")] = False
+
+
+def predict(models: Models, request: PredictRequest) -> Query:
     """Read a request of `/predict`: labels with scores, the highest first.
 
     A list of two texts is a pair; a batch is a list of lists of one text or two.
     """
-    model = models.choose(body.get("model"), CLASSIFIERS)
-    value = body.get("inputs")
+    model, value, raw = (
+        models.choose(request.model, CLASSIFIERS),
+        request.inputs,
+        request.raw_scores,
+    )
+    if raw and model.kind not in ("rerank", "regress"):
+        message = f"raw_scores must be false: the scores for {model.kind} are probabilities"
+        raise RequestError("invalid", message, param="raw_scores")
     one = isinstance(value, str) or (
         isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
     )
-    inputs = [_pair(item) for item in ([value] if one else field(body, "inputs", list))]
+    if not one and not isinstance(value, list):
+        _pair(value)
+    inputs = [_pair(item) for item in ([value] if one else value)]
 
     def write(answer: Answer) -> Any:
         """Return labels with scores, the highest first, for each text."""
-        rows = [class_scores(p, answer.model.learner.labels) for p in answer.predictions]
+        labels = answer.model.learner.labels
+        rows = [class_scores(p, labels, raw=raw) for p in answer.predictions]
         return rows[0] if one else rows
 
-    return Query(model, inputs, write, truncates(body))
+    return Query(model, inputs, write, request.truncate)
 
 
 def _pair(value: Any) -> Any:
@@ -75,36 +125,64 @@ def _pair(value: Any) -> Any:
     raise RequestError("invalid", message, param="inputs")
 
 
-def similarity(models: Models, body: Mapping[str, Any]) -> Query:
+class Similar(Fields):
+    """A sentence, and others to compare with it."""
+
+    source_sentence: Text
+    sentences: Annotated[
+        list[Text], BeforeValidator(bounded), WithJsonSchema(list_of(TEXT, minItems=1))
+    ]
+
+
+class PromptParameters(Truncation):
+    """Parameters of vectors."""
+
+    prompt_name: Prompt | None = None
+
+
+class SimilarityRequest(TruncatedRequest):
+    """Sentences to compare."""
+
+    inputs: Similar
+    parameters: PromptParameters = PromptParameters()
+    options: Options = Options()
+
+
+def similarity(models: Models, request: SimilarityRequest) -> Query:
     """Read `{"inputs": {"source_sentence": …, "sentences": […]}}`; the answer is the cosines."""
-    model = models.choose(body.get("model"), ("embed",))
-    inputs = field(body, "inputs", dict)
-    parameters = field(body, "parameters", dict, {})
-    source = field(inputs, "source_sentence", str)
-    sentences, _ = texts_in(field(inputs, "sentences", list), "sentences")
-    if not sentences:
+    model, parameters = models.choose(request.model, ("embed",)), request.parameters
+    if not request.inputs.sentences:
         raise RequestError("empty", "sentences is an empty list", param="sentences")
 
     def write(answer: Answer) -> Any:
         """Return the cosine of each sentence with the source sentence."""
         return cosines(answer.vectors[0], answer.vectors[1:])
 
-    texts = prompted(model, [source, *sentences], parameters)
-    return Query(model, texts, write, truncates(body, parameters))
+    texts = [request.inputs.source_sentence, *request.inputs.sentences]
+    inputs = prompted(model, texts, parameters.prompt_name)
+    return Query(model, inputs, write, request.truncate and parameters.truncate)
+
+
+class TokenizeRequest(Request):
+    """Texts to tokenize."""
+
+    inputs: Texts
+    add_special_tokens: Flag = True
+    prompt_name: Prompt | None = None
 
 
 def tokenized(models: Models, body: Mapping[str, Any], limits: Limits) -> Any:
     """Return the tokens of texts, each with its id, its characters, and whether it is special."""
-    model = models.choose(body.get("model"))
-    given, _ = texts_in(body.get("inputs"), "inputs")
+    request = parse(TokenizeRequest, body, limits)
+    model, given = models.choose(request.model), as_list(request.inputs)
     if not given:
         raise nothing_given()
-    texts = [item.prompt + item.text for item in prompted(model, given, body)]
-    special = field(body, "add_special_tokens", bool, True)
-    if sum(map(len, texts)) > limits.text_characters:
-        message = f"there are more than {limits.text_characters:,} characters (text_characters)"
-        raise RequestError("text_too_long", message, param="inputs")
-    return [_tokens(model, text, special=special) for text in texts]
+    texts = [item.prompt + item.text for item in prompted(model, given, request.prompt_name)]
+    characters = sum(map(len, texts))
+    if characters > limits.text_characters:
+        limit = ("characters", characters, "text_characters", limits.text_characters)
+        raise over_limit("text_too_long", *limit)
+    return [_tokens(model, text, special=request.add_special_tokens) for text in texts]
 
 
 def _tokens(model: ServedModel, text: str, *, special: bool) -> list[dict[str, Any]]:

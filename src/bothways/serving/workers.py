@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from types import FrameType
 from bothways.core.errors import BothwaysError, ConfigError, ResourceError
 from bothways.serving.deployment import Deployment, events_log
 from bothways.serving.metrics import SHARED
-from bothways.serving.run import logged_as_json, serve
+from bothways.serving.run import announce, logged_as_json, serve
 
 LONG_RUN = 60.0
 """Seconds after which the end of a process is no longer counted as a failed start."""
@@ -267,7 +266,7 @@ def serve_by(
 
     def opened() -> None:
         """Print the line."""
-        print(banner, file=sys.stderr, flush=True)
+        announce(banner)
 
     with logged_as_json(requests=deployment.requests):
         Workers(deployment, bound, cores, opened).run()

@@ -1,0 +1,261 @@
+"""What the routes read: each declares its fields as a pydantic model, and the rest is refused.
+
+    class EmbedRequest(TruncatedRequest):
+        inputs: Texts
+        normalize: Flag = True
+
+From such a declaration come the validation, the message about a field that is unknown or has
+another type, and the schema in the OpenAPI document. Null is as good as absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, TypeVar
+
+import orjson
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictStr,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
+
+from bothways.serving.errors import RequestError, over_limit
+from bothways.serving.limits import Limits
+from bothways.tasks.base import did_you_mean
+
+Schema = dict[str, Any]
+R = TypeVar("R", bound="Fields")
+
+
+class UrlValue(str):
+    """A value in the query of a URL, where numbers and flags are text."""
+
+    __slots__ = ()
+
+
+def _typed(value: Any) -> Any:
+    """Return the number or flag that a value of the URL spells."""
+    if isinstance(value, UrlValue):
+        try:
+            value = orjson.loads(value.encode())
+        except orjson.JSONDecodeError:
+            return value
+    return value
+
+
+def _whole(value: Any) -> Any:
+    """Return a number as it is; 8.0 is 8, since JSON has only one kind of numbers."""
+    value = _typed(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def bounded(value: Any, info: ValidationInfo) -> Any:
+    """Refuse more items than the limit, before anything is done with them."""
+    limits = info.context
+    if isinstance(limits, Limits) and isinstance(value, list):
+        if value and isinstance(value[0], int):  # token ids of one text
+            if len(value) > limits.text_characters:
+                most = limits.text_characters
+                raise over_limit("text_too_long", "token ids", len(value), "text_characters", most)
+        elif len(value) > limits.texts:
+            raise over_limit(
+                "too_many_texts", info.field_name or "", len(value), "texts", limits.texts
+            )
+    return value
+
+
+def _texts(value: Any) -> Any:
+    if isinstance(value, str) or (
+        isinstance(value, list) and all(isinstance(item, str) for item in value)
+    ):
+        return value
+    raise ValueError("must be a text or a list of texts")
+
+
+def _direction(value: Any) -> Any:
+    if not isinstance(value, str) or value.lower() != "right":
+        raise ValueError("must be right: long texts lose their end; cut their beginning yourself")
+    return "right"
+
+
+def list_of(items: Schema, **more: Any) -> Schema:
+    """Return the schema of a list."""
+    return {"type": "array", "items": items, **more}
+
+
+def either(*schemas: Schema) -> Schema:
+    """Return the schema of a value that one of several describes."""
+    return {"anyOf": list(schemas)}
+
+
+TEXT: Schema = {"type": "string"}
+PAIR = list_of(TEXT, minItems=2, maxItems=2)
+Text = StrictStr
+Flag = Annotated[bool, Field(strict=True), BeforeValidator(_typed)]
+Whole = Annotated[int, Field(strict=True, ge=0), BeforeValidator(_whole)]
+Count = Annotated[int, Field(strict=True, ge=1), BeforeValidator(_whole)]
+Items = Annotated[Any, BeforeValidator(bounded)]
+"""A value that may be a list, one item for each input."""
+Texts = Annotated[
+    Items,
+    AfterValidator(_texts),
+    WithJsonSchema(either(TEXT, list_of(TEXT, minItems=1))),
+]
+Direction = Annotated[Any, AfterValidator(_direction), WithJsonSchema({"enum": ["right", "Right"]})]
+Prompt = Annotated[
+    Text, Field(description="a prompt of the model, put before the text; absent: its default one")
+]
+Meaningless = Annotated[Any, WithJsonSchema({"description": "accepted, and without effect"})]
+"""A field that clients always send, and that means nothing here."""
+
+
+class Fields(BaseModel):
+    """The fields of an object in a request; others are refused.
+
+    Attributes:
+        refused: why a field is refused that clients know; other unknown ones have no reason.
+    """
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    refused: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        known = cls.model_fields
+        return {
+            name: value for name, value in data.items() if value is not None or name not in known
+        }
+
+
+class Request(Fields):
+    """What every request may have."""
+
+    model: Annotated[Text, Field(description="with a single model any name will do")] | None = None
+
+
+class Truncation(Fields):
+    """What becomes of texts that are longer than the model reads."""
+
+    truncate: Annotated[Flag, Field(description="false: a text that is too long is an error")] = (
+        True
+    )
+    truncation_direction: Direction = "right"
+
+
+class TruncatedRequest(Request, Truncation):
+    """A request with texts that may be too long."""
+
+
+class Options(Fields):
+    """Options of Hugging Face's hosted API, which clients send: they have no effect here."""
+
+    use_cache: Meaningless = None
+    wait_for_model: Meaningless = None
+    use_gpu: Meaningless = None
+
+
+def parse(request: type[R], body: Mapping[str, Any], limits: Limits) -> R:
+    """Return the fields of a body.
+
+    Raises:
+        RequestError: a field is unknown, missing, or has another type; too many items.
+    """
+    try:
+        return request.model_validate(body, context=limits)
+    except ValidationError as error:
+        # An unknown name first: it may be the one that is missing under another.
+        errors = error.errors(include_url=False, include_context=False)
+        errors.sort(key=lambda fault: fault["type"] != "extra_forbidden")
+        raise _refusal(request, errors[0]) from None
+
+
+def _refusal(request: type[Fields], fault: Any) -> RequestError:
+    """Return the error for what pydantic has found."""
+    names = [str(name) for name in fault["loc"]]
+    path, name = ".".join(names) or "the body", names[-1] if names else ""
+    message, value = str(fault["msg"]), fault.get("input")
+    match fault["type"]:
+        case "extra_forbidden":
+            fields = _fields_at(request, names[:-1])
+            known = [field for field in fields.model_fields if field != "model"]
+            reason = fields.refused.get(name)
+            if reason is None:
+                reason = (
+                    f"is unknown{did_you_mean(name, known) or '; there are'} {', '.join(known)}"
+                )
+            message = f"{path[:100]} {reason}"
+        case "missing":
+            message = f"{path} is missing"
+        case "model_type":
+            message = f"{path} must be an object"
+        case _:
+            message = message.removeprefix("Value error, ").replace("Input should be", "must be")
+            shown = f", not {value!r:.50}" if isinstance(value, str | int | float) else ""
+            message = f"{path} {message}{shown if 'must be' in message else ''}"
+    return RequestError("invalid", message, param=path[:100])
+
+
+def _fields_at(request: type[Fields], names: list[str]) -> type[Fields]:
+    """Return the declaration of the object at a path."""
+    for name in names:
+        field = request.model_fields.get(name)
+        inner = None if field is None else field.annotation
+        if not (isinstance(inner, type) and issubclass(inner, Fields)):
+            break
+        request = inner
+    return request
+
+
+def schema_of(request: type[Fields]) -> Schema:
+    """Return the JSON schema of a request, without references; what may be absent may be null."""
+    whole = request.model_json_schema()
+    definitions = whole.pop("$defs", {})
+    result: Schema = _nullable(_inlined(whole, definitions))
+    return result
+
+
+def _inlined(node: Any, definitions: Mapping[str, Any]) -> Any:
+    if isinstance(node, list):
+        return [_inlined(item, definitions) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        return _inlined(definitions[node["$ref"].rpartition("/")[2]], definitions)
+    return {
+        name: {field: _inlined(schema, definitions) for field, schema in value.items()}
+        if name == "properties"
+        else _inlined(value, definitions)
+        for name, value in node.items()
+        if name != "title" and not (name == "default" and not isinstance(value, str | bool | int))
+    }
+
+
+def _nullable(node: Schema) -> Schema:
+    """Let the fields of objects that are not required be null."""
+    properties = {
+        name: _nullable(schema) if name in node.get("required", ()) else _or_null(_nullable(schema))
+        for name, schema in node.get("properties", {}).items()
+    }
+    return {**node, "properties": properties} if properties else node
+
+
+def _or_null(schema: Schema) -> Schema:
+    if isinstance(schema.get("type"), str):
+        schema = {**schema, "type": [schema["type"], "null"]}
+        return {**schema, "enum": [*schema["enum"], None]} if "enum" in schema else schema
+    if "enum" in schema:
+        return {**schema, "enum": [*schema["enum"], None]}
+    if "anyOf" in schema and {"type": "null"} not in schema["anyOf"]:
+        return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
+    return schema

@@ -1,0 +1,248 @@
+"""Fields of requests are obeyed or refused by name, and the size of one request costs the others nothing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from bothways.serving.app import App, app
+from bothways.serving.limits import Limits
+from bothways.serving.models import chunks
+from running_server import running
+from toy_folder import make_folder
+from toy_predictors import TASKS, TEXTS, predictor
+
+NAMES = ("classify", "regress", "rerank", "label", "choice", "tag", "answer", "fill", "embed")
+QUESTION = {"question": TEXTS[0], "context": " ".join(TEXTS[:4])}
+
+
+@pytest.fixture(scope="module")
+def application(tmp_path_factory: pytest.TempPathFactory) -> App:
+    folder = make_folder(tmp_path_factory.mktemp("place") / "bert")
+    return app({name: predictor(folder, name) for name in NAMES}, playground=True)
+
+
+@pytest.fixture(scope="module")
+def url(application: App) -> Iterator[str]:
+    with running(application) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+def answer(client: httpx.Client, path: str, body: Any) -> Any:
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def refusal(client: httpx.Client, path: str, body: Any) -> tuple[int, str, str, str]:
+    response = client.post(path, json=body)
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["param"], error["message"]
+
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "/classify": {"inputs": "a"},
+    "/embed": {"inputs": "a"},
+    "/v1/embeddings": {"input": "a", "model": "embed"},
+    "/predict": {"inputs": "a", "model": "classify"},
+    "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
+    "/tokenize": {"inputs": "a", "model": "embed"},
+    "/rerank": {"query": "a", "documents": ["b"]},
+    "/models/classify": {"inputs": "a"},
+    "/models/tag": {"inputs": "a"},
+    "/models/answer": {"inputs": QUESTION},
+    "/models/fill": {"inputs": "[MASK]"},
+    "/models/embed": {"inputs": "a"},
+    "/models/choice": {"inputs": {"context": "a", "endings": ["b"]}},
+    "/explain": {"inputs": "a", "method": "attention", "model": "classify"},
+}
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+def test_unknown_fields_are_refused_by_their_name(client: httpx.Client, path: str) -> None:
+    body = REQUESTS[path]
+    answer(client, path, body)
+    status, code, param, message = refusal(client, path, {**body, "modle": None, "modl": 1})
+    assert (status, code, param) == (422, "invalid", "modle")
+    assert "modle is unknown" in message
+    if path.startswith("/models") and path != "/models/choice":
+        for inner, name in (("parameters", "candidate_labels"), ("options", "use_cahce")):
+            wrong = {**body, inner: {name: ["a"]}}
+            assert refusal(client, path, wrong)[:3] == (422, "invalid", f"{inner}.{name}")
+
+
+def test_a_name_that_is_nearly_right_is_named(client: httpx.Client) -> None:
+    for path, body, param, near in (
+        ("/embed", {"input": "a"}, "input", "'inputs'"),
+        ("/v1/embeddings", {"inputs": "a", "model": "embed"}, "inputs", "'input'"),
+        (
+            "/models/answer",
+            {"inputs": QUESTION, "parameters": {"topk": 2}},
+            "parameters.topk",
+            "'top_k'",
+        ),
+    ):
+        status, _, found, message = refusal(client, path, body)
+        assert (status, found) == (422, param)
+        assert f"did you mean {near}?" in message
+
+
+def test_what_clients_always_send_is_accepted(client: httpx.Client) -> None:
+    options = {"use_cache": False, "wait_for_model": True, "use_gpu": False}
+    answer(client, "/models/classify", {"inputs": "a", "options": options, "parameters": None})
+    openai = {"input": "a", "model": "embed", "user": "u", "encoding_format": "float"}
+    answer(client, "/v1/embeddings", openai)
+    answer(client, "/embed", {"inputs": "a", "truncate": None, "truncation_direction": "Right"})
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/embed", {"inputs": "a", "truncation_direction": "left"}, "truncation_direction"),
+        (
+            "/models/embed",
+            {"inputs": "a", "parameters": {"truncation_direction": "Left"}},
+            "parameters.truncation_direction",
+        ),
+        ("/predict", {"inputs": "a", "model": "classify", "raw_scores": True}, "raw_scores"),
+        (
+            "/models/classify",
+            {"inputs": "a", "parameters": {"function_to_apply": "none"}},
+            "parameters.function_to_apply",
+        ),
+        (
+            "/models/answer",
+            {"inputs": QUESTION, "parameters": {"doc_stride": 8}},
+            "parameters.doc_stride",
+        ),
+        (
+            "/models/fill",
+            {"inputs": "[MASK]", "parameters": {"targets": ["a"]}},
+            "parameters.targets",
+        ),
+        ("/models/answer", {"inputs": {**QUESTION, "id": 3}}, "inputs"),
+        ("/models/classify", {"inputs": {"text": "a", "label": "b"}}, "inputs"),
+        ("/rerank", {"query": "a", "documents": ["b"], "return_text": True}, "return_text"),
+        ("/rerank", {"query": "a", "documents": ["b"], "texts": ["b"]}, "documents"),
+        ("/rerank", {"query": "a"}, "documents"),
+        ("/embed", {"inputs": "a", "dimensions": 8.5}, "dimensions"),
+    ],
+)
+def test_what_cannot_be_obeyed_is_refused(
+    client: httpx.Client, path: str, body: Any, param: str
+) -> None:
+    assert refusal(client, path, body)[:3] == (422, "invalid", param)
+
+
+def test_parameters_of_answers_are_obeyed(client: httpx.Client, application: App) -> None:
+    def ask(**parameters: Any) -> Any:
+        return answer(client, "/models/answer", {"inputs": QUESTION, "parameters": parameters})
+
+    tokenizer = application.models.named("answer").learner.tokenizer
+    for longest in (1, 2):
+        texts = [each["answer"] for each in ask(max_answer_len=longest, top_k=40)]
+        assert max(len(tokenizer.encode(text)) for text in texts) == longest
+    assert len(ask(top_k=40)) > 20 >= len(ask(top_k=20.0))
+    assert ask(handle_impossible_answer=False)["answer"] == ask()["answer"] != ""
+    model = application.models.named("answer")
+    assert model.learner.task.threshold is None  # the served model stays as it is
+    certain = [ask(handle_impossible_answer=True)["answer"] for _ in range(2)]
+    assert certain[0] == certain[1]
+
+
+def test_raw_scores_are_logits(client: httpx.Client) -> None:
+    body = {"inputs": TEXTS[:2], "model": "rerank"}
+    (usual,) = answer(client, "/predict", body)
+    (raw,) = answer(client, "/predict", {**body, "raw_scores": True})
+    assert usual["score"] != raw["score"]
+    for name, function in (("classify", "softmax"), ("label", "sigmoid"), ("regress", "none")):
+        both = {"inputs": TEXTS[0], "parameters": {"function_to_apply": function}}
+        assert answer(client, f"/models/{name}", both) == answer(
+            client, f"/models/{name}", {"inputs": TEXTS[0]}
+        )
+
+
+def test_the_url_has_parameters_with_types(client: httpx.Client) -> None:
+    one = answer(client, "/models/classify?top_k=1", {"inputs": "a"})
+    assert [len(row) for row in one] == [1]
+    (short,) = answer(client, "/embed?dimensions=8&normalize=false", {"inputs": "a"})
+    assert len(short) == 8
+    assert refusal(client, "/embed?dimensions=x", {"inputs": "a"})[2] == "dimensions"
+    assert refusal(client, "/embed?dimension=8", {"inputs": "a"})[2] == "dimension"
+    twice = {"inputs": "a", "parameters": {"top_k": 2}}
+    assert refusal(client, "/models/classify?top_k=1", twice)[2] == "top_k"
+    (short,) = answer(client, "/embed", {"inputs": "a", "dimensions": 8.0})
+    assert len(short) == 8
+
+
+LARGE: list[tuple[str, Any, tuple[int, str]]] = [
+    ("/embed", {"inputs": ["a"] * 500_000}, (413, "too_many_texts")),
+    ("/v1/embeddings", {"input": [1] * 500_000, "model": "embed"}, (413, "text_too_long")),
+    ("/choice", {"inputs": {"context": "a", "endings": [""] * 600_000}}, (413, "text_too_long")),
+    ("/choice", {"inputs": {"context": "a", "endings": [""] * 100_000}}, (413, "too_many_texts")),
+    ("/rerank", {"query": "a " * 90_000, "documents": ["b"] * 2000}, (413, "text_too_long")),
+    ("/tokenize", {"inputs": ["a " * 90_000] * 8, "model": "embed"}, (413, "text_too_long")),
+    ("/tag", {"inputs": {"words": [""] * 600_000}}, (413, "text_too_long")),
+    ("/classify", {"inputs": ["good " * 2000] * 500}, (200, "")),
+    ("/tokenize", {"inputs": "good " * 30_000, "model": "embed"}, (200, "")),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "expected"), LARGE)
+def test_a_large_request_delays_no_small_one(
+    client: httpx.Client, url: str, path: str, body: Any, expected: tuple[int, str]
+) -> None:
+    data, results = json.dumps(body).encode(), []
+
+    def attack() -> None:
+        headers = {"content-type": "application/json"}
+        response = httpx.post(f"{url}{path}", content=data, headers=headers, timeout=60)
+        code = "" if response.status_code == 200 else response.json()["error"]["code"]
+        results.append((response.status_code, code))
+
+    thread, waits = threading.Thread(target=attack), []
+    thread.start()
+    while thread.is_alive():
+        start = time.perf_counter()
+        answer(client, "/regress", {"inputs": ["a", "b"]})
+        waits.append(time.perf_counter() - start)
+        time.sleep(0.02)
+    thread.join()
+    assert results == [expected]
+    assert sorted(waits)[len(waits) // 2] < 1.0
+    assert max(waits) < 3.0  # 0.3 s on a machine of one's own
+
+
+def test_a_large_request_ends_at_its_deadline_while_it_is_read(url: str) -> None:
+    body = json.dumps({"inputs": ["good " * 2000] * 800}).encode()
+    headers = {"content-type": "application/json", "x-request-timeout": "0.01"}
+    response = httpx.post(f"{url}/classify", content=body, headers=headers, timeout=60)
+    assert response.json()["error"]["code"] == "deadline"
+
+
+def test_chunks_cover_the_examples_in_order(application: App) -> None:
+    model, limits = application.models.named("classify"), Limits()
+    for lengths in ([1], [10_000] * 9, [100_000, 1, 1, 40_000], [0] * 5):
+        examples = model.examples(["a" * length for length in lengths], limits)
+        ranges = list(chunks(model, examples))
+        assert [n for start, stop in ranges for n in range(start, stop)] == [*range(len(lengths))]
+        for start, stop in ranges:
+            assert stop == start + 1 or sum(lengths[start:stop]) <= 32_000
+        assert all(one[1] == two[0] for one, two in itertools.pairwise(ranges))
+
+
+def test_every_task_has_a_request_here() -> None:
+    assert set(NAMES) == TASKS.keys() - {"likelihood"}
