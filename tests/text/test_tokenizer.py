@@ -11,7 +11,7 @@ import pytest
 import transformers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from bothways.core.errors import BothwaysError, DataError, ResourceError, TokenizerError
@@ -394,7 +394,9 @@ def test_a_folder_that_cannot_be_written(tmp_path, pairs):
 
 @pytest.mark.parametrize("family", ["bert", "bytes"])
 def test_half_a_surrogate_pair_is_no_text(tmp_path, pairs, family):
-    ours = pairs[0][0] if family == "bert" else load(roberta_backend(dropout=0.1), tmp_path)
+    backend = roberta_backend()
+    backend.normalizer = normalizers.NFC()  # texts are not divided into pieces first
+    ours = pairs[0][0] if family == "bert" else load(backend, tmp_path)
     for encode in (ours.encode, ours.encode_flat, ours.encode_with_offsets):
         with pytest.raises(DataError, match=r"text 1 holds U\+D800 at character 2"):
             encode(["fine", "no\ud800 ", "fine"])

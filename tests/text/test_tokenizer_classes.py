@@ -415,4 +415,48 @@ def test_a_panic_of_the_library_is_an_error_of_the_file(
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
     with pytest.raises(TokenizerError) as caught:
         Tokenizer.load(folder)
-    assert str(tmp_path) in str(caught.value.where)
+    assert caught.value.where == folder / "tokenizer.json"
+
+
+def test_random_merges_are_refused(tmp_path: Path) -> None:
+    roberta_backend(dropout=0.5).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(TokenizerError, match=r"at random \(0\.5\)") as caught:
+        Tokenizer.load(tmp_path)
+    assert caught.value.where == tmp_path / "tokenizer.json"
+
+
+def test_merges_that_a_file_goes_round_are_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path, roberta(), "roberta")
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    spec["model"]["ignore_merges"] = True
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    with pytest.raises(TokenizerError, match="RobertaTokenizer, the tokenizer class"):
+        Tokenizer.load(folder)
+
+
+DIGITS = {
+    "type": "Sequence",
+    "pretokenizers": [
+        {"type": "Digits", "individual_digits": True},
+        json.loads(xlm()._tokenizer.pre_tokenizer.__getstate__()),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "Lowercase"}},
+        {"pre_tokenizer": DIGITS},
+        {"unk_id": 0},
+    ],
+)
+def test_pieces_that_are_not_of_their_class_are_refused(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = saved(tmp_path, xlm(_spm_precompiled_charsmap=MAP), "xlm-roberta")
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    spec["model"]["unk_id"] = change.pop("unk_id", 3)
+    (folder / "tokenizer.json").write_text(json.dumps(spec | change))
+    with pytest.raises(TokenizerError, match="XLMRobertaTokenizer, the tokenizer class"):
+        Tokenizer.load(folder)

@@ -18,10 +18,10 @@ CONFIG_FILES = ("config.json", MODULES)
 SENTENCE_FILES = ("sentence_bert_config.json", PROGRAM, "[0-9]_Pooling*", "[0-9]_Normalize*")
 """Files and folders that sentence-transformers adds."""
 MODEL_FILES = (
-    *CONFIG_FILES, *SENTENCE_FILES, "bothways.json", "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
-    "sentencepiece.bpe.model", "spiece.model", "spm.model", "model.safetensors",
-    "model.safetensors.index.json", "model-*.safetensors", "vocabulary.tsv",
+    *CONFIG_FILES, *SENTENCE_FILES, "adapter_config.json", "bothways.json", "tokenizer.json",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
+    "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model",
+    "model.safetensors", "model.safetensors.index.json", "model-*.safetensors", "vocabulary.tsv",
 )  # fmt: skip
 PICKLE_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
 """Downloaded only where there is no safetensors file."""

@@ -12,13 +12,12 @@ exact, the backend reads the whole text. `template.assemble` puts special tokens
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
@@ -33,8 +32,7 @@ from bothways.core.terminal import surrogate_in
 from bothways.text.japanese import JapaneseWords
 from bothways.text.special_tokens import Specials
 from bothways.text.template import Template, assemble
-from bothways.text.tokenizer_classes import PROBES
-from bothways.text.tokenizer_files import AGAIN, load_backend, tokenizer_config
+from bothways.text.tokenizer_files import AGAIN, foreign, load_backend, tokenizer_config
 from bothways.text.word_cache import PieceTable, find_cutter
 
 if TYPE_CHECKING:
@@ -129,6 +127,7 @@ class Tokenizer:
         return tokenizer
 
     def _check(self, where: str | Path) -> None:
+        self._divided.get_vocab_size()  # MeCab and its dictionary are installed, if needed
         try:
             ids = [id for gap in self.template.gaps for id in gap.ids.tolist()]
         except (ValueError, IndexError, StopIteration) as error:
@@ -137,7 +136,6 @@ class Tokenizer:
         if any(not 0 <= id < self.size for id in ids):
             what = f"its post-processor adds the id {max(ids)}, which no token has"
             raise TokenizerError(what, where=where, fix=AGAIN)
-        self._divided.encode_batch_fast(list(PROBES))  # finds a damaged table of normalisation
 
     def for_segments(self, count: int) -> Tokenizer:
         """Return the tokenizer for a model with `count` segments.
@@ -426,18 +424,6 @@ class Tokenizer:
         """Return the id of a token; None if it is not in the vocabulary."""
         found: int | None = self.backend.token_to_id(token)
         return found
-
-
-@contextlib.contextmanager
-def foreign(where: str | Path | None) -> Iterator[None]:
-    """Turn a panic of the `tokenizers` library, a BaseException, into a TokenizerError."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        what = f"makes tokenizers {tokenizers.__version__} fail: {error}"
-        raise TokenizerError(what, where=where, fix=AGAIN) from error
 
 
 def _not_text(texts: list[str]) -> DataError:

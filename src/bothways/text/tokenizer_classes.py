@@ -157,11 +157,14 @@ _OF_MODEL = {kind: each for each in _ALL for kind in each.models}
 _GENERIC_MODELS = ("modernbert", "modernbert-decoder", "nystromformer", "xlm-roberta-xl")
 """Model types for which `AutoTokenizer` takes the generic class, whatever the folder names."""
 
+_OF_JAPANESE = (
+    "word_tokenizer_type", "subword_tokenizer_type", "mecab_kwargs", "sudachi_kwargs",
+    "jumanpp_kwargs", "do_word_tokenize", "do_subword_tokenize",
+)  # fmt: skip
 _FOREIGN: dict[str, tuple[Any, ...]] = {
-    "word_tokenizer_type": (None,), "subword_tokenizer_type": (None,), "mecab_kwargs": (None,),
-    "sudachi_kwargs": (None,), "jumanpp_kwargs": (None,), "do_basic_tokenize": (None, True),
-    "never_split": (None, []), "do_word_tokenize": (None, True),
-    "do_subword_tokenize": (None, True), "split_special_tokens": (None, False),
+    **dict.fromkeys(_OF_JAPANESE[:5], (None,)), **dict.fromkeys(_OF_JAPANESE[5:], (None, True)),
+    "do_basic_tokenize": (None, True), "never_split": (None, []),
+    "split_special_tokens": (None, False),
 }  # fmt: skip
 """Settings that divide text otherwise and that only other classes read, with the values without
 effect."""
@@ -222,10 +225,9 @@ def find_class(folder: Path, config: Mapping[str, Any]) -> Naming:
                     f"{key!r} is {config[key]!r:.60}, which {_title(known)}, "
                     "the tokenizer class of this folder, does not read"
                 )
-                fix = (
-                    f'For Japanese words set "tokenizer_class": "{JAPANESE}", with '
-                    '"word_tokenizer_type": "mecab"; if the setting has no effect, remove it.'
-                )
+                fix = "If the model was trained without it, remove it."
+                if key in _OF_JAPANESE:
+                    fix = f'Set "tokenizer_class": "{JAPANESE}", or remove the setting.'
                 raise TokenizerError(what, where=folder / CONFIG, fix=fix)
     if not (folder / "tokenizer.json").exists() and named is None:
         for name, owner in _OTHER_FILES.items():
@@ -412,6 +414,8 @@ def _check_model(backend: tokenizers.Tokenizer, known: TokenizerClass, file: Pat
         if suffix != expected:
             how = f"marks the ends of words with {suffix!r}"
             raise _mismatch(file, how, known, f"with {expected!r}")
+        if model.ignore_merges or model.byte_fallback:
+            raise _mismatch(file, "goes round its merges", known, "uses them")
     elif known.unknown is not None:
         try:
             unknown = model.tokenize("\U0010fffd")[0].id

@@ -15,9 +15,10 @@ tokenizer; else as the generic class, which uses `tokenizer.json` unchanged.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ from bothways.text.special_tokens import (
 from bothways.text.tokenizer_classes import (
     CLASSES,
     JAPANESE,
+    PROBES,
     Naming,
     TokenizerClass,
     edges,
@@ -118,20 +120,35 @@ def load_backend(
     whole = file.suffix not in (".txt", ".model") and file.name != "vocab.json"
     known = naming.known if naming.known is not None and file.name in naming.known.files else None
     words = read_words(config, file) if known is not None and known.name == JAPANESE else None
-    backend, pipeline = _open(file, config, known, words)
-    _check_ids(backend, file)
-    _check_growth(backend, file)
-    add_numbered(backend, config, file)
-    specials = find_specials(backend, config, file)
-    if whole:
-        reconcile(backend, _ends(backend, specials), naming, config, file)
-    if pipeline is not None:
-        dress(backend, pipeline, specials)
-        add_numbered(backend, config, file)  # again, because listed flags win over the pipeline's
-    add_special(backend, config, file)
+    with foreign(file):
+        backend, pipeline = _open(file, config, known, words)
+        _check_ids(backend, file)
+        _check_growth(backend, file)
+        add_numbered(backend, config, file)
+        specials = find_specials(backend, config, file)
+        if whole:
+            reconcile(backend, _ends(backend, specials), naming, config, file)
+        if pipeline is not None:
+            dress(backend, pipeline, specials)
+            add_numbered(backend, config, file)  # again: listed flags win over the pipeline's
+        add_special(backend, config, file)
+        finish(backend, specials)
+        backend.encode_batch_fast(list(PROBES))  # finds a damaged table of normalisation
     names = config.get("model_input_names")
     flat = isinstance(names, list) and "token_type_ids" not in names
-    return finish(backend, specials), specials, flat, words
+    return backend, specials, flat, words
+
+
+@contextlib.contextmanager
+def foreign(where: str | Path | None) -> Iterator[None]:
+    """Turn a panic of the `tokenizers` library, a BaseException, into a TokenizerError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        what = f"makes tokenizers {tokenizers.__version__} fail: {error}"
+        raise TokenizerError(what, where=where, fix=AGAIN) from error
 
 
 def _check_ids(backend: tokenizers.Tokenizer, file: Path) -> None:
@@ -298,6 +315,11 @@ def _from_json(file: Path) -> tokenizers.Tokenizer:
     except Exception as error:  # tokenizers raises nothing narrower
         what = f"is not a tokenizer that tokenizers {tokenizers.__version__} can read: {error}"
         raise TokenizerError(what, where=file, fix="Fetch or train it again.") from error
+    dropout = getattr(backend.model, "dropout", None)
+    if dropout:
+        what = f"its BPE drops merges at random ({dropout:g}): a text has other ids each time"
+        fix = 'Set "dropout" under "model" to null.'
+        raise TokenizerError(what, where=file, fix=fix)
     unknown = getattr(backend.model, "unk_token", None)
     if unknown is not None and backend.model.token_to_id(unknown) is None:
         what = f"the model's unknown token {unknown!r} is not in its vocabulary"
