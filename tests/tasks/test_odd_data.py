@@ -13,10 +13,14 @@ import bothways
 from bothways.cli import app
 from bothways.core.errors import BothwaysError, DataError
 from bothways.data.text_io import read_lines
+from bothways.tasks.choice.task import ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.examples import MultilabelExample, check_label_sets
+from bothways.tasks.multilabel.task import MultilabelTask
 from bothways.tasks.predictions import ScorePrediction
 from bothways.tasks.regression.task import RegressionTask
+from bothways.tasks.reranking.examples import RankExample
+from bothways.tasks.reranking.task import RerankingTask
 from bothways.tasks.tagging.checks import check_tagged
 from bothways.tasks.tagging.conll import ColumnLayout, read_columns
 from bothways.tasks.tagging.examples import TagExample
@@ -113,3 +117,35 @@ def test_evaluate_reads_standard_input(
     assert "accuracy" in capsys.readouterr().out
     with pytest.raises(BothwaysError):
         app(["evaluate", str(tmp_path / "tuned"), "--nonsense"], result_action="return_value")
+
+
+def test_endings_are_ordered_by_their_number() -> None:
+    row = {"context": "x", "ending0": "a", "ending10": "k", "ending2": "c", "ending1": "b"}
+    assert ChoiceTask().example(row).endings == ("a", "b", "c", "k")
+
+
+def test_numbers_with_underscores_are_no_scores() -> None:
+    examples = [TextExample(f"text {n}", None, label) for n, label in enumerate(("1_0", "2", "3"))]
+    (error,) = [f for f in RegressionTask().check(examples, []) if f.severity == "error"]
+    assert "'1_0'" in error.what
+
+
+@pytest.mark.parametrize("text", ["{a, b}", "{'a': 1}", "('a', 'b')"])
+def test_printed_sets_are_no_labels(text: str) -> None:
+    with pytest.raises(DataError):
+        MultilabelTask().example({"text": "x", "labels": text})
+
+
+def test_another_separator_of_labels_is_named() -> None:
+    sets = [
+        MultilabelExample(f"x{n}", None, (label,)) for n, label in enumerate(("a|b", "a|c", "b"))
+    ]
+    found = [f for f in MultilabelTask().check(sets, []) if "'|'" in f.what]
+    assert [f.severity for f in found] == ["warning"]
+    assert not [f for f in MultilabelTask(separator="|").check(sets, []) if "'|'" in f.what]
+
+
+def test_a_query_that_comes_again_is_named() -> None:
+    ranks = [RankExample(query, ("a", "b"), (1.0, 0.0)) for query in ("x", "y", "x")]
+    found = [f for f in RerankingTask().check(ranks, []) if "earlier" in f.what]
+    assert [f.severity for f in found] == ["warning"]

@@ -114,7 +114,9 @@ def _context(
 
 def _guess_endings(names: Many[str], where: str) -> tuple[str, ...]:
     lists = [name for name in LISTS if name in names]
-    numbered = tuple(name for name in names if NUMBERED.fullmatch(name))
+    # By number: sorted as texts, "ending10" would come before "ending2".
+    matching = [name for name in names if NUMBERED.fullmatch(name)]
+    numbered = tuple(sorted(matching, key=lambda name: int(re.sub(r"\D", "", name))))
     if numbered and not lists:
         return numbered
     return (guess_column("endings", [*lists, *numbered], names, where, _HOW),)

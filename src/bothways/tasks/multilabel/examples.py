@@ -95,6 +95,10 @@ def _labels_in(text: str, separator: str, column: str, where: str) -> list[Any]:
 
     Example: "[red], [green]" → the labels "[red]" and "[green]"; "[red, green]" is refused.
     """
+    if re.fullmatch(r"\{.*[,:'\"].*\}|\(.*,.*\)", text.strip()):
+        what = f"column {column!r} holds {text[:60]!r}, a printed set, dict or tuple"
+        fix = "Join the labels before the file is written, or write a .jsonl or .parquet file."
+        raise DataError(what, where=where, fix=fix)
     if not (text.strip().startswith("[") and text.strip().endswith("]")):
         return text.split(separator)
     try:

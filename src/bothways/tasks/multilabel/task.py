@@ -124,7 +124,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         if len(names) > 1 and (never := sorted({*names} - {*self.labels(train)})):
             what = f"no training example has one of the labels {places(never)}: they are left out"
             findings.append(Finding("labels", "warning", what))
-        return findings
+        return findings + _check_separator(self.separator, self.labels(train))
 
     def encode(
         self,
@@ -276,6 +276,18 @@ class MultilabelClassifier(TaskLearner[MultilabelExample, MultilabelPrediction])
     def outputs(self, batch: Batch) -> list[Output]:
         """Return the logits of each sequence `(labels)`."""
         return list(self.scores(batch).float().cpu().numpy())
+
+
+def _check_separator(separator: str, labels: Many[str]) -> list[Finding]:
+    """Report labels that another separator would cut into several that all occur often."""
+    for mark in ";|,\t":
+        parts = [part.strip() for label in labels for part in label.split(mark)]
+        cut = sum(mark in label for label in labels)
+        if mark != separator and cut and len({*parts}) < len(labels) + cut:
+            what = f"{cut} of {len(labels)} labels hold {mark!r}, and are cut at {separator!r}"
+            fix = f"If it separates labels, set task.separator={mark}."
+            return [Finding("labels", "warning", what, fix=fix)]
+    return []
 
 
 def constant_labels(counts: NDArray[np.int64], examples: int) -> NDArray[np.bool_]:

@@ -170,7 +170,8 @@ class RegressionTask(LongTextTask[ScorePrediction]):
 def _any_number(label: str | None) -> float:
     """Return a label as a number; NaN if it is absent or not a finite number."""
     try:
-        value = math.nan if label is None else float(label)
+        # float() takes "1_0" for 10.
+        value = math.nan if label is None or "_" in label else float(label)
     except ValueError:
         return math.nan
     return value if math.isfinite(value) else math.nan

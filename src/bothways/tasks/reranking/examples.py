@@ -231,9 +231,22 @@ def check_rankings(train: Many[RankExample], dev: Many[RankExample]) -> list[Fin
         *report_rows("rows", empty, "examples have an empty query or document", COMPLETE),
         *check_answered([e.where for e in every if e.labels is None], len(every)),
         *report_rows("labels", high, "training examples have labels above 1", fix),
+        *_check_queries(train),
+        *_check_queries(dev),
         *_check_balance(train, dev),
         *check_overlap(train, dev, lambda example: example.query, "queries"),
     ]
+
+
+def _check_queries(examples: Many[RankExample]) -> list[Finding]:
+    """Report queries that come again later: their documents are ranked by themselves."""
+    seen, again = set[str](), list[str]()
+    for example in examples:
+        if example.query in seen:
+            again.append(example.where)
+        seen.add(example.query)
+    fault = "examples have the query of an earlier one, and are ranked by themselves"
+    return report_rows("rows", again, fault, "Sort the rows by query.", "warning")
 
 
 def _check_balance(train: Many[RankExample], dev: Many[RankExample]) -> list[Finding]:
