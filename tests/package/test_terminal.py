@@ -46,7 +46,7 @@ SLOW = {
     "finetune": "finetune bert train.tsv --dev dev.tsv --epochs 1 --out OUT",
     "distil": "distil classifier train.tsv --student bert --dev dev.tsv --epochs 1 --out OUT",
     "search": "search bert train.tsv --dev dev.tsv --grid lr=1e-3,1e-4 --epochs 1 --out OUT",
-    "features": "features bert train.tsv --dev dev.tsv --layers last --task classify",
+    "features": "features bert words.conll --dev words.conll --layers last",
     "convert": "convert bert --out OUT --positions 64 --window 8",
     "export": "export classifier --out OUT",
     "plan": "plan bert-tiny --tokens 1e4 --hardware h100 --json",
@@ -96,6 +96,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole_place(place: Path) -> Path:
     """The same folder with a run, and data of GLUE."""
+    (place / "words.conll").write_text("the O\nfilm B-X\nwas O\ngood O\n\n" * 8)
     cola = "".join(f"x\t{at % 2}\t\ta sentence\n" for at in range(20))
     (place / "glue" / "CoLA").mkdir(parents=True)
     for name in ("train", "dev"):
