@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import bothways
-from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
 from toy_folder import make_folder
 from toy_predictors import predictor
 
@@ -177,3 +177,24 @@ def test_tab_shows_the_public_names() -> None:
     assert dir(bothways) == sorted(bothways.__all__)
     with pytest.raises(AttributeError, match="SentenceTransformer"):
         _ = bothways.SentenceTransformer  # type: ignore[attr-defined]
+
+
+def test_models_and_tokenizers_are_shown_in_one_line(folder: Path) -> None:
+    model = bothways.load_model(folder)
+    assert repr(model).startswith("PretrainedModel(layers=2, width=32, parameters=")
+    assert repr(model.tokenizer).startswith("Tokenizer(WordPiece, size=")
+    assert "\n" not in repr(model)
+
+
+def test_an_upload_without_a_network_is_one_message(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    httpx = pytest.importorskip("httpx")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise httpx.ConnectError("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", refuse)
+    with pytest.raises(FolderError) as refused:
+        bothways.push_to_hub(folder, "me/my-model")
+    assert refused.value.where == "me/my-model"

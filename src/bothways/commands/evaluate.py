@@ -214,7 +214,7 @@ def _evaluate_on_corpus(
     """Print the losses, accuracies and perplexity of a pre-trained model on a corpus."""
     from json import dumps
 
-    from bothways.commands.progress import terminal_progress
+    from bothways.core.bar import terminal_progress
     from bothways.data.corpus import Corpus
     from bothways.pretraining.evaluation import evaluate_on_corpus
 

@@ -132,6 +132,13 @@ class Corpus:
     documents: Column
     words: Column | None = None
 
+    def __repr__(self) -> str:
+        counts = self.manifest.counts
+        return (
+            f"Corpus({str(self.folder)!r}, documents={counts.documents:,}, "
+            f"sentences={counts.sentences:,}, tokens={counts.tokens:,})"
+        )
+
     @classmethod
     def open(cls, folder: str | Place, cache: Cache | None = None) -> Corpus:
         """Open a corpus; the sizes of all files are checked, and the contents of small ones.

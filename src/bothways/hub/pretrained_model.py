@@ -45,6 +45,14 @@ class PretrainedModel(Model):
         self._loaded = loaded
         self.eval()
 
+    def __repr__(self) -> str:
+        shape = self.config
+        parameters = sum(parameter.numel() for parameter in self.parameters())
+        return (
+            f"PretrainedModel(layers={shape.depth}, width={shape.width}, "
+            f"parameters={parameters:,}, heads=[{', '.join(self.heads)}], labels={self.labels})"
+        )
+
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
         """The folder's tokenizer.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bothways.core.errors import FolderError
+from bothways.core.errors import FolderError, installed
 from bothways.core.urls import local_path
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import save_model
@@ -63,6 +64,10 @@ def _upload(folder: Path, repo_id: str, private: bool | None, message: str) -> s
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
+    # Without a network: the newer clients of the Hub use httpx, whose errors are no OSError.
+    failures: tuple[type[Exception], ...] = (HfHubHTTPError, OSError, ValueError)
+    if installed("httpx"):
+        failures += (importlib.import_module("httpx").HTTPError,)
     api, patterns = HfApi(), [*MODEL_FILES, "README.md"]
     try:
         repo = api.create_repo(repo_id, private=private, exist_ok=True)
@@ -72,7 +77,7 @@ def _upload(folder: Path, repo_id: str, private: bool | None, message: str) -> s
             commit_message=message,
             allow_patterns=[f"{name}/*" if "]_" in name else name for name in patterns],
         )
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except failures as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         what = f"cannot be uploaded to the Hub: {lines[0]}"
         raise FolderError(what, where=repo_id, fix=_FIX) from error

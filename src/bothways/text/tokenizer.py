@@ -104,6 +104,9 @@ class Tokenizer:
         cut = find_cutter(self._spec)
         self._rows_of = self._backend_rows if cut is None else PieceTable(backend, cut).rows
 
+    def __repr__(self) -> str:
+        return f"Tokenizer({self._spec['model']['type']}, size={self.size:,})"
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Tokenizer, (self.backend, self.specials, self.flat, self.words)
 
