@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -22,7 +22,7 @@ from bothways.export.verification import compare
 from bothways.families.catalogue import FAMILIES
 from bothways.families.family import Architecture, Family
 from bothways.hub.model_folder import load_model
-from bothways.hub.sentence_transformers import SentenceEncoderConfig
+from bothways.hub.sentence_transformers import Pooling, Projection, SentenceEncoderConfig
 from bothways.model.config import Bias, EncoderConfig, Gated, LSTMConfig, PreNorm, Sharing
 from bothways.model.heads import HEADS, BiLMHead, Head, LabelHead
 from bothways.model.model import Model
@@ -206,7 +206,7 @@ def test_a_row_of_padding_is_finite_and_changes_nothing(name: str) -> None:
         np.testing.assert_allclose(values[:1], alone[key], atol=2e-6)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
+@pytest.mark.parametrize("pooling", [*get_args(Pooling), ("cls", "weightedmean")])
 @pytest.mark.parametrize(("normalised", "components"), [(True, None), (False, 5)])
 def test_vectors_of_sentences(pooling: Any, normalised: bool, components: int | None) -> None:
     model, _ = shaped("window")
@@ -215,6 +215,16 @@ def test_vectors_of_sentences(pooling: Any, normalised: bool, components: int | 
     assert compare(model, part, in_session(graph), "onnxruntime").largest < NEAR
     names = [output.name for output in graph.graph.output]
     assert names == ["last_hidden_state", "sentence_embedding"]
+
+
+def test_dense_layers_are_in_the_graph() -> None:
+    model, _ = shaped("window")
+    layers = [torch.nn.Linear(2 * model.config.width, 6), torch.nn.Linear(6, 7, bias=False)]
+    model.heads["projection"] = Projection(layers, ["tanh", None])
+    part = ExportedPart("none", SentenceEncoderConfig(("cls", "mean"), True, None, 60))
+    graph = build_graph(model, part)
+    assert compare(model, part, in_session(graph), "onnxruntime").largest < NEAR
+    assert graph.graph.output[1].type.tensor_type.shape.dim[1].dim_value == 7
 
 
 def test_choices_of_several_questions() -> None:

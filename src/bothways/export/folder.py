@@ -15,7 +15,7 @@ The folder appears complete and verified, or not at all.
 
 from __future__ import annotations
 
-import json
+import fnmatch
 import logging
 import shutil
 from collections.abc import Callable, Iterable
@@ -37,7 +37,7 @@ from bothways.export.int8_weights import with_int8_weights
 from bothways.export.model_graph import ExportedPart, build_graph, head_kind
 from bothways.export.verification import Comparison, compare
 from bothways.hub.hf_config import RECORD
-from bothways.hub.model_folder import VERSION, VOCABULARY, vocabulary_digest
+from bothways.hub.model_folder import VERSION, VOCABULARY, file_content, vocabulary_digest
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.hub.sentence_transformers import program_files
 from bothways.model.model import Model
@@ -60,7 +60,8 @@ _TOKENIZER_FILES = (
     "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model",
 )  # fmt: skip
 _OURS = (
-    *_TOKENIZER_FILES, "config.json", RECORD, "modules.json", "1_Pooling", "2_Normalize",
+    *_TOKENIZER_FILES, "config.json", RECORD, "modules.json",
+    "[0-9]_Pooling", "[0-9]_Dense", "[0-9]_Normalize",
     "sentence_bert_config.json", "config_sentence_transformers.json", "onnx", "openvino",
 )  # fmt: skip
 
@@ -210,8 +211,7 @@ def _write_companions(
         files |= program_files(part.sentence, model)
     for name, tree in files.items():
         (hidden / name).parent.mkdir(exist_ok=True)
-        text = json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
-        (hidden / name).write_text(text, encoding="utf8")
+        (hidden / name).write_bytes(file_content(tree))
 
 
 def _save(graph: onnx.ModelProto, file: Path) -> None:
@@ -276,7 +276,7 @@ def _check_replaceable(place: Path) -> None:
     if place.exists() and not place.is_dir():
         raise FolderError("is a file, not a folder", where=place, fix="Choose another folder.")
     held = sorted(path.name for path in place.iterdir()) if place.exists() else []
-    foreign = [name for name in held if name not in _OURS]
+    foreign = [name for name in held if not any(fnmatch.fnmatch(name, own) for own in _OURS)]
     if foreign:
         what = f"holds files that are not of an export, which would be lost: {listed(foreign)}"
         raise FolderError(what, where=place, fix="Choose an empty or a new folder.")

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import nn
+from typing_extensions import assert_never
 
 from bothways._version import __version__
 from bothways.core.errors import FolderError
 from bothways.export.builder import LOWEST, GraphBuilder
 from bothways.export.encoder_graph import EncoderGraph, GlobalRule, Separators
-from bothways.hub.sentence_transformers import SentenceEncoderConfig
+from bothways.hub.sentence_transformers import Pooling, SentenceEncoderConfig
 from bothways.model.encoder import Encoder
 from bothways.model.head_modules import (
     DeepOutput,
@@ -38,6 +39,7 @@ from bothways.model.head_modules import (
 )
 from bothways.model.model import Model
 from bothways.prediction.session_model import HEAD
+from bothways.tasks.sentence_embedding.task import projection_of
 
 if TYPE_CHECKING:
     import onnx
@@ -143,8 +145,7 @@ class _HeadGraph:
                 }
                 if part.sentence is not None:
                     graph.rename(self._sentence(x, part.sentence), "sentence_embedding")
-                    kept = part.sentence.components
-                    known["sentence_embedding"] = (ROWS, min(kept or width, width))
+                    known["sentence_embedding"] = (ROWS, self._width(part.sentence))
                 return known
             case "span":
                 starts, ends = graph.split(
@@ -251,18 +252,54 @@ class _HeadGraph:
         count = graph.op("Max", graph.op("Cast", self._lengths(), to=1), graph.number(1.0))
         return graph.op("Div", total, count)
 
-    def _sentence(self, x: str, config: SentenceEncoderConfig) -> str:
-        """Return the vector of each row, as `tasks.sentence_embedding` computes it."""
+    def _width(self, config: SentenceEncoderConfig) -> int:
+        """Return the number of components of a text's vector."""
+        projection = projection_of(self.model)
+        modes = 1 if isinstance(config.pooling, str) else len(config.pooling)
+        width = self.encoder.config.width * modes if projection is None else projection.outputs
+        return min(config.components or width, width)
+
+    def _pool(self, x: str, pooling: Pooling) -> str:
+        """Return the pooled vector of each row."""
         graph = self.graph
-        match config.pooling:
+        match pooling:
             case "cls":
-                x = graph.op("Squeeze", self._first(x), graph.wholes(1))
+                return graph.op("Squeeze", self._first(x), graph.wholes(1))
+            case "lasttoken":
+                last = graph.op("Sub", self._lengths(), graph.whole(1))  # (rows, 1)
+                return graph.op("GatherND", x, last, batch_dims=1)
             case "mean":
-                x = self._mean(x)
+                return self._mean(x)
             case "max":
                 keep = graph.unsqueeze(graph.op("Cast", self.encoder.mask, to=9), 2)
                 shown = graph.op("Where", keep, x, graph.number(LOWEST))
-                x = graph.op("ReduceMax", shown, axes=(1,), keepdims=0)
+                return graph.op("ReduceMax", shown, axes=(1,), keepdims=0)
+            case "mean_sqrt_len_tokens":
+                count = graph.op("Max", graph.op("Cast", self._lengths(), to=1), graph.number(1.0))
+                return graph.op("Mul", self._mean(x), graph.op("Sqrt", count))
+            case "weightedmean":
+                # Tokens from 1 on; the padding after them counts on and is masked.
+                mask = graph.op("Cast", self.encoder.mask, to=1)
+                counts = graph.op("CumSum", mask, graph.whole(1))
+                weights = graph.op("Mul", counts, mask)  # (rows, length)
+                keep = graph.unsqueeze(weights, 2)
+                total = graph.op("ReduceSum", graph.op("Mul", x, keep), graph.wholes(1), keepdims=0)
+                weight = graph.op("ReduceSum", weights, graph.wholes(1), keepdims=1)
+                return graph.op("Div", total, graph.op("Max", weight, graph.number(1.0)))
+            case _:
+                assert_never(pooling)
+
+    def _sentence(self, x: str, config: SentenceEncoderConfig) -> str:
+        """Return the vector of each row, as `tasks.sentence_embedding` computes it."""
+        graph = self.graph
+        modes = (config.pooling,) if isinstance(config.pooling, str) else config.pooling
+        pooled = [self._pool(x, mode) for mode in modes]
+        x = pooled[0] if len(pooled) == 1 else graph.op("Concat", *pooled, axis=-1)
+        if (projection := projection_of(self.model)) is not None:
+            for layer, activation in zip(projection.layers, projection.activations, strict=True):
+                assert isinstance(layer, nn.Linear)
+                x = graph.dense(x, layer)
+                x = x if activation is None else graph.activate(activation, x)
         if config.normalised:
             norm = graph.op("ReduceL2", x, axes=(-1,), keepdims=1)
             x = graph.op("Div", x, graph.op("Max", norm, graph.number(1e-12)))

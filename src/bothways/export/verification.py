@@ -20,7 +20,7 @@ from bothways.hub.sentence_transformers import SentenceEncoderConfig
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
 from bothways.prediction.session_model import Run, SessionModel, padded_inputs
-from bothways.tasks.sentence_embedding.task import pool
+from bothways.tasks.sentence_embedding.task import pool, projection_of
 
 TOLERANCE = 1e-4
 """The largest difference of an output, as a share of the largest output, at least of 1."""
@@ -77,7 +77,7 @@ def compare(model: Model, part: ExportedPart, run: Run, runtime: str) -> Compari
         ours = head_outputs(model, part.head, batch)
         shares.append(_share(ours, head_outputs(session, part.head, batch)) / TOLERANCE)
         if part.sentence is not None:
-            vectors = sentence_vectors(ours, batch.layout, part.sentence)
+            vectors = sentence_vectors(model, ours, batch.layout, part.sentence)
             given = padded_inputs(config, part.head, batch)
             theirs = torch.from_numpy(run(given)["sentence_embedding"])
             limit = UNIT_TOLERANCE if part.sentence.normalised else TOLERANCE
@@ -93,9 +93,13 @@ def head_outputs(model: Model, head: HeadKind, batch: Batch) -> Tensor:
     return rows.view(len(rows), -1)
 
 
-def sentence_vectors(x: Tensor, layout: Layout, config: SentenceEncoderConfig) -> Tensor:
+def sentence_vectors(
+    model: Model, x: Tensor, layout: Layout, config: SentenceEncoderConfig
+) -> Tensor:
     """Return the vector of each sequence from those of its tokens."""
     vectors = pool(x, layout, config.pooling)
+    if (projection := projection_of(model)) is not None:
+        vectors = projection(vectors)
     if config.normalised:
         vectors = torch.nn.functional.normalize(vectors, dim=-1)
     return vectors[:, : config.components]

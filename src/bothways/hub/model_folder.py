@@ -365,8 +365,7 @@ def save_model(
     with replace_folder(place) as hidden:
         for name, tree in files.items():
             (hidden / name).parent.mkdir(exist_ok=True)
-            text = json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
-            (hidden / name).write_text(text, encoding="utf8")
+            (hidden / name).write_bytes(file_content(tree))
         text = render_card(card or Card(), architecture)
         (hidden / "README.md").write_text(text, encoding="utf8")
         if tokenizer is not None:
@@ -378,6 +377,13 @@ def save_model(
         # safetensors creates files that only their owner can read, whatever the umask.
         weights.chmod((hidden / RECORD).stat().st_mode)
     return architecture
+
+
+def file_content(tree: Any) -> bytes:
+    """Return what a file holds: JSON of a tree, or bytes as they are."""
+    if isinstance(tree, bytes):
+        return tree
+    return (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _check_replaceable(place: Path) -> None:

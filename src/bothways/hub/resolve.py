@@ -15,7 +15,9 @@ from bothways.core.urls import local_path, require_utf8
 MODULES, PROGRAM = "modules.json", "config_sentence_transformers.json"
 """Files of sentence-transformers: the modules of a model, and the settings of the program."""
 CONFIG_FILES = ("config.json", MODULES)
-SENTENCE_FILES = ("sentence_bert_config.json", PROGRAM, "[0-9]_Pooling*", "[0-9]_Normalize*")
+SENTENCE_FILES = (
+    "sentence_bert_config.json", PROGRAM, "[0-9]_Pooling*", "[0-9]_Dense*", "[0-9]_Normalize*",
+)  # fmt: skip
 """Files and folders that sentence-transformers adds."""
 MODEL_FILES = (
     *CONFIG_FILES, *SENTENCE_FILES, "adapter_config.json", "bothways.json", "tokenizer.json",

@@ -1,10 +1,10 @@
 """The files that sentence-transformers adds to a model folder, read and written.
 
 The folder of a sentence encoder is a chain of modules: the Transformer, then Pooling of its last
-layer, then perhaps Normalize; the program may keep only the first components of the vectors. That
-of a cross-encoder is the Transformer alone, whose label head gives the scores. Every other module
-and setting would change the results, so it is refused. The files are written in their older form,
-which all versions of sentence-transformers read.
+layer, then perhaps Dense layers, then perhaps Normalize; the program may keep only the first
+components of the vectors. That of a cross-encoder is the Transformer alone, whose label head gives
+the scores. Every other module and setting would change the results, so it is refused. The files
+are written in their older form, which all versions of sentence-transformers read.
 
 Versions of the program record a cross-encoder in different places: up to 3 in config.json as
 `sbert_ce_default_activation_function`, 4 and 5 there in the section `sentence_transformers`, and 6
@@ -14,10 +14,15 @@ in config_sentence_transformers.json.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
+import safetensors.torch
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 from typing_extensions import assert_never
 
 from bothways.core.errors import FolderError
@@ -26,29 +31,68 @@ from bothways.hub.hf_config import write_hf_config
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import save_model
 from bothways.hub.resolve import MODULES, PROGRAM, is_inside, modules_folder
+from bothways.hub.weight_files import open_weights
+from bothways.kernels.linear import on_round_rows
+from bothways.model.activation import Activation, activate
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
 
-Pooling = Literal["cls", "mean", "max"]
-Activation = Literal["sigmoid", "identity"]
+Pooling = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+"""How the vectors of tokens become one, in the order in which older files join several of them."""
+ScoreActivation = Literal["sigmoid", "identity"]
 """How a cross-encoder's score is made of its logit."""
+PROJECTION = "projection"
+"""The name of the Dense layers among the heads of a model that was opened for embedding."""
 _TRANSFORMER = "sentence_bert_config.json"
 SIMILARITY = "similarity_fn_name"
 """A setting of the program that is kept as it was read."""
 _CUT, _DEFAULT = "truncate_dim", "default_prompt_name"
 _KEYS: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
 }
 _STEM = "pooling_mode_"
 _SECTION, _OLDEST = "sentence_transformers", "sbert_ce_default_activation_function"
 """Where config.json names the activation of a cross-encoder."""
-_ACTIVATIONS: dict[Activation, str] = {
+_SCORE_ACTIVATIONS: dict[ScoreActivation, str] = {
     "sigmoid": "torch.nn.modules.activation.Sigmoid",
     "identity": "torch.nn.modules.linear.Identity",
 }
-_FIX = "Supported are Transformer, Pooling by cls, mean or max, and perhaps Normalize."
+_DENSE_ACTIVATIONS: dict[str, Activation | Literal["tanh"] | None] = {
+    "torch.nn.modules.activation.Tanh": "tanh",
+    "torch.nn.modules.linear.Identity": None,
+    "torch.nn.modules.activation.GELU": "gelu",
+    "torch.nn.modules.activation.ReLU": "relu",
+    "torch.nn.modules.activation.SiLU": "silu",
+}
+_FIX = "Supported are Transformer, Pooling, then perhaps Dense layers and Normalize."
+
+
+class Projection(nn.Module):
+    """Dense layers on the vectors of texts: the modules Dense of sentence-transformers.
+
+    Args:
+        layers: the dense layers, the first of which reads pooled vectors.
+        activations: applied after each of them; None for none.
+    """
+
+    def __init__(
+        self, layers: Many[nn.Linear], activations: Many[Activation | Literal["tanh"] | None]
+    ) -> None:
+        super().__init__()
+        self.inputs, self.outputs = layers[0].in_features, layers[-1].out_features
+        self.layers, self.activations = nn.ModuleList(layers), tuple(activations)
+
+    def forward(self, x: Float[Tensor, "texts inputs"]) -> Float[Tensor, "texts outputs"]:
+        """Return the projected vectors."""
+        for layer, activation in zip(self.layers, self.activations, strict=True):
+            x = on_round_rows(layer, x)
+            x = x if activation is None else activate(activation, x)
+        return x
 
 
 @dataclass(frozen=True)
@@ -56,7 +100,7 @@ class SentenceEncoderConfig:
     """How the vectors of tokens become the vector of a text.
 
     Attributes:
-        pooling: which vectors are pooled.
+        pooling: how the vectors of tokens are pooled; of several ways the vectors are joined.
         normalised: whether the vector is scaled to length 1.
         components: the number of components that are kept; None means all.
         length: the longest text, in tokens.
@@ -65,7 +109,7 @@ class SentenceEncoderConfig:
         include_prompt: whether the tokens of a prompt are pooled.
     """
 
-    pooling: Pooling
+    pooling: Pooling | tuple[Pooling, ...]
     normalised: bool
     components: int | None
     length: int
@@ -85,7 +129,7 @@ class CrossEncoderConfig:
         prompt_name: the prompt that is used by default; None for none.
     """
 
-    activation: Activation
+    activation: ScoreActivation
     length: int
     prompts: Mapping[str, str] = field(default_factory=dict)
     prompt_name: str | None = None
@@ -122,17 +166,67 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
         return None
     chain = _read_modules(whole / MODULES)
     kinds = [kind for kind, _ in chain]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+    dense, normalised = kinds.count("Dense"), kinds[-1:] == ["Normalize"]
+    if kinds != ["Transformer", "Pooling"] + ["Dense"] * dense + ["Normalize"] * normalised:
         raise FolderError(_has_modules(kinds), where=whole / MODULES, fix=_FIX)
-    path = chain[1][1]
-    if not is_inside(path):
-        what = f"the folder of a module must be in the model's folder, not {path!r:.80}"
-        raise FolderError(what, where=whole / MODULES, fix="Copy the model again.")
-    pooling, include_prompt = _read_pooling(whole / path / "config.json")
+    for _, path in chain[1:]:
+        if not is_inside(path):
+            what = f"the folder of a module must be in the model's folder, not {path!r:.80}"
+            raise FolderError(what, where=whole / MODULES, fix="Copy the model again.")
+    pooling, include_prompt = _read_pooling(whole / chain[1][1] / "config.json")
     components, prompts = _read_components(program, file), _read_prompts(program, file)
-    return SentenceEncoderConfig(
-        pooling, len(kinds) == 3, components, length, *prompts, include_prompt
-    )
+    return SentenceEncoderConfig(pooling, normalised, components, length, *prompts, include_prompt)
+
+
+def read_projection(folder: Path) -> Projection | None:
+    """Return the Dense layers of a folder with their weights; None where there are none.
+
+    Raises:
+        FolderError: the files of a layer are missing or damaged, or it has a setting that is not
+            supported.
+    """
+    whole = modules_folder(folder)
+    chain = _read_modules(whole / MODULES)
+    read = [_read_dense(whole / path) for kind, path in chain if kind == "Dense"]
+    return Projection(*zip(*read, strict=True)) if read else None
+
+
+def _read_dense(folder: Path) -> tuple[nn.Linear, Activation | Literal["tanh"] | None]:
+    """Return a Dense layer and its activation."""
+    file = folder / "config.json"
+    if not file.is_file():
+        what = f"names a module Dense, and {folder.name}/config.json is missing"
+        raise FolderError(what, where=folder.parent / MODULES, fix="Copy the model again.")
+    raw = {
+        "bias": True, "activation_function": "torch.nn.modules.activation.Tanh",
+        "module_input_name": "sentence_embedding", "module_output_name": None,
+        "use_residual": False, **read_object(file, FolderError),
+    }  # fmt: skip
+    name = raw.pop("activation_function")
+    if name not in _DENSE_ACTIVATIONS:
+        known = ", ".join(path.rpartition(".")[2] for path in _DENSE_ACTIVATIONS)
+        what = f"has the activation {name!r:.80}"
+        raise FolderError(what, where=file, fix=f"Supported are those of torch: {known}.")
+    inputs, outputs, bias = (raw.pop(key, None) for key in ("in_features", "out_features", "bias"))
+    if raw.pop("module_output_name") not in (None, "sentence_embedding"):
+        raw["module_output_name"] = "another name"
+    plain = {"module_input_name": "sentence_embedding", "use_residual": False}
+    unsupported = [key for key, value in raw.items() if key not in plain or plain[key] != value]
+    if unsupported:
+        what = f"has settings that are not supported: {', '.join(unsupported)[:200]}"
+        raise FolderError(what, where=file, fix=_FIX)
+    weights = open_weights(folder)
+    shapes = {"linear.weight": (outputs, inputs)} | ({"linear.bias": (outputs,)} if bias else {})
+    if {name: tuple(shape) for name, shape in weights.shapes.items()} != shapes:
+        what = f"holds {dict(weights.shapes)!r:.200}, and its config.json says {shapes!r:.200}"
+        raise FolderError(what, where=weights.file, fix="Copy the model again.")
+    with torch.device("meta"):  # without drawing numbers
+        layer = nn.Linear(inputs, outputs, bias=bool(bias))
+    layer.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in ("weight", "bias") if bias else ("weight",):
+            getattr(layer, parameter).copy_(weights.read(f"linear.{parameter}"))
+    return layer, _DENSE_ACTIVATIONS[name]
 
 
 def _has_modules(kinds: list[str]) -> str:
@@ -143,10 +237,12 @@ def _has_activation(section: Any) -> bool:
     return isinstance(section, dict) and "activation_fn" in section
 
 
-def _read_activation(named: list[Any], folder: Path) -> Activation:
+def _read_activation(named: list[Any], folder: Path) -> ScoreActivation:
     """Return the last activation that is named, by its class; without any that of one label."""
-    name = next((each for each in reversed(named) if each is not None), _ACTIVATIONS["sigmoid"])
-    kinds = {path.rpartition(".")[2]: activation for activation, path in _ACTIVATIONS.items()}
+    name = next(
+        (each for each in reversed(named) if each is not None), _SCORE_ACTIVATIONS["sigmoid"]
+    )
+    kinds = {path.rpartition(".")[2]: activation for activation, path in _SCORE_ACTIVATIONS.items()}
     kind = str(name).rpartition(".")[2]
     if kind not in kinds:
         what = f"scores are made by {name!r:.80}"
@@ -180,23 +276,23 @@ def _read_modules(file: Path) -> list[tuple[str, str]]:
         raise FolderError(what, where=file, fix=_FIX) from error
 
 
-def _read_pooling(file: Path) -> tuple[Pooling, bool]:
-    """Return the kind of pooling, and whether the tokens of a prompt are pooled."""
+def _read_pooling(file: Path) -> tuple[Pooling | tuple[Pooling, ...], bool]:
+    """Return how tokens are pooled, and whether those of a prompt are."""
     raw = read_object(file, FolderError)
     modes: Any = raw.get("pooling_mode")
     if modes is None:
-        on = (key for key, value in raw.items() if key.startswith(_STEM) and value)
-        modes = [_KEYS.get(key, key.removeprefix(_STEM)) for key in on]
+        on = {key for key, value in raw.items() if key.startswith(_STEM) and value}
+        modes = [mode for key, mode in _KEYS.items() if key in on] + sorted(on - {*_KEYS})
     modes = modes if isinstance(modes, list) else [modes]
     names: dict[Any, Pooling] = {name: name for name in get_args(Pooling)}
-    if len(modes) != 1 or not isinstance(modes[0], str) or modes[0] not in names:
+    if not modes or not all(isinstance(mode, str) and mode in names for mode in modes):
         what = f"pools by {' and '.join(map(str, modes))[:80] or 'nothing'}"
-        raise FolderError(what, where=file, fix=_FIX)
+        raise FolderError(what, where=file, fix=f"Supported are {', '.join(names)}.")
     include_prompt = raw.get("include_prompt", True)
     if not isinstance(include_prompt, bool):
         what = f"include_prompt must be true or false, not {include_prompt!r:.40}"
         raise FolderError(what, where=file, fix="Copy the model again.")
-    return names[modes[0]], include_prompt
+    return modes[0] if len(modes) == 1 else tuple(modes), include_prompt
 
 
 def _read_components(program: Mapping[str, Any], file: Path) -> int | None:
@@ -236,28 +332,36 @@ def save_sentence_folder(
         FolderError: transformers has no class for the model; else as `save_model`.
         ResourceError: as `save_model`.
     """
+    files = program_files(config, model)
+    if PROJECTION in model.heads:  # is in files of its own
+        heads = {kind: head for kind, head in model.heads.items() if kind != PROJECTION}
+        whole, model = model, Model(model.config, (), model.encoder)
+        model.specification, model.kept = whole.specification, whole.kept
+        model.heads = nn.ModuleDict(heads)
     architecture = write_hf_config(model, tokenizer, (), None, Path(folder)).architecture
     if architecture is None or architecture.own:
         what = "transformers has no class for this model, and sentence-transformers needs one"
         fix = "Save it with save_model, for use with bothways."
         raise FolderError(what, where=folder, fix=fix)
-    extra_files = program_files(config, model)
-    save_model(folder, model, tokenizer, card=card, extra=extra, extra_files=extra_files)
+    save_model(folder, model, tokenizer, card=card, extra=extra, extra_files=files)
 
 
-def program_files(config: ProgramConfig, model: Model | None = None) -> dict[str, Any]:
-    """Return the files of sentence-transformers by name, to be written as JSON.
+def program_files(
+    config: ProgramConfig, model: Model | None = None, projection: Projection | None = None
+) -> dict[str, Any]:
+    """Return the files of sentence-transformers by name: bytes, and what is written as JSON.
 
     What is for config.json are settings in addition to the model's own.
 
     Args:
         model: a sentence encoder; of a cross-encoder it is not needed.
+        projection: its Dense layers, where they are not among its heads.
     """
     prompts = {"prompts": dict(config.prompts), _DEFAULT: config.prompt_name}
     transformer = {"max_seq_length": config.length, "do_lower_case": False}
     match config:
         case CrossEncoderConfig():
-            path = _ACTIVATIONS[config.activation]
+            path = _SCORE_ACTIVATIONS[config.activation]
             of_task = {
                 "transformer_task": "sequence-classification",
                 "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
@@ -271,15 +375,29 @@ def program_files(config: ProgramConfig, model: Model | None = None) -> dict[str
             }
         case SentenceEncoderConfig():
             assert model is not None
-            modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
-            modules += [("2_Normalize", "Normalize")] if config.normalised else []
+            if PROJECTION in model.heads:
+                projection = cast("Projection", model.heads[PROJECTION])
+            dense = [] if projection is None else _dense_files(projection)
+            kinds = ["Pooling", *("Dense" for _ in dense), *(["Normalize"] * config.normalised)]
+            modules = [("", "Transformer")] + [
+                (f"{at}_{kind}", kind) for at, kind in enumerate(kinds, 1)
+            ]
+            modes = (config.pooling,) if isinstance(config.pooling, str) else config.pooling
+            pooling: dict[str, Any] = {key: mode in modes for key, mode in _KEYS.items()}
+            if modes != tuple(mode for mode in _KEYS.values() if mode in modes):
+                pooling = {"pooling_mode": modes}  # in an order that older files cannot express
             similarity = model.kept.get(PROGRAM, {}).get(SIMILARITY, "cosine")
             return {
                 MODULES: _chain(modules),
                 "1_Pooling/config.json": {
                     "word_embedding_dimension": model.config.width,
-                    **{key: mode == config.pooling for key, mode in _KEYS.items()},
+                    **pooling,
                     "include_prompt": config.include_prompt,
+                },
+                **{
+                    f"{at}_Dense/{name}": content
+                    for at, files in enumerate(dense, 2)
+                    for name, content in files.items()
                 },
                 _TRANSFORMER: transformer,
                 PROGRAM: {
@@ -304,7 +422,27 @@ def kept_files(folder: Path, model: Model, length: int | None = None) -> dict[st
     config = read_program_config(folder, model.config.max_positions)
     if config is None:
         return {}
-    return program_files(replace(config, length=length or config.length), model)
+    config = replace(config, length=length or config.length)
+    return program_files(config, model, read_projection(folder))
+
+
+def _dense_files(projection: Projection) -> list[dict[str, Any]]:
+    """Return the files of each Dense layer."""
+    paths = {activation: path for path, activation in _DENSE_ACTIVATIONS.items()}
+    return [
+        {
+            "config.json": {
+                "in_features": layer.in_features,
+                "out_features": layer.out_features,
+                "bias": layer.bias is not None,
+                "activation_function": paths[activation],
+            },
+            "model.safetensors": safetensors.torch.save(
+                {f"linear.{name}": x.detach().cpu() for name, x in layer.state_dict().items()}
+            ),
+        }
+        for layer, activation in zip(projection.layers, projection.activations, strict=True)
+    ]
 
 
 def _chain(modules: list[tuple[str, str]]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, get_args
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -20,20 +20,20 @@ from numpy.typing import NDArray
 from bothways.core.atomic_files import check_output_path, replace_file
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, optional
+from bothways.hub.sentence_transformers import Pooling
 from bothways.prediction.engine import PredictConfig, PredictionCounts, predict
 from bothways.tasks.base import EncodedExample, Output, TaskLearner
 from bothways.tasks.predictions import VectorPrediction
 from bothways.tasks.sentence_embedding.sts import Agreement, Correlation, gold_score
 from bothways.tasks.sentence_embedding.task import (
     Embedder,
-    Pooling,
     SentenceEmbeddingTask,
     pool,
     skipped,
 )
 from bothways.tasks.text_examples import TextExample
 
-POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+POOLINGS: tuple[Pooling, ...] = ("cls", "mean", "max")
 WINDOW = 256
 """Maximum number of pairs whose layers are held at once."""
 GROUP = 1024

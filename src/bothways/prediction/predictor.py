@@ -29,10 +29,12 @@ from bothways.hub.hf_config import RECORD
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.resolve import PROGRAM, resolve_run
 from bothways.hub.sentence_transformers import (
+    PROJECTION,
     SIMILARITY,
     CrossEncoderConfig,
     SentenceEncoderConfig,
     read_program_config,
+    read_projection,
 )
 from bothways.prediction.engine import (
     DEFAULT_PREDICT,
@@ -605,6 +607,9 @@ def _bind(
     record = _record(loaded, None if name is None else task_kind(name))
     task = configs.load(type(record.task), base=record.task, overrides=settings)
     _check_heads(task, loaded)
+    projection = read_projection(loaded.folder) if task.name == "embed" else None
+    if projection is not None:
+        loaded.model.heads[PROJECTION] = projection
     known = (length, record.length, loaded.model.config.max_positions)
     longest = next(value for value in known if value is not None)
     tokenizer = loaded.tokenizer()

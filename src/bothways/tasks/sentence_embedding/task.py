@@ -1,8 +1,8 @@
 """Sentence vectors: a text's token vectors pooled into one (Devlin et al. 2018, section 5.3).
 
 One layer or several are combined token by token; then the tokens of a text are pooled: their mean,
-their maximum, or [CLS]. Pairs of texts give two vectors and their cosine, which can be scored
-against a gold similarity.
+their maximum, [CLS] … Dense layers of a sentence-transformers folder project the result. Pairs of
+texts give two vectors and their cosine, which can be scored against a gold similarity.
 
 The mean and the maximum include [CLS] and [SEP], as in sentence-transformers. They are computed
 over the segments of the packed batch, so there is no padding to mask. The best layer and pooling
@@ -12,11 +12,12 @@ depend on the model: `prediction.layer_sweep` measures all of them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -35,6 +36,9 @@ from bothways.core.sequence import Ids, Sequence
 from bothways.core.targets import Targets
 from bothways.hub.model_card import Card
 from bothways.hub.sentence_transformers import (
+    PROJECTION,
+    Pooling,
+    Projection,
     SentenceEncoderConfig,
     save_sentence_folder,
 )
@@ -50,7 +54,6 @@ from bothways.tasks.text_encoding import EncodedTexts
 from bothways.tasks.text_examples import NOT_NAMED, TextColumns, TextExample
 from bothways.text.tokenizer import Tokenizer
 
-Pooling = Literal["cls", "mean", "max"]
 STS = TextColumns("sentence1", "sentence2", "score")
 """The columns of the Semantic Textual Similarity benchmark in GLUE."""
 
@@ -84,7 +87,10 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
     """One vector for a text.
 
     Attributes:
-        pooling: how token vectors become one: that of [CLS], the mean, or the maximum by component.
+        pooling: how token vectors become one, by the names of sentence-transformers: that of [CLS]
+            ("cls") or of the last token ("lasttoken"), the mean, the sum by the root of the length
+            ("mean_sqrt_len_tokens"), the mean weighted by the position from 1 ("weightedmean"), or
+            the maximum by component ("max"). Of several ways the vectors are joined.
         layers: the layers that are read: 0 for the embeddings, 1 for the first block, −1 for the
             last one. (−4, −3, −2, −1) with "concat" is the best choice for frozen features in the
             paper (table 7).
@@ -98,7 +104,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
 
     metric: ClassVar[str] = "spearman"
 
-    pooling: Pooling = "mean"
+    pooling: Pooling | tuple[Pooling, ...] = "mean"
     layers: tuple[int, ...] = (-1,)
     combine: Literal["mean", "concat"] = "mean"
     normalised: bool = False
@@ -111,6 +117,9 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         require_at_least(1, components=self.components)
         if not self.layers:
             raise ConfigError("must name at least one layer", where="layers", fix=LAST)
+        if not self.pooling:
+            what = "must name at least one way of pooling"
+            raise ConfigError(what, where="pooling", fix='The usual one is "mean".')
 
     def usual_columns(self, labelled: bool) -> TextColumns:
         """Return the columns to read where none are asked for."""
@@ -175,7 +184,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         if len(outputs) == 1:
             return outputs[0]
         rows = np.stack(outputs).astype(np.float64)
-        mean = self.pooling != "max"
+        mean = "max" not in self.pooling
         vector = np.average(rows, axis=0, weights=sizes) if mean else rows.max(0)
         scale = max(float(np.linalg.norm(vector)), TINY) if self.normalised else 1.0
         result: NDArray[np.float32] = (vector / scale).astype(np.float32)
@@ -205,13 +214,30 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
 
     def width(self, model: Model) -> int:
         """Return the number of components of a vector."""
-        width = model.config.width * (len(self.layers) if self.combine == "concat" else 1)
+        projection = projection_of(model)
+        width = self.pooled_width(model) if projection is None else projection.outputs
         return width if self.components is None else min(width, self.components)
+
+    def pooled_width(self, model: Model) -> int:
+        """Return the number of components of a pooled vector."""
+        layers = len(self.layers) if self.combine == "concat" else 1
+        poolings = 1 if isinstance(self.pooling, str) else len(self.pooling)
+        return model.config.width * layers * poolings
 
     def learner(
         self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> Embedder:
-        """Bind the task to any model; ConfigError for a layer that it does not have."""
+        """Bind the task to any model.
+
+        Raises:
+            ConfigError: a layer that the model does not have, or pooled vectors that its Dense
+                layers do not read.
+        """
+        projection, width = projection_of(model), self.pooled_width(model)
+        if projection is not None and projection.inputs != width:
+            what = f"gives {width} components, and the folder's Dense layer reads "
+            what += f"{projection.inputs}"
+            raise ConfigError(what, where="pooling", fix="Leave out pooling, layers and combine.")
         depth = model.config.depth
         wrong = [layer for layer in self.layers if not -depth - 1 <= layer <= depth]
         if wrong:
@@ -241,22 +267,47 @@ def skipped(batch: Batch) -> Int[Tensor, " sequences"] | None:
 def pool(
     x: Float[Tensor, "tokens width"],
     layout: Layout,
-    pooling: Pooling,
+    pooling: Pooling | tuple[Pooling, ...],
     skip: Int[Tensor, " sequences"] | None = None,
-) -> Float[Tensor, "sequences width"]:
+) -> Float[Tensor, "sequences pooled"]:
     """Return one vector for each sequence of a packed batch, in fp32; `skip` as in `skipped`."""
-    first, bounds = layout.first_tokens, layout.cu_seqlens
+    if not isinstance(pooling, str):
+        return torch.cat([pool(x, layout, mode, skip) for mode in pooling], dim=-1)
+    if (token := one_token(layout, pooling, skip)) is not None:
+        return x[token].float()
+    bounds, weights = layout.cu_seqlens, (layout.positions + 1).to(torch.float32)
+    if skip is not None:  # the other tokens keep the weights of their positions
+        pooled = layout.positions >= skip[layout.sequence_ids]
+        x, weights = x[pooled], weights[pooled]
+        bounds = torch.cat([bounds[:1], (bounds.diff() - skip).cumsum(0)])
+    reduce = functools.partial(torch.segment_reduce, offsets=bounds, axis=0)
+    result: Tensor
+    match pooling:
+        case "mean_sqrt_len_tokens":
+            result = reduce(x.float(), "sum") / bounds.diff()[:, None].sqrt()
+        case "weightedmean":
+            result = reduce(x.float() * weights[:, None], "sum") / reduce(weights, "sum")[:, None]
+        case _:
+            result = reduce(x.float(), pooling)
+    return result
+
+
+def one_token(
+    layout: Layout, pooling: Pooling | tuple[Pooling, ...], skip: Int[Tensor, " sequences"] | None
+) -> Int[Tensor, " sequences"] | None:
+    """Return the token whose vector is that of its sequence; None where all are pooled."""
     match pooling:
         case "cls":
-            return x[first if skip is None else first + skip].float()
-        case "mean" | "max":
-            if skip is not None:
-                x = x[layout.positions >= skip[layout.sequence_ids]]
-                bounds = torch.cat([bounds[:1], (bounds.diff() - skip).cumsum(0)])
-            result: Tensor = torch.segment_reduce(x.float(), pooling, offsets=bounds, axis=0)
-            return result
+            return layout.first_tokens if skip is None else layout.first_tokens + skip
+        case "lasttoken":
+            return layout.last_tokens
         case _:
-            assert_never(pooling)
+            return None
+
+
+def projection_of(model: Model) -> Projection | None:
+    """Return the Dense layers of a model that was opened for embedding, if it has any."""
+    return cast("Projection", model.heads[PROJECTION]) if PROJECTION in model.heads else None
 
 
 class Embedder(TaskLearner[TextExample, VectorPrediction]):
@@ -267,10 +318,12 @@ class Embedder(TaskLearner[TextExample, VectorPrediction]):
     def outputs(self, batch: Batch) -> list[Output]:
         """Return the vector of each sequence `(task.width)`."""
         task = self.task
-        skip, first = skipped(batch), batch.layout.first_tokens
-        only = None if task.pooling != "cls" else first if skip is None else first + skip
+        skip = skipped(batch)
+        only = one_token(batch.layout, task.pooling, skip)
         x = self._tokens(self.model.encoder(batch, keep_layers=task.layers != (-1,), only=only))
         vectors = pool(x, batch.layout, task.pooling, skip)
+        if (projection := projection_of(self.model)) is not None:
+            vectors = projection(vectors)
         if task.normalised:
             # As torch.nn.functional.normalize, in three operations instead of five.
             norms = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
