@@ -198,3 +198,13 @@ def test_an_upload_without_a_network_is_one_message(
     with pytest.raises(FolderError) as refused:
         bothways.push_to_hub(folder, "me/my-model")
     assert refused.value.where == "me/my-model"
+
+
+def test_vectors_have_the_same_bits_in_any_company(folder: Path, embed: Any) -> None:
+    """As those of `bothways embed`."""
+    command = bothways.load(folder, "embed", batch_invariant=True)
+    assert embed.learner.model.batch_invariant == command.learner.model.batch_invariant
+    many = embed.encode(TEXTS)
+    np.testing.assert_array_equal(many, command.encode(TEXTS))
+    if embed.learner.model.batch_invariant:  # with the compiled kernels
+        np.testing.assert_array_equal(embed.encode(TEXTS[0]), many[0])

@@ -40,6 +40,7 @@ def load(
         length: maximum length of a text in tokens; `None` as in training.
         batch_invariant: whether a text has the same prediction in any company, to the bit, as
             `bothways predict` computes it; without it a short text alone is computed sooner.
+            Vectors of the task "embed" always are.
         runtime: "onnxruntime" or "openvino" computes the graph in a folder that
             `bothways.export_model` wrote.
         settings: settings of the task, such as `pooling="cls"` or `top=3`.

@@ -80,7 +80,7 @@ class Predictor:
         task: the task with its model, on its device.
         precision: of matrix products; a model that is prepared already keeps its own.
         batch_invariant: a text has the same result in every batch, to the bit; a short text alone
-            may then take twice as long.
+            may then take twice as long. Vectors always are.
         reopen: returns the task with the model as it is saved, for `unprepared`.
 
     Attributes:
@@ -100,6 +100,8 @@ class Predictor:
         batch_invariant: bool = False,
         reopen: Callable[[], TaskLearner[Any, Any]] | None = None,
     ) -> None:
+        # `bothways embed` and `encode` take the same kernels, and give the same bits.
+        batch_invariant = batch_invariant or isinstance(learner, Embedder)
         self._reopen, self._asked = reopen, (precision, batch_invariant)
         self._unprepared: TaskLearner[Any, Any] | None = None
         prepared = isinstance(learner.model, PreparedModel)
