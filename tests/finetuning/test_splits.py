@@ -143,6 +143,11 @@ def test_every_task_keeps_its_passages_together() -> None:
     train, dev = sides(TaggingTask(), sentences, lambda e: int(e.words[0][4:]) // 4)
     assert not train & dev
     assert len(dev) == 2
+    single = [  # as a file of columns without -DOCSTART- is read
+        dataclasses.replace(e, before=tuple(words[:n]), after=tuple(words[n + 1 :]))
+        for n, e in enumerate(sentences)
+    ]
+    assert len(split_examples(TaggingTask(), single, FIFTH).dev) == 8
     scores = [TextExample(f"text {n}", label=str(n)) for n in range(100)]
     _, dev = sides(RegressionTask(), scores, lambda e: int(e.label) // 10)
     assert len(dev) == 10

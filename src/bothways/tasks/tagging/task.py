@@ -212,7 +212,7 @@ class TaggingTask(Task[TagExample, TagPrediction]):
         return {**dict.fromkeys([*names, "accuracy"], "highest"), "loss": "lowest"}
 
     def passages(self, examples: Many[TagExample]) -> Many[Hashable]:
-        """Return the number of each sentence's document; without documents, the words."""
+        """Return the number of each sentence's document; without several, the words."""
         keys, document = list[Hashable](), 0
         last: TagExample | None = None
         for example in examples:
@@ -221,7 +221,7 @@ class TaggingTask(Task[TagExample, TagPrediction]):
             alone = not example.before and not example.after
             keys.append(example.words if alone else document)
             last = example
-        return keys
+        return keys if len({*keys}) > 1 else [example.words for example in examples]
 
     def stratum(self, example: TagExample) -> Hashable:
         """Return the tags that occur."""
