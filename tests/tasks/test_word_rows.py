@@ -89,7 +89,7 @@ def test_rows_in_memory_are_read_as_files(kind: str, tmp_path: Path) -> None:
         "dicts": frame.to_dict("records"),
         "dataset": datasets.Dataset.from_pandas(frame),
     }[kind]
-    examples, _, _ = _examples(rows, TaggingTask(), "train", SILENT)
+    examples = _examples(rows, TaggingTask(), "train", SILENT).examples
     assert [(e.words, e.tags) for e in examples] == [
         (("Anna", "sings"), ("B-per", "O")), (("in", "Oslo,"), ("O", "B-geo")),
     ]  # fmt: skip
