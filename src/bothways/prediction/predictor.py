@@ -336,7 +336,7 @@ class Predictor:
         return matrix[0] if one else matrix if convert_to_numpy else list(matrix)
 
     def similarity(self, first: Any, second: Any) -> Float32[np.ndarray, "first second"]:
-        """Return the similarity of each text or vector of `first` with each of `second`.
+        """Return the similarity of each of the first texts or vectors with each of the second.
 
         It is the function that a folder of sentence-transformers names, else the cosine.
 
@@ -389,7 +389,7 @@ class Predictor:
         """Return the metrics on labelled data, in constant memory.
 
         Args:
-            data: a file, a Hub data set, a reading, or rows; with `answers` inputs as for a call.
+            data: a file, a Hub data set, a reading, or rows; with answers inputs as for a call.
             answers: the right answer for each input, such as labels; None if the data has them.
 
         Raises:
