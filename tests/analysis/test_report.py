@@ -90,7 +90,7 @@ def test_confusions_and_classes_are_scikit_learns(opened: Predictor) -> None:
     truth = [example.label for example in EXAMPLES]
     predicted = [prediction.label for _, prediction in predict(opened.learner, EXAMPLES)]
     assert (
-        find(found, s.Confusion, "Confusion matrix").counts
+        find(found, s.ConfusionMatrix, "Confusion matrix").counts
         == confusion_matrix(truth, predicted).tolist()
     )
     scores = np.array(precision_recall_fscore_support(truth, predicted, zero_division=0.0)[:3])
@@ -198,7 +198,7 @@ def test_of_many_classes_the_worst_are_shown() -> None:
     counts = np.diag(np.full(size, 9))
     counts[40, 50], counts[3, 40], counts[60, 61] = 8, 5, 1
     matrix, pairs = confusion_sections(names, Confusion.of_matrix(counts))
-    assert isinstance(matrix, s.Confusion)
+    assert isinstance(matrix, s.ConfusionMatrix)
     assert isinstance(pairs, s.TableSection)
     assert len(matrix.labels) == MOST
     assert {names[place] for place in (3, 40, 50, 60, 61)} <= {*matrix.labels}
@@ -221,7 +221,7 @@ def test_of_many_classes_the_worst_are_shown() -> None:
 def test_few_classes_are_all_shown() -> None:
     counts = np.random.default_rng().integers(0, 9, (MOST, MOST))
     (matrix,) = confusion_sections([str(n) for n in range(MOST)], Confusion.of_matrix(counts))
-    assert isinstance(matrix, s.Confusion)
+    assert isinstance(matrix, s.ConfusionMatrix)
     assert matrix.counts == counts.tolist()
 
 

@@ -161,7 +161,7 @@ def test_tags_are_counted_and_shown() -> None:
         ["all", 2, 1, 0, 0, 1, 0],
     ]
     assert list(kinds.columns) == ["type", *OUTCOMES]
-    assert isinstance(confusions, s.Confusion)
+    assert isinstance(confusions, s.ConfusionMatrix)
     assert confusions.counts[1] == [1, 1, 0, 0, 0]
     assert isinstance(by_tag, s.TableSection)
     assert isinstance(curve, s.Curves)
@@ -377,7 +377,7 @@ def test_choices_are_counted_and_shown() -> None:
     for prediction in (wrong, right, right):
         choices.add(example, prediction)
     confusions, _, curve, _ = choices.sections()
-    assert isinstance(confusions, s.Confusion)
+    assert isinstance(confusions, s.ConfusionMatrix)
     assert confusions.counts == [[0, 0], [1, 2]]
     assert choices.baseline() == {"accuracy": 1.0}
     assert isinstance(curve, s.Curves)

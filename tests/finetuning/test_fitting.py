@@ -22,7 +22,7 @@ from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.tasks.catalogue import trainable_task
-from bothways.tasks.classification.task import ClassificationTask, Classifier
+from bothways.tasks.classification.task import ClassificationTask, TextClassifier
 from bothways.tasks.text_examples import TextExample
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Epochs, Steps
@@ -71,7 +71,7 @@ def test_packed_fine_tuning_is_padded_fine_tuning(world: int, tmp_path: Path) ->
     source = make_folder(tmp_path / "theirs", dropout=0.0)
     pretrained = load_model(source, [PoolerHead()]).model
     data = label(ClassificationTask(), make_tokenizer(tmp_path), make_examples(200, 2), [], LENGTH)
-    task = Classifier(
+    task = TextClassifier(
         ClassificationTask(),
         start_from(pretrained, (PoolerHead(), LabelHead(2, None)), seed=3),
         data.tokenizer,

@@ -30,7 +30,7 @@ from bothways.model.config import EncoderConfig, PreNorm
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.tasks.classification.task import ClassificationTask, Classifier
+from bothways.tasks.classification.task import ClassificationTask, TextClassifier
 from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW, ParameterRule
 from bothways.training.schedules import Constant
@@ -297,7 +297,7 @@ def test_patience_counts_evaluations_that_were_not_better(
     values = iter([0.1, 0.3, 0.2, 0.3, 0.9])
     for name in ("score", "score_tuned"):
         monkeypatch.setattr(
-            Classifier,
+            TextClassifier,
             name,
             lambda task, results, metric="": {"accuracy": next(values), "count": len([*results])},
         )

@@ -11,7 +11,7 @@ from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.tasks.classification.task import ClassificationTask, Classifier
+from bothways.tasks.classification.task import ClassificationTask, TextClassifier
 from bothways.tasks.text_examples import TextExample
 from bothways.text.tokenizer import Tokenizer
 
@@ -32,7 +32,7 @@ def make_tokenizer(
 
 def make_task(
     folder: Path, labels: tuple[str, ...] = ("x", "y", "z"), length: int = 16, dropout: float = 0.1
-) -> Classifier:
+) -> TextClassifier:
     torch.manual_seed(5)
     config = EncoderConfig(
         len(VOCABULARY),
@@ -44,7 +44,7 @@ def make_task(
         initial_range=0.3,
         dropout=Dropouts(dropout, dropout),
     )
-    return Classifier(
+    return TextClassifier(
         ClassificationTask(),
         Model(config, (PoolerHead(), LabelHead(len(labels)))),
         make_tokenizer(folder),

@@ -16,7 +16,7 @@ from bothways.core.batch import pack
 from bothways.core.errors import ConfigError, DataError
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.base import EncodedExample, Task, TaskLearner
-from bothways.tasks.classification.task import ClassificationTask, Classifier
+from bothways.tasks.classification.task import ClassificationTask, TextClassifier
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.text_examples import TextExample
 from bothways.text.template import truncated
@@ -183,7 +183,7 @@ def test_scores_are_of_all_predictions_in_one_pass(tmp_path: Path) -> None:
     )
 
 
-def task_with_two(folder: Path) -> Classifier:
+def task_with_two(folder: Path) -> TextClassifier:
     return make_task(folder, labels=("x", "y"))
 
 

@@ -12,7 +12,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError
-from bothways.tasks.classification.task import ClassificationTask, Classifier, balanced
+from bothways.tasks.classification.task import ClassificationTask, TextClassifier, balanced
 from bothways.tasks.text_examples import TextExample
 from parity import batch_of, check_sum
 from toy_task import make_examples, make_task
@@ -20,7 +20,7 @@ from toy_task import make_examples, make_task
 WEIGHTS = (0.5, 2.0, 1.25)
 
 
-def make_weighed(folder: Path, definition: ClassificationTask) -> Classifier:
+def make_weighed(folder: Path, definition: ClassificationTask) -> TextClassifier:
     plain = make_task(folder, dropout=0.0)
     return definition.learner(plain.model, plain.tokenizer, plain.labels, 16)
 

@@ -77,7 +77,9 @@ class ClassAnalysis(TaskAnalysis[TextExample, ClassPrediction]):
 def confusion_sections(labels: Many[str], counts: Confusion) -> list[s.Section]:
     """Return the confusion matrix; with many classes that of the worst, and the worst pairs."""
     if len(labels) <= MOST:
-        return [s.Confusion("Confusion matrix", list(labels), _matrix(counts, range(len(labels))))]
+        return [
+            s.ConfusionMatrix("Confusion matrix", list(labels), _matrix(counts, range(len(labels))))
+        ]
     errors = counts.true + counts.predicted - 2 * counts.right
     kept = np.sort(np.argsort(-errors, kind="stable")[:MOST])
     note = (
@@ -85,7 +87,7 @@ def confusion_sections(labels: Many[str], counts: Confusion) -> list[s.Section]:
         "is not shown."
     )
     names = [labels[place] for place in kept]
-    matrix = s.Confusion("Confusion matrix", names, _matrix(counts, kept.tolist()), note)
+    matrix = s.ConfusionMatrix("Confusion matrix", names, _matrix(counts, kept.tolist()), note)
     return [matrix, _frequent_confusions(labels, counts)]
 
 

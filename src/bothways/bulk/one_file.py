@@ -1,4 +1,4 @@
-"""Predictions as one file: the parts of a hidden folder beside it, joined at the end.
+"""Predictions as one file: the parts of a hidden folder next to it, joined at the end.
 
 predictions.csv           complete or absent, in the order of the input
 .predictions.csv.parts/   as `bulk.folder` describes, until the file is written; the same work

@@ -91,7 +91,7 @@ def predict_files(
     """Predict all rows of the files into parts in a folder; finished parts stay as they are.
 
     Where `out` ends in .jsonl, .csv, .tsv or .parquet, it is one file, which is complete or absent:
-    its parts are in a hidden folder beside it until it is written.
+    its parts are in a hidden folder next to it until it is written.
 
     The bytes of a part do not depend on the worker that computes it where predictions are
     batch-invariant; elsewhere they are the same on processors of one kind.

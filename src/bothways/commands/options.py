@@ -191,7 +191,7 @@ def argument_text(words: tuple[str, ...]) -> str | None:
 
 
 def _expanded(words: Iterable[str]) -> Iterator[str]:
-    """Yield names of files; a glob in quotes stands for the files that it matches."""
+    """Yield names of files; a glob in quotes yields the files that match."""
     from bothways.data.text_io import matching_files
 
     for word in words:

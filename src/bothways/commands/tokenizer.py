@@ -37,7 +37,7 @@ _NOTED_MARKS = 0.0075
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Options:
+class VocabularyOptions:
     """Options of the vocabulary; the default of each kind is in brackets.
 
     Parameters
@@ -78,7 +78,7 @@ def train(
     *,
     out: Path,
     kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece",
-    options: Options = Options(),
+    options: VocabularyOptions = VocabularyOptions(),
     ceiling: float = 200,
     alpha: float | None = None,
     seed: int = 0,
@@ -206,7 +206,7 @@ def report(
     show_lines(output_console(), _table(found, str(tokenizer)))
 
 
-def _kind(name: Literal["wordpiece", "bpe", "unigram"], options: Options) -> Kind:
+def _kind(name: Literal["wordpiece", "bpe", "unigram"], options: VocabularyOptions) -> Kind:
     from bothways.core.errors import ConfigError
     from bothways.text.trainers import KINDS
 

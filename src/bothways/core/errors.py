@@ -60,7 +60,7 @@ class BothwaysError(Exception):
 
     @property
     def fix(self) -> str | None:
-        """What to change, in the words of the interface of this process."""
+        """Advice on what to change, in the words of the interface of this process."""
         return None if self._fix is None else render(self._fix)
 
     def __reduce__(self) -> tuple[object, ...]:

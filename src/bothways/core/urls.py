@@ -111,7 +111,7 @@ Place = Path | Url
 def local_path(name: str | os.PathLike[str]) -> Path:
     """Return a path on this machine; ~ and ~user are home folders, as in a shell.
 
-    Where there is no such user, the name stays as it is, where `Path.expanduser` raises an error.
+    Where there is no such user, the name stays as it is, where pathlib raises an error.
     """
     return Path(os.path.expanduser(name))
 

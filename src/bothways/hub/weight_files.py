@@ -1,8 +1,8 @@
 """The tensors of a model folder, read one at a time from the file that holds them.
 
-safetensors is preferred. Its tensors are read into memory and never mapped: whoever writes into a
-mapped file changes the model of a running process, and whoever shortens it ends the process. A
-pickle is opened only by torch's reader of plain tensors, which runs no code.
+safetensors is preferred. Its tensors are read into memory and never mapped: writing into a
+mapped file changes the model of a running process, and shortening it ends the process. A pickle is
+opened only by torch's reader of plain tensors, which runs no code.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from bothways.core.sequence import Sequence
 from bothways.core.targets import TokenTargets
 from bothways.model.encoder import Encoder, recorded_attentions
 from bothways.tasks.base import EncodedExample, TaskLearner
-from bothways.tasks.classification.task import Classifier
+from bothways.tasks.classification.task import TextClassifier
 from bothways.tasks.mask_filling.task import MaskFiller
 from bothways.tasks.multilabel.task import MultilabelClassifier
 from bothways.tasks.predictions import (
@@ -254,7 +254,8 @@ def gradient_path(
         DataError: the task has no gradients, or the model reads the example in several pieces; the
             target does not exist.
     """
-    if not isinstance(learner, Classifier | MultilabelClassifier | Regressor | Tagger | MaskFiller):
+    explained = TextClassifier | MultilabelClassifier | Regressor | Tagger | MaskFiller
+    if not isinstance(learner, explained):
         what = f"integrated gradients are not available for the task {learner.task.name!r}"
         raise DataError(what, where="method", fix="Use another method.")
     _check_target(learner, encoded, target)
@@ -328,7 +329,7 @@ def target_values(
     It is the log odds log(p / (1 − p)) of a class, a tag or a token, or a score.
     """
     match learner:
-        case Classifier():
+        case TextClassifier():
             scores = learner.scores(batch)
             return _log_odds(scores, learner.labels.index(_known(target.label, learner.labels)))
         case MultilabelClassifier():
@@ -359,7 +360,7 @@ def _log_odds(scores: Float[Tensor, "rows classes"], place: int) -> Float[Tensor
 
 def _check_target(learner: Learner, encoded: EncodedExample, target: ExplainedOutput) -> None:
     match learner:
-        case Classifier() | MultilabelClassifier():
+        case TextClassifier() | MultilabelClassifier():
             _known(target.label, learner.labels)
         case Tagger():
             _known(target.label, learner.labels)

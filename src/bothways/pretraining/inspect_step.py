@@ -66,7 +66,7 @@ class InspectedSequence:
 
 
 @dataclass(frozen=True)
-class Difference:
+class NormMismatch:
     """A step whose repeat is not what the run recorded.
 
     Attributes:
@@ -105,7 +105,7 @@ class InspectedStep:
     rate: float
     ranks: int
     compared: int
-    difference: Difference | None
+    difference: NormMismatch | None
 
 
 @own_torch_state()
@@ -212,7 +212,7 @@ class Repeat:
     state: RunState
     progress: Progress = SILENT
     compared: int = 0
-    difference: Difference | None = None
+    difference: NormMismatch | None = None
 
     @classmethod
     def of(
@@ -304,7 +304,7 @@ class Repeat:
         if step in self.norms:
             self.compared += 1
             if norm != self.norms[step] and self.difference is None:
-                self.difference = Difference(step, self.norms[step], norm)
+                self.difference = NormMismatch(step, self.norms[step], norm)
 
     def sequences(self) -> tuple[InspectedSequence, ...]:
         """Compute each sequence of the next step alone; no weight changes."""

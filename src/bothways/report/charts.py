@@ -17,7 +17,7 @@ from bothways.core.errors import optional
 from bothways.report.sections import (
     Chart,
     ComparisonChart,
-    Confusion,
+    ConfusionMatrix,
     Curves,
     Scatter,
     readable_number,
@@ -64,7 +64,7 @@ def draw(chart: Chart) -> str:
             case ComparisonChart():
                 figure = Figure(figsize=(_COMPARISON[0], 0.9 + _COMPARISON[1] * len(chart.groups)))
                 _draw_comparison(figure.subplots(), chart)
-            case Confusion():
+            case ConfusionMatrix():
                 figure = Figure(figsize=(4.7, min(4.7, 1.4 + 0.5 * len(chart.labels))))
                 _draw_confusion(figure.subplots(), chart)
             case Scatter():
@@ -144,7 +144,7 @@ def _draw_comparison(axes: Axes, chart: ComparisonChart) -> None:
 _CENTRED: Any = {"ha": "center", "va": "center", "fontsize": 9, "color": INK}
 
 
-def _draw_confusion(axes: Axes, chart: Confusion) -> None:
+def _draw_confusion(axes: Axes, chart: ConfusionMatrix) -> None:
     """Draw one square per pair of labels, darker for a greater share of its row."""
     from matplotlib.patches import Rectangle
 

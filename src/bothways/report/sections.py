@@ -119,7 +119,7 @@ class TableSection:
 
 
 @dataclass(frozen=True)
-class Confusion:
+class ConfusionMatrix:
     """A confusion matrix, shown as a picture and as a table.
 
     Attributes:
@@ -214,14 +214,14 @@ Section = (
     KeyFigures
     | Curves
     | ComparisonChart
-    | Confusion
+    | ConfusionMatrix
     | Scatter
     | TableSection
     | ExampleSection
     | Prose
     | Details
 )
-Chart = Curves | ComparisonChart | Confusion | Scatter
+Chart = Curves | ComparisonChart | ConfusionMatrix | Scatter
 """The sections with a picture."""
 
 

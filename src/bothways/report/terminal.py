@@ -13,7 +13,7 @@ from bothways.report.fitted_table import FittedTable
 from bothways.report.sections import (
     Cell,
     ComparisonChart,
-    Confusion,
+    ConfusionMatrix,
     Curves,
     Details,
     ExampleSection,
@@ -63,7 +63,7 @@ def render_report(section: Section) -> RenderableType:
             return _curves(section)
         case ComparisonChart():
             return _comparison(section)
-        case Confusion():
+        case ConfusionMatrix():
             return _table(confusion_table(section))
         case Scatter():
             return Text(f"{section.title}: {len(section.x):,} points", style="bold")
@@ -118,7 +118,7 @@ def _table(table: TableSection) -> RenderableType:
     return Group(shown, Text(table.note, style="dim")) if table.note else shown
 
 
-def confusion_table(section: Confusion) -> TableSection:
+def confusion_table(section: ConfusionMatrix) -> TableSection:
     """Return a confusion matrix as a table."""
     rows: list[tuple[Cell, ...]] = [
         (label, *counts) for label, counts in zip(section.labels, section.counts, strict=True)

@@ -32,7 +32,7 @@ from bothways.prediction.explanation import (
 from bothways.serving.batcher import ModelJob
 from bothways.serving.errors import RequestError, over_limit
 from bothways.serving.models import Models, ServedModel, as_request_error
-from bothways.serving.requests import PAIR, TEXT, Count, Request, Text, Whole, either
+from bothways.serving.requests import PAIR, TEXT, Count, RequestBody, Text, Whole, either
 from bothways.serving.shapes import Answer, Query, as_input
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.catalogue import ALL_TASKS
@@ -50,7 +50,7 @@ BACKWARD = 2
 """A backward pass takes about as long as two forward passes."""
 
 
-class ExplainRequest(Request):
+class ExplainRequest(RequestBody):
     """An input, and what of its answer is to be explained how."""
 
     method: Literal["leave_one_out", "integrated_gradients", "attention"]

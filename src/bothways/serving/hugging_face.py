@@ -23,7 +23,7 @@ from bothways.serving.requests import (
     Items,
     Options,
     Prompt,
-    Request,
+    RequestBody,
     Text,
     Texts,
     TruncatedRequest,
@@ -136,7 +136,7 @@ class TaskRequest(OwnRequest):
     options: Options = Options()
 
 
-REQUESTS: Mapping[str, type[Request]] = {
+REQUESTS: Mapping[str, type[RequestBody]] = {
     **dict.fromkeys(tei.CLASSIFIERS, ClassificationRequest),
     "tag": TaggingRequest,
     "answer": AnswerRequest,
@@ -146,7 +146,7 @@ REQUESTS: Mapping[str, type[Request]] = {
 """The requests of the hosted API by task."""
 
 
-def request_of(models: Models, body: Mapping[str, Any]) -> type[Request]:
+def request_of(models: Models, body: Mapping[str, Any]) -> type[RequestBody]:
     """Return the fields of a request, which depend on the task of the model."""
     kind = models.choose(body.get("model")).kind
     if kind == "rerank" and "query" in body:

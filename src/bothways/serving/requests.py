@@ -138,7 +138,7 @@ class Fields(BaseModel):
         }
 
 
-class Request(Fields):
+class RequestBody(Fields):
     """What every request may have."""
 
     model: Annotated[Text, Field(description="with a single model any name will do")] | None = None
@@ -153,7 +153,7 @@ class Truncation(Fields):
     truncation_direction: Direction = "right"
 
 
-class TruncatedRequest(Request, Truncation):
+class TruncatedRequest(RequestBody, Truncation):
     """A request with texts that may be too long."""
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bothways.serving import explain, hugging_face, openai, rerank, tei
-from bothways.serving.requests import TEXT, Request, Schema, either, list_of
+from bothways.serving.requests import TEXT, RequestBody, Schema, either, list_of
 from bothways.serving.shapes import OwnRequest
 
 NUMBER: Schema = {"type": "number"}
@@ -130,7 +130,7 @@ class Operation:
 
     summary: str
     kinds: tuple[str, ...]
-    request: type[Request] | None
+    request: type[RequestBody] | None
     answer: Schema
     example: Mapping[str, Any] = field(default_factory=dict)
     one_of: tuple[str, ...] = ()
@@ -236,7 +236,7 @@ def _explain() -> Operation:
     )
 
 
-def request_schemas(kinds: Mapping[str, object]) -> list[type[Request]]:
+def request_schemas(kinds: Mapping[str, object]) -> list[type[RequestBody]]:
     """Return the requests of Hugging Face's shapes for models of these tasks."""
     requests = [hugging_face.REQUESTS.get(kind, hugging_face.TaskRequest) for kind in kinds]
     requests += [tei.SimilarityRequest] if "embed" in kinds else []

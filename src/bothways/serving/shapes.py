@@ -24,7 +24,7 @@ from bothways.serving.requests import (
     PAIR,
     TEXT,
     Items,
-    Request,
+    RequestBody,
     TruncatedRequest,
     either,
     list_of,
@@ -96,7 +96,7 @@ class Route:
         read: returns the query; RequestError for what the fields alone do not exclude.
     """
 
-    request: type[Request] | Callable[[Models, Mapping[str, Any]], type[Request]]
+    request: type[RequestBody] | Callable[[Models, Mapping[str, Any]], type[RequestBody]]
     read: Callable[[Models, Any], Query]
 
     def query(self, models: Models, body: Mapping[str, Any], limits: Limits) -> Query:

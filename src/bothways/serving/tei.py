@@ -19,7 +19,7 @@ from bothways.serving.requests import (
     Items,
     Options,
     Prompt,
-    Request,
+    RequestBody,
     Text,
     Texts,
     TruncatedRequest,
@@ -125,7 +125,7 @@ def _pair(value: Any) -> Any:
     raise RequestError("invalid", message, param="inputs")
 
 
-class Similar(Fields):
+class SimilarityInputs(Fields):
     """A sentence, and others to compare with it."""
 
     source_sentence: Text
@@ -143,7 +143,7 @@ class PromptParameters(Truncation):
 class SimilarityRequest(TruncatedRequest):
     """Sentences to compare."""
 
-    inputs: Similar
+    inputs: SimilarityInputs
     parameters: PromptParameters = PromptParameters()
     options: Options = Options()
 
@@ -163,7 +163,7 @@ def similarity(models: Models, request: SimilarityRequest) -> Query:
     return Query(model, inputs, write, request.truncate and parameters.truncate)
 
 
-class TokenizeRequest(Request):
+class TokenizeRequest(RequestBody):
     """Texts to tokenize."""
 
     inputs: Texts

@@ -82,7 +82,7 @@ def check_answered(unlabelled: Many[str], total: int, marks: Collection[str] = (
 
 
 def check_minus_one(labels: Iterable[str]) -> list[Finding]:
-    """Report a class -1 beside 0 and 1, which may be a scale, or mark rows without a label."""
+    """Report a class -1 among 0 and 1, which may be a scale, or mark rows without a label."""
     distinct = {*labels}
     if "-1" not in distinct or not distinct <= {"-1", "0", "1"}:
         return []

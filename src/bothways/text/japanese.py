@@ -2,7 +2,7 @@
 
 Tohoku University's BERT divides text by MeCab (Kudo et al. 2004) with UniDic, after NFKC, then into
 WordPiece or single characters. A divider in Python cannot be part of a `tokenizer.json`, so it is
-kept beside the backend, and the folder is saved in the layout of that class.
+kept with the backend, and the folder is saved in the layout of that class.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ ends with them.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,6 @@ from bothways.core.config.tree import flatten
 from bothways.core.errors import CheckpointError, installed
 from bothways.core.learner import Learner
 from bothways.training.average import use_average
-from bothways.training.background import Background
 from bothways.training.checkpoint import (
     Best,
     Checkpoint,
@@ -33,7 +33,7 @@ from bothways.training.checkpoint import (
 )
 from bothways.training.early_stopping import BEST, WAITED, Metrics
 from bothways.training.hosted_trackers import HostedTracker, open_hosted
-from bothways.training.parallel import Plan, barrier, from_main_rank, is_main, on_all_ranks
+from bothways.training.parallel import Plan, Sharded, barrier, from_main_rank, is_main, on_all_ranks
 from bothways.training.remote import open_remote
 from bothways.training.run_folder import note_settings
 from bothways.training.saved_state import Group
@@ -45,6 +45,51 @@ from bothways.training.trackers import JsonLines, TensorBoard, Tracker
 NoteStep = Callable[[RunState, float], object]
 """Receives the state before each step, and the multiple of the peak rate that the step has."""
 Session = tuple[list[Tracker], Interruption, NoteStep]
+
+
+class Background:
+    """Runs jobs next to the training in a thread, one after the other; no error is lost."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._group: Any = None
+
+    def group(self, plan: Plan) -> Any:
+        """Return the ranks as a group of its own, in which jobs exchange values; None for one rank.
+
+        All ranks call this, not in a job.
+        """
+        if self._group is None and isinstance(plan, Sharded):
+            self._group = torch.distributed.new_group(backend="gloo")
+        return self._group
+
+    def run(self, job: Callable[[], object]) -> None:
+        """Start a job when the one before is done.
+
+        Raises:
+            Exception: that of the job before.
+        """
+        self.wait()
+
+        def work() -> None:
+            """Do the job and keep its error."""
+            try:
+                job()
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=work, name="saving")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for the job; raise its error."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ from bothways.tasks.text_task import LongTextTask
 from bothways.text.tokenizer import Tokenizer
 
 
-class Classifier(TaskLearner[TextExample, ClassPrediction]):
+class TextClassifier(TaskLearner[TextExample, ClassPrediction]):
     """A classification task with a model that has the head "labels"; see `TaskLearner`.
 
     Raises:
@@ -112,7 +112,7 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
             pooler; 0 for none.
     """
 
-    learner_type: ClassVar[type[Classifier]] = Classifier
+    learner_type: ClassVar[type[TextClassifier]] = TextClassifier
     metric: ClassVar[str] = "accuracy"
     problem: ClassVar[Literal["single_label_classification"]] = "single_label_classification"
 
