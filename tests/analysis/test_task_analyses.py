@@ -198,7 +198,7 @@ def test_plain_tags_have_no_kinds_of_errors() -> None:
     tags.add(TagExample(("Ada",), ("O",)), tagged(["O"]))
     assert [type(part).__name__ for part in tags.sections()] == [
         "TableSection",
-        "Confusion",
+        "ConfusionMatrix",
         "Curves",
         "Details",
     ]

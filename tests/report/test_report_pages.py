@@ -19,7 +19,7 @@ from bothways.report.charts import draw
 from bothways.report.html import to_html, write_html
 from bothways.report.sections import (
     ComparisonChart,
-    Confusion,
+    ConfusionMatrix,
     Curves,
     Details,
     ExampleSection,
@@ -52,7 +52,7 @@ CURVES = Curves(
     [Line("training", [0, 10_000, 20_000], [6.5, 5.0, 4.25])],
     {"unigram": 6.47},
 )
-CONFUSION = Confusion(
+CONFUSION = ConfusionMatrix(
     "Mixed up", ["yes", HOSTILE], [[12345, 1], [2, 7]], note="a note to confusions"
 )
 SCATTER = Scatter(
@@ -194,7 +194,7 @@ def axes_of(draw_in, chart):
 
 
 def test_a_confusion_is_as_dark_as_its_share_of_the_row():
-    axes = axes_of(figures._draw_confusion, Confusion("", ["a", "b"], [[3, 1], [0, 4]]))
+    axes = axes_of(figures._draw_confusion, ConfusionMatrix("", ["a", "b"], [[3, 1], [0, 4]]))
     shares = {
         (square.get_x() + 0.5, square.get_y() + 0.5): square.get_alpha() for square in axes.patches
     }
@@ -257,7 +257,7 @@ def test_curves_have_their_points_and_short_numbers_at_the_axis():
 
 def test_confusion_of_many_labels_is_a_picture_without_figures():
     names = [f"a label with a long name {place}" for place in range(12)]
-    svg = draw(Confusion("", names, [[77] * 12] * 12))
+    svg = draw(ConfusionMatrix("", names, [[77] * 12] * 12))
     assert "77" not in re.findall(r">([^<]*)</text>", svg)
     assert "a label with …" in svg
 
