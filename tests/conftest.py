@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,7 +41,18 @@ PROCESSORS = [
 
 
 def pytest_configure() -> None:
-    """Fail, instead of skipping the tests of compiled kernels, where these have to be there."""
+    """Set what the tests rely on, and fail where compiled kernels have to be there and are not.
+
+    Started in the background, by nohup or by cron, a process ignores signals, and so do its
+    children: tests of Ctrl-C and of hang-ups would wait for what never comes.
+    """
+    for number, action in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),
+        (signal.SIGTERM, signal.SIG_DFL),
+    ):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, action)
     if os.environ.get("BOTHWAYS_EXPECT_KERNELS") == "1" and not library.is_loaded():
         raise pytest.UsageError(f"BOTHWAYS_EXPECT_KERNELS=1, but {library.describe_kernels()}")
 

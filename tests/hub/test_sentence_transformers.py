@@ -33,6 +33,7 @@ from bothways.tasks.sentence_embedding.task import (
 )
 from bothways.tasks.text_examples import TextExample
 from bothways.text.tokenizer import Tokenizer
+from closeness import assert_close
 from drawn_settings import draw_settings
 
 SENTENCES = [
@@ -163,12 +164,6 @@ def test_what_is_written_is_read_by_both(tmp_path: Path, pooling: Any, normalise
     assert config.length == 12
 
 
-def assert_close(actual: np.ndarray, expected: np.ndarray, message: str = "") -> None:
-    """Equal to rounding in fp32, relative to the size of the vectors."""
-    assert actual.shape == expected.shape
-    assert np.abs(actual - expected).max() < 1e-6 * np.abs(expected).max(), message
-
-
 def saved_with_dense(folder: Path, pooling: Any, dense: Any) -> Path:
     """A folder as sentence-transformers saves it, with Dense layers before Normalize."""
     from sentence_transformers import SentenceTransformer
@@ -252,7 +247,7 @@ def test_prompts_are_not_pooled_in_any_way(tmp_path: Path) -> None:
         other = SentenceTransformer(str(tmp_path / pooling), device="cpu")
         expected = other.encode(TEXTS[:3], prompt_name="query", show_progress_bar=False)
         encoded = open_task(str(tmp_path / pooling)).encode(TEXTS[:3], prompt_name="query")
-        assert_close(encoded, expected, pooling)
+        assert_close(encoded, expected, message=pooling)
 
 
 def test_what_the_newest_version_writes_is_read(tmp_path: Path) -> None:
@@ -325,10 +320,8 @@ def test_prompts_and_similarity_are_kept(tmp_path: Path) -> None:
     assert (second.prompts, second.similarity_fn_name) == (first.prompts, "dot")
     expected = first.encode_query(["sat on a mat"], show_progress_bar=False)
     named = Predictor(task).encode(["sat on a mat"], prompt_name="query")
-    np.testing.assert_allclose(named, expected, atol=1e-6)
-    np.testing.assert_allclose(
-        second.encode_query(["sat on a mat"], show_progress_bar=False), expected, atol=1e-6
-    )
+    assert_close(named, expected)
+    assert_close(second.encode_query(["sat on a mat"], show_progress_bar=False), expected)
     assert np.abs(expected - first.encode(["sat on a mat"], show_progress_bar=False)).max() > 0.01
 
 

@@ -25,6 +25,7 @@ from bothways.tasks.sentence_embedding.task import (
     save_sentence_encoder,
 )
 from bothways.tasks.text_examples import TextExample
+from closeness import assert_close
 
 TEXTS = ["The cat sat on the mat.", "x", "", "A dog barks. " * 200, "Where is Peking?"]
 PROMPTS = {
@@ -68,25 +69,23 @@ def test_vectors_are_those_of_sentence_transformers(folder: Path, tmp_path: Path
     embed = bothways.load(folder)
     expected = theirs(folder, TEXTS, prompt_name="query")
     found = embed.encode(TEXTS, prompt_name="query")
-    np.testing.assert_allclose(found, expected, atol=2e-6)
-    np.testing.assert_allclose(embed.encode(TEXTS[0], prompt_name="query"), found[0], atol=2e-6)
+    assert_close(found, expected)
+    assert_close(embed.encode(TEXTS[0], prompt_name="query"), found[0])
     by_default = theirs(folder, TEXTS)
-    np.testing.assert_allclose(embed.encode(TEXTS), by_default, atol=2e-6)
-    np.testing.assert_allclose([p.vectors[0] for p in embed(TEXTS)], embed.encode(TEXTS), atol=2e-6)
+    assert_close(embed.encode(TEXTS), by_default)
+    assert_close([p.vectors[0] for p in embed(TEXTS)], embed.encode(TEXTS))
     assert np.abs(found - by_default).max() > 0.05
     for own in ("ask: ", ""):
-        np.testing.assert_allclose(
-            embed.encode(TEXTS, prompt=own), theirs(folder, TEXTS, prompt=own), atol=2e-6
-        )
+        assert_close(embed.encode(TEXTS, prompt=own), theirs(folder, TEXTS, prompt=own))
     pair = embed((TEXTS[0], TEXTS[4])).vectors
-    np.testing.assert_allclose(pair, by_default[[0, 4]], atol=2e-6)
+    assert_close(pair, by_default[[0, 4]])
     # Written again, both read the same; another default is that of the other program, too.
     again = open_learner(folder, settings={"prompt_name": "query"})
     assert isinstance(again, Embedder)
     save_sentence_encoder(tmp_path / "ours", again)
-    np.testing.assert_allclose(theirs(tmp_path / "ours", TEXTS), expected, atol=2e-6)
+    assert_close(theirs(tmp_path / "ours", TEXTS), expected)
     (tmp_path / "ours" / "bothways.json").unlink()
-    np.testing.assert_allclose(bothways.load(tmp_path / "ours").encode(TEXTS), expected, atol=2e-6)
+    assert_close(bothways.load(tmp_path / "ours").encode(TEXTS), expected)
 
 
 def made(place: Path, **settings: Any) -> bothways.Predictor:
@@ -129,11 +128,11 @@ def test_the_command_line(small: Path, tmp_path: Path, capsys: pytest.CaptureFix
         (("--prompt", ""), {"prompt": ""}),
     ]
     for options, settings in same:
-        np.testing.assert_allclose(run(*options), embed.encode(texts, **settings), atol=2e-6)
+        assert_close(run(*options), embed.encode(texts, **settings))
     words = ["embed", str(small), str(tmp_path / "texts.txt"), "--prompt", "the film "]
     app([*words, "--out", f"{tmp_path / 'parts'}/"], result_action="return_value")
     (part,) = (tmp_path / "parts").glob("part-*.npy")
-    np.testing.assert_allclose(np.load(part), embed.encode(texts, prompt="the film "), atol=2e-6)
+    assert_close(np.load(part), embed.encode(texts, prompt="the film "))
     assert np.abs(np.load(part) - embed.encode(texts, prompt="the film")).max() > 1e-3
     with pytest.raises(ConfigError, match="a prompt is given, and the name of one"):
         run("--prompt", "x", "--prompt-name", "query")
@@ -183,7 +182,7 @@ def test_the_prompt_is_left_out_of_every_pooling(
         count = len(tokenizer.encode(example.prompt))
         rest = x[1 + count :] if count else x
         expected = {"cls": rest[0], "mean": rest.mean(0), "max": rest.max(0)}[pooling]
-        np.testing.assert_allclose(vector, expected, atol=1e-5)
+        assert_close(vector, expected)
 
 
 def test_each_window_of_a_long_text_begins_with_the_prompt(tmp_path: Path) -> None:
@@ -223,9 +222,7 @@ def test_a_prompt_without_a_name_is_saved_as_the_default_one(tmp_path: Path) -> 
         {"query": "a ", "default": "the film "},
         "default",
     )
-    np.testing.assert_allclose(
-        theirs(tmp_path / "saved", ["old men"]), embed.encode(["old men"]), atol=1e-5
-    )
+    assert_close(theirs(tmp_path / "saved", ["old men"]), embed.encode(["old men"]))
     assert bothways.load(tmp_path / "saved").learner.task.prompt == "the film "
     off = SentenceEmbeddingTask(prompts={"query": "a "}, prompt_name="query", prompt="")
     assert (off.default_prompt, off.named_prompts) == ("", ({"query": "a "}, None))
@@ -238,7 +235,7 @@ def test_another_vocabulary_keeps_pooling_and_prompts(small: Path, tmp_path: Pat
     assert read_program_config(tmp_path / "new", 32) == read_program_config(small, 32)
     texts = ["old men in rain", "it ends " * 20]
     expected = bothways.load(small).encode(texts)
-    np.testing.assert_allclose(bothways.load(tmp_path / "new").encode(texts), expected, atol=1e-5)
-    np.testing.assert_allclose(theirs(tmp_path / "new", texts), expected, atol=1e-5)
+    assert_close(bothways.load(tmp_path / "new").encode(texts), expected)
+    assert_close(theirs(tmp_path / "new", texts), expected)
     saved = json.loads((tmp_path / "new" / "config_sentence_transformers.json").read_text())
     assert saved["default_prompt_name"] == "passage"
