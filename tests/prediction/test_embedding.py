@@ -263,7 +263,7 @@ def test_encode_leaves_no_second_text_out(place: Path) -> None:
             r"^layers: the model has layers 0 \(the embeddings\) to 2",
         ),
         ("embed bert texts.txt poling=max --out v.npy", r"^poling: .*did you mean pooling"),
-        ("predict bert sts.tsv --out p.parquet", r"^--out: 'p\.parquet' names a file, and predict"),
+        ("predict bert sts.tsv --out p.json", r"^--out: 'p\.json' has no format of predictions"),
         ("predict bert texts.txt --task fill", r"^texts\.txt:1: the text has no \[MASK\]"),
         ("evaluate bert masks.txt --task likelihood", r"^masks\.txt:1: the text has a \[MASK\]"),
         ("evaluate bert texts.txt --task embed", r"texts\.txt"),
