@@ -10,6 +10,7 @@ import torch
 from sklearn.dummy import DummyClassifier
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 
+from bothways.analysis.report import analyse
 from bothways.core.batch import pack
 from bothways.finetuning import failed_runs as failure
 from bothways.finetuning.config import FinetuneSettings, finetune_adam
@@ -83,7 +84,7 @@ def test_a_rate_that_is_far_too_high_is_found_out(data: LabelledData) -> None:
     )
 
 
-def test_what_is_usual_is_known_from_training_data_alone(
+def test_each_baseline_is_of_the_data_that_is_measured(
     data: LabelledData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, real = list[tuple[object, object]](), ClassificationTask.baseline
@@ -95,7 +96,21 @@ def test_what_is_usual_is_known_from_training_data_alone(
     monkeypatch.setattr(ClassificationTask, "baseline", baseline)
     fit_task(SMALL, data, method(1e-3, 0.2), device="cpu")
     train, dev = data.train_examples, data.dev_examples
-    assert sorted(seen, key=lambda pair: pair[1] is dev) == [(train, train), (train, dev)]
+    assert sorted(seen, key=lambda pair: pair[1] is dev) == [(train, train), (dev, dev)]
+
+
+def test_the_baseline_of_a_run_is_that_of_its_report(data: LabelledData) -> None:
+    """The most frequent class of the dev data, which is rare in the training data."""
+    often, rarely = (
+        [example for example in make_examples(160, 0) if example.label == name]
+        for name in data.labels
+    )
+    train, dev = [*often[:40], *rarely[:10]], [*often[40:43], *rarely[10:30]]
+    skewed = label(data.task, data.tokenizer, train, dev, 16)
+    done = fit_task(SMALL, skewed, method(1e-9, 1.0), device="cpu")
+    baseline = analyse(done.learner, dev).baseline
+    assert baseline["accuracy"] == pytest.approx(20 / 23)
+    assert {name: done.baseline[name] for name in baseline} == baseline
 
 
 def test_without_dev_data_the_training_loss_speaks(data: LabelledData) -> None:

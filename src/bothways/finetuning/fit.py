@@ -62,8 +62,8 @@ class FinetuneResult:
     Attributes:
         learner: with the weights that were best on the dev data; without dev data, the last ones.
         metrics: of these weights on the dev data; empty without it, and for an interrupted run.
-        baseline: of the best answer that does not depend on the input, such as the most frequent
-            class; only the metrics that such an answer has.
+        baseline: on the dev data, of the best answer there that does not depend on the input, such
+            as the most frequent class; only the metrics that such an answer has.
         progress: at the end; short of the configured length if the run was interrupted.
         settings: of the run, with the rate and the length that were chosen for it.
         finished: False if the run was interrupted.
@@ -271,7 +271,7 @@ def conclude(
         results = answers.seen(predictions(learner, data, progress=progress))
         metrics = scored(results, learner.score, method.own_metrics)
         direction = method.directions(data.task, data.labels)[method.chosen_by]
-        usual = baseline(data.train_examples, data.dev_examples)
+        usual = baseline(data.dev_examples, data.dev_examples)  # as in the report
         reasons = (*signs_of_scores(metrics, usual, method.chosen_by, direction, answers), *reasons)
     little = () if reasons else signs_of_little_training(trained, usual_train)
     if not reasons and not little:
