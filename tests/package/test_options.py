@@ -42,7 +42,7 @@ def test_a_task_without_training_is_one_message(name: str, tmp_path: Path) -> No
 def test_the_help_of_a_command_is_its_docstring(capsys: pytest.CaptureFixture[str]) -> None:
     app(["serve", "--help"], result_action="return_value")
     shown = " ".join(capsys.readouterr().out.split())
-    assert "in the shapes of OpenAI, TEI, Hugging Face, Cohere and KServe." in shown
+    assert "in the shapes of OpenAI, TEI, Hugging Face and Jina." in shown
     assert "SIGHUP reads the file of keys again" in shown
     assert "--empty-limit" not in shown
     assert "[default: ()]" not in shown

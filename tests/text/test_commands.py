@@ -143,7 +143,7 @@ def test_train_refuses_options_of_another_kind(tmp_path, text):
     )
 
 
-LINES = ["hello World", "", "  naïve [MASK] 你好 \t.", "\ufeffx"]
+LINES = ["hello World", "", "  naïve [MASK] 你好 \t.", "x\ufeffy"]
 
 
 def _expected(folder) -> list[dict]:
