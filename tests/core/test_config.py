@@ -406,10 +406,13 @@ def test_numbers_reach_into_the_lists_of_a_file(tmp_path: Path) -> None:
         ("seed", r"^'seed' is not a setting\n  Write key=value without blanks"),
         (
             __file__,
-            r"test_config\.py' is a file, and settings follow here\n  Name a further file by its option",
+            r"test_config\.py' is a file, and settings follow here\n  Name a further file by its name, such as dev=FILE",
         ),
         ("=1", r"^'=1' is not a setting"),
-        ("a" * 5000, r"a' is not a setting"),  # longer than the name of a file can be
+        (
+            "a" * 5000,
+            r"a' \(5,002 characters\) is not a setting",
+        ),  # longer than the name of a file can be
         ("encoder..depth=1", r"is not a setting"),
     ],
 )

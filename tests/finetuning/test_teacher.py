@@ -31,7 +31,7 @@ from bothways.model.model import Model
 from bothways.tasks.base import TaskLearner
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.text_examples import TextExample
-from bothways.training.loop import _share
+from bothways.training.loop import weighted_sum
 from family_tasks import LENGTH, TASKS, encoder_of, tokenizer_of
 from toy_folder import make_examples, make_folder
 
@@ -110,7 +110,7 @@ def test_the_soft_loss_of_every_task_is_its_formula(
         weights = [learner.weights(each) for each in batches]
         total = {name: sum(each[name] for each in weights) for name in weights[0]}
         for each in batches:
-            _share(learner(each), total, learner.coefficients).backward()
+            weighted_sum(learner(each), total, learner.coefficients).backward()
         return {name: p.grad for name, p in learner.named_parameters() if p.grad is not None}
 
     void = dataclasses.replace(

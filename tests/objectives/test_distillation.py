@@ -50,7 +50,7 @@ from bothways.pretraining.distilling import distillation
 from bothways.pretraining.layers import spread_layers, with_layers
 from bothways.pretraining.recipes import distilbert, minilm, tinybert
 from bothways.pretraining.run import pretrain
-from bothways.training.loop import _share
+from bothways.training.loop import weighted_sum
 from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Linear
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer
@@ -297,7 +297,7 @@ def test_splits_of_a_step_do_not_change_its_gradient() -> None:
         weights = [learner.weights(batch) for batch in batches]
         total = {name: sum(each[name] for each in weights) for name in weights[0]}
         for batch in batches:
-            _share(learner(batch), total, learner.coefficients).backward()
+            weighted_sum(learner(batch), total, learner.coefficients).backward()
         return {name: p.grad for name, p in learner.trained_parameters() if p.grad is not None}
 
     whole = gradient([pack(all_of_them)])

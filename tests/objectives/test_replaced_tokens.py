@@ -38,7 +38,7 @@ from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.recipes import electra
 from bothways.pretraining.run import pretrain
 from bothways.training.durations import Steps
-from bothways.training.loop import _share, evaluate
+from bothways.training.loop import evaluate, weighted_sum
 from bothways.training.meter import EvaluationScores
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Single
@@ -246,7 +246,7 @@ def test_an_update_does_not_depend_on_microbatches(learner: ReplacedTokensLearne
     def gradients(batches: list[Batch]) -> dict[str, Tensor]:
         learner.zero_grad()
         for batch in batches:
-            _share(learner(batch), weights, learner.coefficients).backward()
+            weighted_sum(learner(batch), weights, learner.coefficients).backward()
         return {name: p.grad.clone() for name, p in learner.named_parameters()}
 
     void = dataclasses.replace(

@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from bothways import cli
+from bothways.commands import mistakes
 from bothways.commands.progress import run_progress, stop_saved
 from bothways.core.errors import BothwaysError, DataError, ResourceError
 from bothways.data.documents import Document
@@ -102,6 +103,7 @@ def test_a_gpu_without_memory_is_no_traceback(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(cli, "app", full)
+    monkeypatch.setattr(mistakes, "rename_options", lambda _, words: words)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     said = capsys.readouterr().err
@@ -117,6 +119,7 @@ def test_an_error_of_the_disk_that_no_job_expects_is_no_traceback(
         raise OSError(number, os.strerror(number), "run/parts")
 
     monkeypatch.setattr(cli, "app", failing)
+    monkeypatch.setattr(mistakes, "rename_options", lambda _, words: words)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     said = capsys.readouterr().err
@@ -185,6 +188,7 @@ def test_the_home_folder_is_found_where_the_shell_leaves_it_to_us(
     given: list[str] = []
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setattr(cli, "app", lambda words, **_: given.extend(words))
+    monkeypatch.setattr(mistakes, "rename_options", lambda _, words: words)
     monkeypatch.setattr(sys, "argv", ["bothways", word, "--text=a~/b", "~"])
     cli.main()
     assert given == [path, "--text=a~/b", "~"]

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from bothways import cli
+from bothways.commands import mistakes
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,7 @@ def test_output_is_written_in_any_encoding_and_width(
 def test_a_closed_stream_is_replaced(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, stream, None)
     monkeypatch.setattr(cli, "app", lambda words, **_: print("result"))
+    monkeypatch.setattr(mistakes, "rename_options", lambda _, words: words)
     cli.main()
     replaced = getattr(sys, stream)
     assert replaced.name == os.devnull
@@ -51,5 +53,6 @@ def test_characters_that_the_encoding_lacks_stay_valid_json(
     text = 'é × 中 😀 "quoted"'
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
     monkeypatch.setattr(cli, "app", lambda *_, **__: print(json.dumps(text, ensure_ascii=False)))
+    monkeypatch.setattr(mistakes, "rename_options", lambda _, words: words)
     cli.main()
     assert json.loads(written.getvalue()) == text

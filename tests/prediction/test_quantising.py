@@ -207,7 +207,7 @@ def test_points() -> None:
     made(0.9, 0.896).check()
     made(0.9, 0.88).check(2.1)
     made(0.9, 0.895).check(0.5)  # not by the error of a difference of floats
-    assert str(made(0.9, 0.88)).startswith("int8 loses 2 points of m")
+    assert str(made(0.9, 0.88)).startswith("int8 loses 2.00 points of m")
     assert str(made(0.9, 0.9182)).startswith("int8 gains 1.82 points of m")
     with pytest.raises(ConfigError, match=r"0\.503 points"):
         made(0.9, 0.89497).check(0.5)

@@ -26,6 +26,7 @@ from bothways.preflight import machine as computing
 from bothways.pretraining import run as pre_training
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import HeldOut
+from bothways.runtime import devices
 from bothways.training import run as loop
 from bothways.training.durations import Steps
 from bothways.training.parallel import Replicated, Single
@@ -42,6 +43,7 @@ CPU = torch.device("cpu")
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose matrix products are known, of twice the speed in half the precision."""
     monkeypatch.setattr(computing, "gemm_rate", lambda _, dtype: RATE * 4 / dtype.itemsize)
+    monkeypatch.setattr(devices, "has_bf16", lambda _: True)
 
 
 @pytest.mark.parametrize("world", [1, 2, 6])
@@ -69,6 +71,7 @@ def on_two_ranks(
 
     monkeypatch.setattr(caller, "train", train)
     monkeypatch.setattr(recipe, "connected", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(recipe, "require_agreement", lambda *_, **__: None)
     for rank in (0, 1):
         monkeypatch.setattr(recipe, "plan_here", lambda rank=rank: Replicated(rank, 2, rank))
         begin()

@@ -152,7 +152,7 @@ def test_settings_are_read_from_words_and_files(corpus: Corpus, tmp_path: Path) 
     ]  # fmt: skip
     config = configs.load(PretrainConfig, base=modern(preset("bert-tiny")), overrides=words)
     assert config.training.optimizer == Muon(others=AdamW(lr=1e-3, betas=(0.9, 0.95)))
-    assert config.training.schedule == WSD(shape="sqrt")
+    assert config.training.schedule == WSD(warmup=0.06, shape="sqrt")  # the recipe's warm-up
     assert config.batch == TokenRamp(100, 1000, 5000)
     (tmp_path / "c.toml").write_text(configs.to_toml(config))
     assert configs.load(PretrainConfig, file=tmp_path / "c.toml") == config

@@ -59,7 +59,7 @@ class Int8Report:
         """Raise ConfigError if more points than `limit` are lost, or the loss is not a number."""
         if not self.points_lost <= limit:
             what = (
-                f"int8 loses {self.points_lost:.3g} points of {self.metric} here; "
+                f"int8 loses {self.points_lost:#.3g} points of {self.metric} here; "
                 f"the limit is {limit:g}"
             )
             fix = f"Predict in fp32, or allow more: {argument(limit='POINTS')}."
@@ -67,7 +67,7 @@ class Int8Report:
 
     def __str__(self) -> str:
         change = "gains" if self.points_lost < 0 else "loses"
-        points = f"{abs(self.points_lost):.3g} points of {self.metric}"
+        points = f"{abs(self.points_lost):#.3g} points of {self.metric}"
         return f"int8 {change} {points}, and is {self.speedup:.2f} times as fast"
 
     def to_json(self) -> dict[str, Any]:
