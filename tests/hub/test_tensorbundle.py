@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bothways.core.errors import FolderError
+from bothways.core.errors import FolderError, ResourceError
 from bothways.hub.convert.tensorflow.bundle import open_bundle
 from bundle_writer import (
     MAGIC,
@@ -310,11 +310,13 @@ def test_a_tensor_is_read_only_when_it_is_asked_for(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_an_index_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "a.ckpt.index"
-    with pytest.raises(FolderError, match="cannot be read: No such file"):
+    with pytest.raises(ResourceError, match="cannot be read: No such file"):
         open_bundle(file)
-    with file.open("wb") as stream:
-        stream.truncate(2**40)
-    with pytest.raises(
-        FolderError, match="an index of 1,099,511,627,776 bytes is longer than that of any model"
+    for size, message in (
+        (2**40, "has 1,099,511,627,776 bytes, more than"),
+        (2**23, "an index of 8,388,608 bytes is longer than that of any model"),
     ):
-        open_bundle(file)
+        with file.open("wb") as stream:
+            stream.truncate(size)
+        with pytest.raises(FolderError, match=message):
+            open_bundle(file)
