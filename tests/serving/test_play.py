@@ -339,7 +339,7 @@ def test_the_command_prints_the_address(
     monkeypatch.setattr(webbrowser, "open", opened.append)
     words = ["play", f"toy={folder}", "--task", "fill", "--no-browser"]
     cli(words, result_action="return_value")
-    printed = capsys.readouterr().out
+    printed = capsys.readouterr().err
     found = re.search(r"http://127\.0\.0\.1:\d+/play", printed)
     assert found
     assert not opened
