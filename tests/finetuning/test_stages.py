@@ -147,6 +147,7 @@ def test_a_run_tells_all_its_stages(tmp_path: Path, in_folder: bool) -> None:
         "scoring the dev data",
         "training",
         "reading the best weights",
+        *(("saving the model",) * in_folder),  # before anything that could fail
         "measuring the training loss",
         "scoring the dev data",
         *(("saving the model", "analysing each answer", "writing the report") * in_folder),
