@@ -542,7 +542,7 @@ def test_the_preflight_warns_of_documents_without_a_next_sentence(
     assert finding.what.startswith("90.0% of the documents are one sentence"), (
         "the second of two equal ones is left out"
     )
-    assert "--boundary blank or file" in str(finding)
+    assert 'boundary="blank" or boundary="file"' in str(finding)
     assert not said(corpus)
     assert not said(lone, objective=MaskedLM())
     assert said(lone, phases=(PretrainPhase(16, 0.5, FullSentences()), PretrainPhase(32, 0.5)))
@@ -590,11 +590,11 @@ def test_the_preflight_says_where_whole_words_are_not_masked_as_asked(
     assert not findings_of(made("The cats eat the dogs. " * 9, "short"), "masking", objective=words)
 
 
-def test_a_short_run_of_the_papers_recipe_is_told_how(corpus: Corpus, tmp_path: Path) -> None:
-    """Its warm-up is 10,000 steps."""
+def test_a_warm_up_that_is_longer_than_the_run_is_refused(corpus: Corpus, tmp_path: Path) -> None:
     line = ["pretrain", str(corpus.folder), "--out", str(tmp_path / "run"), *SMALL]
+    steps = ["training.until=100 steps", "training.schedule.warmup=10000 steps"]
     with pytest.raises(ConfigError) as caught:
-        app([*line, "--recipe", "paper", "training.until=100 steps"], result_action="return_value")
+        app([*line, "--recipe", "paper", *steps], result_action="return_value")
     assert caught.value.where == "training.schedule.warmup"
     assert "training.schedule.warmup=0.1" in str(caught.value.fix)
 
