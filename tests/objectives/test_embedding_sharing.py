@@ -285,7 +285,7 @@ def test_the_recipes_are_the_papers() -> None:
     assert third.objective.models(third.encoder)["generator"].encoder.depth == 6
     assert (third.batch, third.training.until) == (ExampleBudget(8192), Steps(500_000))
     assert third.training.optimizer == AdamW(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01)
-    assert (third.training.schedule, third.training.clip_norm) == (Linear(Steps(10_000)), 1.0)
+    assert (third.training.schedule, third.training.clip_norm) == (Linear(10_000 / 500_000), 1.0)
     assert third.evaluation_masking == third.objective.masking
     first = deberta(preset("deberta-base"))
     assert first.objective == MaskedLM(
