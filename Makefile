@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine: `make quickstart` and `make test`. Both make .venv and install what they need.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALLED := pyproject.toml constraints.txt hatch_build.py build_kernels.py $(wildcard src/bothways/kernels/csrc/*)
+INSTALLED := pyproject.toml constraints.txt hatch_build.py build_kernels.py $(wildcard src/bothways/model/kernels/csrc/*)
 CC ?= cc
 # 1 where the kernels can be compiled: their tests then fail, and are not skipped, if they are missing.
 KERNELS := $(shell [ "$$(uname -sm)" = "Linux x86_64" ] && command -v $(CC) > /dev/null && echo 1)
@@ -56,7 +56,7 @@ ifeq ($(KERNELS),1)
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=2 \
 	BOTHWAYS_KERNELS=$(SANITIZED) BOTHWAYS_EXPECT_KERNELS=1 BOTHWAYS_EXAMPLES_DIVISOR=12 \
 	$(BIN)/python -m pytest --numprocesses auto -k "not training_follows and not real_weights" \
-	$(addprefix tests/kernels/test_,adamw.py hostile_calls.py attention.py linear.py encoder.py add_norm.py)
+	$(addprefix tests/model/kernels/test_,adamw.py hostile_calls.py attention.py linear.py encoder.py add_norm.py)
 endif
 
 # An sdist, a pure wheel and a manylinux wheel in dist/, each installed and run in a fresh environment.
@@ -67,7 +67,7 @@ wheels: .venv/.test
 # Predictions and corpora on a Ray cluster of two machines, of which one dies; the server on Ray Serve.
 ray: .venv/.test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
-	BOTHWAYS_TEST_RAY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/bulk/test_bulk_ray.py tests/data/test_corpus_ray.py
+	BOTHWAYS_TEST_RAY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/prediction/bulk/test_bulk_ray.py tests/data/test_corpus_ray.py
 
 # Damage files and processes at random, a minute for each target; a failure becomes a test.
 fuzz: .venv/.test
@@ -85,7 +85,7 @@ clients: .venv/.test
 # Exported folders in Node, by transformers.js.
 node: .venv/.test
 	npm install --prefix .node --ignore-scripts --no-fund --no-audit --loglevel error @huggingface/transformers@4.3.1
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/export/test_node.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/prediction/export/test_node.py
 
 # The playground in Chromium (apt install chromium), with axe-core from npm for accessibility.
 BROWSER ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)

@@ -1,4 +1,4 @@
-"""Compile the kernels of `src/bothways/kernels/csrc` into one shared library.
+"""Compile the kernels of `src/bothways/model/kernels/csrc` into one shared library.
 
 `hatch_build.py` calls `build` when the package is installed or a wheel is built. By hand:
 
@@ -24,8 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parent
-SOURCES, LIBRARY = "src/bothways/kernels/csrc", "src/bothways/kernels/libkernels.so"
-EMULATION = "tests/kernels/amx_emulation.h"
+SOURCES, LIBRARY = "src/bothways/model/kernels/csrc", "src/bothways/model/kernels/libkernels.so"
+EMULATION = "tests/model/kernels/amx_emulation.h"
 
 # -ffp-contract=off: what PyTorch rounds twice is rounded twice here: int8 codes are the same.
 FLAGS = ("-std=gnu11", "-ffp-contract=off", "-fopenmp", "-fPIC", "-fvisibility=hidden")

@@ -27,10 +27,10 @@ DIST = ROOT / "dist"
 CHECK = """
 import torch
 from bothways.core.layout import Layout
-from bothways.kernels import library
-from bothways.kernels.linear import OneDNNLinear, PanelLinear
-from bothways.attention.dispatch import attend
-from bothways.attention.mask import AttentionView
+from bothways.model.kernels import library
+from bothways.model.kernels.linear import OneDNNLinear, PanelLinear
+from bothways.model.attention.dispatch import attend
+from bothways.model.attention.mask import AttentionView
 import bothways
 
 torch.manual_seed(0)

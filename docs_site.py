@@ -154,7 +154,7 @@ def reference() -> dict[str, str]:
 
 def commands() -> str:
     """Return the page of the command line, from the help of the commands."""
-    from bothways.cli import app
+    from bothways.cli.main import app
 
     text = app.generate_docs(output_format="markdown", heading_level=1)
     _, *parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)

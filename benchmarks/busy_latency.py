@@ -28,7 +28,7 @@ from embedding import with_onnxruntime
 from harness import machine, show
 
 import bothways
-from bothways.runtime.devices import has_bf16
+from bothways.core.runtime.devices import has_bf16
 
 TEXT = "A short text, such as a search query of a dozen words."
 WARM = 50

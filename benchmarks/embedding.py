@@ -48,16 +48,16 @@ import torch
 from harness import Rounds, against, best, interleaved, machine, show, span
 from numpy.typing import NDArray
 
-from bothways.model.flops import forward_flops
-from bothways.prediction.engine import predict, prepare_learner
-from bothways.prediction.predictor import open_learner
-from bothways.quickstart.installed_docs import (
+from bothways.core.runtime.allocator import tune_allocator
+from bothways.core.runtime.devices import has_bf16, has_int8
+from bothways.lab.quickstart.installed_docs import (
     built_in_docstrings,
     docstrings_in,
     installed_modules,
 )
-from bothways.runtime.allocator import tune_allocator
-from bothways.runtime.devices import has_bf16, has_int8
+from bothways.model.flops import forward_flops
+from bothways.prediction.engine import predict, prepare_learner
+from bothways.prediction.predictor import open_learner
 from bothways.tasks.base import TaskLearner
 from bothways.tasks.text_examples import TextExample
 

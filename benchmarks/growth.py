@@ -33,16 +33,16 @@ from numpy.typing import NDArray
 
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
+from bothways.core.report.html import write_html
+from bothways.core.report.sections import Curves, Line, Report, TableSection
+from bothways.core.runtime.allocator import tune_allocator
 from bothways.core.source import Cursor
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.next_sentence import NextSentence
-from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import MaskedHead, PoolerHead
+from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
-from bothways.report.html import write_html
-from bothways.report.sections import Curves, Line, Report, TableSection
-from bothways.runtime.allocator import tune_allocator
 from bothways.text.template import Gap, Template
 from bothways.training.optimizers import AdamW, build_optimizer, update
 

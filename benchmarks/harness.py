@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from bothways.kernels import library as native
+from bothways.model.kernels import library as native
 
 
 @dataclass(frozen=True)

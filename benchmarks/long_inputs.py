@@ -30,15 +30,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bothways.attention.patterns import Blocks, Full, Pattern, Window
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
-from bothways.families.catalogue import preset
+from bothways.core.runtime.allocator import tune_allocator
+from bothways.model.attention.patterns import Blocks, Full, Pattern, Window
 from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.families.catalogue import preset
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.runtime.allocator import tune_allocator
 
 SMALL = {"width": 128, "depth": 2, "heads": 2, "intermediate_size": 512, "vocab": 1000}
 FIRST = 2048

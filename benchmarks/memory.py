@@ -37,8 +37,8 @@ CONTENDERS = ("bothways", "recomputed", "transformers")
 STEP = """
 import dataclasses, sys, time, torch
 from functools import partial
-from bothways.bench.race import high_water_mark
-from bothways.bench.workloads import CONTENDERS, DEFAULT_TRAINING, WORKLOADS, make_batch, ours
+from bothways.lab.bench.race import high_water_mark
+from bothways.lab.bench.workloads import CONTENDERS, DEFAULT_TRAINING, WORKLOADS, make_batch, ours
 torch.set_num_threads(1)
 name, rows, length, steps = sys.argv[1], *map(int, sys.argv[2:])
 work = dataclasses.replace(WORKLOADS["base"], rows=rows, length=length)
@@ -68,12 +68,12 @@ print(seconds, *(1024 * int(lines[name].split()[0]) for name in ("VmHWM", "RssAn
 """
 STREAM = """
 import sys, torch
-from bothways.bench.race import high_water_mark
+from bothways.lab.bench.race import high_water_mark
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
 from bothways.prediction.engine import evaluate_task, predict
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.runtime.allocator import tune_allocator
+from bothways.core.runtime.allocator import tune_allocator
 from bothways.text.tokenizer import Tokenizer
 torch.set_num_threads(1)
 tune_allocator()

@@ -78,7 +78,7 @@ def free_port() -> int:
 
 
 def measure(places: dict[str, tuple[int, int]], texts: list[str], given: Any) -> None:
-    from bothways.bench.load import answered, percentile, post, waiting_clients
+    from bothways.lab.bench.load import answered, percentile, post, waiting_clients
     from bothways.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(FOLDER)
@@ -125,7 +125,7 @@ def main() -> None:
     given = parser.parse_args()
     texts = given.file.read_text("utf8").splitlines()
     import bothways
-    from bothways.bench.serving import _await
+    from bothways.lab.bench.serving import _await
 
     context = multiprocessing.get_context("spawn")
     with TemporaryDirectory() as place:

@@ -21,9 +21,9 @@ from bothways.core.sequence import Sequence
 from bothways.core.targets import TokenTargets
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Vocabulary
-from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.config import ModelConfig
 from bothways.model.heads import MaskedHead
+from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.objectives.objective import ModelSpec, Objective
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bothways.cli import app
+from bothways.cli.main import app
 
 WORDS = [
     "the",

@@ -13,8 +13,8 @@ from hypothesis import settings
 
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
-from bothways.kernels import library
-from bothways.kernels.library import ALL_FEATURES, Feature
+from bothways.model.kernels import library
+from bothways.model.kernels.library import ALL_FEATURES, Feature
 from bothways.text.tokenizer import Tokenizer
 from toy_animals import WORDS, document
 

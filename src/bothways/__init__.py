@@ -25,9 +25,9 @@ _HOME = {
     "adapt": "api.training_runs", "build_corpus": "api.texts", "distil": "api.training_runs",
     "export_model": "api.model_folders", "finetune": "api.training_runs",
     "load": "api.model_folders", "load_model": "api.model_folders",
-    "preset": "families.catalogue", "pretrain": "api.training_runs",
+    "preset": "model.families.catalogue", "pretrain": "api.training_runs",
     "push_to_hub": "hub.publish", "save_model": "hub.model_folder",
-    "train_tokenizer": "api.texts", "tune_allocator": "runtime.allocator",
+    "train_tokenizer": "api.texts", "tune_allocator": "core.runtime.allocator",
 }  # fmt: skip
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from bothways.api.training_runs import finetune as finetune
     from bothways.api.training_runs import pretrain as pretrain
     from bothways.core.errors import BothwaysError as BothwaysError
+    from bothways.core.runtime.allocator import tune_allocator as tune_allocator
     from bothways.data.corpus import Corpus as Corpus
-    from bothways.families.catalogue import preset as preset
     from bothways.finetuning.metrics import Metric as Metric
     from bothways.finetuning.prepare import FinetuneConfig as FinetuneConfig
     from bothways.hub.model_folder import save_model as save_model
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from bothways.hub.publish import push_to_hub as push_to_hub
     from bothways.model.config import EncoderConfig as EncoderConfig
     from bothways.model.encoder import Encoder as Encoder
+    from bothways.model.families.catalogue import preset as preset
     from bothways.model.model import Model as Model
     from bothways.model.model import ModelOutput as ModelOutput
     from bothways.prediction.predictor import Predictor as Predictor
     from bothways.pretraining.config import PretrainConfig as PretrainConfig
-    from bothways.runtime.allocator import tune_allocator as tune_allocator
     from bothways.text.tokenizer import Tokenizer as Tokenizer
 
 

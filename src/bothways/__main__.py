@@ -1,6 +1,6 @@
 """`python -m bothways`, which is also what torchrun starts."""
 
-from bothways.cli import main
+from bothways.cli.main import main
 
 if __name__ == "__main__":
     main()

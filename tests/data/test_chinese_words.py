@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bothways.cleaning.config import Cleaning
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError
 from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Sequence
 from bothways.core.source import Cursor
 from bothways.data import encode_shards
+from bothways.data.cleaning.config import Cleaning
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.documents import Document

@@ -22,20 +22,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bothways.cleaning.config import Cleaning, make_cleaning
-from bothways.commands import corpus as commands
+from bothways.cli import corpus as commands
 from bothways.core.atomic_files import file_digest
 from bothways.core.config.reader import read
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.core.folder_lock import lock_folder
+from bothways.core.jobs.workers import RayWorkers
 from bothways.data import corpus as corpus_module
 from bothways.data import encode_shards as shards
+from bothways.data.cleaning.config import Cleaning, make_cleaning
 from bothways.data.corpus import WORK, Corpus, build_corpus, length_percentiles
 from bothways.data.documents import Document, read_documents
 from bothways.data.left_out import first_occurrences
 from bothways.data.manifest import MANIFEST
 from bothways.data.sentences import split_sentences
-from bothways.jobs.workers import RayWorkers
 from bothways.text.tokenizer import Tokenizer
 from child_processes import assert_they_end, children
 from stand_in_ray import stand_in
@@ -286,7 +286,7 @@ def test_any_workers_write_the_same_bytes(
 
 SCRIPT = """
 import sys, time
-from bothways.cleaning.config import make_cleaning
+from bothways.data.cleaning.config import make_cleaning
 from bothways.data import encode_shards as shards
 from bothways.data.corpus import build_corpus
 from bothways.data.documents import read_documents

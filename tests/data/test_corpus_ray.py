@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from bothways.core.atomic_files import file_digest
+from bothways.core.jobs.workers import RayWorkers
 from bothways.data import encode_shards
 from bothways.data.corpus import WORK, build_corpus
 from bothways.data.documents import Document
-from bothways.jobs.workers import RayWorkers
 from heard_progress import Heard
 from ray_cluster import MARKS, Killing, actor_processes, two_machines
 from toy_folder import make_tokenizer

@@ -10,7 +10,6 @@ import pytest
 
 from bothways.core.config import reader as configs
 from bothways.data.batching import ExampleBudget, TokenBudget
-from bothways.families.catalogue import preset
 from bothways.finetuning.automatic import UNKNOWN, choose_automatic, enough_epochs, usual_rate
 from bothways.finetuning.config import (
     FinetuneSettings,
@@ -22,10 +21,11 @@ from bothways.finetuning.data import LabelledData, label
 from bothways.finetuning.in_memory_run import fit_task
 from bothways.finetuning.prepare import FinetuneConfig, load_config
 from bothways.finetuning.run import finetune
+from bothways.lab.sweeps.runs import SweepFolder
+from bothways.lab.sweeps.seeds import finetune_seeds
 from bothways.model.config import EncoderConfig
+from bothways.model.families.catalogue import preset
 from bothways.model.positions import Learned
-from bothways.sweeps.runs import SweepFolder
-from bothways.sweeps.seeds import finetune_seeds
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.training.durations import Epochs, Steps
 from bothways.training.optimizers import AdamW

@@ -10,7 +10,6 @@ import torch
 from sklearn.dummy import DummyClassifier
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 
-from bothways.analysis.report import analyse
 from bothways.core.batch import pack
 from bothways.finetuning import failed_runs as failure
 from bothways.finetuning.config import FinetuneSettings, finetune_adam
@@ -27,6 +26,7 @@ from bothways.finetuning.failed_runs import (
 from bothways.finetuning.in_memory_run import fit_task, start_from
 from bothways.model.config import EncoderConfig
 from bothways.model.positions import Learned
+from bothways.prediction.analysis.report import analyse
 from bothways.tasks.base import Task
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.examples import MultilabelExample

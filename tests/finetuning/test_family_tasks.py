@@ -14,11 +14,11 @@ import torch
 
 from bothways.core.config import reader as configs
 from bothways.data.batching import ExampleBudget
-from bothways.families.catalogue import family_for
 from bothways.finetuning.config import FinetuneSettings, finetune_adam
 from bothways.finetuning.data import label
 from bothways.finetuning.in_memory_run import fit_task
 from bothways.hub.model_folder import save_model
+from bothways.model.families.catalogue import family_for
 from bothways.model.heads import LabelHead, MaskedHead, PoolerHead
 from bothways.model.model import Model
 from bothways.prediction.engine import predict

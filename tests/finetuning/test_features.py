@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from bothways.cli import app
-from bothways.commands.features import Layers
+from bothways.cli.features import Layers
+from bothways.cli.main import app
 from bothways.core.batch import Batch, pack
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.core.targets import IGNORED
@@ -41,10 +41,10 @@ from bothways.finetuning.frozen_features import (
     tag_words,
 )
 from bothways.model.layer_mix import LayerChoice, LayerSum
-from bothways.preflight.machine import speed
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.training.durations import Epochs, Hours
+from bothways.training.preflight.machine import speed
 from heard_progress import Heard
 from toy_folder import FILLERS, GOOD, make_folder
 

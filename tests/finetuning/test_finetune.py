@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError, ResourceError
-from bothways.families.catalogue import preset
+from bothways.core.report.sections import readable_number
 from bothways.finetuning import fit as fitting
 from bothways.finetuning.config import finetune_adam
 from bothways.finetuning.data import label
@@ -29,11 +29,11 @@ from bothways.finetuning.run import FinetuneResult, finetune
 from bothways.finetuning.stability import Stability
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import EncoderConfig
+from bothways.model.families.catalogue import preset
 from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead, token_head
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.predictor import open_learner, open_task
-from bothways.report.sections import readable_number
 from bothways.tasks.base import examples_fingerprint
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_examples import TextColumns, TextExample

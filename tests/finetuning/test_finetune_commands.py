@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError
 from bothways.finetuning import fit as job
 from bothways.finetuning.prepare import FinetuneConfig
-from bothways.kernels import library
+from bothways.model.kernels import library
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import BertAdam
 from bothways.training.schedules import GoogleLinear

@@ -16,9 +16,9 @@ from bothways.finetuning.data import ALL, LabelledData, label, score, train_load
 from bothways.finetuning.fit import learning_by_rows
 from bothways.finetuning.in_memory_run import fit_task, start_from
 from bothways.hub.model_folder import load_model, save_model
-from bothways.kernels.library import runs_on
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, PoolerHead
+from bothways.model.kernels.library import runs_on
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.tasks.catalogue import trainable_task

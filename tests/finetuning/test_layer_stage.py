@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 import bothways
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.batch import pack
 from bothways.core.errors import BothwaysError, installed
 from bothways.finetuning.data import label

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.errors import ConfigError
-from bothways.families.catalogue import preset
 from bothways.finetuning import fit as job
 from bothways.finetuning.automatic import usual_rate
 from bothways.finetuning.config import FinetuneSettings, finetune_adam
@@ -26,12 +25,13 @@ from bothways.finetuning.stability import Stability
 from bothways.finetuning.teacher import Teacher
 from bothways.hub.model_folder import load_model
 from bothways.model.config import EncoderConfig
+from bothways.model.families.catalogue import preset
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.prediction.predictor import open_task
-from bothways.preflight import machine
 from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW
+from bothways.training.preflight import machine
 from small_models import SHAPES, batch_for
 from toy_folder import make_examples, make_folder, write_tsv
 

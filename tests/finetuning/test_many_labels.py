@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import toy_folder
-from bothways.analysis.classes import ClassAnalysis
 from bothways.core.errors import DataError
 from bothways.finetuning import fit as fitting
 from bothways.finetuning.prepare import FinetuneConfig
 from bothways.finetuning.run import finetune
+from bothways.prediction.analysis.classes import ClassAnalysis
 from bothways.prediction.engine import window_size
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.metrics import Confusion, classification_metrics

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.batch import pack
 from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, FolderError
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
-from bothways.families.catalogue import preset
 from bothways.finetuning.bilstm_tagger import BiLSTMTagger
 from bothways.finetuning.config import FinetuneSettings, finetune_adam
 from bothways.finetuning.data import label
@@ -27,6 +26,7 @@ from bothways.finetuning.in_memory_run import fit_task
 from bothways.finetuning.stability import Stability, apply_stability
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import LSTMConfig
+from bothways.model.families.catalogue import preset
 from bothways.model.heads import BiLMHead, LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.prediction.engine import predict

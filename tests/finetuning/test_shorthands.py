@@ -15,7 +15,7 @@ from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget
 from bothways.finetuning.config import ELSEWHERE, SAME, SHORTHANDS
 from bothways.finetuning.prepare import FinetuneConfig, load_config
-from bothways.sweeps.grid import grid_cells, parse_grid
+from bothways.lab.sweeps.grid import grid_cells, parse_grid
 from bothways.training.durations import Epochs
 
 BASE = FinetuneConfig(model="m", train="t.tsv")

@@ -13,13 +13,13 @@ import pytest
 
 import bothways
 import toy_folder
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.finetuning.prepare import FinetuneConfig, load_config, read_split
 from bothways.finetuning.recorded_split import read_recorded_split
 from bothways.finetuning.splits import DevPart, Split, fold_name, parse_part, split_examples
-from bothways.sweeps.folds import FoldRun, finetune_folds
-from bothways.sweeps.runs import SweepFolder
+from bothways.lab.sweeps.folds import FoldRun, finetune_folds
+from bothways.lab.sweeps.runs import SweepFolder
 from bothways.tasks.choice.task import ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.examples import MultilabelExample

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.batch import pack
 from bothways.finetuning.config import finetune_adam
 from bothways.finetuning.prepare import FinetuneConfig

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import bothways
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.errors import ConfigError
 from bothways.tasks.predictions import TagPrediction
 from bothways.tasks.tagging.task import TaggingTask

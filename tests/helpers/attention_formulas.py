@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bothways.attention.bigbird_random import RandomBlocks, random_blocks
-from bothways.attention.mask import EVERYTHING
-from bothways.attention.patterns import Blocks, Causal, Full, Pattern, Window
+from bothways.model.attention.bigbird_random import RandomBlocks, random_blocks
+from bothways.model.attention.mask import EVERYTHING
+from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
 
 HEADS, SIZE = 2, 4
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
-from bothways.families.bert import BERT, MEGATRON_BERT
-from bothways.families.family import Family
-from bothways.families.weight_names import to_theirs
 from bothways.model.config import Dropouts, EncoderConfig, PostNorm, PreNorm
+from bothways.model.families.bert import BERT, MEGATRON_BERT
+from bothways.model.families.family import Family
+from bothways.model.families.weight_names import to_theirs
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.model.positions import Learned

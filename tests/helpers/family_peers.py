@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
-from bothways.families.family import Architecture, Family
-from bothways.families.weight_names import to_theirs
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.weight_files import open_weights
+from bothways.model.families.family import Architecture, Family
+from bothways.model.families.weight_names import to_theirs
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.text.trainers import Unigram, train_tokenizer

@@ -13,11 +13,11 @@ import torch
 import transformers
 from tokenizers import models
 
-from bothways.attention.patterns import Window
 from bothways.core.batch import pack
-from bothways.families.catalogue import preset
 from bothways.hub.model_folder import save_model
+from bothways.model.attention.patterns import Window
 from bothways.model.config import EncoderConfig
+from bothways.model.families.catalogue import preset
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Learned

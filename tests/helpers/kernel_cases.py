@@ -10,8 +10,8 @@ from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bothways.kernels import library
-from bothways.kernels.library import Feature
+from bothways.model.kernels import library
+from bothways.model.kernels.library import Feature
 
 
 def needs(feature: Feature) -> pytest.MarkDecorator:

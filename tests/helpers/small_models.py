@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from bothways.attention.patterns import Blocks, Full, Window
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
-from bothways.families.catalogue import PRESETS, preset
+from bothways.model.attention.patterns import Blocks, Full, Window
 from bothways.model.config import Dropouts, EncoderConfig, Gated, LSTMConfig, ModelConfig, Sharing
+from bothways.model.families.catalogue import PRESETS, preset
 from bothways.model.positions import Disentangled, Rotary
 
 LENGTHS = [70, 9, 70, 21, 1]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from bothways import cli
+from bothways.cli.main import main as cli
 
 _SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1]
 

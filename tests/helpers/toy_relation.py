@@ -22,9 +22,9 @@ from bothways.core.batch import Batch
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
 from bothways.core.targets import IGNORED, Targets
-from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.config import ModelConfig
 from bothways.model.heads import Head, TagHead
+from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
 from bothways.tasks.base import (
     Direction,

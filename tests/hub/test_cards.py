@@ -6,7 +6,6 @@ import pytest
 
 from bothways.core.finding import Finding
 from bothways.data.corpus import Corpus
-from bothways.families.family import Architecture
 from bothways.finetuning.prepare import DataSource
 from bothways.hub.model_card import (
     UNSEEN,
@@ -18,6 +17,7 @@ from bothways.hub.model_card import (
     run_of,
 )
 from bothways.model.config import EncoderConfig
+from bothways.model.families.family import Architecture
 from bothways.model.positions import Learned
 from bothways.training.durations import Epochs
 from bothways.training.state import RunState

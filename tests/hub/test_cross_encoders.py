@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import bothways
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.errors import FolderError
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.sentence_transformers import read_program_config

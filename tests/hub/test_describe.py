@@ -10,11 +10,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import ElectraConfig
 
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.config.reader import load
 from bothways.core.errors import BothwaysError, ConfigError, FolderError
-from bothways.families.catalogue import preset
 from bothways.model.config import EncoderConfig
+from bothways.model.families.catalogue import preset
 from model_folders import VOCAB, WIDTH, change_settings, folder_of, peer, with_decoder
 
 

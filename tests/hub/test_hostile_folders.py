@@ -12,11 +12,11 @@ import pytest
 from torch import Tensor
 
 from bothways.core.errors import BothwaysError, FolderError
-from bothways.families.bert import BERT
 from bothways.hub.load_report import plan_loading
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.sentence_transformers import read_program_config
 from bothways.model.config import EncoderConfig
+from bothways.model.families.bert import BERT
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer

@@ -10,11 +10,11 @@ import pytest
 import torch
 import transformers
 
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.errors import ConfigError, FolderError
-from bothways.families.catalogue import preset
 from bothways.hub.convert.longformer import lengthened
 from bothways.hub.model_folder import load_model
+from bothways.model.families.catalogue import preset
 from bothways.model.heads import Head, LabelHead, MaskedHead, PoolerHead, TagHead
 from bothways.model.model import Model
 from bothways.prediction.predictor import open_task

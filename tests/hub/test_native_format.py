@@ -15,16 +15,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bothways.attention.patterns import Causal, Full, Window
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.batch import Batch
 from bothways.core.config import reader as configs
 from bothways.core.errors import FolderError
 from bothways.core.layout import Layout
-from bothways.families.catalogue import family_for, preset
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.native_format import NativeConfig, native_settings
+from bothways.model.attention.patterns import Causal, Full, Window
 from bothways.model.config import (
     Bias,
     Dropouts,
@@ -37,6 +36,7 @@ from bothways.model.config import (
     PreNorm,
     Sharing,
 )
+from bothways.model.families.catalogue import family_for, preset
 from bothways.model.heads import (
     BiLMHead,
     ChoiceHead,

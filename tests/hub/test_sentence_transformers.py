@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from bothways.core.errors import ConfigError, FolderError
-from bothways.families.catalogue import FAMILIES
 from bothways.hub.model_folder import save_model
 from bothways.hub.sentence_transformers import (
     Pooling,
@@ -20,6 +19,7 @@ from bothways.hub.sentence_transformers import (
     read_program_config,
 )
 from bothways.model.config import EncoderConfig
+from bothways.model.families.catalogue import FAMILIES
 from bothways.model.heads import PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned

@@ -10,10 +10,10 @@ import pytest
 import transformers
 
 from bothways.core.errors import FolderError
-from bothways.families.catalogue import FAMILIES
-from bothways.families.family import Family
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import load_model
+from bothways.model.families.catalogue import FAMILIES
+from bothways.model.families.family import Family
 from drawn_settings import draw_settings
 from model_folders import change_settings, folder_of, peer
 

@@ -16,7 +16,7 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, FolderError
 from bothways.core.layout import Layout

@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.errors import ConfigError, TokenizerError
 from bothways.hub.convert.similar_rows import sparsemax, token_vectors
 from bothways.hub.convert.vocabulary import MeanOfPieces, Similar, convert_vocabulary, plan_rows

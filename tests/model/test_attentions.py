@@ -7,12 +7,12 @@ import itertools
 import pytest
 import torch
 
-from bothways.attention.dispatch import attend
-from bothways.attention.mask import AttentionView
-from bothways.attention.patterns import Blocks, Causal, Full, Pattern, Window
-from bothways.attention.probabilities import attention_probabilities
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
+from bothways.model.attention.dispatch import attend
+from bothways.model.attention.mask import AttentionView
+from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
+from bothways.model.attention.probabilities import attention_probabilities
 from bothways.model.config import EncoderConfig
 from bothways.model.encoder import Encoder, recorded_attentions
 from small_models import SHAPES, batch_for

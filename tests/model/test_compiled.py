@@ -16,12 +16,12 @@ from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
 from bothways.finetuning.config import finetune_adam
-from bothways.kernels import add_norm as residual
-from bothways.kernels import dropout
 from bothways.model import block
 from bothways.model.config import Dropouts, EncoderConfig, Gated
 from bothways.model.encoder import Encoder
-from bothways.preflight.machine import compute_as
+from bothways.model.kernels import add_norm as residual
+from bothways.model.kernels import dropout
+from bothways.training.preflight.machine import compute_as
 from small_models import SHAPES
 
 pytestmark = pytest.mark.filterwarnings(

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bothways.attention.patterns import Blocks, Full, Window
 from bothways.core.errors import ConfigError
+from bothways.model.attention.patterns import Blocks, Full, Window
 from bothways.model.config import Dropouts, EncoderConfig, Gated
 from bothways.model.heads import LabelHead, NextTokenHead
 from bothways.model.positions import Disentangled, DistanceBias, Learned, Rotary

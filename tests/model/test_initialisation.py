@@ -11,9 +11,9 @@ import torch
 from scipy import stats
 from torch import nn
 
-from bothways.kernels.dropout import Dropout, dropout, keep_mask
 from bothways.model.config import Dropouts, EncoderConfig, PreNorm
 from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
+from bothways.model.kernels.dropout import Dropout, dropout, keep_mask
 from bothways.model.model import Model
 
 SIGMA = 0.03

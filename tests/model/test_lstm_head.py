@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import bothways
-from bothways.attention.patterns import Causal
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
 from bothways.finetuning.prepare import FinetuneConfig
 from bothways.finetuning.run import finetune
+from bothways.model.attention.patterns import Causal
 from bothways.model.config import LSTMConfig, ModelConfig
 from bothways.model.flops import forward_flops
 from bothways.model.heads import LabelHead

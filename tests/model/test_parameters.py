@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from bert_peers import draw_config, draw_input
-from bothways.attention.patterns import (
+from bothways.core.errors import ConfigError
+from bothways.model.attention.patterns import (
     Causal,
     Full,
     Pattern,
     Window,  # fmt: skip
 )
-from bothways.core.errors import ConfigError
-from bothways.families import bert
 from bothways.model.config import Bias, EncoderConfig, Gated, Plain, PostNorm, PreNorm, Sharing
+from bothways.model.families import bert
 from bothways.model.flops import forward_flops, seen
 from bothways.model.heads import (
     HEADS,

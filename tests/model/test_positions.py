@@ -12,9 +12,9 @@ from torch import nn
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
-from bothways.families.catalogue import preset
 from bothways.model.config import EncoderConfig
 from bothways.model.embedding import build_positions, sinusoids
+from bothways.model.families.catalogue import preset
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.model.positions import Learned, Sinusoidal

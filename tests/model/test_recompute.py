@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from bothways.attention.dispatch import AttentionCall, Compiled, choose
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
+from bothways.core.runtime.tuning import TUNING
 from bothways.finetuning.mixout import mix_out
 from bothways.model import block
 from bothways.model import flops as operations
+from bothways.model.attention.dispatch import AttentionCall, Compiled, choose
 from bothways.model.config import EncoderConfig, Gated, ModelConfig
 from bothways.model.encoder import Encoder
 from bothways.model.flops import kept_floats
 from bothways.model.heads import token_head
 from bothways.model.model import Model
-from bothways.runtime.tuning import TUNING
 from small_models import SHAPES, SMALL, batch_for
 
 

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bothways.attention.patterns import Causal
 from bothways.core.batch import Batch, pack
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
 from bothways.core.sequence import Sequence
 from bothways.data.masking import Vocabulary
-from bothways.families.catalogue import family_for, preset
+from bothways.model.attention.patterns import Causal
 from bothways.model.config import Dropouts, EncoderConfig, LSTMConfig
+from bothways.model.families.catalogue import family_for, preset
 from bothways.model.flops import forward_flops
 from bothways.model.heads import (
     BiLMHead,

@@ -14,9 +14,9 @@ import transformers
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
-from bothways.families import albert
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig, Sharing
+from bothways.model.families import albert
 from bothways.model.heads import MaskedHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bothways.attention import dispatch as kernels
-from bothways.attention.dispatch import Packed
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.core.targets import LabelTargets, TokenTargets
+from bothways.model.attention import dispatch as kernels
+from bothways.model.attention.dispatch import Packed
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import MaskedHead, PairHead, PoolerHead, token_head
 from bothways.model.model import Model

@@ -19,9 +19,9 @@ from bothways.core.sequence import Sequence
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
 from bothways.data.masking import AnyToken, Masking, NGrams, Vocabulary
-from bothways.families.catalogue import preset
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.families.catalogue import preset
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.objectives.masked_lm import MaskedLM

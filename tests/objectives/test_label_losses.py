@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from bothways.core.runtime.tuning import TUNING
 from bothways.core.targets import IGNORED
-from bothways.kernels.cross_entropy import cross_entropy
+from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.objectives import losses
 from bothways.objectives.losses import (
     binary_cross_entropy,
@@ -20,7 +21,6 @@ from bothways.objectives.losses import (
     weighted_cross_entropy,
     z_loss,
 )
-from bothways.runtime.tuning import TUNING
 
 SEEDS = st.integers(0, 999)
 

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from bothways.core.runtime.tuning import TUNING
 from bothways.core.targets import IGNORED
-from bothways.kernels import cross_entropy as losses
-from bothways.kernels import library
-from bothways.kernels.cross_entropy import cross_entropy
-from bothways.runtime.tuning import TUNING
+from bothways.model.kernels import cross_entropy as losses
+from bothways.model.kernels import library
+from bothways.model.kernels.cross_entropy import cross_entropy
 
 compiled = pytest.mark.skipif(
     not library.runs_on(torch.device("cpu")), reason="no compiled kernels here"

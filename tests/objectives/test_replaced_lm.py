@@ -14,8 +14,8 @@ from bothways.core.sequence import Sequence
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Vocabulary
-from bothways.families.catalogue import preset
 from bothways.model.config import EncoderConfig
+from bothways.model.families.catalogue import preset
 from bothways.model.model import Model
 from bothways.objectives import replaced_lm
 from bothways.objectives.replaced_lm import ReplacedLM, ReplacedLMLearner, restored

@@ -21,9 +21,9 @@ from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.data.corpus import Corpus
 from bothways.data.loader import LoadedStep
 from bothways.data.masking import Vocabulary
-from bothways.families.catalogue import preset
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.families.catalogue import preset
 from bothways.model.model import Model
 from bothways.objectives.replaced_tokens import (
     Narrower,

@@ -20,8 +20,8 @@ from bothways.data.documents import Document
 from bothways.data.next_sentence import NextSentence
 from bothways.data.segments import PairPlan, PairSegments
 from bothways.data.sentence_order import SentenceOrder
-from bothways.families.catalogue import preset
 from bothways.hub.model_folder import load_model
+from bothways.model.families.catalogue import preset
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.pretraining.build import fit_to_corpus, vocabulary_of
 from bothways.pretraining.config import PretrainConfig, PretrainPhase

@@ -17,9 +17,9 @@ from bothways.core.sequence import Sequence
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Chosen, Masking, Spans, Vocabulary
-from bothways.families.catalogue import preset
 from bothways.hub.model_folder import load_model
 from bothways.model.config import EncoderConfig
+from bothways.model.families.catalogue import preset
 from bothways.model.model import Model
 from bothways.objectives.span_boundary import (
     PLACES,

@@ -7,8 +7,8 @@ import shlex
 import pytest
 from cyclopts import CycloptsError
 
-from bothways import cli
-from bothways.commands.mistakes import explain, rename_options
+from bothways.cli.main import main as cli
+from bothways.cli.mistakes import explain, rename_options
 
 
 def mistake(line: str) -> tuple[str | None, str]:

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 import bothways
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.config.reader import load
 from bothways.objectives.catalogue import AnyObjective
 from bothways.serving.limits import DEFAULT_LIMITS, Limits

@@ -21,7 +21,7 @@ def run(*words: object) -> subprocess.CompletedProcess[str]:
 from importlib.machinery import PathFinder
 find = PathFinder.find_spec
 PathFinder.find_spec = lambda name, *rest: None if name in {OPTIONAL} else find(name, *rest)
-from bothways.cli import main
+from bothways.cli.main import main
 main()
 """
     command = [sys.executable, "-c", code, *map(str, words)]

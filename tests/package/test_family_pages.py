@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bothways.core.config.reader import config_difference, load, to_toml
-from bothways.families.catalogue import FAMILIES, PRESETS, preset
 from bothways.model.config import EncoderConfig
+from bothways.model.families.catalogue import FAMILIES, PRESETS, preset
 from bothways.model.parameters import parameter_table
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide"

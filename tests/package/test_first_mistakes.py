@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.errors import BothwaysError
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import LabelHead, PoolerHead

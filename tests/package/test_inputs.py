@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bothways import cli
-from bothways.cli import app
-from bothways.commands.options import argument_text
+from bothways.cli.main import app
+from bothways.cli.main import main as cli
+from bothways.cli.options import argument_text
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.core.urls import local_path
 from bothways.data.text_io import standard_input

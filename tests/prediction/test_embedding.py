@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core import bar
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.prediction import layer_sweep

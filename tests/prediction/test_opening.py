@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.errors import FolderError
 from bothways.hub.model_folder import load_model
 from bothways.prediction.engine import predict

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError, DataError, FolderError
 from bothways.core.sequence import Sequence
 from bothways.data.masking import Vocabulary
-from bothways.families import gpt
 from bothways.hub.model_folder import save_model
 from bothways.model.config import LSTMConfig
+from bothways.model.families import gpt
 from bothways.model.heads import BiLMHead, NextTokenHead
 from bothways.model.model import Model
 from bothways.objectives.causal_lm import BiLM

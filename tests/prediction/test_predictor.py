@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 import torch
 
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.errors import ConfigError, DataError, DivergedError, ResourceError
+from bothways.core.runtime.devices import has_bf16, has_int8
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.prediction.engine import prepare_learner
 from bothways.prediction.predictor import Predictor, open_learner, open_task
 from bothways.prediction.prepared_model import PredictPrecision
-from bothways.runtime.devices import has_bf16, has_int8
 from bothways.tasks.choice.examples import ChoiceExample
 from bothways.tasks.text_examples import TextExample
 from toy_folder import make_folder, make_tokenizer
@@ -199,7 +199,7 @@ def test_outputs_that_are_not_finite_are_an_error(
 def test_bf16_without_its_instructions_is_refused_everywhere_and_auto_takes_fp32(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("bothways.runtime.devices.has_bf16", lambda device: False)
+    monkeypatch.setattr("bothways.core.runtime.devices.has_bf16", lambda device: False)
     words = ["predict", str(folder), "-", "--task", "fill", "--device", "cpu", "--precision"]
     scored = ["evaluate", str(folder), "x.txt", "--task", "likelihood", "--device", "cpu"]
     learner = open_learner(folder, "embed", device="cpu")

@@ -10,24 +10,24 @@ import pytest
 import torch
 from torch import nn
 
-from bothways.attention.patterns import Window
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError
+from bothways.core.runtime.devices import Precision, has_int8, packs_weights
 from bothways.core.sequence import Sequence
-from bothways.families.catalogue import preset
 from bothways.finetuning.mixout import mix_out
-from bothways.kernels import library as native
-from bothways.kernels.library import Feature
-from bothways.kernels.linear import InferenceLayer, OneDNNLinear
+from bothways.model.attention.patterns import Window
 from bothways.model.block import Block
 from bothways.model.config import EncoderConfig, Gated, LSTMConfig, PreNorm
 from bothways.model.encoder import Encoder
+from bothways.model.families.catalogue import preset
 from bothways.model.heads import LabelHead, MaskedHead
+from bothways.model.kernels import library as native
+from bothways.model.kernels.library import Feature
+from bothways.model.kernels.linear import InferenceLayer, OneDNNLinear
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Learned, Rotary, Sinusoidal
 from bothways.prediction import prepared_model as prepared
 from bothways.prediction.prepared_model import prepare_model
-from bothways.runtime.devices import Precision, has_int8, packs_weights
 
 CPU = torch.device("cpu")
 BF16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()

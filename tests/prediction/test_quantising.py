@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from bothways.analysis import report as survey
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.errors import ConfigError
+from bothways.core.runtime import devices as hardware
+from bothways.core.runtime.devices import has_int8
 from bothways.hub.model_folder import load_model, save_model
-from bothways.kernels.int8 import Int8Linear
 from bothways.model.heads import LabelHead, PoolerHead
+from bothways.model.kernels.int8 import Int8Linear
 from bothways.model.model import Model
+from bothways.prediction.analysis import report as survey
 from bothways.prediction.engine import predict, predict_encoded, prepare_learner
 from bothways.prediction.int8_report import Int8Report, TimedMetrics, measure_int8
 from bothways.prediction.predictor import Predictor, open_learner, open_task
-from bothways.runtime import devices as hardware
-from bothways.runtime.devices import has_int8
 from bothways.tasks.text_examples import TextExample
 from toy_folder import make_examples, make_folder, write_tsv
 

@@ -17,11 +17,11 @@ import torch
 from safetensors.torch import load_file
 
 import bothways
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError
-from bothways.families.catalogue import preset
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.families.catalogue import preset
 from bothways.model.heads import MaskedHead, PoolerHead, ReplacedHead
 from bothways.model.model import Model
 from bothways.pretraining.adapt_page import NEW_HEAD, head_note

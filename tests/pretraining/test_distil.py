@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import bothways
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.data.corpus import build_corpus
 from bothways.data.documents import Document

@@ -18,9 +18,9 @@ from bothways.core.targets import TokenTargets
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
 from bothways.data.loader import LoadedStep, Loader
-from bothways.families.catalogue import preset
 from bothways.hub.model_folder import save_model
 from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.families.catalogue import preset
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.objectives.distillation import Distillation

@@ -12,15 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bothways import cli
+from bothways.cli.main import main as cli
 from bothways.core.config import reader as configs
 from bothways.core.errors import CheckpointError, ConfigError
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.preflight.machine import choose_plan
-from bothways.preflight.memory import USABLE
 from bothways.pretraining.build import load_of
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.inspect_step import inspect_step
@@ -29,6 +27,8 @@ from bothways.pretraining.runs_page import differences
 from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Replicated, Sharded, Sharding, Single
+from bothways.training.preflight.machine import choose_plan
+from bothways.training.preflight.memory import USABLE
 from bothways.training.run import Training
 from bothways.training.schedules import Linear
 
@@ -128,7 +128,7 @@ def test_only_settings_that_differ_are_shown() -> None:
 def test_ranks_share_a_model_that_does_not_fit(
     settings: PretrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bothways.preflight import machine
+    from bothways.training.preflight import machine
 
     monkeypatch.setattr(machine, "all_gather", lambda plan, value: value[None])
     monkeypatch.setattr(machine, "memory_available", lambda device: free)

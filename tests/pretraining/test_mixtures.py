@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import bothways
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.data.batching import BatchSize, ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.corpus import Corpus, build_corpus

@@ -16,9 +16,9 @@ from bothways.core.learner import Learner
 from bothways.core.source import Cursor
 from bothways.data.batching import TokenRamp
 from bothways.data.corpus import Corpus
-from bothways.families.catalogue import preset
 from bothways.hub.model_folder import load_model
 from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.families.catalogue import preset
 from bothways.objectives.causal_lm import BiLM
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.objectives.objective import Objective

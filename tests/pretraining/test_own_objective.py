@@ -23,9 +23,9 @@ from bothways.data.corpus import Corpus
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import load_model
-from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.config import Dropouts, EncoderConfig, ModelConfig
 from bothways.model.heads import MaskedHead, PairHead, PoolerHead, ReplacedHead, TagHead
+from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
 from bothways.objectives.objective import ModelSpec, Objective
 from bothways.pretraining.build import preflight

@@ -18,9 +18,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, CheckpointError, ConfigError, DataError, FolderError
 from bothways.core.finding import Finding
+from bothways.core.report.sections import readable_number
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
@@ -37,7 +38,6 @@ from bothways.pretraining.evaluation import HeldOut
 from bothways.pretraining.recipes import modern, paper
 from bothways.pretraining.run import pretrain
 from bothways.pretraining.run_page import curves, read_records
-from bothways.report.sections import readable_number
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, train_tokenizer
 from bothways.training.checkpoint import Best, Keep

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.batch import Batch
 from bothways.core.errors import BothwaysError
 from bothways.core.layout import Layout
 from bothways.data.corpus import build_corpus
 from bothways.data.documents import Document
-from bothways.families.catalogue import preset
 from bothways.hub.model_folder import load_model
+from bothways.model.families.catalogue import preset
 from bothways.model.positions import Learned
 from bothways.pretraining.build import fit_to_corpus
 from bothways.tasks.zero_shot import vocabulary_logits

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 import bothways
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
 from bothways.core.errors import ConfigError
 from bothways.data.corpus import Corpus
-from bothways.families.catalogue import preset
 from bothways.model.config import EncoderConfig
+from bothways.model.families.catalogue import preset
 from bothways.pretraining.config import PretrainConfig, load_config
 from bothways.pretraining.recipes import modern
 from bothways.training.durations import Epochs, Steps

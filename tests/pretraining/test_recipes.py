@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import transformers
 
-from bothways.cli import app
-from bothways.commands.pretrain import pretrain
+from bothways.cli.main import app
+from bothways.cli.pretrain import pretrain
 from bothways.core.advice import interface
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.core.finding import report_findings
@@ -25,8 +25,8 @@ from bothways.data.documents import Document
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import AnyToken, Masking, NGrams, Spans
 from bothways.data.next_sentence import NextSentence
-from bothways.families.catalogue import family_for, preset
 from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.families.catalogue import family_for, preset
 from bothways.model.positions import Learned
 from bothways.objectives.catalogue import AnyObjective, default_objective
 from bothways.objectives.masked_lm import MaskedLM, MaskedObjective, with_masking

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 pytest.importorskip("fsspec", reason="needs the extra 'remote'")
 
 import bothways
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core import urls
 from bothways.core.errors import BothwaysError
 from bothways.core.part_cache import fetch_ahead

@@ -17,14 +17,14 @@ import torch
 from safetensors.torch import load_file
 
 import bothways
-from bothways import cli
+from bothways.cli.main import main as cli
 from bothways.core.errors import CheckpointError, ConfigError
 from bothways.data.batching import ExampleBudget, TokenRamp
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
 from bothways.data.full_sentences import FullSentences
-from bothways.families.catalogue import preset
 from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.families.catalogue import preset
 from bothways.objectives.masked_lm import MaskedLMNextSentence
 from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.errors import ConfigError, DataError, ResourceError
+from bothways.core.runtime.cards import CARDS
 from bothways.data.batching import ExampleBudget, TokenRamp, budget_at
 from bothways.data.corpus import Corpus
-from bothways.families.catalogue import preset
 from bothways.model.config import EncoderConfig
-from bothways.preflight.memory import USABLE
+from bothways.model.families.catalogue import preset
 from bothways.pretraining import run_plan
 from bothways.pretraining.build import load_of
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
@@ -31,9 +31,9 @@ from bothways.pretraining.run_plan import (
     measure_step,
     plan_run,
 )
-from bothways.runtime.cards import CARDS
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Epochs, Hours, Steps, Tokens
+from bothways.training.preflight.memory import USABLE
 
 CPU, CARD = torch.device("cpu"), CARDS["a100"]
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, FolderError
 from bothways.data.batching import TokenBudget
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Masking
-from bothways.families.catalogue import preset
 from bothways.hub.model_folder import save_model
 from bothways.model.config import EncoderConfig
+from bothways.model.families.catalogue import preset
 from bothways.model.heads import MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.objectives.objective import Objective

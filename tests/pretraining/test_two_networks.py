@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
-from bothways.families.catalogue import preset
 from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.families.catalogue import preset
 from bothways.objectives.replaced_tokens import Narrower, ReplacedTokens, Shallower
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase

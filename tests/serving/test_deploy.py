@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bothways.cli import app as cli
+from bothways.cli.main import app as cli
 from bothways.serving.app import OPEN, POSTS
 from bothways.serving.errors import STATUS, RequestError
 from bothways.serving.limits import DEFAULT_LIMITS

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from bothways.cli import app as cli
+from bothways.cli.main import app as cli
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.serving.app import POSTS, App, app
 from bothways.serving.deployment import named_models

@@ -22,11 +22,11 @@ import httpx
 import numpy as np
 import pytest
 
-from bothways.cli import app as cli
+from bothways.cli.main import app as cli
 from bothways.core.errors import FolderError
 from bothways.hub.model_folder import load_model, save_model
-from bothways.kernels import library
 from bothways.model.heads import LabelHead, PoolerHead
+from bothways.model.kernels import library
 from bothways.model.model import Model
 from bothways.prediction import engine
 from bothways.prediction.predictor import Predictor

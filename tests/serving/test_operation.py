@@ -22,7 +22,7 @@ import httpx
 import pytest
 import torch
 
-from bothways.cli import app as cli
+from bothways.cli.main import app as cli
 from bothways.core.errors import BothwaysError, ConfigError, FolderError
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.provenance import digest_of_folder

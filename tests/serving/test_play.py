@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from bothways.cli import app as cli
+from bothways.cli.main import app as cli
 from bothways.serving import app as application_of
 from bothways.serving import run as serving_run
 from bothways.serving.app import App

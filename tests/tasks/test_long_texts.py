@@ -10,7 +10,6 @@ import pytest
 from bothways.core.errors import ConfigError
 from bothways.finetuning.data import label
 from bothways.prediction.engine import predict
-from bothways.preflight.text import needed_length
 from bothways.tasks.base import Task
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.examples import MultilabelExample
@@ -20,6 +19,7 @@ from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.text_encoding import Fit
 from bothways.tasks.text_examples import TextExample
+from bothways.training.preflight.text import needed_length
 from parity import batch_of, check_sum
 from toy_task import VOCABULARY, WORDS, make_task, make_tokenizer
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.errors import DataError
 from bothways.prediction.engine import evaluate_task, predict
 from bothways.prediction.predictor import open_task

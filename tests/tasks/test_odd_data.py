@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import bothways
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, DataError
 from bothways.data.text_io import read_lines
 from bothways.tasks.choice.task import ChoiceTask

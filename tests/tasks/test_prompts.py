@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import bothways
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError
 from bothways.hub.sentence_transformers import SentenceEncoderConfig, read_program_config

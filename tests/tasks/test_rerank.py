@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import bothways
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, DataError
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.model import Model

@@ -14,7 +14,7 @@ import transformers
 from cyclopts import CycloptsError
 from pyarrow import parquet
 
-from bothways.cli import app
+from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, Unigram, WordPiece, train_tokenizer

@@ -259,7 +259,7 @@ def test_an_evaluation_that_is_no_number_is_refused():
 
 
 def test_bf16_computes_in_bf16_and_keeps_weights_in_fp32(monkeypatch):
-    monkeypatch.setattr("bothways.runtime.devices.has_bf16", lambda device: True)
+    monkeypatch.setattr("bothways.core.runtime.devices.has_bf16", lambda device: True)
     dtypes = []
 
     class Watched(Toy):
@@ -275,7 +275,7 @@ def test_bf16_computes_in_bf16_and_keeps_weights_in_fp32(monkeypatch):
 
 
 def test_bf16_is_refused_where_the_hardware_has_none(monkeypatch):
-    monkeypatch.setattr("bothways.runtime.devices.has_bf16", lambda device: False)
+    monkeypatch.setattr("bothways.core.runtime.devices.has_bf16", lambda device: False)
     with pytest.raises(ConfigError, match="has no bf16 instructions"):
         run(toy(), steps(Cursor()), Steps(1), precision="bf16")
     assert run(toy(), steps(Cursor()), Steps(1), precision="auto").steps == 1

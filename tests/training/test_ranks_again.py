@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from torch.distributed import HashStore, TCPStore
 
-from bothways.commands.pretrain import conclude_pretraining
+from bothways.cli.pretrain import conclude_pretraining
 from bothways.pretraining.run import PretrainResult
 from bothways.training import checkpoint, parallel
 from bothways.training.state import RunState

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bothways.core.errors import ConfigError
-from bothways.families.catalogue import PRESETS
+from bothways.model.families.catalogue import PRESETS
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLMLearner

@@ -10,9 +10,9 @@ from bothways.core.bar import shown_progress
 from bothways.core.progress import Progress
 
 if TYPE_CHECKING:
-    from bothways.export.folder import ExportResult, Format
     from bothways.hub.pretrained_model import PretrainedModel
     from bothways.model.heads import Head
+    from bothways.prediction.export.folder import ExportResult, Format
     from bothways.prediction.predictor import Predictor
     from bothways.prediction.prepared_model import PredictPrecision
     from bothways.prediction.session_model import Runtime
@@ -169,7 +169,7 @@ def export_model(
         >>> classify("a good film").label
         'positive'
     """
-    from bothways.export.folder import Int8Gate, write_export
+    from bothways.prediction.export.folder import Int8Gate, write_export
 
     gate = None
     if int8 is not None:

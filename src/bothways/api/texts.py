@@ -11,11 +11,11 @@ from bothways.core.bar import shown_progress
 from bothways.core.progress import Progress
 
 if TYPE_CHECKING:
-    from bothways.cleaning.config import Cleaning
+    from bothways.core.jobs.workers import Workers
+    from bothways.data.cleaning.config import Cleaning
     from bothways.data.corpus import Corpus
     from bothways.data.documents import Document
     from bothways.data.words import Words
-    from bothways.jobs.workers import Workers
     from bothways.text.tokenizer import Tokenizer
 
 
@@ -97,11 +97,11 @@ def build_corpus(  # noqa: PLR0913 – one option per question
         language: language for splitting sentences; "auto" detects it per document.
         words: for the masking of whole words in Chinese, how a sentence is divided into words:
             "jieba", "spaces", or a function that returns its words.
-        cleaning: what is left out besides duplicates, such as
-            `bothways.cleaning.config.make_cleaning("gopher", 0.8)`: by the filters of Gopher, and
-            near-duplicates.
+        cleaning: which documents are dropped besides duplicates, such as
+            `bothways.data.cleaning.config.make_cleaning("gopher", 0.8)`: those that the filters of
+            Gopher refuse, and near-duplicates.
         workers: number of processes, `None` for one per core; or, for a Ray cluster,
-            `bothways.jobs.workers.RayWorkers(address)`.
+            `bothways.core.jobs.workers.RayWorkers(address)`.
         progress: True shows progress on standard error, False nothing; an object with `stage`,
             `advance` and `message` receives it.
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bothways.cleaning.config import Cleaning
 from bothways.core.advice import argument
 from bothways.core.errors import DataError
+from bothways.data.cleaning.config import Cleaning
 from bothways.data.left_out import SHORT
 from bothways.data.manifest import StepCounts
 from bothways.data.sentences import AUTO

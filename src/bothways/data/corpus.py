@@ -34,18 +34,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.cleaning.apply import LeftOutExample, load_examples, store_examples
-from bothways.cleaning.config import Cleaning
 from bothways.core.config.checks import require_at_least
 from bothways.core.config.reader import config_difference
 from bothways.core.errors import ConfigError, DataError, os_errors
 from bothways.core.folder_lock import LOCK, OWNER, discard_begun, lock_folder
+from bothways.core.jobs.workers import LocalWorkers, Workers, map_jobs
 from bothways.core.keyed_rng import rng
 from bothways.core.part_cache import Cache
 from bothways.core.progress import SILENT, Progress
+from bothways.core.runtime.limits import usable_cores
 from bothways.core.sequence import Ids
 from bothways.core.terminal import counted
 from bothways.core.urls import Place, Url, place_of
+from bothways.data.cleaning.apply import LeftOutExample, load_examples, store_examples
+from bothways.data.cleaning.config import Cleaning
 from bothways.data.cleaning_notes import large_steps, nothing_left, unsuited_steps
 from bothways.data.documents import Document, DocumentReader, Origin, check_versions
 from bothways.data.encode_shards import (
@@ -85,8 +87,6 @@ from bothways.data.remote_arrays import (
 )
 from bothways.data.sentences import AUTO, check_language
 from bothways.data.words import Words, words_name
-from bothways.jobs.workers import LocalWorkers, Workers, map_jobs
-from bothways.runtime.limits import usable_cores
 from bothways.text.tokenizer import Tokenizer
 
 WORK = ".building"

@@ -21,14 +21,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.cleaning.apply import CleanedTexts, LeftOutExample, clean_texts
-from bothways.cleaning.config import Cleaning
-from bothways.cleaning.near_duplicates import SignedTexts
-from bothways.cleaning.shingles import ShingleTable
 from bothways.core.atomic_files import replace_file
 from bothways.core.config.reader import fingerprint
 from bothways.core.errors import DataError
 from bothways.core.terminal import without_surrogates
+from bothways.data.cleaning.apply import CleanedTexts, LeftOutExample, clean_texts
+from bothways.data.cleaning.config import Cleaning
+from bothways.data.cleaning.near_duplicates import SignedTexts
+from bothways.data.cleaning.shingles import ShingleTable
 from bothways.data.documents import Document
 from bothways.data.sentences import AUTO, detect_language, split_sentences
 from bothways.data.words import Words, encode_words, words_name

@@ -17,11 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.cleaning.apply import EXAMPLES, LeftOutExample
-from bothways.cleaning.config import Cleaning
-from bothways.cleaning.near_duplicates import NearDuplicatePairs, SignedTexts, find_near_duplicates
-from bothways.cleaning.shingles import ShingleTable
 from bothways.core.progress import SILENT, Progress
+from bothways.data.cleaning.apply import EXAMPLES, LeftOutExample
+from bothways.data.cleaning.config import Cleaning
+from bothways.data.cleaning.near_duplicates import (
+    NearDuplicatePairs,
+    SignedTexts,
+    find_near_duplicates,
+)
+from bothways.data.cleaning.shingles import ShingleTable
 from bothways.data.encode_shards import load_index, load_signed
 
 SIGNATURES, SHINGLES = "signatures.bin", "shingles.bin"

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bothways.cleaning.config import Cleaning
 from bothways.core.advice import call
 from bothways.core.atomic_files import file_digest, replace_text
 from bothways.core.errors import DataError
 from bothways.core.json_reader import read_object
 from bothways.core.urls import place_of, status_of
+from bothways.data.cleaning.config import Cleaning
 from bothways.data.documents import Origin
 
 MANIFEST = "manifest.json"

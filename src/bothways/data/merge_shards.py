@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.cleaning.apply import EXCERPT, LeftOutExample, choose_examples
 from bothways.core.progress import SILENT, Progress
 from bothways.core.sequence import Ids
+from bothways.data.cleaning.apply import EXCERPT, LeftOutExample, choose_examples
 from bothways.data.encode_shards import Shard, load_shard
 from bothways.data.left_out import LeftOut, choose_documents
 from bothways.data.manifest import (

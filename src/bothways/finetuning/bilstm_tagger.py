@@ -34,14 +34,14 @@ from bothways.core.json_reader import read_object
 from bothways.core.learner import Learner, evaluating
 from bothways.core.loss import Loss
 from bothways.core.progress import SILENT, Progress
+from bothways.core.runtime.devices import device_of
 from bothways.core.sequence import Sequence
 from bothways.core.targets import IGNORED, TokenTargets
 from bothways.data.loader import in_batches
-from bothways.kernels.cross_entropy import cross_entropy
-from bothways.kernels.dropout import Dropout
+from bothways.model.kernels.cross_entropy import cross_entropy
+from bothways.model.kernels.dropout import Dropout
 from bothways.model.layer_mix import LayerChoice, build_mix, chosen_layers
 from bothways.model.lstm import AnyEncoder, BiLSTM
-from bothways.runtime.devices import device_of
 from bothways.tasks.base import EncodedExample
 
 Stored = Literal["float16", "float32"]

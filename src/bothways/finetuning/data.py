@@ -28,9 +28,9 @@ from bothways.prediction.engine import (
     predict_windows,
     window_size,
 )
-from bothways.preflight.text import check_casing, check_inputs, needed_length
 from bothways.tasks.base import EncodedExample, Metrics, Task, TaskLearner
 from bothways.text.tokenizer import Tokenizer
+from bothways.training.preflight.text import check_casing, check_inputs, needed_length
 
 ALL = Share()
 """All of the data: a single process."""

@@ -18,6 +18,7 @@ from typing_extensions import assert_never
 from bothways.core.batch import pack
 from bothways.core.config.checks import require_seed
 from bothways.core.finding import Finding, report_findings
+from bothways.core.runtime.devices import choose_device, device_of
 from bothways.core.targets import TokenTargets
 from bothways.core.terminal import time_text
 from bothways.data.batching import ExampleBudget, TokenBudget
@@ -36,13 +37,12 @@ from bothways.hub.resolve import resolve_run
 from bothways.model.flops import BACKWARD
 from bothways.model.layer_mix import LayerChoice, chosen_layers
 from bothways.model.lstm import AnyEncoder
-from bothways.preflight.machine import speed
-from bothways.preflight.text import check_model
-from bothways.runtime.devices import choose_device, device_of
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.tagging.task import Tagger, TaggingTask
 from bothways.training.durations import Duration, Epochs, Hours, Steps, Tokens
 from bothways.training.optimizers import AdamW
+from bothways.training.preflight.machine import speed
+from bothways.training.preflight.text import check_model
 from bothways.training.run import Training
 from bothways.training.schedules import Linear
 

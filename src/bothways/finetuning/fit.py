@@ -21,6 +21,7 @@ from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_choice
 from bothways.core.finding import Finding
 from bothways.core.progress import SILENT, Progress
+from bothways.core.runtime.devices import device_of
 from bothways.data.loader import Share, ahead
 from bothways.finetuning.automatic import usual_rate
 from bothways.finetuning.config import FinetuneSettings
@@ -40,11 +41,10 @@ from bothways.finetuning.stability import parameter_rules
 from bothways.finetuning.teacher import TaughtLearner, Teacher
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import save_model
-from bothways.kernels.library import runs_on
+from bothways.model.kernels.library import runs_on
 from bothways.model.model import Model
 from bothways.prediction.predictor import Predictor
 from bothways.prediction.prepared_model import PredictPrecision
-from bothways.runtime.devices import device_of
 from bothways.tasks.base import Metrics, TaskLearner
 from bothways.training.checkpoint import Best
 from bothways.training.optimizers import OptimizerConfig, OptimizerFactory

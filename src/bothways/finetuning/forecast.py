@@ -17,19 +17,19 @@ from typing_extensions import assert_never
 from bothways.core.batch import pack
 from bothways.core.finding import Finding
 from bothways.core.progress import SILENT, Progress
+from bothways.core.runtime.devices import device_of
 from bothways.core.terminal import counted, time_text
 from bothways.data.batching import ExampleBudget
 from bothways.finetuning.config import FinetuneSettings
 from bothways.finetuning.data import LabelledData, updates_per_epoch
 from bothways.finetuning.fit import learning_by_rows
 from bothways.model.flops import BACKWARD
-from bothways.preflight.machine import seconds_per_byte, speed, update_seconds
-from bothways.preflight.memory import WEIGHT
-from bothways.runtime.devices import device_of
 from bothways.tasks.base import TaskLearner
 from bothways.training.durations import Duration, Epochs, Hours, Steps, Tokens
 from bothways.training.moments import moment_bytes
 from bothways.training.optimizers import FusedAdamW, build_optimizer, set_rate
+from bothways.training.preflight.machine import seconds_per_byte, speed, update_seconds
+from bothways.training.preflight.memory import WEIGHT
 from bothways.training.run import Training
 
 SAMPLE = 1024

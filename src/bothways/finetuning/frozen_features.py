@@ -18,6 +18,7 @@ import torch
 from bothways.core.errors import ConfigError
 from bothways.core.learner import evaluating
 from bothways.core.progress import SILENT, Part, Progress
+from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.sequence import Sequence
 from bothways.data.list_source import ListSource, Shuffled
 from bothways.data.loader import Loader, Share, in_batches, unchanged
@@ -29,7 +30,6 @@ from bothways.finetuning.feature_data import (
     read_tagged_sentences,
 )
 from bothways.model.layer_mix import LayerChoice, LayerSum, chosen_layers
-from bothways.runtime.devices import choose_device, own_torch_state
 from bothways.tasks.base import EncodedExample, Metrics, Output
 from bothways.tasks.predictions import TagPrediction
 from bothways.tasks.tagging.examples import TagExample

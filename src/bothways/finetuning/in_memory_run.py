@@ -14,6 +14,7 @@ import torch
 
 from bothways.core.errors import ConfigError
 from bothways.core.progress import SILENT, Progress
+from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.finetuning.automatic import UNKNOWN, choose_automatic
 from bothways.finetuning.config import USUAL, FinetuneSettings
 from bothways.finetuning.data import LabelledData, check_metric, check_outputs
@@ -24,9 +25,8 @@ from bothways.finetuning.stability import apply_stability, fresh_pooler
 from bothways.model.config import ModelConfig
 from bothways.model.heads import Head
 from bothways.model.model import Model
-from bothways.preflight.machine import compute_as
-from bothways.runtime.devices import choose_device, own_torch_state
 from bothways.training.parallel import Single
+from bothways.training.preflight.machine import compute_as
 from bothways.training.run import OnEvent
 from bothways.training.store import MemoryStore
 

@@ -17,6 +17,7 @@ import torch
 
 from bothways.core.errors import ConfigError
 from bothways.core.progress import SILENT, Part, Progress
+from bothways.core.runtime.devices import device_of
 from bothways.core.sequence import Sequence
 from bothways.data.list_source import ListSource, Shuffled
 from bothways.data.loader import Loader, Share, ahead, unchanged
@@ -34,7 +35,6 @@ from bothways.objectives.distillation_values import (
     Relations,
 )
 from bothways.prediction.predictor import open_learner
-from bothways.runtime.devices import device_of
 from bothways.training.checkpoint import Keep
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import BertAdam

@@ -14,7 +14,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bothways.kernels.dropout import dropout
+from bothways.model.kernels.dropout import dropout
 
 
 class MixoutLinear(nn.Linear):

@@ -49,15 +49,15 @@ from bothways.model.flops import LossFloats
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.prediction.predictor import open_learner
-from bothways.preflight.machine import check_machine, compute_as
-from bothways.preflight.memory import Load
-from bothways.preflight.text import check_model
 from bothways.tasks.base import Reading, TaskLearner, examples_fingerprint
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.columns import asked_columns, is_absent, require_columns
 from bothways.tasks.question_answering.examples import QuestionColumns
 from bothways.tasks.text_examples import TextColumns, named_columns
 from bothways.tasks.text_task import TextTask
+from bothways.training.preflight.machine import check_machine, compute_as
+from bothways.training.preflight.memory import Load
+from bothways.training.preflight.text import check_model
 from bothways.training.shorthands import check_names
 
 Rows = str | Path | Given

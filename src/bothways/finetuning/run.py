@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from bothways.analysis.report import analyse_encoded, write_report
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
 from bothways.core.errors import installed
 from bothways.core.finding import places
 from bothways.core.progress import SILENT, Progress
+from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.finetuning.data import dev_windows
 from bothways.finetuning.fit import FinetuneResult, fit
 from bothways.finetuning.layer_stage import STAGE, learn_layers
@@ -36,9 +36,8 @@ from bothways.finetuning.stability import Stability
 from bothways.hub.model_card import Card, limits_of_finetuned, run_of
 from bothways.hub.provenance import digest_of_model, without_places
 from bothways.model.flops import forward_flops
+from bothways.prediction.analysis.report import analyse_encoded, write_report
 from bothways.prediction.engine import PredictionCounts
-from bothways.preflight.machine import peak_of
-from bothways.runtime.devices import choose_device, own_torch_state
 from bothways.tasks.base import Task
 from bothways.training.parallel import (
     Plan,
@@ -48,6 +47,7 @@ from bothways.training.parallel import (
     rank_device,
     require_agreement,
 )
+from bothways.training.preflight.machine import peak_of
 from bothways.training.run import OnEvent
 from bothways.training.run_folder import run_folder
 from bothways.training.store import FolderStore, MemoryStore

@@ -34,6 +34,8 @@ from bothways.core.finding import places
 from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.progress import SILENT, Progress
+from bothways.core.runtime.devices import Precision
+from bothways.core.runtime.tuning import TUNING
 from bothways.core.sequence import Sequence
 from bothways.core.targets import ChoiceTargets, Targets, TokenTargets
 from bothways.data.loader import in_batches
@@ -43,8 +45,6 @@ from bothways.hub.provenance import digest_of_model
 from bothways.objectives.distillation_losses import soft_divergence
 from bothways.prediction.engine import prepare_learner
 from bothways.prediction.predictor import open_learner
-from bothways.runtime.devices import Precision
-from bothways.runtime.tuning import TUNING
 from bothways.tasks.base import EncodedExample, Scale, TaskLearner
 from bothways.tasks.text_encoding import window_weight
 from bothways.training.parallel import is_main, plan_here

@@ -16,10 +16,6 @@ from bothways.core.advice import call
 from bothways.core.errors import FolderError
 from bothways.core.json_reader import read_object
 from bothways.core.terminal import counted, listed
-from bothways.families.catalogue import FAMILIES, family_for, family_named
-from bothways.families.config_rules import read_choice, read_number
-from bothways.families.family import Architecture, Family
-from bothways.families.weight_names import KeyTable
 from bothways.hub.native_format import (
     NATIVE,
     native_architecture,
@@ -29,6 +25,10 @@ from bothways.hub.native_format import (
 )
 from bothways.hub.weight_files import check_adapter
 from bothways.model.config import EncoderConfig, LSTMConfig, ModelConfig
+from bothways.model.families.catalogue import FAMILIES, family_for, family_named
+from bothways.model.families.config_rules import read_choice, read_number
+from bothways.model.families.family import Architecture, Family
+from bothways.model.families.weight_names import KeyTable
 from bothways.model.heads import ChoiceHead, Head, LabelHead, TagHead
 from bothways.model.model import Model
 

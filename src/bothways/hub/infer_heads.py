@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from bothways.families.weight_names import Shape
 from bothways.hub.hf_config import HFConfig
 from bothways.hub.load_report import head_of, plan_loading
+from bothways.model.families.weight_names import Shape
 from bothways.model.heads import HEADS, Head, with_pooler
 from bothways.model.init import without_weights
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bothways.core.terminal import counted, listed
-from bothways.families.weight_names import KeyTable, Shape, Spare, Tie
+from bothways.model.families.weight_names import KeyTable, Shape, Spare, Tie
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from bothways._version import __version__
 from bothways.core.finding import Finding
-from bothways.families.family import Architecture
 from bothways.model.config import LSTMConfig, ModelConfig
+from bothways.model.families.family import Architecture
 from bothways.model.heads import BiLMHead, MaskedHead, NextTokenHead, token_head
 from bothways.training.durations import Duration
 from bothways.training.state import RunState

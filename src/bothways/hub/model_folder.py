@@ -27,8 +27,6 @@ from bothways.core.atomic_files import replace_folder
 from bothways.core.errors import ConfigError, FolderError
 from bothways.core.json_reader import read_object, read_utf8
 from bothways.core.terminal import listed
-from bothways.families.family import Architecture
-from bothways.families.weight_names import KeyTable, to_theirs
 from bothways.hub.hf_config import (
     DROPOUTS,
     RECORD,
@@ -42,6 +40,8 @@ from bothways.hub.load_report import LoadPlan, LoadReport, head_of, plan_loading
 from bothways.hub.model_card import Card, render_card
 from bothways.hub.resolve import MODEL_FILES, PICKLE_FILES, PROGRAM, modules_folder, resolve
 from bothways.hub.weight_files import AGAIN, Weights, open_weights, unread_files
+from bothways.model.families.family import Architecture
+from bothways.model.families.weight_names import KeyTable, to_theirs
 from bothways.model.heads import Head, LabelHead, PoolerHead, TagHead, with_pooler
 from bothways.model.init import without_weights
 from bothways.model.model import Model

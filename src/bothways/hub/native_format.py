@@ -15,10 +15,10 @@ from typing import Any
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import join_path
 from bothways.core.errors import ConfigError, FolderError
-from bothways.families.config_rules import LARGEST, check_size
-from bothways.families.family import Architecture
-from bothways.families.weight_names import KeyTable, Rename
 from bothways.model.config import EncoderConfig, LSTMConfig, ModelConfig
+from bothways.model.families.config_rules import LARGEST, check_size
+from bothways.model.families.family import Architecture
+from bothways.model.families.weight_names import KeyTable, Rename
 from bothways.model.heads import HEADS, Head
 from bothways.model.init import without_weights
 from bothways.model.model import Model

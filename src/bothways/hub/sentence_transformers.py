@@ -32,8 +32,8 @@ from bothways.hub.model_card import Card
 from bothways.hub.model_folder import save_model
 from bothways.hub.resolve import MODULES, PROGRAM, is_inside, modules_folder
 from bothways.hub.weight_files import open_weights
-from bothways.kernels.linear import on_round_rows
 from bothways.model.activation import Activation, activate
+from bothways.model.kernels.linear import on_round_rows
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
 

@@ -24,7 +24,7 @@ from bothways.core.advice import argument
 from bothways.core.errors import FolderError
 from bothways.core.json_reader import read_object
 from bothways.core.terminal import listed
-from bothways.families.weight_names import Shape
+from bothways.model.families.weight_names import Shape
 
 _SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 _PARTS = (".safetensors", ".pkl", ".pickle", ".joblib")

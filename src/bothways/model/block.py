@@ -10,15 +10,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bothways.attention.mask import AttentionView
-from bothways.kernels.add_norm import add_norm
-from bothways.kernels.dropout import Dropout
-from bothways.kernels.linear import on_round_rows
+from bothways.core.runtime.tuning import TUNING
 from bothways.model.activation import activate
-from bothways.model.attention import Attention, selected_rows
+from bothways.model.attention.mask import AttentionView
 from bothways.model.config import EncoderConfig, Gated, PostNorm
 from bothways.model.init import layer_norm
-from bothways.runtime.tuning import TUNING
+from bothways.model.kernels.add_norm import add_norm
+from bothways.model.kernels.dropout import Dropout
+from bothways.model.kernels.linear import on_round_rows
+from bothways.model.self_attention import Attention, selected_rows
 
 
 class FeedForward(nn.Module):

@@ -1,7 +1,8 @@
 """The shape of an encoder: one frozen configuration with a closed union for each axis of the
 family.
 
-A descendant of BERT is a value of these types (see `bothways.families`), never a class of its own.
+A descendant of BERT is a value of these types (see `bothways.model.families`), never a class of its
+own.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from bothways.attention.patterns import Blocks, Causal, Full, Pattern, Window
 from bothways.core.config.checks import require_at_least, require_probability
 from bothways.core.errors import ConfigError
 from bothways.model.activation import Activation
+from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
 from bothways.model.positions import Disentangled, Learned, Position, Rotary
 from bothways.model.readout import Own, Readout
 

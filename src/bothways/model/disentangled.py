@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bothways.attention.mask import Distances
 from bothways.core.layout import Layout
-from bothways.kernels.dropout import Dropout
 from bothways.model.activation import activate
+from bothways.model.attention.mask import Distances
 from bothways.model.config import EncoderConfig
 from bothways.model.init import layer_norm
+from bothways.model.kernels.dropout import Dropout
 from bothways.model.positions import (
     Convolution,
     Disentangled,

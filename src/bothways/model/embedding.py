@@ -12,11 +12,11 @@ from torch.autograd.function import once_differentiable
 from typing_extensions import assert_never
 
 from bothways.core.batch import Batch
-from bothways.kernels.dropout import Dropout
-from bothways.kernels.library import is_tracing
-from bothways.kernels.linear import on_round_rows
 from bothways.model.config import EncoderConfig
 from bothways.model.init import layer_norm
+from bothways.model.kernels.dropout import Dropout
+from bothways.model.kernels.library import is_tracing
+from bothways.model.kernels.linear import on_round_rows
 from bothways.model.positions import Disentangled, Learned, Position, Rotary, Sinusoidal
 
 

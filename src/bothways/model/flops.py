@@ -12,12 +12,12 @@ from typing import NamedTuple
 import torch
 from typing_extensions import assert_never
 
-from bothways.attention.dispatch import AttentionCall, Compiled, choose
-from bothways.attention.patterns import Blocks, Causal, Full, Pattern, Window, sees_all
+from bothways.core.runtime.devices import Precision, resolve_precision
+from bothways.model.attention.dispatch import AttentionCall, Compiled, choose
+from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window, sees_all
 from bothways.model.config import EncoderConfig, Gated, LSTMConfig, ModelConfig
 from bothways.model.heads import Head, MaskedHead, PoolerHead, with_pooler
 from bothways.model.positions import Disentangled
-from bothways.runtime.devices import Precision, resolve_precision
 
 BACKWARD = 2
 """The backward pass has two products for each one of the forward pass: the gradients of the input

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from typing_extensions import assert_never
 
 from bothways.core.layout import Layout
-from bothways.kernels.dropout import Dropout
-from bothways.kernels.linear import on_round_rows
 from bothways.model.activation import activate
 from bothways.model.config import EncoderConfig, LSTMConfig, ModelConfig
 from bothways.model.init import initialise, layer_norm
+from bothways.model.kernels.dropout import Dropout
+from bothways.model.kernels.linear import on_round_rows
 from bothways.model.lstm import BiLSTM
 from bothways.model.positions import Disentangled
 from bothways.model.readout import Own

@@ -18,10 +18,10 @@ from torch.utils.checkpoint import checkpoint
 
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
-from bothways.kernels.dropout import Dropout
 from bothways.model.config import LSTMConfig
 from bothways.model.encoder import Encoder, Hidden
 from bothways.model.init import initialise
+from bothways.model.kernels.dropout import Dropout
 
 Order = tuple[Int[Tensor, " tokens"], Int[Tensor, " longest"]]
 """The order in which tokens are read, and the number read at each step."""

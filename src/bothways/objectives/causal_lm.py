@@ -26,9 +26,9 @@ from bothways.core.sequence import Sequence
 from bothways.core.targets import TokenTargets
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Vocabulary
-from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.config import ModelConfig
 from bothways.model.heads import BiLMHead, Neighbour, NextTokenHead
+from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
 from bothways.model.neighbours import neighbour_logits, with_neighbours
 from bothways.objectives.losses import z_loss

@@ -18,7 +18,6 @@ from typing import Literal, TypeVar
 import numpy as np
 from typing_extensions import assert_never
 
-from bothways.attention.patterns import Full
 from bothways.core.advice import call
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
@@ -31,6 +30,7 @@ from bothways.hub.hf_config import read_hf_config
 from bothways.hub.infer_heads import heads_of
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.hub.weight_files import open_weights
+from bothways.model.attention.patterns import Full
 from bothways.model.config import EncoderConfig, ModelConfig
 from bothways.model.flops import LossFloats
 from bothways.model.heads import MaskedHead

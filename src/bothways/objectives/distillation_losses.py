@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from bothways.core.layout import Layout, Rectangle
-from bothways.kernels.cross_entropy import row_chunks
-from bothways.runtime.tuning import TUNING
+from bothways.core.runtime.tuning import TUNING
+from bothways.model.kernels.cross_entropy import row_chunks
 
 Comparison = Callable[
     [

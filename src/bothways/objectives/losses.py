@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from bothways.core.layout import Layout
 from bothways.core.loss import Loss
+from bothways.core.runtime.tuning import TUNING
 from bothways.core.targets import IGNORED, SpanTargets
-from bothways.kernels.cross_entropy import cross_entropy
-from bothways.runtime.tuning import TUNING
+from bothways.model.kernels.cross_entropy import cross_entropy
 
 
 def weighted_cross_entropy(

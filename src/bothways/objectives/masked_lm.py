@@ -39,10 +39,10 @@ from bothways.data.masking import (
 )
 from bothways.data.next_sentence import NextSentence
 from bothways.data.words import chinese_share, unpack_words
-from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.config import ModelConfig
 from bothways.model.encoder import Hidden
 from bothways.model.heads import Head, MaskedHead, PairHead, PoolerHead
+from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
 from bothways.objectives.losses import z_loss
 from bothways.objectives.objective import ModelSpec, Objective, require_head

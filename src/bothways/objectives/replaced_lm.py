@@ -25,17 +25,17 @@ from torch.utils.checkpoint import checkpoint
 
 from bothways.core.batch import Batch
 from bothways.core.loss import Loss
+from bothways.core.runtime.tuning import TUNING
 from bothways.core.targets import TokenTargets
 from bothways.data.masking import Vocabulary
-from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.heads import Head, MaskedHead, ReplacedHead
+from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
 from bothways.objectives.replaced_tokens import (
     GeneratorObjective,
     ReplacedTokensLearner,
     Replacements,
 )
-from bothways.runtime.tuning import TUNING
 
 
 @dataclass(frozen=True)

@@ -41,21 +41,21 @@ from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
 from bothways.core.learner import Learner
 from bothways.core.loss import Loss
+from bothways.core.runtime.tuning import TUNING
 from bothways.core.sequence import Sequence
 from bothways.core.targets import Targets, TokenTargets
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Masking, Vocabulary
-from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.config import EncoderConfig, ModelConfig
 from bothways.model.embedding import Embedding
 from bothways.model.encoder import Encoder, Hidden
 from bothways.model.heads import Head, MaskedHead, ReplacedHead
 from bothways.model.init import without_weights
+from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
 from bothways.objectives.losses import binary_cross_entropy
 from bothways.objectives.masked_lm import MaskedObjective
 from bothways.objectives.objective import ModelSpec, require_head
-from bothways.runtime.tuning import TUNING
 from bothways.training.meter import EvaluationScores
 
 Sharing = Literal["none", "shared", "disentangled"]

@@ -35,10 +35,10 @@ from bothways.data.masking import (
     choose_positions,
     hide,
 )
-from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.activation import activate
 from bothways.model.config import EncoderConfig, ModelConfig
 from bothways.model.init import initialise, layer_norm
+from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLMLearner, MaskedObjective
 

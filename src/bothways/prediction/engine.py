@@ -18,6 +18,8 @@ from bothways.core.advice import render
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, DivergedError
 from bothways.core.progress import Progress
+from bothways.core.runtime.devices import device_of
+from bothways.core.runtime.tuning import TUNING
 from bothways.core.sequence import Sequence
 from bothways.core.terminal import counted
 from bothways.data.loader import in_batches
@@ -28,8 +30,6 @@ from bothways.prediction.prepared_model import (
     gains_at_bulk,
     prepare_model,
 )
-from bothways.runtime.devices import device_of
-from bothways.runtime.tuning import TUNING
 from bothways.tasks.base import E, EncodedExample, Metrics, Output, P, Reading, Task, TaskLearner
 
 T = TypeVar("T")

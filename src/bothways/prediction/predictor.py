@@ -22,6 +22,7 @@ from bothways.core.config.checks import require_at_least
 from bothways.core.config.tree import Tree, parse_overrides, rename
 from bothways.core.errors import ConfigError, DataError, FolderError
 from bothways.core.finding import report_findings
+from bothways.core.runtime.devices import choose_device
 from bothways.core.terminal import counted, listed
 from bothways.data.given_rows import Given, given_rows, is_example, plain_value
 from bothways.data.tables import TableRow
@@ -46,8 +47,6 @@ from bothways.prediction.engine import (
 )
 from bothways.prediction.prepared_model import PredictPrecision, PreparedModel
 from bothways.prediction.session_model import Runtime, SessionModel, open_session
-from bothways.preflight.text import check_model
-from bothways.runtime.devices import choose_device
 from bothways.tasks.base import Metrics, Reading, TaskLearner
 from bothways.tasks.catalogue import TASKS, AnyTask, task_kind
 from bothways.tasks.classification.task import ClassificationTask
@@ -55,6 +54,7 @@ from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.reranking.task import RerankingTask, cross_encoder
 from bothways.tasks.sentence_embedding.task import Embedder, PromptedText, sentence_encoder
 from bothways.tasks.text_examples import TextExample
+from bothways.training.preflight.text import check_model
 
 _REOPENING = threading.Lock()
 _CLASSES = ("single_label_classification", "multi_label_classification")

@@ -18,24 +18,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bothways.attention.dispatch import AttentionCall, Compiled, choose
-from bothways.attention.patterns import Full
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, ResourceError
-from bothways.kernels import library
-from bothways.kernels.attention import HEAD_STEP
-from bothways.kernels.encoder import CompiledBlockTail, CompiledLayers
-from bothways.kernels.int8 import Int8Linear
-from bothways.kernels.library import Feature, multiplies
-from bothways.kernels.linear import CompiledLinear, OneDNNLinear, PanelLinear
-from bothways.model.attention import GroupedProjection
-from bothways.model.block import Block
-from bothways.model.embedding import Embedding
-from bothways.model.encoder import Encoder, Hidden, spread
-from bothways.model.head_modules import MaskedOutput, NextTokenOutput
-from bothways.model.model import Model
-from bothways.model.positions import Disentangled, Learned, Sinusoidal
-from bothways.runtime.devices import (
+from bothways.core.runtime.devices import (
     Precision,
     describe_device,
     device_of,
@@ -43,7 +28,22 @@ from bothways.runtime.devices import (
     packs_weights,
     resolve_precision,
 )
-from bothways.runtime.tuning import TUNING
+from bothways.core.runtime.tuning import TUNING
+from bothways.model.attention.dispatch import AttentionCall, Compiled, choose
+from bothways.model.attention.patterns import Full
+from bothways.model.block import Block
+from bothways.model.embedding import Embedding
+from bothways.model.encoder import Encoder, Hidden, spread
+from bothways.model.head_modules import MaskedOutput, NextTokenOutput
+from bothways.model.kernels import library
+from bothways.model.kernels.attention import HEAD_STEP
+from bothways.model.kernels.encoder import CompiledBlockTail, CompiledLayers
+from bothways.model.kernels.int8 import Int8Linear
+from bothways.model.kernels.library import Feature, multiplies
+from bothways.model.kernels.linear import CompiledLinear, OneDNNLinear, PanelLinear
+from bothways.model.model import Model
+from bothways.model.positions import Disentangled, Learned, Sinusoidal
+from bothways.model.self_attention import GroupedProjection
 
 PredictPrecision = Precision | Literal["int8"]
 """The precision of matrix products in predictions."""

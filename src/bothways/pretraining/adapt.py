@@ -32,6 +32,7 @@ from bothways.core.errors import (
 from bothways.core.json_reader import read_object
 from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Part, Progress
+from bothways.core.runtime.devices import choose_device
 from bothways.data.batching import TokenBudget
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import read_documents
@@ -52,7 +53,6 @@ from bothways.pretraining.evaluation import HeldOut
 from bothways.pretraining.model_objective import replaced_tokens_of
 from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.pretraining.vocabulary_fit import VocabularyFit, vocabulary_fit
-from bothways.runtime.devices import choose_device
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import latest_checkpoint
 from bothways.training.durations import Tokens, duration, part_of

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
+from bothways.core.report import sections as s
+from bothways.core.report.html import write_html
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.run import PretrainResult
 from bothways.pretraining.run_page import curves, read_records
 from bothways.pretraining.vocabulary_fit import VocabularyFit
-from bothways.report import sections as s
-from bothways.report.html import write_html
 
 Scores = Mapping[str, Mapping[str, float]]
 NEW_HEAD = (

@@ -27,23 +27,23 @@ from bothways.data.loader import Loader, Share
 from bothways.data.masking import Vocabulary
 from bothways.data.mixture import Corpora, MixedSource
 from bothways.data.remote_arrays import RemoteArray
-from bothways.families.catalogue import FAMILIES, PRESETS, family_for, preset
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.model.config import EncoderConfig, ModelConfig, with_vocabulary
 from bothways.model.encoder import Encoder
+from bothways.model.families.catalogue import FAMILIES, PRESETS, family_for, preset
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.objectives.objective import ModelSpec, Objective
-from bothways.preflight.machine import check_machine
-from bothways.preflight.memory import Load
-from bothways.preflight.text import check_model, unknown_tokens
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.layers import with_layers
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.durations import Epochs, Steps, Tokens
 from bothways.training.parallel import Plan, Single
+from bothways.training.preflight.machine import check_machine
+from bothways.training.preflight.memory import Load
+from bothways.training.preflight.text import check_model, unknown_tokens
 
 SINGLE = Single()
 C = TypeVar("C", bound=ModelConfig)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from bothways.core.errors import ConfigError
 from bothways.data.corpus import Corpus
-from bothways.families.catalogue import PRESETS, preset
 from bothways.model.config import EncoderConfig, ModelConfig, with_vocabulary
+from bothways.model.families.catalogue import PRESETS, preset
 from bothways.pretraining.build import fit_to_corpus, start_encoder
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.layers import layer_differences, spread_layers

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Part, Progress, track
+from bothways.core.runtime.devices import Precision, choose_device
 from bothways.core.source import TrainingStep
 from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
 from bothways.data.batching import TokenBudget
@@ -22,7 +23,6 @@ from bothways.objectives.objective import Objective
 from bothways.pretraining.build import build_models, loader_of, start_encoder, vocabulary_of
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.model_objective import scored_objective
-from bothways.runtime.devices import Precision, choose_device
 from bothways.training.durations import Steps
 from bothways.training.loop import evaluate
 from bothways.training.meter import EvaluationScores

@@ -25,16 +25,15 @@ from bothways.core.errors import CheckpointError, ConfigError
 from bothways.core.json_reader import parse_object, read_object
 from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress
+from bothways.core.runtime.devices import choose_device, own_torch_state, resolve_precision
 from bothways.core.source import Cursor
 from bothways.core.urls import is_url
 from bothways.data.corpus import Corpus
 from bothways.data.epoch_order import AllBut, DocumentIds
 from bothways.data.mixture import Corpora, Smoothed
-from bothways.preflight.machine import compute_as
 from bothways.pretraining.build import build_models, mixed_loader_of, vocabulary_of
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.run import DATA, RunData, digests_of, phases_of
-from bothways.runtime.devices import choose_device, own_torch_state, resolve_precision
 from bothways.training.average import Average
 from bothways.training.checkpoint import checkpoints, read_checkpoint
 from bothways.training.durations import Steps
@@ -42,6 +41,7 @@ from bothways.training.loop import fit, weighted_sum
 from bothways.training.meter import Meter, StepReport
 from bothways.training.optimizers import build_optimizer
 from bothways.training.parallel import Single
+from bothways.training.preflight.machine import compute_as
 from bothways.training.run import TrainingPhase
 from bothways.training.state import RunState
 from bothways.training.step_record import StepEntries, recorded_steps

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from bothways.core.errors import ConfigError, FolderError
-from bothways.families.catalogue import family_for
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.model.config import EncoderConfig
+from bothways.model.families.catalogue import family_for
 from bothways.model.heads import token_head
 from bothways.objectives.catalogue import default_objective
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence

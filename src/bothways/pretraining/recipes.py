@@ -17,9 +17,9 @@ from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import AnyToken, Masking, NGrams, RareTokens
-from bothways.families.catalogue import family_for
-from bothways.families.electra import READOUT
 from bothways.model.config import EncoderConfig, LSTMConfig, ModelConfig
+from bothways.model.families.catalogue import family_for
+from bothways.model.families.electra import READOUT
 from bothways.model.positions import Learned
 from bothways.model.readout import Readout
 from bothways.objectives.catalogue import default_objective

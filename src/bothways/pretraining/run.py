@@ -23,6 +23,7 @@ from bothways.core.config.tree import flatten
 from bothways.core.errors import installed
 from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress
+from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.source import TrainingStep
 from bothways.data.corpus import Corpus
 from bothways.data.epoch_order import AllBut, DocumentIds
@@ -32,7 +33,6 @@ from bothways.hub.model_card import Card, data_of_corpus, limits_of_pretrained
 from bothways.hub.model_folder import save_model
 from bothways.hub.provenance import digest_of_model
 from bothways.model.model import Model
-from bothways.preflight.machine import choose_plan, compute_as, peak_of
 from bothways.pretraining.build import (
     build_models,
     load_of,
@@ -43,7 +43,6 @@ from bothways.pretraining.build import (
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.evaluation import HeldOut, MixedHeldOut
 from bothways.pretraining.run_page import write_run_page
-from bothways.runtime.devices import choose_device, own_torch_state
 from bothways.training import run
 from bothways.training.durations import part_of
 from bothways.training.parallel import (
@@ -54,6 +53,7 @@ from bothways.training.parallel import (
     rank_device,
     require_agreement,
 )
+from bothways.training.preflight.machine import choose_plan, compute_as, peak_of
 from bothways.training.run import Training
 from bothways.training.run_folder import run_folder
 from bothways.training.state import RunState

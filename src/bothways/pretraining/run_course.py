@@ -12,10 +12,10 @@ from typing_extensions import assert_never
 
 from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
 from bothways.model.flops import BACKWARD
-from bothways.preflight.memory import Load
 from bothways.pretraining.build import tokens_of_phases
 from bothways.pretraining.config import PretrainConfig
 from bothways.training.durations import Duration, Epochs, Hours, Steps, Tokens
+from bothways.training.preflight.memory import Load
 
 SHORTEST = 1e-6
 """The least share of a length in hours in which a run is taken to train."""

@@ -15,9 +15,9 @@ import torch
 
 from bothways.core.errors import CheckpointError
 from bothways.core.json_reader import parse_object
+from bothways.core.report import sections as s
+from bothways.core.report.html import write_html
 from bothways.pretraining.config import PretrainConfig
-from bothways.report import sections as s
-from bothways.report.html import write_html
 from bothways.training.state import RunState
 
 POINTS = 200

@@ -23,6 +23,8 @@ from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError, ResourceError
 from bothways.core.keyed_rng import rng
 from bothways.core.progress import SILENT, Progress
+from bothways.core.runtime.cards import CARDS, MACHINE, NETWORK, Accelerator
+from bothways.core.runtime.devices import choose_device, describe_device, memory_available
 from bothways.core.sequence import Sequence
 from bothways.core.targets import LabelTargets
 from bothways.data.batching import ExampleBudget
@@ -31,8 +33,13 @@ from bothways.model.config import EncoderConfig
 from bothways.model.flops import BACKWARD, forward_flops
 from bothways.model.model import Model
 from bothways.objectives.objective import Objective
-from bothways.preflight.machine import compute_as, seconds_per_byte, speed, update_seconds
-from bothways.preflight.memory import (
+from bothways.pretraining.build import load_of
+from bothways.pretraining.config import PretrainConfig
+from bothways.pretraining.run_course import StepSeconds, course_of
+from bothways.training.durations import Epochs
+from bothways.training.optimizers import build_optimizer, set_rate
+from bothways.training.preflight.machine import compute_as, seconds_per_byte, speed, update_seconds
+from bothways.training.preflight.memory import (
     USABLE,
     Load,
     PlacementChoice,
@@ -40,13 +47,6 @@ from bothways.preflight.memory import (
     choose_placement,
     size_text,
 )
-from bothways.pretraining.build import load_of
-from bothways.pretraining.config import PretrainConfig
-from bothways.pretraining.run_course import StepSeconds, course_of
-from bothways.runtime.cards import CARDS, MACHINE, NETWORK, Accelerator
-from bothways.runtime.devices import choose_device, describe_device, memory_available
-from bothways.training.durations import Epochs
-from bothways.training.optimizers import build_optimizer, set_rate
 
 UTILISATION = 0.35
 """The share of a card's rate of bf16 products that a run is assumed to reach."""

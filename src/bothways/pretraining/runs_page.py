@@ -12,10 +12,10 @@ from bothways._version import __version__
 from bothways.core.config.toml import read_toml
 from bothways.core.config.tree import flatten
 from bothways.core.errors import CheckpointError, ConfigError
+from bothways.core.report import sections as s
+from bothways.core.report.html import write_html
 from bothways.core.terminal import counted
 from bothways.pretraining.run_page import Records, metric_line, read_records
-from bothways.report import sections as s
-from bothways.report.html import write_html
 
 NOT_SET = "–"
 """What is shown for a setting that a run does not have."""

@@ -40,7 +40,7 @@ from bothways.core.errors import (
 from bothways.core.json_reader import read_object
 from bothways.core.keyed_rng import rng
 from bothways.core.learner import Learner
-from bothways.runtime.devices import device_of, disk_free
+from bothways.core.runtime.devices import device_of, disk_free
 from bothways.training.parallel import Plan, all_gather, from_main_rank, is_main
 from bothways.training.saved_state import (
     SHARDS,

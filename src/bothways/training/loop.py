@@ -21,9 +21,9 @@ from torch import Tensor
 from bothways.core.errors import BothwaysError
 from bothways.core.learner import Learner, evaluating
 from bothways.core.loss import Loss
+from bothways.core.runtime.allocator import tune_allocator
+from bothways.core.runtime.devices import Precision, device_of, resolve_precision
 from bothways.core.source import TrainingStep
-from bothways.runtime.allocator import tune_allocator
-from bothways.runtime.devices import Precision, device_of, resolve_precision
 from bothways.training.durations import Duration
 from bothways.training.meter import EvaluationScores, Meter, StepReport
 from bothways.training.optimizers import set_rate, update

@@ -40,8 +40,8 @@ from torch import Tensor, nn
 
 from bothways.core.config.checks import require_probability
 from bothways.core.errors import ConfigError
-from bothways.kernels import abi
-from bothways.kernels.library import call, runs_on
+from bothways.model.kernels import abi
+from bothways.model.kernels.library import call, runs_on
 from bothways.training.durations import Auto
 from bothways.training.matrix_rows import own_rows
 from bothways.training.sharding import full_tensor

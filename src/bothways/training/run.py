@@ -13,8 +13,8 @@ from bothways.core.config.reader import Members
 from bothways.core.errors import ConfigError
 from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress
+from bothways.core.runtime.devices import Precision
 from bothways.core.source import TrainingStep
-from bothways.runtime.devices import Precision
 from bothways.training.average import Average
 from bothways.training.checkpoint import Keep
 from bothways.training.durations import Auto, Duration, Steps

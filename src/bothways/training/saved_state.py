@@ -26,7 +26,7 @@ from torch import Tensor
 
 from bothways.core.errors import AGAIN, CheckpointError
 from bothways.core.learner import Learner
-from bothways.runtime.devices import device_of
+from bothways.core.runtime.devices import device_of
 from bothways.training.parallel import Plan, Sharded, is_main
 from bothways.training.sharding import full_tensor, is_part, own_part_of
 

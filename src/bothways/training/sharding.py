@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from bothways.core.errors import ConfigError
 from bothways.core.learner import Learner
 from bothways.core.loss import Loss
-from bothways.runtime.devices import device_of
+from bothways.core.runtime.devices import device_of
 from bothways.training.parallel import Plan, Sharded, mesh_of
 
 

@@ -13,11 +13,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bothways.attention.patterns import Window
 from bothways.core.errors import ConfigError
-from bothways.families import roberta
-from bothways.families.longformer import LONGFORMER
+from bothways.model.attention.patterns import Window
 from bothways.model.config import EncoderConfig
+from bothways.model.families import roberta
+from bothways.model.families.longformer import LONGFORMER
 from bothways.model.heads import (
     ChoiceHead,
     Head,

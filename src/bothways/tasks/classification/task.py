@@ -26,8 +26,8 @@ from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding
 from bothways.core.loss import Loss
 from bothways.core.targets import IGNORED, LabelTargets
-from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.heads import Head, LabelHead
+from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
 from bothways.objectives.losses import weighted_cross_entropy
 from bothways.tasks.base import (

@@ -33,8 +33,8 @@ from bothways.core.loss import Loss
 from bothways.core.sequence import Ids, Sequence
 from bothways.core.targets import IGNORED, TokenTargets
 from bothways.data.tables import TableRow
-from bothways.kernels.cross_entropy import cross_entropy
 from bothways.model.heads import Head, TagHead
+from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.tasks.base import (
     Direction,
     EncodedExample,

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from bothways.core.errors import FolderError, optional
 from bothways.core.json_reader import check_regular
-from bothways.families.weight_names import Shape
 from bothways.hub.weight_files import AGAIN, Weights
+from bothways.model.families.weight_names import Shape
 from bothways.text.protobuf import Fixed, MalformedError, fields, varint
 
 _MAGIC = 0xDB4775248B80FB57

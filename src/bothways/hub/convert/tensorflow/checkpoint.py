@@ -18,10 +18,6 @@ from bothways.core.errors import ConfigError, FolderError
 from bothways.core.json_reader import read_object
 from bothways.core.terminal import listed
 from bothways.core.urls import local_path
-from bothways.families import albert, bert, electra
-from bothways.families.config_rules import read_choice
-from bothways.families.family import Architecture, Family
-from bothways.families.weight_names import KeyTable, Shape, TensorPlacement, Tie
 from bothways.hub.convert.tensorflow import names
 from bothways.hub.convert.tensorflow.bundle import open_bundle
 from bothways.hub.hf_config import HFConfig, label_name, read_family_config
@@ -29,6 +25,10 @@ from bothways.hub.infer_heads import heads_of
 from bothways.hub.load_report import LoadReport, head_of
 from bothways.hub.model_folder import build_model
 from bothways.hub.weight_files import Weights
+from bothways.model.families import albert, bert, electra
+from bothways.model.families.config_rules import read_choice
+from bothways.model.families.family import Architecture, Family
+from bothways.model.families.weight_names import KeyTable, Shape, TensorPlacement, Tie
 from bothways.model.model import Model
 from bothways.text.hf_pipelines import Bert
 from bothways.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from bothways.families.weight_names import Rename, Transpose
+from bothways.model.families.weight_names import Rename, Transpose
 
 NameRule = Rename | Transpose
 """Here `ours` is transformers' name and `theirs` is TensorFlow's."""

@@ -1,0 +1,113 @@
+"""`bothways compare`, a significance test of two models on the same labelled data, and
+`bothways compare-runs`, curves, settings and speed of several runs on one page.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bothways.cli.options import Device, LabelColumn, SecondColumn, TextColumn
+from bothways.core.terminal import output_console, say, show_lines
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from bothways.lab.sweeps.significance import ModelComparison
+
+
+def compare(  # noqa: PLR0913 – one option per question
+    a: str,
+    b: str,
+    data: str,
+    *,
+    task: str | None = None,
+    text: TextColumn = None,
+    text_b: SecondColumn = None,
+    label: LabelColumn = None,
+    json: bool = False,
+    device: Device = "auto",
+) -> None:
+    """Compare two models example by example: mean difference, permutation test, bootstrap.
+
+    Parameters
+    ----------
+    a
+        Model folder, folder of a run, or of a run with --seeds, whose grades are averaged.
+    b
+        The other model.
+    data
+        Labelled data: .csv, .tsv, .jsonl, .parquet, or hub:owner/name:configuration:split.
+    task
+        Task of the comparison; default: the task of the first model. Pre-trained models are
+        compared by the log probability of each token given the others (likelihood).
+    json
+        Write one JSON object instead of a sentence and a table.
+    """
+    from bothways.api.progress import asked
+    from bothways.core.bar import terminal_progress
+    from bothways.lab.sweeps.significance import compare as run
+    from bothways.lab.sweeps.significance import default_task, folders
+    from bothways.prediction.predictor import open_task
+
+    chosen = task or default_task(folders(a)[0])
+    named = {"text": text, "text_b": text_b, "label": label}
+    columns = (
+        asked(open_task(folders(a)[0], chosen, device="cpu"), **named)
+        if any(named.values())
+        else None
+    )
+    with terminal_progress() as progress:
+        found = run(a, b, data, columns, device=device, task=chosen, progress=progress)
+    if json:
+        from dataclasses import asdict
+        from json import dumps
+
+        print(dumps(asdict(found)))
+        return
+    console = output_console()
+    show_lines(console, _table(found, data))
+    if chosen == "likelihood":
+        say(
+            console,
+            "note: a grade is the mean log probability of a token given all others, in nats",
+        )
+    say(console, str(found))
+
+
+def _table(found: ModelComparison, data: str) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    from bothways.core.report.terminal import titled
+
+    table = Table()
+    for name in ("model", "runs", "mean grade", "deviation over seeds"):
+        table.add_column(name, justify="left" if name == "model" else "right")
+    for side in (found.a, found.b):
+        spread = "–" if side.deviation is None else f"{side.deviation:.4f}"
+        table.add_row(Text(side.name), str(len(side.grades)), f"{side.mean:.4f}", spread)
+    return titled(f"Grades on {data}", table)
+
+
+def compare_runs(run: Path, *more: Path, out: Path = Path("runs.html")) -> None:
+    """Compare runs on one page: curves, the settings that differ, speed.
+
+    For a test of two models on the same data: bothways compare.
+
+    Parameters
+    ----------
+    run
+        The folder of a pre-training or fine-tuning run, finished or not.
+    more
+        Further runs.
+    out
+        The page.
+    """
+    from bothways.core.atomic_files import check_output_path
+    from bothways.core.bar import error_console
+    from bothways.pretraining.runs_page import compare_runs as write
+
+    check_output_path(out)
+    write([run, *more], out)
+    say(error_console(), f"Curves, settings and speed: {out}")

@@ -1,0 +1,280 @@
+"""`bothways corpus build | inspect`: build a memory-mapped corpus from text, and inspect it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from bothways.api.progress import keeping
+from bothways.cli.options import INPUTS, split_inputs
+from bothways.core.bar import error_console, terminal_progress
+from bothways.core.terminal import counted, output_console, say, show_lines
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from bothways.core.jobs.workers import Workers
+    from bothways.data.cleaning.apply import LeftOutExample
+    from bothways.data.cleaning.config import Cleaning
+    from bothways.data.corpus import Corpus
+    from bothways.data.manifest import Manifest
+
+_POINTS = (0, 10, 25, 50, 75, 90, 99, 100)
+_SHOWN_SENTENCES, _SHOWN_CHARACTERS = 8, 240
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class BuildWorkers:
+    """Options that name who encodes a corpus. The corpus does not depend on them."""
+
+    processes: Annotated[
+        int | None,
+        Parameter(
+            name="--workers",
+            help="Number of processes; default: one per core, on Ray all it has.",
+        ),
+    ] = None
+    ray: Annotated[
+        str | None,
+        Parameter(
+            help="Encode on a Ray cluster: auto, ray://HOST:10001, or local. Only this machine "
+            "reads the inputs and writes the folder."
+        ),
+    ] = None
+
+    @property
+    def workers(self) -> Workers | int | None:
+        """The workers, as `build_corpus` takes them."""
+        from bothways.core.jobs.workers import RayWorkers
+
+        return self.processes if self.ray is None else RayWorkers(self.ray, self.processes)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class CleaningOptions:
+    """Options for what a corpus leaves out."""
+
+    filters: Annotated[
+        Literal["none", "gopher", "c4"],
+        Parameter(
+            help="Leave out documents and lines of low quality, by the rules of Gopher or C4. "
+            "Settings of rules: see INPUTS."
+        ),
+    ] = "none"
+    near_duplicates: Annotated[
+        float | None,
+        Parameter(
+            help="Leave out documents that are similar to an earlier one, by the share of common "
+            "runs of 5 words (characters in Chinese), such as 0.8."
+        ),
+    ] = None
+    min_tokens: Annotated[int, Parameter(help="Leave out documents with fewer tokens.")] = 1
+
+    def cleaning(self, settings: Iterable[str]) -> Cleaning:
+        """Return the cleaning, changed by settings such as "word_count.least=20".
+
+        Raises:
+            ConfigError: an unknown setting, or a wrong value.
+        """
+        from bothways.core.config.reader import load
+        from bothways.data.cleaning.config import Cleaning, make_cleaning
+
+        base = make_cleaning(self.filters, self.near_duplicates, self.min_tokens)
+        return load(Cleaning, base=base, overrides=settings)
+
+
+def build(
+    *inputs: Annotated[str, INPUTS],
+    tokenizer: Path,
+    out: Path,
+    column: str = "text",
+    boundary: Literal["auto", "blank", "line", "file"] = "auto",
+    language: str = "auto",
+    words: Literal["jieba", "spaces"] | None = None,
+    cleaning: CleaningOptions = CleaningOptions(),
+    by: BuildWorkers = BuildWorkers(),
+) -> None:
+    """Build a corpus: documents, sentences, token ids.
+
+    The same command resumes an interrupted build.
+
+    Parameters
+    ----------
+    inputs
+        Files (.txt, .jsonl, .parquet, wiki-extractor's; also .gz, .xz, .zst and .bz2), folders and
+        quoted globs, here or at URLs such as s3://bucket/wiki/, or Hub data sets as
+        hub:owner/name:configuration:split. Then settings of the cleaning, such as
+        word_count.least=20, near_duplicates.shingle=8 or stop_words=none.
+    tokenizer
+        A folder made by `bothways tokenizer train`, a tokenizer.json or a vocab.txt.
+    out
+        Folder of the corpus.
+    column
+        Column of the text in .jsonl, .parquet and Hub rows.
+    boundary
+        End of a document in a .txt file: blank line, line or file; auto: blank lines if there are
+        any, else each line is a document.
+    language
+        Language of the sentences, such as en, zh, de; auto: English or Chinese, by document.
+    words
+        For the masking of whole words in Chinese: store where words begin, as jieba divides the
+        text (needs bothways[zh]), or at the spaces that another program has put between words.
+    """
+    from rich.text import Text
+
+    from bothways.core.errors import DataError
+    from bothways.data import corpus as job
+    from bothways.data.documents import Boundary, read_documents
+    from bothways.data.manifest import MANIFEST
+    from bothways.text.tokenizer import Tokenizer
+
+    files, settings = split_inputs(inputs)
+    if not files:
+        raise DataError("no input was given", fix="Name files, folders, globs or Hub data sets.")
+    console = error_console()
+    documents = read_documents(files, column=column, boundary=Boundary(boundary))
+    known = (out / MANIFEST).exists()
+    with keeping(out, console), terminal_progress(console) as progress:
+        result = job.build_corpus(
+            documents, Tokenizer.load(tokenizer), out,
+            language=language, words=words, cleaning=cleaning.cleaning(settings),
+            workers=by.workers, progress=progress,
+        )  # fmt: skip
+    if known:
+        say(console, f"{out} already has the corpus of these inputs; nothing to do.")
+    show_lines(output_console(), Text(str(out), "bold"), _counts(result))
+
+
+def inspect(
+    folder: str,
+    /,
+    *,
+    documents: int = 3,
+    left_out: int = 1,
+    seed: int = 0,
+    verify: bool = False,
+) -> None:
+    """Show a corpus: counts, lengths, some documents, and examples of what was left out.
+
+    Parameters
+    ----------
+    folder
+        A folder made by `bothways corpus build`, or its URL.
+    documents
+        Number of documents to show.
+    left_out
+        Examples to show of what each step of the cleaning left out, at most 5.
+    seed
+        Seed of their choice.
+    verify
+        Compare the files with the digests in the manifest.
+    """
+    from rich.text import Text
+
+    from bothways.core.keyed_rng import rng
+    from bothways.data.corpus import Corpus
+
+    console = output_console()
+    corpus = Corpus.open(folder)
+    if verify:
+        with terminal_progress() as progress:
+            progress.stage("comparing files with the manifest")
+            corpus.verify()
+        console.print("All files match the manifest.")
+    show_lines(console, Text(str(folder), "bold"), _counts(corpus), _lengths(corpus))
+    count = min(max(documents, 0), len(corpus))
+    for document in sorted(rng(seed, "inspect").choice(len(corpus), count, replace=False)):
+        _show(corpus, int(document), console)
+    for step, examples in itertools.groupby(corpus.left_out_examples(), key=lambda e: e.step):
+        for example in itertools.islice(examples, max(left_out, 0)):
+            _show_left_out(step, example, console)
+
+
+def _counts(corpus: Corpus) -> Table:
+    from rich.table import Table
+
+    counts, settings = corpus.manifest.counts, corpus.manifest.settings
+    size = sum(stored.bytes for stored in corpus.manifest.files.values())
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in (
+        ("documents of the inputs", f"{corpus.manifest.read.documents:,}"),
+        *_steps(corpus.manifest),
+        ("documents", f"{counts.documents:,}"),
+        ("sentences", f"{counts.sentences:,}"),
+        ("tokens", f"{counts.tokens:,}"),
+        ("size", f"{size / 2**20:,.1f} MiB"),
+        ("vocabulary", f"{corpus.tokenizer.size:,}"),
+        ("unknown tokens", f"{corpus.unknown_share:.2%}"),
+        ("language", settings.language),
+        *((("words", settings.words),) if settings.words else ()),
+    ):
+        table.add_row(name, value)
+    return table
+
+
+def _steps(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield what each step left out, with its share of the documents, or of the bytes."""
+    read, cleaning = manifest.read, manifest.settings.cleaning
+    least = cleaning.min_tokens
+    names = {"min_tokens": "empty" if least == 1 else f"fewer than {least} tokens"}
+    for step in manifest.steps:
+        name = names.get(step.name, step.name.replace("_", " "))
+        if step.name in cleaning.line_rules:
+            share = f" ({step.bytes / read.bytes:.2%} of the text)" if step.lines else ""
+            yield f"removed lines: {name}", f"{step.lines:,}{share}"
+        else:
+            share = f" ({step.documents / read.documents:.2%})" if step.documents else ""
+            yield f"left out: {name}", f"{step.documents:,}{share}"
+
+
+def _show_left_out(step: str, example: LeftOutExample, console: Console) -> None:
+    """Show an example, and of a near-duplicate the document that stays."""
+    texts = [f"left out by {step}, document {example.document} of the inputs", example.text]
+    if example.like_text is not None:
+        texts += [
+            f"similarity {example.similarity:.2f} to document {example.like}",
+            example.like_text,
+        ]
+    console.rule(texts[0])
+    for text in texts[1:]:
+        say(console, " ".join(text.split()))
+
+
+def _lengths(corpus: Corpus) -> Table:
+    from rich.table import Table
+
+    from bothways.data.corpus import length_percentiles
+
+    table = Table(
+        "percentile", *(f"{point} %" for point in _POINTS), title="Lengths", title_justify="left"
+    )
+    for name, offsets in (
+        ("tokens of a sentence", corpus.sentences),
+        ("sentences of a document", corpus.documents),
+    ):
+        table.add_row(name, *(f"{length:,}" for length in length_percentiles(offsets, _POINTS)))
+    return table
+
+
+def _show(corpus: Corpus, document: int, console: Console) -> None:
+    sentences = corpus.sentences_of(document)
+    console.rule(f"document {document} · {counted(len(sentences), 'sentences')}")
+    for ids in sentences[:_SHOWN_SENTENCES]:
+        text = corpus.tokenizer.decode(ids)
+        console.print(
+            text[:_SHOWN_CHARACTERS] + " …" * (len(text) > _SHOWN_CHARACTERS),
+            markup=False,
+            highlight=False,
+        )
+    if len(sentences) > _SHOWN_SENTENCES:
+        console.print("…")

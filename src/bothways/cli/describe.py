@@ -1,0 +1,228 @@
+"""`bothways describe`: configuration, parameters by part, and cost per token of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bothways.core.terminal import output_console, say, show_lines
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from bothways.hub.load_report import LoadReport
+    from bothways.model.config import ModelConfig
+    from bothways.model.heads import Head
+
+
+def describe(model: str, /, *, length: int = 128) -> None:
+    """Show a model's family, configuration, parameters, memory and operations per token.
+
+    Parameters
+    ----------
+    model
+        A preset (bert-base), a model folder, the folder of a run, or the id of a Hub model, of
+        which only config.json is downloaded.
+    length
+        The length of a sequence in tokens, for the number of operations.
+    """
+    from rich.text import Text
+
+    from bothways.core.config.checks import require_at_least
+
+    require_at_least(1, length=length)
+    found = _find(model)
+    console = output_console()
+    tables = (_settings(found), _parameters(found), _costs(found, length))
+    show_lines(console, Text.assemble((model, "bold"), f": {found.origin}"), *tables)
+    for line in _against(found):
+        say(console, line)
+    if found.report is not None:
+        console.print(Text.assemble(("Weights file", "bold"), f"\n{found.report}"))
+    console.print(_DEFINITION, style="dim")
+
+
+_DEFINITION = (
+    "V vocabulary, H width, L blocks with weights of their own, I intermediate size. An operation "
+    "(FLOP) is a multiplication or addition in a matrix product; look-ups, norms and activations "
+    "are left out. In attention, only visible tokens count. A masked LM head predicts 15 % of the "
+    "tokens. Training is a forward pass and twice that for the backward pass; AdamW in fp32 keeps "
+    "weight, gradient and two moments. Activations need more memory, which depends on the batch."
+)
+
+
+@dataclass(frozen=True)
+class _Found:
+    origin: str
+    config: ModelConfig
+    heads: tuple[Head, ...]
+    report: LoadReport | None = None
+
+
+def _find(model: str) -> _Found:
+    """Return the model of this name; a folder has priority over a preset of the same name."""
+    from bothways.model.families.catalogue import PRESETS
+
+    local = Path(model).is_dir()
+    return _preset(model) if model in PRESETS and not local else _folder(model, local)
+
+
+def _preset(name: str) -> _Found:
+    from bothways.model.config import LSTMConfig
+    from bothways.model.families.catalogue import FAMILIES, family_for, preset
+    from bothways.model.heads import (
+        MaskedHead,
+        NextTokenHead,
+        PairHead,
+        PoolerHead,
+        ReplacedHead,
+        token_head,
+    )
+
+    config = preset(name)
+    if isinstance(config, LSTMConfig) or family_for(config) is None:
+        what = "a preset without a class in transformers, with the head of pre-training"
+        return _Found(what, config, (token_head(config),))
+    able = [family for family in FAMILIES if family.config_rules.write(config) is not None]
+    family = next((family for family in able if name.startswith(family.model_type)), able[0])
+    every = (PoolerHead(), MaskedHead(), PairHead(), ReplacedHead(), NextTokenHead())
+    known = family.pretrained(name)
+    what = f"a preset of {family.model_type}, with the heads of {known.name}"
+    return _Found(what, config, tuple(head for head in every if head.kind in known.heads))
+
+
+def _folder(model: str, local: bool) -> _Found:
+    """Return a model folder, or a model of the Hub without its weights."""
+    from bothways.core.errors import FolderError
+    from bothways.hub.hf_config import read_hf_config
+    from bothways.hub.infer_heads import heads_of
+    from bothways.hub.model_folder import plan_model
+    from bothways.hub.resolve import CONFIG_FILES, resolve, resolve_run
+    from bothways.hub.weight_files import open_weights
+    from bothways.model.families.catalogue import nearest_preset
+
+    try:
+        folder = resolve(resolve_run(model), CONFIG_FILES)
+    except FolderError as error:
+        near = nearest_preset(model)
+        raise FolderError(
+            error.what,
+            where=error.where,
+            fix=f"Did you mean {near}? {error.fix}" if near else error.fix,
+        ) from error
+    settings = read_hf_config(folder)
+    named = settings.architecture.name if settings.architecture else "no known class"
+    origin = f"{settings.model_type}, {named}"
+    if not local:
+        return _Found(origin, settings.encoder, heads_of(settings, ()))
+    weights = open_weights(folder)
+    settings = settings.with_names(weights.shapes)
+    heads = heads_of(settings, weights.shapes)
+    _, plan = plan_model(settings, weights, heads)
+    return _Found(origin, settings.encoder, heads, plan.report)
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for at, column in enumerate(columns):
+        table.add_column(column, justify="right" if at else "left")
+    return table
+
+
+def _settings(found: _Found) -> Table:
+    from rich.text import Text
+
+    table = _table("Configuration", "setting", "value")
+    for field in dataclasses.fields(found.config):
+        table.add_row(field.name, Text(_text(getattr(found.config, field.name))))
+    table.add_row("(heads)", ", ".join(map(_head_text, found.heads)) or "none")
+    return table
+
+
+def _against(found: _Found) -> list[str]:
+    """Return the differences from BERT-base as lines of TOML."""
+    from bothways.core.config.reader import config_difference
+    from bothways.model.families import bert
+
+    base = bert.base()
+    lines = config_difference(found.config, base) if type(found.config) is type(base) else []
+    return (
+        ["Against bert-base, as lines of a TOML file under [encoder]", *lines, ""] if lines else []
+    )
+
+
+def _text(value: object) -> str:
+    """Return a setting as text; a member of a union by its kind, then its fields."""
+    if isinstance(value, tuple):
+        return ", ".join(map(_text, value))
+    if not dataclasses.is_dataclass(value):
+        return str(value)
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    kind = fields.pop("kind", "")
+    held = ", ".join(f"{name} {_text(content)}" for name, content in fields.items())
+    return f"{kind} ({held})" if kind and held else kind or held
+
+
+def _head_text(head: Head) -> str:
+    """Return the kind of a head, and its settings that are not the default."""
+    fields = [field for field in dataclasses.fields(head) if field.name != "kind"]
+    values = {field.name: getattr(head, field.name) for field in fields}
+    held = [f"{f.name} {values[f.name]}" for f in fields if values[f.name] != f.default]
+    return f"{head.kind} ({', '.join(held)})" if held else head.kind
+
+
+def _parameters(found: _Found) -> Table:
+    from bothways.model.parameters import parameter_table
+
+    whole = parameter_table(found.config, found.heads)
+    encoder = parameter_table(found.config).entries
+    textbook = [entry for entry in encoder if entry.textbook]
+    sections = [("textbook: V·H + 12·L·H², where I = 4·H", textbook)] if textbook else []
+    sections.append(("encoder", [entry for entry in encoder if not entry.textbook]))
+    for head in whole.entries[len(encoder) :]:
+        sections.append((f"{sections[-1][0]} + {head.part}", [head]))
+    table, running = _table("Parameters", "part", "tensors", "count", "share"), 0
+    for title, entries in sections:
+        for entry in entries:
+            table.add_row(
+                entry.part, entry.tensors, f"{entry.count:,}", f"{entry.count / whole.total:.2%}"
+            )
+        running += sum(entry.count for entry in entries)
+        table.add_row(
+            title,
+            "",
+            f"{running:,}",
+            f"{running / whole.total:.2%}",
+            style="bold",
+            end_section=True,
+        )
+    return table
+
+
+_MEMORY = (
+    ("inference, weights in fp32", 4),
+    ("inference, weights in bf16", 2),
+    ("training with AdamW in fp32", 16),
+)
+"""Bytes for each parameter."""
+
+
+def _costs(found: _Found, length: int) -> Table:
+    from bothways.model.flops import BACKWARD, forward_flops
+    from bothways.model.parameters import parameter_table
+
+    count = parameter_table(found.config, found.heads).total
+    forward = forward_flops(found.config, found.heads, length)
+    table = _table("Costs", "what", "how much")
+    for name, size in _MEMORY:
+        table.add_row(f"memory, {name}", f"{count * size / 2**20:,.1f} MiB")
+    for name, times in (("inference", 1), ("training", 1 + BACKWARD)):
+        table.add_row(
+            f"operations per token, {name}, length {length}",
+            f"{forward * times / 1e6:,.1f} million",
+        )
+    return table

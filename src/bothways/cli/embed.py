@@ -1,0 +1,139 @@
+"""`bothways embed`: a vector per text, written to a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+from cyclopts import Parameter
+
+from bothways.cli.options import INPUTS, Device, PartOptions, Precision
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from bothways.prediction.layer_sweep import Sweep
+    from bothways.tasks.sentence_embedding.task import Embedder, SentenceEmbeddingTask
+
+
+def embed(  # noqa: PLR0913 – one option per question
+    folder: str,
+    *inputs: Annotated[str, INPUTS],
+    out: Path,
+    text: str | None = None,
+    prompt_name: str | None = None,
+    prompt: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    length: int | None = None,
+    precision: Precision = "fp32",
+    device: Device = "auto",
+    parts: PartOptions = PartOptions(),  # noqa: B008 – frozen
+) -> None:
+    """Compute a vector of each text, in the order of the input and in constant memory.
+
+    Parameters
+    ----------
+    folder
+        Model folder, sentence-transformers folder, folder of a run, or Hub id.
+    inputs
+        A file: .txt (one text per line), .csv, .tsv, .jsonl, .parquet,
+        hub:owner/name:configuration:split, or - for standard input; if --out is a folder, any
+        number of files. Then settings: pooling=mean, cls or max; layers=[-1], or several;
+        combine=mean or concat; normalised=true; components=256 for the first 256;
+        include_prompt=false. Default: the settings of the folder, else the mean of the last layer.
+    out
+        vectors.npy, .parquet or .jsonl; or a folder for vectors in parts, in processes or on a
+        cluster: the same command continues where it was stopped.
+    text
+        Column of the text.
+    prompt_name
+        The prompt of the folder that is put before each text, such as query; default: the folder's
+        default one, if it has one.
+    prompt
+        A prompt instead of one of the folder's, such as "query: "; "" for none.
+    length
+        Maximum length of a text in tokens; default: as in the folder, else all positions.
+    """
+    import sys
+
+    from bothways.api.progress import asked, say_guess, say_kernels, watched
+    from bothways.cli.options import is_folder, one_file, predict_parts, split_inputs
+    from bothways.core.errors import DataError
+    from bothways.core.terminal import counted
+    from bothways.prediction.layer_sweep import check_out, write_vectors
+    from bothways.prediction.predictor import open_task
+
+    files, settings = split_inputs(inputs)
+    settings += _prompt_settings(prompt_name, prompt)
+    if is_folder(out):
+        predict_parts(
+            out, parts,
+            model=folder, files=files, settings=settings, task="embed", text=text, length=length,
+            precision=precision, device=device,
+        )  # fmt: skip
+        return
+    file = one_file(files, parts)
+    check_out(out, file)
+    say_kernels(device)
+    opened = open_task(
+        folder, "embed", length=length, device=device, precision=precision, batch_invariant=True,
+        settings=settings,
+    )  # fmt: skip
+    given = asked(opened, text=text)
+    reading = opened.read(file, given, labelled=False)
+    say_guess(opened, reading, given, file)
+    columns = cast("SentenceEmbeddingTask", reading.task).columns
+    if columns.text_b is not None:
+        what = f"has two texts a row, {columns.text!r} and {columns.text_b!r}, and one is embedded"
+        raise DataError(what, where=file, fix="Name one: --text NAME.")
+    learner = cast("Embedder", opened.learner)
+    width = learner.task.width(learner.model)
+    with watched(reading, "embedding") as tally:
+        predictions = opened.predict_examples(reading, counts=tally)
+        write_vectors(out, (prediction.vectors[0] for _, prediction in predictions), width)
+    for warning in tally.warnings:
+        print(warning, file=sys.stderr)
+    print(
+        f"{counted(tally.examples, 'vectors')} of {width} components in {out}, "
+        f"computed in {opened.precision}",
+        file=sys.stderr,
+    )
+
+
+def _prompt_settings(name: str | None, prompt: str | None) -> tuple[str, ...]:
+    """Return the settings of a prompt, given or named.
+
+    Raises:
+        ConfigError: both are given.
+    """
+    import json
+
+    from bothways.core.errors import ConfigError
+
+    if name is not None and prompt is not None:
+        what = "a prompt is given, and the name of one"
+        raise ConfigError(what, where="prompt", fix="Leave one of them out.")
+    if name is not None:
+        return f"prompt_name={json.dumps(name)}", "prompt=none"
+    return () if prompt is None else (f"prompt={json.dumps(prompt)}",)
+
+
+def sweep_table(found: Sweep, title: str) -> RenderableType:
+    """Return a table of every layer with every pooling, the best one marked."""
+    from rich.table import Table
+
+    from bothways.core.report.terminal import titled
+    from bothways.core.terminal import counted
+
+    table = Table(
+        caption=f"{counted(found.pairs, 'pairs')}. anisotropy: the mean cosine of any two texts"
+    )
+    for name in ("layer", "pooling", "pearson", "spearman", "anisotropy"):
+        table.add_column(name, justify="left" if name == "pooling" else "right")
+    best = found.best
+    for cell in found.cells:
+        numbers = (cell.correlation.pearson, cell.correlation.spearman, cell.correlation.anisotropy)
+        mark = " ← best" if cell is best else ""
+        table.add_row(
+            str(cell.layer), f"{cell.pooling}{mark}", *(f"{number:.4f}" for number in numbers)
+        )
+    return titled(title, table)

@@ -1,0 +1,84 @@
+"""`bothways export`: a model for other runtimes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from bothways.cli.options import LabelColumn, SecondColumn, TextColumn
+
+
+def export(  # noqa: PLR0913 – one option per question
+    folder: str,
+    *settings: str,
+    to: Literal["onnx", "openvino", "both"] = "onnx",
+    out: Path,
+    task: str | None = None,
+    length: int | None = None,
+    int8: str | None = None,
+    limit: float | None = None,
+    text: TextColumn = None,
+    text_b: SecondColumn = None,
+    label: LabelColumn = None,
+) -> None:
+    """Write a model as a graph that onnxruntime, OpenVINO and browsers run.
+
+    The graph takes any batch size and length. Nothing is written if its outputs differ from the
+    model's.
+
+    Parameters
+    ----------
+    folder
+        A fine-tuned model folder, the folder of a run, a sentence encoder, or a Hub id.
+    settings
+        Settings of the task, such as pooling=cls for embed.
+    to
+        onnx, openvino, or both.
+    out
+        The new folder: the graph with its configuration and tokenizer, without the weights of
+        PyTorch.
+    task
+        What the graph computes, as for predict; by default the task of the model.
+    length
+        The longest text in tokens; by default as in training.
+    int8
+        Labelled data. A second file in int8 for each format is written if it scores as well as fp32
+        there.
+    limit
+        Maximum loss of int8 in points (0.01) of the metric, by default 0.5; more is an error.
+    """
+    from bothways.api.progress import asked
+    from bothways.core.bar import terminal_progress
+    from bothways.core.errors import ConfigError
+    from bothways.prediction.export.folder import Int8Gate, write_export
+    from bothways.prediction.int8_report import MAX_LOSS
+    from bothways.prediction.predictor import Predictor
+    from bothways.tasks.base import Metrics
+
+    if limit is not None and int8 is None:
+        what = "limits the loss of int8, and --int8 is not given"
+        raise ConfigError(what, where="limit", fix="Add --int8 LABELLED_DATA.")
+
+    def evaluate(predictor: Predictor) -> Metrics:
+        """Return the metrics on the labelled data."""
+        columns = asked(predictor, text=text, text_b=text_b, label=label)
+        return predictor.evaluate(predictor.read(str(int8), columns, labelled=True))
+
+    gate = Int8Gate(evaluate, MAX_LOSS if limit is None else limit) if int8 is not None else None
+    with terminal_progress() as progress:
+        result = write_export(
+            folder,
+            out,
+            to,
+            task=task,
+            length=length,
+            settings=settings,
+            int8=gate,
+            progress=progress,
+        )
+    for name, size in result.sizes.items():
+        print(f"{out / name}  {size / 2**20:,.1f} MiB")
+    for comparison in result.comparisons:
+        print(comparison)
+    for runtime, report in result.int8.items():
+        print(f"{runtime}: {report}")

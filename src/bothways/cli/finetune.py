@@ -1,0 +1,253 @@
+"""`bothways finetune`: a model folder and labelled data become a model folder for a task."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from bothways.api.progress import check_begun, say_kernels, say_replaced, stop_saved
+from bothways.cli.options import (
+    Device,
+    FineRecipe,
+    GroupColumn,
+    LabelColumn,
+    NewTextColumn,
+    RunLength,
+    SecondColumn,
+    TrainedTask,
+)
+from bothways.core.terminal import counted, output_console, say, show_lines
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from bothways.finetuning.prepare import FinetuneConfig
+    from bothways.finetuning.run import FinetuneResult
+    from bothways.lab.sweeps.runs import Series
+
+
+def finetune(  # noqa: PLR0913 – one option per question a run answers
+    model: str,
+    train: str,
+    *overrides: str,
+    task: TrainedTask = "classify",
+    dev: str | None = None,
+    lr: float | None = None,
+    end: RunLength = RunLength(),  # noqa: B008 – frozen
+    batch_size: int | None = None,
+    max_length: int | None = None,
+    text: NewTextColumn = None,
+    text_b: SecondColumn = None,
+    label: LabelColumn = None,
+    group: GroupColumn = None,
+    out: Path = Path("finetuned"),
+    recipe: FineRecipe = "modern",
+    config: Path | None = None,
+    seeds: str | None = None,
+    folds: int | None = None,
+    teacher: str | None = None,
+    resume: bool = False,
+    device: Device = "auto",
+) -> None:
+    """Fine-tune a model on labelled data for a task.
+
+    Columns, labels, lengths, vocabulary, memory and disk are checked before training starts. The
+    checkpoint with the best dev metric is saved as a Hugging Face folder.
+
+    Parameters
+    ----------
+    model
+        A model folder, the folder of a pre-training run, or a Hub id.
+    train
+        Labelled data: .csv, .tsv, .jsonl, .parquet (the first three also .gz, .xz, .zst, .bz2), or
+        hub:owner/name:configuration:split.
+    overrides
+        Settings by dotted path or common name, such as metric=mcc warmup=0.06
+        stability.layer_decay=0.9.
+    dev
+        Labelled data by which the best checkpoint is chosen, or its share of TRAIN, such as 20%;
+        without it the last checkpoint is kept.
+    lr
+        The peak learning rate; default: that of the recipe, which is by the width of the model for
+        modern (5e-5 for BERT-base).
+    batch_size
+        Examples per update; default: that of the recipe, 32 for modern.
+    max_length
+        The longest sequence in tokens, special tokens included; longer texts are cut. Default: the
+        task's, or what holds 95 % of the training texts whole, if that is more.
+    out
+        The run's folder: checkpoints, metrics, and at the end model/, a Hugging Face folder.
+    config
+        A TOML file with settings; settings on the command line have priority.
+    seeds
+        Run several seeds: a count (5), a list (3,14,15), or heads × data orders (5x3). Each run
+        has a folder seed-N; model/ is that of the best run.
+    folds
+        Cross-validation: run once per fold of TRAIN, which is then the dev data. Writes folds.json,
+        and out_of_fold.jsonl with a prediction for each row.
+    teacher
+        A fine-tuned model whose outputs are learned in addition to the labels; teacher.weight=0.5
+        and teacher.temperature=2 are its settings.
+    resume
+        Continue from the newest checkpoint in the folder; skip finished runs of several.
+    """
+    from bothways.api.progress import run_progress
+    from bothways.core.bar import error_console
+    from bothways.core.errors import ConfigError
+    from bothways.finetuning import run as job
+    from bothways.lab.sweeps.folds import finetune_folds
+    from bothways.lab.sweeps.runs import SweepFolder
+    from bothways.lab.sweeps.seeds import finetune_seeds, parse_seeds
+
+    if resume:
+        check_begun(out)
+    options = {"lr": lr, "batch_size": batch_size, "max_length": max_length, "group": group}
+    columns = {"text": text, "text_b": text_b, "label": label}
+    taught = None if teacher is None else {"folder": teacher}
+    data = {"model": model, "train": train, "dev": dev, "teacher": taught}
+    given = (*overrides, *end.settings)
+    settings = settings_from({**data, **options}, columns, given, task, recipe, config)
+    console = error_console()
+    say_kernels(device)
+    if folds is not None:
+        if seeds is not None:
+            what = "and --folds are both given"
+            raise ConfigError(what, where="--seeds", fix="Leave out one of the two.")
+        with run_progress(out, console) as progress:
+            series = finetune_folds(settings, folds, SweepFolder(out, resume, device, progress))
+        print_folds(series, out, console)
+    elif seeds is None:
+        with run_progress(out, console) as progress:
+            done = job.finetune(settings, out, resume=resume, device=device, progress=progress)
+        conclude_finetuning(done, out, console)
+    else:
+        chosen = parse_seeds(seeds, settings.seed)
+        with run_progress(out, console) as progress:
+            series = finetune_seeds(settings, chosen, SweepFolder(out, resume, device, progress))
+        print_series(series, out, console)
+
+
+def settings_from(
+    options: dict[str, Any],
+    columns: dict[str, str | None],
+    overrides: tuple[str, ...],
+    task: str,
+    recipe: Literal["modern", "paper", "electra"],
+    file: Path | None,
+) -> FinetuneConfig:
+    """Return the settings of a recipe, changed by a file, overrides and given options."""
+    from bothways.core.config.tree import merge
+    from bothways.finetuning.config import RECIPES, expand_shorthands
+    from bothways.finetuning.prepare import FinetuneConfig, load_config
+    from bothways.tasks.catalogue import trainable_task
+
+    method = RECIPES[recipe](trainable_task(task))
+    base = FinetuneConfig(model=options["model"], train=options["train"], **vars(method))
+    given = {name: value for name, value in options.items() if value is not None}
+    if named := {name: column for name, column in columns.items() if column is not None}:
+        given["task"] = {"columns": named}
+    tree = merge(expand_shorthands(overrides), expand_shorthands(given))
+    settings = load_config(base, tree, file)
+    say_replaced(settings, base)
+    return settings
+
+
+def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> None:
+    """Print the result of a single run; see `print_series`."""
+    from bothways.hub.hf_config import format_note
+    from bothways.training.parallel import is_main, plan_here
+
+    if not done.finished:
+        stop_saved(console, f"Saved after step {done.progress.steps:,}.")
+    if not is_main(plan_here()):
+        return
+    if done.failure is not None:
+        say(console, f"warning: {done.failure}")
+    if done.metrics:
+        show_lines(output_console(), _dev_table(done))
+        say(console, f"What it does well and badly: {out / 'report.html'}")
+    parts = (f"The model is in {done.folder}.", format_note(done.folder), _try(out))
+    say(console, " ".join(part for part in parts if part))
+
+
+def _dev_table(done: FinetuneResult) -> RenderableType:
+    """Return the metrics next to those of the best constant answer, where that has them."""
+    columns = {"model": done.metrics}
+    if done.baseline.keys() & done.metrics.keys():
+        usual = {name: done.baseline.get(name, math.nan) for name in done.metrics}
+        columns["one answer for all"] = usual
+    from bothways.core.report.terminal import metric_table
+
+    return metric_table(
+        "Best checkpoint on the dev data",
+        columns,
+        shown=lambda name, value: "–" if math.isnan(value) else f"{value:.4f}",
+    )
+
+
+def _try(out: Path) -> str:
+    folder = shlex.quote(str(out))
+    return f"Try it: bothways predict {folder} FILE, or in a browser: bothways play {folder}"
+
+
+def print_series(series: Series, out: Path, console: Console) -> None:
+    """Print the results of a series; raise KeyboardInterrupt if the last run was interrupted."""
+    from bothways.training.parallel import is_main, plan_here
+
+    if not series.finished:
+        stop_saved(console)
+    if not is_main(plan_here()):
+        return
+    show_lines(output_console(), _series_table(series))
+    if series.best is not None:
+        name, model = series.best.name, out / "model"
+        said = f"The best model, of {name}, is in {model}. {_try(out)}"
+        failed = f"warning: every run has probably failed. The model of {name} is in {model}."
+        say(console, failed if series.all_failed else said)
+
+
+def print_folds(series: Series, out: Path, console: Console) -> None:
+    """Print mean and deviation of each metric; raise KeyboardInterrupt if a run was interrupted."""
+    from bothways.core.report.terminal import metric_table
+    from bothways.lab.sweeps.folds import PREDICTIONS, fold_spread
+    from bothways.training.parallel import is_main, plan_here
+
+    if not series.finished:
+        stop_saved(console)
+    if not is_main(plan_here()):
+        return
+    spread = fold_spread(series)
+    columns = {
+        "mean": {name: one.mean for name, one in spread.items()},
+        "deviation": {name: one.deviation for name, one in spread.items()},
+    }
+    title = f"{counted(len(series.scored), 'folds')}, each scored by the model of the others"
+    show_lines(output_console(), metric_table(title, columns))
+    say(console, f"A prediction for each row is in {out / PREDICTIONS}.")
+
+
+def _series_table(series: Series) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    from bothways.core.report.terminal import titled
+    from bothways.lab.sweeps.seeds import seed_spread
+
+    table, summary = Table(), seed_spread(series)
+    metric = summary.metric if summary else "metric"
+    table.add_column("run", overflow="fold")
+    table.add_column(Text(metric), justify="right")
+    table.add_column("failed")
+    for run in series.runs:
+        value = f"{run.metrics[metric]:.4f}" if run.metrics else "–"
+        title = Text(run.name + (" (best)" if run is series.best else ""))
+        table.add_row(title, value, Text("; ".join(run.failed)))
+    if summary:
+        table.add_section()
+        for name in ("mean", "median", "best", "deviation"):
+            value = getattr(summary, name)
+            table.add_row(name, "–" if value is None else f"{value:.4f}", "")
+        table.add_row("failed runs", f"{summary.failed} of {len(series.runs)}", "")
+    return titled(f"{counted(len(series.runs), 'runs')}, scored on the dev data", table)

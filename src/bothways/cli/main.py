@@ -1,0 +1,249 @@
+"""The command line: one verb per job, each a function in `bothways.cli`, imported when called.
+
+An error that the user can fix is one message on stderr and exit status 2, never a traceback.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import os
+import signal
+import stat
+import sys
+import threading
+from types import FrameType
+
+from cyclopts import App, CycloptsError, Parameter
+
+import bothways
+from bothways.cli import mistakes
+from bothways.core.advice import interface
+from bothways.core.errors import AGAIN, BothwaysError, LostRankError
+from bothways.core.runtime.allocator import tune_allocator
+from bothways.core.runtime.limits import limit_threads
+from bothways.core.terminal import printable, shortened
+
+_OUT_OF_MEMORY = (
+    "out of GPU memory\n  In training, halve microbatch_tokens, then set training.recompute=true, "
+    "and continue with --resume: checkpoints are complete. For predictions, use --device cpu."
+)
+_OF_A_DISK = {errno.ENOSPC, errno.EIO, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC)}
+"""Errors of the disk, not of the program: no room, none for this user, a defect, no writing."""
+_OF_A_NAME = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EACCES, errno.EPERM}
+"""Errors of names that a user has given, wherever they are noticed."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as in shells, and after other signals that end a program."""
+_NARROWEST = 20
+"""Smaller values of COLUMNS are ignored."""
+
+
+app = App(
+    name="bothways",
+    version=bothways.__version__,
+    help="From raw text to a deployed bidirectional encoder: BERT and its family, end to end.",
+    suppress_keyboard_interrupt=False,  # `main` reports it
+    default_parameter=Parameter(
+        negative_iterable="",  # no --empty-NAME
+        show_default=lambda value: None if value in (None, ()) else str(value),
+    ),
+)
+tokenizer = App(
+    name="tokenizer", help="Train a vocabulary, encode with it, report how well it fits a text."
+)
+corpus = App(name="corpus", help="Build a memory-mapped corpus from text, and inspect it.")
+reproduce = App(
+    name="reproduce", help="Run published experiments and compare with the published results."
+)
+app.command(tokenizer)
+app.command(corpus)
+app.command(reproduce)
+
+# name: function in bothways.cli, whose docstring is the help
+_COMMANDS = {
+    "quickstart": "quickstart:quickstart",
+    "pretrain": "pretrain:pretrain",
+    "adapt": "adapt:adapt",
+    "finetune": "finetune:finetune",
+    "distil": "distil:distil",
+    "evaluate": "evaluate:evaluate",
+    "predict": "predict:predict",
+    "features": "features:features",
+    "embed": "embed:embed",
+    "serve": "serve:serve",
+    "play": "serve:play",
+    "search": "search:search",
+    "compare": "compare:compare",
+    "compare-runs": "compare:compare_runs",
+    "inspect-step": "inspect_step:inspect_step",
+    "convert": "convert:convert",
+    "export": "export:export",
+    "describe": "describe:describe",
+    "speedrun": "speedrun:speedrun",
+    "plan": "plan:plan",
+    "bench": "bench:bench",
+}
+_TOKENIZER = {
+    "train": "tokenizer:train",
+    "encode": "tokenizer:encode",
+    "report": "tokenizer:report",
+}
+_CORPUS = {
+    "build": "corpus:build",
+    "inspect": "corpus:inspect",
+}
+_REPRODUCE = {
+    "glue": "reproduce:glue",
+    "squad": "reproduce:squad",
+    "swag": "reproduce:swag",
+    "ner": "reproduce:ner",
+    "pretraining": "reproduce:pretraining",
+}
+_GROUPS = (
+    (app, _COMMANDS), (tokenizer, _TOKENIZER), (corpus, _CORPUS), (reproduce, _REPRODUCE),
+)  # fmt: skip
+for _group, _verbs in _GROUPS:
+    for _name, _home in _verbs.items():
+        _group.command(f"bothways.cli.{_home}", name=_name)
+app.register_install_completion_command()
+
+
+_LISTS: tuple[list[str], ...] = ([], ["tokenizer"], ["corpus"], ["reproduce"])
+"""Words after which the commands are listed."""
+
+
+def import_for_help(words: list[str]) -> None:
+    """Import all commands if these words ask for help, which lists the first line of each."""
+    if {"--help", "-h"} & {*words} or words in _LISTS:
+        for group, verbs in _GROUPS:
+            for verb in verbs:
+                _ = group[verb]
+
+
+def _expand_home(word: str) -> str:
+    """Replace the ~ of a path by the home folder; shells do not for --out=~/run."""
+    option, equals, path = word.partition("=") if word.startswith("--") else ("", "", word)
+    return option + equals + os.path.expanduser(path) if path.startswith("~/") else word
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    r"""Write characters that the output's encoding lacks as in JSON: \u00d7, \ud83d\ude00."""
+    assert isinstance(error, UnicodeEncodeError)
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
+    pairs = (units[at : at + 2].hex() for at in range(0, len(units), 2))
+    return "".join(f"\\u{pair}" for pair in pairs), error.end
+
+
+def _prepare_terminal() -> None:
+    """Make the streams and the width usable: closed streams, other encodings, COLUMNS=0."""
+    codecs.register_error("bothways.escape", _escape)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the caller, as by `>&-`
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="bothways.escape")
+    for name in ("COLUMNS", "LINES"):  # rich and argument help fail at a width of 0
+        value = os.environ.get(name, "")
+        if value.isdecimal() and int(value) < _NARROWEST:
+            del os.environ[name]
+
+
+def _interrupt_on_signals() -> None:
+    """Let the signals that end a program do what Ctrl-C does; a second one ends it at once.
+
+    Runs and servers have handlers of their own. What is ignored stays so: `nohup` ignores SIGHUP. A
+    rank is left alone: while it waits for others, in torch, no handler of Python would run.
+    """
+    if "RANK" in os.environ or threading.current_thread() is not threading.main_thread():
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        """Raise what Ctrl-C raises."""
+        signal.signal(number, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    for name in ("SIGTERM", "SIGHUP", "SIGUSR1"):
+        number = getattr(signal, name, None)  # Windows has only the first
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, interrupt)
+
+
+def main() -> None:
+    """Run the command line; exit with 0, 2 (an error the user can fix), 1 (another rank of the run
+    is lost, or a traceback) or 130 (interrupted, by Ctrl-C or another signal).
+    """
+    _prepare_terminal()
+    limit_threads()
+    tune_allocator()
+    with interface("command"):
+        _run()
+
+
+def _refuse(error: BothwaysError) -> None:
+    """Print an error, of several ranks that raise it the main one alone, and exit."""
+    if error.on_every_rank and os.environ.get("RANK", "0") != "0":
+        sys.exit(2)
+    _fail(str(error), 1 if isinstance(error, LostRankError) else 2)
+
+
+def _run() -> None:
+    try:
+        _interrupt_on_signals()
+        words = [_expand_home(word) for word in sys.argv[1:]]
+        import_for_help(words)
+        words = mistakes.rename_options(app, words)
+        app(words, result_action="return_value", print_error=False, exit_on_error=False)
+        sys.stdout.flush()  # here, where a full disk or a closed pipe is caught
+    except CycloptsError as error:
+        _fail(str(mistakes.explain(error)))
+    except BothwaysError as error:
+        _refuse(error)
+    except RuntimeError as error:
+        # torch's error is recognized by name, since importing torch here would slow every command.
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+        _fail(_OUT_OF_MEMORY)
+    except KeyboardInterrupt:
+        _interrupted()
+    except (ImportError, SystemError) as error:
+        if not isinstance(error.__cause__, KeyboardInterrupt):  # in the middle of an import in C
+            raise
+        _interrupted()
+    except BrokenPipeError:
+        # The reader of the output, such as `head`, has finished: end silently, also at exit, where
+        # Python flushes once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.errno in _OF_A_NAME and error.filename is not None:
+            what = f"{shortened(os.fsdecode(error.filename))}: cannot be used: {error.strerror}"
+            _fail(f"{what}\n  Choose another name, or give this user the permissions.")
+        if error.errno not in _OF_A_DISK:
+            raise
+        if error.filename is not None or not _is_full(sys.stdout.fileno()):
+            what = f"{error.filename or 'a file'}: cannot be read or written: {error.strerror}"
+            _fail(f"{what}\n  Look at the disk, then {AGAIN}.")
+        # Python flushes stdout once more at exit; send that to /dev/null.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _fail(f"the output cannot be written: {error.strerror}\n  Free some space for it.")
+
+
+def _interrupted() -> None:
+    # Another Ctrl-C, while Python shuts down, would print a traceback: it ends the process.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    print("interrupted", file=sys.stderr)
+    sys.exit(INTERRUPTED)
+
+
+def _is_full(output: int) -> bool:
+    """Return True if this open file is on a disk without room, or a device such as /dev/full."""
+    mode = os.fstat(output).st_mode
+    if stat.S_ISREG(mode) and hasattr(os, "fstatvfs"):
+        return os.fstatvfs(output).f_bavail == 0
+    null = os.stat(os.devnull).st_rdev
+    return stat.S_ISCHR(mode) and not os.isatty(output) and os.fstat(output).st_rdev != null
+
+
+def _fail(message: str, status: int = 2) -> None:
+    print(f"error: {printable(message)}", file=sys.stderr)
+    sys.exit(status)

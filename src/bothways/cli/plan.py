@@ -1,0 +1,166 @@
+"""`bothways plan`: the cost of a pre-training run before it begins."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bothways.cli.options import Device, RunLength
+
+if TYPE_CHECKING:
+    from bothways.data.corpus import Corpus
+    from bothways.pretraining.config import PretrainConfig
+    from bothways.pretraining.run_plan import RunPlan
+
+
+def plan(  # noqa: PLR0913 – one option per question
+    model: str,
+    *settings: str,
+    tokens: float | None = None,
+    end: RunLength = RunLength(),  # noqa: B008 – frozen
+    corpus: str | None = None,
+    recipe: str | None = None,
+    teacher: str | None = None,
+    config: Path | None = None,
+    hardware: str = "here",
+    ranks: int = 1,
+    utilisation: float | None = None,
+    price: float | None = None,
+    json: bool = False,
+    device: Device = "auto",
+) -> None:
+    """Forecast time, memory, checkpoints and price of a pre-training run, and how to place it.
+
+    Parameters
+    ----------
+    model
+        A preset such as bert-base, or a model folder or Hub id for its shape.
+    settings
+        Settings of pretrain by dotted path, such as training.recompute=true microbatch_tokens=8192.
+    tokens
+        Tokens to read, such as 3.3e9.
+    corpus
+        A folder made by `bothways corpus build`, or its URL: its tokens and its vocabulary.
+    recipe
+        The recipe to start from, as for pretrain; default: modern. With a teacher as for distil.
+    teacher
+        A model folder or Hub id: the run distils it into MODEL.
+    config
+        A TOML file with settings of pretrain.
+    hardware
+        here measures this machine; a card is computed from its data sheet: l4, a10, rtx3090,
+        rtx4090, a100-40, l40s, a100, h100, h200, b200, mi300x.
+    ranks
+        Number of cards.
+    utilisation
+        The share of the card's rate that a step reaches, as you have measured it; default 0.35.
+    price
+        Price of a card, or of this machine, per hour, in any currency.
+    json
+        Print one JSON object.
+    """
+    import dataclasses
+    import json as json_format
+
+    from bothways.api.progress import say_replaced
+    from bothways.core.bar import terminal_progress
+    from bothways.core.errors import ConfigError
+    from bothways.core.runtime.cards import card_named
+    from bothways.data.corpus import Corpus
+    from bothways.pretraining.config import load_config
+    from bothways.pretraining.run_plan import UTILISATION, Cards, Here, plan_run
+    from bothways.training.durations import Tokens
+
+    text = None if corpus is None else Corpus.open(corpus)
+    base = _base(model, text, recipe, teacher)
+    length = end.settings
+    if tokens is not None and length:
+        what = f"is given as tokens={tokens:g}, and the length of the run once more"
+        raise ConfigError(what, where="tokens", fix="Give one of them.")
+    if tokens is not None:
+        if not 1 <= tokens < math.inf:
+            raise ConfigError(f"must be at least 1 and finite, not {tokens:g}", where="tokens")
+        training = dataclasses.replace(base.training, until=Tokens(int(tokens)))
+        base = dataclasses.replace(base, training=training)
+    run = load_config(base, [*settings, *length], config)
+    say_replaced(run, base)
+    if hardware == "here":
+        for name, given in (("ranks", ranks != 1), ("utilisation", utilisation is not None)):
+            if given:
+                what = "is for cards; this machine is measured with one rank"
+                raise ConfigError(what, where=name, fix="Name a card: --hardware h100")
+        where: Here | Cards = Here(device)
+    else:
+        share = UTILISATION if utilisation is None else utilisation
+        where = Cards(card_named(hardware), ranks, share)
+    with terminal_progress() as progress:
+        read = None if text is None else float(text.manifest.counts.tokens)
+        done = plan_run(run, where, corpus_tokens=read, price=price, progress=progress)
+    if json:
+        print(json_format.dumps(done.to_json(), ensure_ascii=False, allow_nan=False))
+    else:
+        _show(done)
+
+
+def _base(
+    model: str, text: Corpus | None, recipe: str | None, teacher: str | None
+) -> PretrainConfig:
+    """Return the settings of a recipe for a model, which learns from a teacher if there is one."""
+    from bothways.model.families.catalogue import PRESETS, preset
+    from bothways.pretraining.build import fit_to_corpus, start_encoder
+    from bothways.pretraining.distilling import distillation
+    from bothways.pretraining.recipes import recipe_named
+
+    if teacher is not None:
+        return distillation(teacher, text, model, recipe)
+    make = recipe_named(recipe or "modern")
+    known = model in PRESETS or not Path(model).is_dir()
+    encoder = preset(model) if known and "/" not in model else start_encoder(model)
+    return make(encoder if text is None else fit_to_corpus(encoder, text.tokenizer))
+
+
+def _show(done: RunPlan) -> None:
+    """Print the forecast as tables."""
+    from rich.table import Table
+
+    from bothways.core.report.terminal import titled
+    from bothways.core.terminal import output_console, show_lines, time_text
+    from bothways.pretraining.run_plan import memory_rows
+    from bothways.training.preflight.memory import size_text
+
+    console = output_console()
+
+    def table(title: str, rows: list[tuple[str, str]]) -> None:
+        """Print one table of names and values."""
+        shown = Table(show_header=False)
+        shown.add_column()
+        shown.add_column(justify="right")
+        for row in rows:
+            shown.add_row(*row)
+        show_lines(console, titled(title, shown))
+
+    each = done.total / max(1, done.checkpoints)
+    kept = f"{done.checkpoints:,} of {size_text(done.checkpoint)}, one each {time_text(each)}"
+    run = [
+        ("parameters", f"{done.parameters:,}"),
+        ("tokens", f"{done.tokens:,.0f}"),
+        ("updates", f"{done.updates:,}"),
+        ("operations", f"{done.operations * done.tokens:.3g}"),
+        ("tokens per second", f"{done.rate:,.0f}"),
+        ("checkpoints", kept),
+        *((f"time: {name}", time_text(value)) for name, value in done.seconds.items() if value),
+        ("time in all", time_text(done.total)),
+    ]
+    if done.cost is not None:
+        run.append(("price", f"{done.cost:,.2f}"))
+    table(f"A run on {done.hardware}", run)
+    rows = memory_rows(done)
+    rows.append(("most tokens at once (microbatch_tokens)", f"{done.largest:,}"))
+    table("Memory of a rank", rows)
+    say = f"placement: {done.choice.placement}, because {done.choice.why}"
+    console.print(say, highlight=False, soft_wrap=True)
+    for sentence in done.remarks:
+        console.print(f"note: {sentence}", highlight=False, soft_wrap=True)
+    for sentence in done.assumed:
+        console.print(f"assumed: {sentence}", highlight=False, style="dim", soft_wrap=True)

@@ -1,0 +1,132 @@
+"""`bothways pretrain`: a corpus becomes a pre-trained model folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from bothways.api.progress import check_begun, stop_saved
+from bothways.cli.options import Device, RunLength, split_inputs
+from bothways.core.terminal import output_console, say, show_lines
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bothways.pretraining.config import PretrainConfig
+    from bothways.pretraining.run import PretrainResult
+
+
+def pretrain(  # noqa: PLR0913 – one option per question a run answers
+    corpus: str,
+    *more: str,
+    out: Path,
+    model: str | None = None,
+    recipe: Literal[
+        "modern",
+        "paper",
+        "short",
+        "electra",
+        "roberta",
+        "albert",
+        "spanbert",
+        "deberta",
+        "deberta_v3",
+    ]
+    | None = None,
+    start: str | None = None,
+    end: RunLength = RunLength(),  # noqa: B008 – frozen
+    config: Path | None = None,
+    resume: bool = False,
+    device: Device = "auto",
+) -> None:
+    """Pre-train an encoder on a corpus with masked LM and next sentence prediction, or on full
+    sentences as RoBERTa.
+
+    Several GPUs or machines: torchrun --nproc-per-node=N -m bothways pretrain …
+
+    Parameters
+    ----------
+    corpus
+        A folder made by `bothways corpus build`, here or at a URL such as s3://bucket/corpus. What
+        is read of it there is kept in a folder of bounded size (BOTHWAYS_CACHE,
+        BOTHWAYS_CACHE_GB); shuffle=windows is for a corpus that is larger.
+    more
+        Further corpora, built with the same tokenizer, and settings by dotted path, such as
+        objective.masking.rate=0.2, or by a common name, such as lr=5e-4. Several corpora are mixed
+        by mixture.alpha (0.7; 1 reads them by size, 0 equally), or by weights:
+        mixture.kind=by_weight mixture.weights.NAME=0.9, with the names of their folders.
+    out
+        The run's folder: checkpoints, metrics, and at the end model/, a Hugging Face folder.
+    model
+        The shape to start from: bert-tiny, bert-mini, bert-small, bert-medium, bert-base,
+        bert-large, roberta-base and others; default: bert-mini. Vocabulary and padding are the
+        corpus' own.
+    recipe
+        modern is current practice; paper has the settings of Devlin et al. 2018; short is for
+        minutes: many small updates, on short sequences at first; electra is ELECTRA-small's, with
+        a generator; roberta, albert, spanbert, deberta and deberta_v3 are the settings of these
+        papers, with large batches. Without it, short for a budget of 30 minutes or less, else
+        modern.
+    start
+        A model folder or Hub id whose pre-training to continue, instead of --model; build the
+        corpus with its tokenizer. Name the heads that it lacks, to start them at random:
+        fresh=masked,pair.
+    config
+        A TOML file with settings; settings on the command line have priority.
+    resume
+        Continue from the newest checkpoint in the folder, or start a run if there is none.
+    """
+    from bothways.api.progress import run_progress, say_kernels
+    from bothways.core.bar import error_console
+    from bothways.data.corpus import Corpus
+    from bothways.data.mixture import Smoothed, open_corpora
+    from bothways.pretraining import run as job
+    from bothways.pretraining.build import encoder_of
+    from bothways.pretraining.config import load_config
+    from bothways.pretraining.recipes import chosen_settings
+
+    if resume:
+        check_begun(out)
+    others, given = split_inputs(more)
+    overrides = [*given, *end.settings]
+    text = open_corpora([corpus, *others])
+    tokenizer = (text if isinstance(text, Corpus) else next(iter(text.values()))).tokenizer
+    encoder = encoder_of(model, start, tokenizer)
+
+    def changed(base: PretrainConfig) -> PretrainConfig:
+        """Return the settings of a recipe with those of this command."""
+        mixture = None if isinstance(text, Corpus) else Smoothed()
+        return load_config(dataclasses.replace(base, mixture=mixture), overrides, config)
+
+    settings, notes = chosen_settings(recipe, encoder, start, changed)
+    console = error_console()
+    say_kernels(device)
+    with run_progress(out, console) as progress:
+        for note in notes:
+            progress.message(note)
+        done = job.pretrain(settings, text, out, resume=resume, device=device, progress=progress)
+    conclude_pretraining(done, settings, console)
+
+
+def conclude_pretraining(done: PretrainResult, settings: PretrainConfig, console: Console) -> None:
+    """Print the metrics of a finished run; raises KeyboardInterrupt if the run was interrupted."""
+    from bothways.hub.hf_config import format_note
+    from bothways.training.parallel import is_main, plan_here
+
+    if not done.finished(settings.training):
+        stop_saved(console, f"Saved after step {done.progress.steps:,}.")
+    if not is_main(plan_here()):
+        return
+    steps, tokens = done.progress.steps, done.progress.tokens
+    title = f"After {steps:,} steps and {tokens:,} tokens, on held-out documents"
+    from bothways.core.report.terminal import metric_table
+
+    show_lines(output_console(), metric_table(title, {"": done.metrics}, "", _shown))
+    say(console, f"The model is in {done.folder}. {format_note(done.folder)}".strip())
+    if done.folder is not None and (page := done.folder.parent / "report.html").exists():
+        say(console, f"Curves, metrics and settings: {page}")
+
+
+def _shown(name: str, value: float) -> str:
+    return f"{value:.1%}" if "accuracy" in name else f"{value:,.3f}"

@@ -1,0 +1,89 @@
+"""`bothways search`: fine-tuning over a grid of settings, or over trials that optuna proposes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bothways.cli.options import (
+    Device,
+    FineRecipe,
+    GroupColumn,
+    LabelColumn,
+    NewTextColumn,
+    SecondColumn,
+    TrainedTask,
+)
+
+
+def search(  # noqa: PLR0913 – one option per question
+    model: str,
+    train: str,
+    *overrides: str,
+    dev: str,
+    task: TrainedTask = "classify",
+    text: NewTextColumn = None,
+    text_b: SecondColumn = None,
+    label: LabelColumn = None,
+    group: GroupColumn = None,
+    grid: str = "paper",
+    trials: int | None = None,
+    space: str = (
+        "training.optimizer.lr=1e-5..1e-4:log batch.n=16,32 "
+        "training.until='2 epochs,3 epochs,4 epochs'"
+    ),
+    out: Path = Path("search"),
+    recipe: FineRecipe = "modern",
+    config: Path | None = None,
+    resume: bool = False,
+    device: Device = "auto",
+) -> None:
+    """Fine-tune with every combination of some settings and keep the best model on dev data.
+
+    Each combination is a run in its own folder.
+
+    Parameters
+    ----------
+    model
+        A model folder, the folder of a pre-training run, or a Hub id.
+    train
+        Labelled data, as for finetune.
+    overrides
+        Settings that all runs share, by dotted path.
+    dev
+        Labelled data for comparing the runs, or its share of TRAIN, such as 20%.
+    grid
+        paper (appendix A.3: batch, rate, epochs; 18 runs), glue (section 4.1: four rates), or
+        "key=value,value key=value".
+    trials
+        Number of runs that optuna proposes from --space, instead of a grid; needs bothways[search].
+    space
+        Search space: "key=low..high", "key=low..high:log" or "key=value,value", separated by
+        spaces.
+    out
+        Folder for all runs; model/ is the best model, search.json has all results.
+    config
+        A TOML file with settings; settings on the command line have priority.
+    resume
+        Skip finished runs and continue the interrupted one.
+    """
+    from bothways.api.progress import check_begun, say_kernels
+    from bothways.cli.finetune import print_series, settings_from
+    from bothways.core.bar import error_console, terminal_progress
+    from bothways.lab.sweeps.grid import parse_grid, search_grid, search_trials
+    from bothways.lab.sweeps.runs import SweepFolder
+
+    if resume:
+        check_begun(out)
+    options = {"model": model, "train": train, "dev": dev, "group": group}
+    columns = {"text": text, "text_b": text_b, "label": label}
+    settings = settings_from(options, columns, overrides, task, recipe, config)
+    console = error_console()
+    say_kernels(device)
+    with terminal_progress(console) as progress:
+        place = SweepFolder(out, resume, device, progress)
+        series = (
+            search_grid(settings, parse_grid(grid), place)
+            if trials is None
+            else search_trials(settings, space, trials, place)
+        )
+    print_series(series, out, console)

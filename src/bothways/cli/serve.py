@@ -1,0 +1,236 @@
+"""`bothways serve`: models over HTTP; `bothways play`: a page in the browser to try them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from bothways.cli.options import Device, Precision
+
+if TYPE_CHECKING:
+    from bothways.serving.deployment import Deployment
+
+LAST_PORT = 65535
+"""A port is a number of 16 bits."""
+
+
+def serve(  # noqa: PLR0913 – one option per question
+    *models: str,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    task: str | None = None,
+    length: int | None = None,
+    precision: Precision = "fp32",
+    device: Device = "auto",
+    limit: tuple[str, ...] = (),
+    api_key_file: Path | None = None,
+    no_auth: Annotated[bool, Parameter(negative="")] = False,
+    allow_host: tuple[str, ...] = (),
+    drain_delay: float = 0.0,
+    workers: int = 1,
+    threads: int | None = None,
+    traces: str | None = None,
+    log: Literal["requests", "errors"] = "requests",
+    play: bool | None = None,
+) -> None:
+    """Serve models over HTTP, in the shapes of OpenAI, TEI, Hugging Face and Jina.
+
+    One process answers for every task. Requests are computed in batches, and in fp32 every answer
+    is that of `bothways predict`, whatever else is asked at the time. GET /info lists models and
+    limits, /metrics counts, /openapi.json describes the routes. Ctrl-C finishes what is under way
+    and ends; twice ends at once. SIGHUP reads the file of keys again, and opens folders that have
+    changed.
+
+    Parameters
+    ----------
+    models
+        FOLDER or NAME=FOLDER, one or several: a fine-tuned model folder, a sentence-transformers
+        folder, the folder of a run, or a Hub id. Without a name it is the folder's. FOLDER:TASK
+        serves it for a task, such as rank=my-model:rerank.
+    host
+        The address to listen on; the default can be reached from this machine alone. Any other
+        needs keys, or --no-auth.
+    port
+        The port; 0 takes any that is free, and prints it.
+    task
+        The task of all models without one, such as fill or embed; default: each model's own.
+    length
+        The longest sequence in tokens; by default as in training.
+    limit
+        NAME=VALUE, repeatable: body_bytes, texts, text_characters, request_characters,
+        request_tokens, queue_tokens, batch_tokens, connections, head_seconds, body_seconds,
+        deadline_seconds, drain_seconds.
+    api_key_file
+        A file with keys, one a line, of which clients give one: Authorization: Bearer KEY. It is
+        read again on SIGHUP. Default: the variable BOTHWAYS_API_KEY, if it is set.
+    no_auth
+        Listen on an address of the network without keys.
+    allow_host
+        A name in the header Host that is answered, repeatable. Default: on 127.0.0.1 localhost and
+        its addresses, else all.
+    drain_delay
+        Seconds between a signal to stop, when /ready begins to fail, and the end of accepting
+        connections.
+    workers
+        Processes that share the port, each with all models and on cores of its own; limits are
+        those of one process. bothways bench serve FOLDER measures what is fastest.
+    threads
+        Threads that compute in each process. Default: all cores, with several workers an equal
+        share.
+    traces
+        The address of an OpenTelemetry collector, such as http://localhost:4318, to which spans of
+        requests are sent (OTLP over HTTP).
+    log
+        requests: a JSON line on standard error for each request, without its text; errors: only
+        for those that fail.
+    play
+        Serve the page /play to try the models, and the route /explain; by default only on the
+        addresses of this machine.
+    """
+    from bothways.core.config import reader as configs
+    from bothways.core.config.checks import require_at_least
+
+    require_at_least(1, workers=workers, threads=threads or 1)
+    require_server("bothways serve")
+    from bothways.serving.deployment import Deployment, named_models
+    from bothways.serving.limits import DEFAULT_LIMITS, Limits
+    from bothways.serving.run import LOOPBACK
+    from bothways.serving.tracing import require_tracing
+
+    if traces is not None:
+        require_tracing(traces)
+    named = named_models(models, task)
+    limits = configs.load(Limits, base=DEFAULT_LIMITS, overrides=limit)
+    keys = _keys(api_key_file)
+    local = host in ("127.0.0.1", "localhost", "::1")
+    check_address(host, port, open_to_all=not (local or keys or no_auth))
+    deployment = Deployment(
+        named, length, device, precision, limits, keys,
+        hosts=tuple(name.lower() for name in allow_host) or (LOOPBACK if local else None),
+        traces=traces, requests=log == "requests", delay=drain_delay,
+        playground=local if play is None else play,
+    )  # fmt: skip
+    _listen(deployment, host, port, workers, threads)
+
+
+def _listen(
+    deployment: Deployment, host: str, port: int, workers: int, threads: int | None
+) -> None:
+    """Serve in this process, or in several, until a signal; print the address when it answers."""
+    import time
+
+    from bothways.core.terminal import counted, listed
+    from bothways.serving.run import announce, bind, serve, url_of
+    from bothways.serving.workers import pinned_cores, serve_by
+
+    start = time.perf_counter()
+    with bind(host, port) as bound:
+        if workers > 1:
+            cores = pinned_cores(workers, threads)
+            how = f"{url_of(bound)}, by {workers} processes of {counted(len(cores[0]), 'threads')}"
+            serve_by(deployment, bound, cores, f"serving {listed(deployment.models)} on {how}")
+            return
+        if threads is not None:
+            import torch
+
+            torch.set_num_threads(threads)
+        application = deployment.app()
+        names = listed(f"{model.name} ({model.kind})" for model in application.models)
+
+        def opened() -> None:
+            """Print the line."""
+            loaded = f"loaded in {time.perf_counter() - start:.1f} s"
+            announce(f"serving {names} on {url_of(bound)}, {loaded}")
+
+        serve(application, bound, deployment, opened=opened)
+
+
+def _keys(file: Path | None) -> tuple[str, ...] | Path:
+    """Return the keys of clients: a file that can be read again, or the keys themselves."""
+    import os
+
+    from bothways.serving.deployment import read_keys
+
+    if file is None:
+        return tuple(os.environ.get("BOTHWAYS_API_KEY", "").split())
+    keys = read_keys(file)  # a mistake is told before the models are opened
+    return file if file.is_file() else tuple(keys)  # a pipe is read once
+
+
+def play(
+    *models: str,
+    port: int = 0,
+    task: str | None = None,
+    length: int | None = None,
+    precision: Precision = "fp32",
+    device: Device = "auto",
+    no_browser: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Try models in the browser: predictions as pictures, tokens, and why.
+
+    The page comes from this machine alone and can be reached from this machine alone. Ctrl-C ends
+    it.
+
+    Parameters
+    ----------
+    models
+        FOLDER or NAME=FOLDER, one or several: a fine-tuned model folder, a sentence-transformers
+        folder, the folder of a run, or a Hub id. Without a name it is the folder's.
+    port
+        The port; 0 takes any that is free.
+    task
+        The task of all models, such as fill or embed; default: each model's own.
+    length
+        The longest sequence in tokens; by default as in training.
+    no_browser
+        Only print the address.
+    """
+    import sys
+    import threading
+    import webbrowser
+
+    require_server("bothways play")
+    from bothways.serving.deployment import Deployment, named_models
+    from bothways.serving.run import LOOPBACK, bind, url_of
+    from bothways.serving.run import serve as run
+
+    check_address("127.0.0.1", port, open_to_all=False)
+    deployment = Deployment(
+        named_models(models, task),
+        length,
+        device,
+        precision,
+        hosts=LOOPBACK,
+        requests=False,
+        playground=True,
+    )
+    with bind("127.0.0.1", port) as bound:
+        application = deployment.app()
+        url = f"{url_of(bound)}/play"
+        print(f"open {url} (Ctrl-C ends)", file=sys.stderr, flush=True)
+        if not no_browser:
+            bound.listen()  # a browser that is quicker than the server waits
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+        run(application, bound, deployment)
+
+
+def require_server(purpose: str) -> None:
+    """Check that the packages of the server are installed; errors as `core.errors.require`."""
+    from bothways.core.errors import require
+
+    require("serve", purpose, "uvicorn", "httptools", "orjson", "prometheus_client")
+
+
+def check_address(host: str, port: int, *, open_to_all: bool) -> None:
+    """Refuse a port that is none, and an address that is open to all."""
+    from bothways.core.errors import ConfigError
+
+    if not 0 <= port <= LAST_PORT:
+        what = f"must be from 0 to {LAST_PORT}, not {port}"
+        raise ConfigError(what, where="port", fix="0 takes any port that is free.")
+    if open_to_all:
+        what = f"{host} can be reached from the network, and there is no key"
+        fix = "Give keys (--api-key-file FILE), or say --no-auth."
+        raise ConfigError(what, where="host", fix=fix)

@@ -1,0 +1,318 @@
+"""`bothways tokenizer train | encode | report`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from bothways.cli.options import INPUTS
+from bothways.core.bar import error_console, terminal_progress
+from bothways.core.terminal import output_console, say, show_lines
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from bothways.core.progress import Progress
+    from bothways.text.sampling import Sample
+    from bothways.text.tokenizer import Tokenizer
+    from bothways.text.trainers import Kind
+    from bothways.text.vocabulary_report import SplitWord, VocabularyReport
+
+Inputs = Annotated[list[str], INPUTS]
+
+_LINES = 256
+_NOTED_MARKS = 0.0075
+"""In files of English Wikipedia up to 0.004 of the letters have an accent."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class VocabularyOptions:
+    """Options of the vocabulary; the default of each kind is in brackets.
+
+    Parameters
+    ----------
+    size
+        Number of tokens, including five special ones (30,000; bpe 50,000).
+    min_frequency
+        Minimum occurrences of a pair of pieces to merge it (2). Not for unigram.
+    lowercase
+        Convert the text to lower case (yes). Not for bpe.
+    strip_accents
+        Remove accents (as lowercase). Not for bpe.
+    cjk
+        Make each ideograph a word (yes). wordpiece only.
+    alphabet
+        The number of characters to keep (1,000, or what coverage needs). wordpiece only.
+    coverage
+        The share of the text's characters to keep, beyond the first 1,000 (0.9995). Not for bpe.
+    prefix_space
+        Treat the first word of a text as if it followed a space (yes). bpe only.
+    longest
+        Maximum characters of a piece (16). unigram only.
+    """
+
+    size: int | None = None
+    min_frequency: int | None = None
+    lowercase: bool | None = None
+    strip_accents: bool | None = None
+    cjk: bool | None = None
+    alphabet: int | None = None
+    coverage: float | None = None
+    prefix_space: bool | None = None
+    longest: int | None = None
+
+
+def train(
+    inputs: Inputs,
+    *,
+    out: Path,
+    kind: Literal["wordpiece", "bpe", "unigram"] = "wordpiece",
+    options: VocabularyOptions = VocabularyOptions(),
+    ceiling: float = 200,
+    alpha: float | None = None,
+    seed: int = 0,
+    column: str = "text",
+) -> None:
+    """Train a vocabulary and write a folder that bothways and transformers open.
+
+    The same text gives the same files.
+
+    Parameters
+    ----------
+    inputs
+        Files (.txt, .jsonl, .parquet, also .gz, .xz, .zst, .bz2), folders and globs, here or at
+        URLs such as s3://bucket/wiki/, or hub:owner/name.
+    out
+        Folder to write; it must not exist or must be empty.
+    kind
+        wordpiece as in BERT, bpe as in RoBERTa (over bytes), or unigram as in ALBERT.
+    ceiling
+        Maximum size of the training text in millions of characters; longer texts are sampled
+        evenly.
+    alpha
+        Read each input as a language, with a share of the training text proportional to its size
+        to this power: 1 as large as they are, 0 equally (mBERT 0.7, XLM-R 0.3). Small languages are
+        repeated. By default all inputs are one text.
+    seed
+        Seed of that sample.
+    column
+        Column of the text in .jsonl and .parquet.
+    """
+    from bothways.text.sampling import sample, sample_languages
+    from bothways.text.trainers import ByteBPE, learn, removed_marks
+
+    chosen = _kind(kind, options)
+    console = error_console()
+    with _empty_folder(out) as folder, terminal_progress(console) as progress:
+        if alpha is None:
+            texts = sample(_read(inputs, column, progress), int(ceiling * 1e6), seed)
+        else:
+            languages = {name: _read([name], column, progress) for name in inputs}
+            texts = sample_languages(languages, alpha, int(ceiling * 1e6), seed)
+        tokenizer = learn(texts, chosen, lambda kept: _tracked(kept, progress))
+        tokenizer.save(folder)
+    fewer = (
+        f" (the text has no more candidates for the requested {chosen.size:,})"
+        if tokenizer.size < chosen.size
+        else ""
+    )
+    share = "all" if texts.kept == texts.seen else f"an even sample ({texts.kept / texts.seen:.1%})"
+    share = share if alpha is None else f"a sample of {len(inputs)} languages, alpha {alpha:g},"
+    text = f"trained on {share} of {texts.seen / 1e6:,.1f} million characters"
+    say(console, f"{out}: {tokenizer.size:,} tokens{fewer}, {text}")
+    if not isinstance(chosen, ByteBPE) and chosen.lowercase and chosen.strip_accents is None:
+        marks, letter = removed_marks(texts.read())
+        if marks > _NOTED_MARKS:
+            say(
+                console,
+                f"note: {marks:.1%} of the letters have an accent or another mark, such as "
+                f"{letter!r}, which this vocabulary removes; --no-strip-accents keeps them",
+            )
+
+
+def encode(inputs: Inputs | None = None, *, tokenizer: Path, out: Path | None = None) -> None:
+    """Encode each line to a JSON object with ids, tokens and offsets, without [CLS] and [SEP].
+
+    Parameters
+    ----------
+    inputs
+        Text files, also .gz, .xz, .zst; - is standard input, the default.
+    tokenizer
+        A folder, a tokenizer.json or a vocab.txt.
+    out
+        .jsonl file to write; default: standard output.
+    """
+    from bothways.core.atomic_files import check_output_path, replace_file
+    from bothways.data.text_io import STDIN
+    from bothways.text.tokenizer import Tokenizer
+
+    if out is not None:
+        check_output_path(out, [*(inputs or ()), tokenizer])
+    model = Tokenizer.load(tokenizer)
+    hidden = out is None and sys.stdout.isatty()  # a bar would be mixed with the output
+    with terminal_progress(hidden=hidden) as progress:
+        rows = _encoded(model, _lines(inputs or [STDIN], progress))
+        if out is None:
+            sys.stdout.writelines(rows)
+        else:
+            replace_file(out, functools.partial(_write, rows))
+
+
+def report(
+    inputs: Inputs,
+    *,
+    tokenizer: Path,
+    ceiling: float = 20,
+    examples: int = 10,
+    column: str = "text",
+) -> None:
+    """Report how well a vocabulary fits a text.
+
+    Shows the unknown rate, tokens per word, coverage, unused tokens and examples.
+
+    Parameters
+    ----------
+    inputs
+        Files (.txt, .jsonl, .parquet, also .gz, .xz, .zst, .bz2), folders and globs, here or at
+        URLs such as s3://bucket/wiki/, or hub:owner/name.
+    tokenizer
+        A folder, a tokenizer.json or a vocab.txt.
+    ceiling
+        Maximum size of the text in millions of characters; longer texts are sampled evenly.
+    examples
+        Number of tokens and words to show of each kind.
+    column
+        Column of the text in .jsonl and .parquet.
+    """
+    from bothways.text.sampling import sample
+    from bothways.text.tokenizer import Tokenizer
+    from bothways.text.vocabulary_report import vocabulary_report as examine
+
+    model = Tokenizer.load(tokenizer)
+    with terminal_progress() as progress:
+        texts = sample(_read(inputs, column, progress), int(ceiling * 1e6))
+        found = examine(model, _tracked(texts, progress), examples=examples)
+    show_lines(output_console(), _table(found, str(tokenizer)))
+
+
+def _kind(name: Literal["wordpiece", "bpe", "unigram"], options: VocabularyOptions) -> Kind:
+    from bothways.core.errors import ConfigError
+    from bothways.text.trainers import KINDS
+
+    known = {field.name for field in dataclasses.fields(KINDS[name])}
+    given = {key: value for key, value in dataclasses.asdict(options).items() if value is not None}
+    for key in given.keys() - known:
+        names = ", ".join("--" + other.replace("_", "-") for other in sorted(known))
+        what = f"is not an option of {name}"
+        raise ConfigError(what, where="--" + key.replace("_", "-"), fix=f"Its options: {names}.")
+    return KINDS[name](**given)
+
+
+def _read(inputs: list[str], column: str, progress: Progress) -> Iterator[str]:
+    """Yield the texts of the documents, with progress in bytes."""
+    from bothways.data.documents import read_documents
+
+    reader = read_documents(inputs, column=column)
+    progress.stage("reading", reader.total or None)
+    for number, document in enumerate(reader):
+        if number % _LINES == 0:
+            progress.advance(reader.position)
+        yield document.text
+
+
+def _tracked(texts: Sample, progress: Progress) -> Iterator[str]:
+    """Yield the texts of a sample, with progress in characters; later work has no measure."""
+    progress.stage("counting words", texts.kept)
+    done = 0
+    for block in texts.blocks:
+        yield from block
+        done += sum(map(len, block))
+        progress.advance(done)
+    progress.stage("merging pieces")
+
+
+@contextmanager
+def _empty_folder(out: Path) -> Iterator[Path]:
+    """Write a folder that does not exist or is empty."""
+    from bothways.core.atomic_files import replace_folder
+    from bothways.core.errors import ResourceError
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        what = "exists and is not an empty folder"
+        raise ResourceError(what, where=out, fix="Choose another --out.")
+    with replace_folder(out) as folder:
+        yield folder
+
+
+def _lines(inputs: list[str], progress: Progress) -> Iterator[str]:
+    from bothways.data.text_io import STDIN, BytesRead, file_at, read_lines, standard_input
+
+    files, bytes_read = [None if name == STDIN else file_at(name) for name in inputs], BytesRead()
+    sizes = [file.stat().st_size for file in files if file is not None]
+    progress.stage("encoding", sum(sizes) if len(sizes) == len(files) else None)
+    for file in files:
+        for number, line in standard_input() if file is None else read_lines(file, bytes_read):
+            if number % _LINES == 0:
+                progress.advance(bytes_read.position)
+            yield line
+
+
+def _encoded(tokenizer: Tokenizer, lines: Iterator[str]) -> Iterator[str]:
+    """Yield JSON lines in blocks."""
+    while block := list(itertools.islice(lines, _LINES)):
+        rows = []
+        for encoded in tokenizer.encode_with_offsets(block):
+            ids = encoded.ids.tolist()
+            row = {
+                "ids": ids,
+                "tokens": [tokenizer.token(id) for id in ids],
+                "offsets": encoded.offsets.tolist(),
+            }
+            rows.append(json.dumps(row, ensure_ascii=False) + "\n")
+        yield "".join(rows)
+
+
+def _write(rows: Iterator[str], place: Path) -> None:
+    with place.open("w", encoding="utf-8") as file:
+        file.writelines(rows)
+
+
+def _table(found: VocabularyReport, title: str) -> RenderableType:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from bothways.core.report.terminal import titled
+
+    rows = {
+        "vocabulary": f"{found.size:,} tokens, {found.unused:.1%} of them unused here",
+        "text": f"{found.characters:,} characters, {found.words:,} words, {found.tokens:,} tokens",
+        "unknown": f"{found.unknown:.3%} of tokens, {found.unknown_words:.3%} of words",
+        "fertility": f"{found.fertility:.3f} tokens per word",
+        "compression": f"{found.characters / max(1, found.tokens):.3f} characters per token",
+        "whole words": f"{found.whole_words:.1%} of words are one token",
+        "coverage": f"{found.covered:.3%} of characters are in words without an unknown token",
+        "longest tokens": ", ".join(found.longest),
+        "split words": _examples(found.split),
+        "unknown words": _examples(found.strange),
+    }
+    table = Table(box=box.SIMPLE, show_header=False)
+    for name, value in rows.items():
+        if value:  # there may be no split word and no unknown one
+            table.add_row(name, Text(value))  # Text: brackets in tokens are not markup
+    return titled(title, table)
+
+
+def _examples(words: Sequence[SplitWord]) -> str:
+    return "\n".join(f"{word.word} → {' '.join(word.pieces)}  ({word.count:,}×)" for word in words)

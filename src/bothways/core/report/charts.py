@@ -1,0 +1,240 @@
+"""Charts as inline SVG that takes its colours and fonts from the page, in light and dark mode.
+
+matplotlib draws with placeholder colours, one per role, which become CSS variables afterwards. Text
+remains text, so that it can be searched, read aloud and set in the font of the page.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import assert_never
+
+from bothways.core.errors import optional
+from bothways.core.report.sections import (
+    Chart,
+    ComparisonChart,
+    ConfusionMatrix,
+    Curves,
+    Scatter,
+    readable_number,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Placeholders for the colours of the page: all different, and none that matplotlib uses by default.
+INK, FAINT, GRID = "#010203", "#010204", "#010205"
+SERIES = ("#010206", "#010207", "#010208", "#010209")
+_VARIABLES = {INK: "--ink", FAINT: "--faint", GRID: "--grid"} | {
+    c: f"--series-{i}" for i, c in enumerate(SERIES)
+}
+
+_STYLE: Any = {
+    "svg.fonttype": "none", "text.parse_math": False, "font.size": 9.5, "axes.edgecolor": GRID,
+    "axes.labelcolor": FAINT, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.grid": True, "axes.axisbelow": True, "grid.color": GRID, "grid.linewidth": 0.6,
+    "text.color": INK, "xtick.color": GRID, "ytick.color": GRID, "xtick.labelcolor": FAINT,
+    "ytick.labelcolor": FAINT, "figure.constrained_layout.use": True,
+}  # fmt: skip
+_CURVES, _COMPARISON = (4.7, 3.0), (5.6, 0.62)
+"""Width and height of curves, and width and height per row of a comparison, in inches.
+
+Small figures keep the text legible on a phone.
+"""
+_WRITTEN = 8
+"""Maximum number of labels for which a confusion matrix shows its counts in the picture."""
+
+
+def draw(chart: Chart) -> str:
+    """Return a chart as an `<svg>` element without colours, fonts or a size of its own."""
+    with optional("report", "drawing charts"):
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+
+    with mpl.rc_context(_STYLE | {"svg.hashsalt": chart.title}):
+        match chart:
+            case Curves():
+                figure = Figure(figsize=_CURVES)
+                _draw_curves(figure.subplots(), chart)
+            case ComparisonChart():
+                figure = Figure(figsize=(_COMPARISON[0], 0.9 + _COMPARISON[1] * len(chart.groups)))
+                _draw_comparison(figure.subplots(), chart)
+            case ConfusionMatrix():
+                figure = Figure(figsize=(4.7, min(4.7, 1.4 + 0.5 * len(chart.labels))))
+                _draw_confusion(figure.subplots(), chart)
+            case Scatter():
+                figure = Figure(figsize=_CURVES)
+                _draw_scatter(figure.subplots(), chart)
+            case _:
+                assert_never(chart)
+        return _to_svg(figure)
+
+
+_DASHED: Any = {"color": FAINT, "linewidth": 1.2, "linestyle": (0, (4, 3))}
+
+
+def _draw_curves(axes: Axes, chart: Curves) -> None:
+    number = functools.partial(readable_number, percent=chart.percent)
+    for place, line in enumerate(chart.lines):
+        colour = SERIES[place % len(SERIES)]
+        axes.plot(
+            line.x, line.y, color=colour, linewidth=1.8, solid_capstyle="round", label=line.name
+        )
+        if len(line.x) == 1:
+            axes.plot(line.x, line.y, "o", color=colour)
+    for name, value in chart.baselines.items():
+        axes.axhline(value, label=f"{name}, {number(value)}", **_DASHED)
+    axes.set_xlabel(chart.x_label)
+    axes.set_title(chart.y_label, loc="left", fontsize=9.5, color=FAINT)
+    axes.margins(x=0.01)
+    if max((max(line.x, default=0) for line in chart.lines), default=0) >= 10_000:
+        axes.xaxis.set_major_formatter(lambda value, _: _short(value))
+    if chart.percent:
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+    axes.legend(frameon=False, fontsize=9, handlelength=1.6)
+
+
+def _draw_comparison(axes: Axes, chart: ComparisonChart) -> None:
+    """Draw one row per contender: runs as dots, the mean as a bar, ± one σ as a band."""
+    number = functools.partial(readable_number, percent=chart.percent)
+    for row, name in enumerate(chart.groups):
+        colour, mean, spread = SERIES[row % len(SERIES)], chart.mean(name), chart.spread(name)
+        axes.barh(
+            row, 2 * spread, left=mean - spread, height=0.36, color=colour, alpha=0.22, linewidth=0
+        )
+        axes.plot(
+            [mean, mean],
+            [row - 0.24, row + 0.24],
+            color=colour,
+            linewidth=2.4,
+            solid_capstyle="round",
+        )
+        runs = chart.groups[name]
+        # Heights that keep the dots of equal runs apart.
+        heights = [row + 0.07 * (at - (len(runs) - 1) / 2) for at in range(len(runs))]
+        axes.plot(runs, heights, "o", color=colour, markersize=5.5, alpha=0.85)
+        label = f"{number(mean)} ± {number(spread)}" if spread else number(mean)
+        axes.annotate(label, (mean, row - 0.34), ha="center", va="bottom", fontsize=9.5, color=INK)
+    bottom = len(chart.groups) - 0.58
+    for line, (name, value) in enumerate(
+        sorted(chart.baselines.items(), key=lambda item: -item[1])
+    ):
+        axes.axvline(value, **_DASHED)
+        # Baselines are often close together, so their labels are stacked.
+        place = (value, bottom + 0.2 * (line + 1))
+        axes.annotate(
+            name, place, (4, 0), textcoords="offset points", va="center", fontsize=9, color=FAINT
+        )
+    axes.set_yticks(range(len(chart.groups)), chart.groups, color=INK)
+    axes.set_ylim(bottom + 0.2 * len(chart.baselines) + 0.2, -0.75)
+    axes.set_xlabel(chart.measure)
+    axes.margins(x=0.12)
+    axes.grid(visible=False, axis="y")
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(left=False)
+    if chart.percent:
+        axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+
+
+_CENTRED: Any = {"ha": "center", "va": "center", "fontsize": 9, "color": INK}
+
+
+def _draw_confusion(axes: Axes, chart: ConfusionMatrix) -> None:
+    """Draw one square per pair of labels, darker for a greater share of its row."""
+    from matplotlib.patches import Rectangle
+
+    names = [label if len(label) <= 14 else label[:13] + "…" for label in chart.labels]
+    for row, counts in enumerate(chart.counts):
+        for column, count in enumerate(counts):
+            share = count / max(1, sum(counts))
+            place = (column - 0.5, row - 0.5)
+            axes.add_patch(
+                Rectangle(
+                    place, 1, 1, facecolor=SERIES[0], alpha=round(0.7 * share, 3), linewidth=0
+                )
+            )
+            if len(names) <= _WRITTEN:
+                axes.annotate(readable_number(count), (column, row), **_CENTRED)
+    axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 4 else 0)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlim(-0.5, len(names) - 0.5)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true")
+    axes.grid(visible=False)
+
+
+def _draw_scatter(axes: Axes, chart: Scatter) -> None:
+    axes.plot(chart.x, chart.y, "o", color=SERIES[0], markersize=4, alpha=0.5, markeredgewidth=0)
+    if chart.line is not None:
+        (left, bottom), (right, top) = chart.line
+        axes.plot([left, right], [bottom, top], **_DASHED)
+    axes.set_xlabel(chart.x_label)
+    axes.set_title(chart.y_label, loc="left", fontsize=9.5, color=FAINT)
+
+
+def _short(value: float) -> str:
+    """Abbreviate a number for the ticks of an axis: 12 000 000 → 12 M."""
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}"
+
+
+_DEFINED = re.compile(r'\sid="([^"]+)"')
+_FONT = re.compile(
+    r"font: (?:\w+ )*?([\d.]+px) [^;\"]+|font-size: ([\d.]+px); font-family: [^;\"]+"
+)
+"""Font declarations; matplotlib before 3.10 wrote the short form."""
+_COORDINATE = re.compile(r"-?\d+\.\d{4,}")
+_NOT_TURNED = re.compile(r' transform="rotate\(-?0 [^"]*\)"')
+
+
+def _to_svg(figure: Figure) -> str:
+    file = io.StringIO()
+    figure.savefig(
+        file,
+        format="svg",
+        transparent=True,
+        metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+    )
+    svg = file.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(
+        r'<svg [^>]*?viewBox="([^"]*)"[^>]*>',
+        r'<svg viewBox="\1" aria-hidden="true">',
+        svg,
+        count=1,
+    )
+    for colour, variable in _VARIABLES.items():
+        svg = svg.replace(colour, f"var({variable})")
+    # Unreferenced ids would occur once per chart, and ids must be unique on a page.
+    used = set(re.findall(r'#([\w.-]+)["\')]', svg))
+    svg = _DEFINED.sub(lambda found: found[0] if found[1] in used else "", svg)
+    return _short_svg(_FONT.sub(lambda found: f"font-size: {found[1] or found[2]}", svg))
+
+
+def _short_svg(svg: str) -> str:
+    """Shorten an SVG: one element per line, two decimals per coordinate, no empty groups."""
+    kept: list[str] = []
+    groups: list[str] = []
+    for part in re.findall(r"<[^>]*>|[^<]+", svg):
+        if part.startswith("<g"):
+            groups.append(part)
+        if not part.isspace() and part != "<g>" and not (part == "</g>" and groups[-1] == "<g>"):
+            kept.append(_short_tag(part) if part.startswith("<") else part)
+        if part == "</g>":
+            groups.pop()
+    return "".join(kept).replace("><", ">\n<")
+
+
+def _short_tag(tag: str) -> str:
+    """Shorten a tag to one line, without invisible precision and rotations by 0°."""
+    tag = _COORDINATE.sub(lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), tag)
+    return re.sub(r"\s+", " ", _NOT_TURNED.sub("", re.sub(r'\s+"', '"', tag)))

@@ -1,0 +1,72 @@
+"""A report as one self-contained HTML file: no external script, font, image or style sheet.
+
+The page supports phones, dark mode, print and screen readers. jinja2 escapes all text; only the
+charts, which this package draws, are inserted verbatim.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bothways.core.errors import ResourceError, optional
+from bothways.core.report import sections
+from bothways.core.report.charts import draw
+from bothways.core.report.sections import Chart, Report, percentage, readable_number
+from bothways.core.report.terminal import cell_text
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+
+def to_html(report: Report) -> str:
+    """Return the page."""
+    return _template().render(report=report)
+
+
+def write_html(report: Report, file: Path) -> None:
+    """Write the page.
+
+    Raises:
+        ResourceError: the file cannot be written.
+    """
+    page = to_html(report)
+    try:
+        file.write_text(page, encoding="utf8")
+    except OSError as error:
+        what = f"cannot be written: {error.strerror}"
+        raise ResourceError(
+            what, where=file, fix="Free some space, or choose another path."
+        ) from error
+
+
+@functools.cache
+def _template() -> Template:
+    with optional("report", "writing an HTML report"):
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("bothways.core.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "percentage": percentage,
+        "readable": readable_number,
+        "cell": cell_text,
+        "chart": _chart,
+    }
+    environment.tests["number"] = lambda cell: isinstance(cell, int | float)
+    environment.tests["marked"] = lambda part: isinstance(part, sections.Marked)
+    environment.globals["kind"] = lambda section: type(section).__name__
+    return environment.get_template("report.html.jinja")
+
+
+def _chart(section: Chart) -> str:
+    """Return a chart as markup; matplotlib has escaped its names."""
+    from markupsafe import Markup
+
+    return Markup(draw(section))

@@ -1,0 +1,272 @@
+"""Sections of a report: frozen values that `html` and `terminal` render.
+
+A section holds data and no presentation.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from bothways._version import __version__
+from bothways.core.config import reader as configs
+from bothways.core.config.tree import flatten
+
+if TYPE_CHECKING:
+    import torch
+
+Number = int | float
+
+Cell = str | Number | None
+"""A value of a table, `None` for an empty cell. Numbers are aligned to the right."""
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """One figure to remember.
+
+    Attributes:
+        label: name of the figure.
+        value: the formatted figure with its unit.
+        note: what to compare it with.
+    """
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class KeyFigures:
+    """The main figures of the report, next to each other."""
+
+    figures: Sequence[KeyFigure]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A measured curve: the values `y` at `x`."""
+
+    name: str
+    x: Sequence[Number]
+    y: Sequence[Number]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Curves over one axis, with constant baselines.
+
+    Attributes:
+        x_label, y_label: the axes, with units.
+        baselines: constants by name, drawn as dashed lines.
+        percent: show values as percentages.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: Sequence[Line]
+    baselines: Mapping[str, Number] = field(default_factory=dict)
+    percent: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ComparisonChart:
+    """Repeated runs of several contenders: one dot per run, with mean and spread.
+
+    Attributes:
+        measure: the metric.
+        groups: the value of each run by contender, the most important contender first; every
+            contender has at least one run.
+        baselines: constants by name, drawn as dashed lines.
+        percent: show values as percentages.
+    """
+
+    title: str
+    measure: str
+    groups: Mapping[str, Sequence[Number]]
+    baselines: Mapping[str, Number] = field(default_factory=dict)
+    percent: bool = False
+    note: str = ""
+
+    def mean(self, name: str) -> float:
+        """Return the mean over the runs of a contender."""
+        return statistics.fmean(self.groups[name])
+
+    def spread(self, name: str) -> float:
+        """Return the sample standard deviation over a contender's runs; 0 for one run."""
+        values = self.groups[name]
+        return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class TableSection:
+    """Rows under named columns, such as settings or parameter counts.
+
+    Attributes:
+        total: the last row is the sum of the others.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    total: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ConfusionMatrix:
+    """A confusion matrix, shown as a picture and as a table.
+
+    Attributes:
+        labels: names of rows and columns.
+        counts: `counts[i][j]` is the number of examples of label i that were predicted as label j.
+    """
+
+    title: str
+    labels: Sequence[str]
+    counts: Sequence[Sequence[int]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """One point per example.
+
+    Attributes:
+        x_label, y_label: the axes, with units.
+        x, y: coordinates of the points.
+        line: two points of a reference line, or `None`.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    x: Sequence[Number]
+    y: Sequence[Number]
+    line: tuple[tuple[Number, Number], tuple[Number, Number]] | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Marked:
+    """The highlighted part of an example."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ReportGuess:
+    """An answer of the model with its probability and its correctness."""
+
+    answer: str
+    probability: float
+    right: bool
+
+
+@dataclass(frozen=True)
+class ReportExample:
+    """A text, the best answers of the model, and the correct one.
+
+    Attributes:
+        parts: consecutive pieces of the text.
+        truth: the correct answer.
+        guesses: answers of the model, the most probable first.
+        where: origin of the text.
+    """
+
+    parts: Sequence[str | Marked]
+    truth: str
+    guesses: Sequence[ReportGuess]
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class ExampleSection:
+    """Some inputs with the predictions of the model."""
+
+    title: str
+    examples: Sequence[ReportExample]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Prose:
+    """Paragraphs of plain text."""
+
+    title: str
+    paragraphs: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Details:
+    """Secondary sections: folded in a browser, omitted in a terminal."""
+
+    title: str
+    sections: Sequence[Section]
+
+
+Section = (
+    KeyFigures
+    | Curves
+    | ComparisonChart
+    | ConfusionMatrix
+    | Scatter
+    | TableSection
+    | ExampleSection
+    | Prose
+    | Details
+)
+Chart = Curves | ComparisonChart | ConfusionMatrix | Scatter
+"""The sections with a picture."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report.
+
+    Attributes:
+        title: the experiment.
+        headline: the result, in one sentence.
+        lead: the context that the headline needs.
+        sections: everything else, the most important first.
+        colophon: software, date and hardware.
+    """
+
+    title: str
+    headline: str
+    lead: str
+    sections: Sequence[Section]
+    colophon: str = ""
+
+
+def colophon(device: torch.device) -> str:
+    """Name the version of this library, the date and the device."""
+    from bothways.core.runtime.devices import describe_device
+
+    today = datetime.now(timezone.utc)
+    return f"bothways {__version__}, {today:%Y-%m-%d}, {describe_device(device)}"
+
+
+def settings_table(settings: Any) -> TableSection:
+    """Return a table of settings, a frozen dataclass, by their dotted paths."""
+    rows = [[name, str(value)] for name, value in flatten(configs.to_dict(settings)).items()]
+    return TableSection("Settings", ["setting", "value"], rows)
+
+
+def percentage(share: float) -> str:
+    """Format a share: 0.625 → 62.5 %."""
+    return f"{100 * share:.1f} %"
+
+
+def readable_number(value: Number, percent: bool = False) -> str:
+    """Format a number: integers with thousands separators, others with four significant digits."""
+    if percent:
+        return percentage(value)
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{value:,.0f}"
+    return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,0 +1,214 @@
+"""Reports and tables of metrics as text for the terminal."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from typing_extensions import assert_never
+
+from bothways.core.report.fitted_table import FittedTable
+from bothways.core.report.sections import (
+    Cell,
+    ComparisonChart,
+    ConfusionMatrix,
+    Curves,
+    Details,
+    ExampleSection,
+    KeyFigures,
+    Line,
+    Marked,
+    Prose,
+    Report,
+    ReportExample,
+    Scatter,
+    Section,
+    TableSection,
+    percentage,
+    readable_number,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+_LEVELS = "▁▂▃▄▅▆▇█"
+_COLUMNS = 32
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the headline and every section that is not folded."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console.print(Padding(Text(report.headline, style="bold"), (1, 0, 0, 0)))
+    console.print(Text(report.lead, style="dim"))
+    for section in report.sections:
+        if not isinstance(section, Details):
+            console.print(Padding(render_report(section), (1, 0, 0, 0)))
+
+
+def render_report(section: Section) -> RenderableType:
+    """Return a section as a rich renderable; of folded details only the title."""
+    from rich.console import Group
+    from rich.text import Text
+
+    match section:
+        case KeyFigures(figures):
+            return _grid(
+                ("", "", ""), [(figure.label, figure.value, figure.note) for figure in figures]
+            )
+        case Curves():
+            return _curves(section)
+        case ComparisonChart():
+            return _comparison(section)
+        case ConfusionMatrix():
+            return _table(confusion_table(section))
+        case Scatter():
+            return Text(f"{section.title}: {len(section.x):,} points", style="bold")
+        case TableSection():
+            return _table(section)
+        case ExampleSection(title, examples):
+            return Group(Text(title, style="bold"), *(_example(example) for example in examples))
+        case Prose(title, paragraphs):
+            return Group(Text(title, style="bold"), *(Text(paragraph) for paragraph in paragraphs))
+        case Details(title):
+            return Text(title, style="bold")
+        case _:
+            assert_never(section)
+
+
+def titled(title: str, table: RenderableType) -> RenderableType:
+    """Put a title above a table: one of the table's own would wrap to the width of the table."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(Text(title, style="bold"), table) if title else table
+
+
+def _grid(
+    columns: Sequence[str], rows: Sequence[Sequence[Cell]], total: bool = False
+) -> FittedTable:
+    """Build a table; columns of numbers are aligned to the right."""
+    places = range(len(columns))
+    numeric = [any(isinstance(row[place], int | float) for row in rows) for place in places]
+    cells = [[cell_text(cell) for cell in row] for row in rows]
+    return FittedTable(columns, cells, numeric, total=total)
+
+
+def cell_text(cell: Cell) -> str:
+    """Format a cell of a table."""
+    match cell:
+        case None:
+            return ""
+        case str():
+            return cell
+        case int() | float():
+            return readable_number(cell)
+        case _:
+            assert_never(cell)
+
+
+def _table(table: TableSection) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    shown = titled(table.title, _grid(table.columns, table.rows, table.total))
+    return Group(shown, Text(table.note, style="dim")) if table.note else shown
+
+
+def confusion_table(section: ConfusionMatrix) -> TableSection:
+    """Return a confusion matrix as a table."""
+    rows: list[tuple[Cell, ...]] = [
+        (label, *counts) for label, counts in zip(section.labels, section.counts, strict=True)
+    ]
+    return TableSection(
+        section.title, ["true \\ predicted", *section.labels], rows, note=section.note
+    )
+
+
+def _comparison(section: ComparisonChart) -> RenderableType:
+    rows: list[tuple[Cell, ...]] = [
+        (
+            name,
+            readable_number(section.mean(name), section.percent),
+            readable_number(section.spread(name), section.percent),
+            "  ".join(readable_number(value, section.percent) for value in values),
+        )
+        for name, values in section.groups.items()
+    ]
+    rows += [
+        (name, readable_number(value, section.percent), None, None)
+        for name, value in section.baselines.items()
+    ]
+    grid = _grid(("", "mean", "spread (σ)", "each run"), rows)
+    return titled(f"{section.title}: {section.measure}", grid)
+
+
+def _curves(section: Curves) -> RenderableType:
+    number = functools.partial(readable_number, percent=section.percent)
+    rows: list[tuple[Cell, ...]] = [
+        (line.name, sparkline(line), " → ".join(map(number, (line.y[0], line.y[-1]))))
+        for line in section.lines
+        if line.y
+    ]
+    rows += [
+        (name, None, readable_number(value, section.percent))
+        for name, value in section.baselines.items()
+    ]
+    return titled(f"{section.title}: {section.y_label}", _grid(("", "", ""), rows))
+
+
+def sparkline(line: Line, columns: int = _COLUMNS) -> str:
+    """Draw a curve in one line of text: means of equal parts as bars of eight heights."""
+    count = min(columns, len(line.y))
+    edges = [part * len(line.y) // count for part in range(count + 1)]
+    means = [sum(line.y[i:j]) / (j - i) for i, j in itertools.pairwise(edges)]
+    low, top = min(means), len(_LEVELS) - 1
+    span = max(means) - low or 1.0
+    return "".join(_LEVELS[round((mean - low) / span * top)] for mean in means)
+
+
+def _example(example: ReportExample) -> RenderableType:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    text = Text()
+    for part in example.parts:
+        match part:
+            case Marked(marked):
+                text.append(marked, style="reverse")
+            case str():
+                text.append(part)
+            case _:
+                assert_never(part)
+    answers = Text("→ ")
+    for place, guess in enumerate(example.guesses):
+        answers.append(
+            ("  " if place else "") + guess.answer, style="bold green" if guess.right else ""
+        )
+        answers.append(f" {percentage(guess.probability)}", style="dim")
+    answers.append(f"  (correct: {example.truth})", style="dim")
+    return Padding(Text("\n").join([text, answers]), (1, 0, 0, 2))
+
+
+def metric_table(
+    title: str,
+    columns: Mapping[str, Mapping[str, float | int]],
+    head: str = "metric",
+    shown: Callable[[str, float], str] = lambda name, value: f"{value:.4f}",
+) -> RenderableType:
+    """Build a table of the metrics of one or more models, which have equal metric names.
+
+    Args:
+        columns: the metrics by column title.
+        head: title of the first column.
+        shown: formats a metric, given its name and value.
+    """
+    rows = [
+        [metric, *(shown(metric, metrics[metric]) for metrics in columns.values())]
+        for metric in next(iter(columns.values()))
+    ]
+    numeric = [False, *(True for _ in columns)]
+    return titled(title, FittedTable([head, *columns], rows, numeric, framed=True))

@@ -1,0 +1,248 @@
+"""Capabilities of this machine: device, arithmetic, speed of matrix products, memory and disk.
+
+Nothing is assumed from a name. A processor without bf16 instructions emulates them, several times
+slower than fp32, so the instructions are detected. The speed that a step is compared with is
+measured, because two machines of one name differ. What a run changes in torch itself is restored by
+`own_torch_state`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import inspect
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from bothways.core.errors import ConfigError, ResourceError
+from bothways.core.runtime.allocator import give_back
+from bothways.core.runtime.limits import group_memory, read_system_file, usable_cores
+from bothways.core.terminal import counted
+
+Precision = Literal["auto", "fp32", "bf16"]
+"""The type of matrix products; "auto" is bf16 if the hardware has it, else fp32."""
+
+_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+_INT8_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """Return the device of this name; "auto" is CUDA if available, else the CPU.
+
+    Raises:
+        ConfigError: the name is unknown or not supported.
+        ResourceError: the machine has no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        what = f"{name!r} is not a device: it must be auto, cpu, cuda or cuda:N"
+        raise ConfigError(what, where="device") from error
+    if device.type not in {"cpu", "cuda"}:
+        what = f"{name!r} is not supported: the device must be auto, cpu, cuda or cuda:N"
+        raise ConfigError(what, where="device")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = counted(torch.cuda.device_count(), "CUDA devices")
+        what = f"there is no {name!r}: torch sees {found}"
+        fix = "Set the device to auto, which takes a GPU if there is one."
+        raise ResourceError(what, where="device", fix=fix)
+    return device
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return the device of a module, that of its first parameter."""
+    return next(module.parameters()).device
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Return True if the device multiplies bf16 in hardware.
+
+    On a CPU that needs AVX512-BF16, AMX or Arm's bf16 instructions, on an NVIDIA GPU Ampere or
+    later. torch's own test always answers for the current device.
+    """
+    if device.type == "cuda":
+        return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
+    return _has_onednn() and not _BF16_FLAGS.isdisjoint(_cpu_flags())
+
+
+def has_int8(device: torch.device) -> bool:
+    """Return True if the device multiplies int8 into int32 in hardware: a CPU with VNNI or AMX.
+
+    Older processors add two products in 16 bits, which can overflow. Arm is untested.
+    """
+    return device.type == "cpu" and _has_onednn() and not _INT8_FLAGS.isdisjoint(_cpu_flags())
+
+
+def packs_weights(device: torch.device) -> bool:
+    """Return True if the device multiplies with prepacked weights: an x86 CPU with oneDNN."""
+    x86 = platform.machine().lower() in {"x86_64", "amd64"}
+    return device.type == "cpu" and _has_onednn() and x86
+
+
+def _has_onednn() -> bool:
+    return bool(torch.backends.mkldnn.is_available())
+
+
+@functools.lru_cache
+def has_varlen(device: torch.device) -> bool:
+    """Return True if torch has varlen flash attention with windows here.
+
+    That needs an NVIDIA GPU, Ampere or later, and torch 2.11.
+    """
+    if (
+        device.type != "cuda"
+        or torch.version.hip is not None
+        or not torch.backends.cuda.is_flash_attention_available()
+    ):
+        return False
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    windows = "window_size" in inspect.signature(varlen_attn).parameters
+    return windows and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def has_flex(device: torch.device) -> bool:
+    """Return True if torch compiles FlexAttention here: NVIDIA GPU, Ampere or later, and Triton."""
+    return (
+        device.type == "cuda"
+        and torch.version.hip is None
+        and importlib.util.find_spec("triton") is not None
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+
+
+def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype:
+    """Return the type of matrix products.
+
+    Raises:
+        ConfigError: "bf16" on a device without bf16 instructions.
+    """
+    match precision:
+        case "fp32":
+            return torch.float32
+        case "auto":
+            return torch.bfloat16 if has_bf16(device) else torch.float32
+        case "bf16":
+            if has_bf16(device):
+                return torch.bfloat16
+            what = (
+                f"{describe_device(device)} has no bf16 instructions, "
+                "and would be slower than with fp32"
+            )
+            raise ConfigError(what, where="precision", fix="Set the precision to auto or fp32.")
+        case _:  # of a caller in Python without a type checker
+            what = f"{precision!r} is unknown: it must be auto, fp32 or bf16"
+            what += "; predictions take int8, too"
+            raise ConfigError(what, where="precision", fix="Set the precision to auto.")
+
+
+@functools.lru_cache
+def gemm_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> float:
+    """Return the floating-point operations per second of a large matrix product.
+
+    Measured once per process: the fastest of the products that fit in `seconds`.
+    """
+    side = 8192 if device.type == "cuda" else 1024
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    wait(device)
+    times: list[float] = []
+    while len(times) < 2 or sum(times) < seconds:
+        start = time.perf_counter()
+        left @ right
+        wait(device)
+        times.append(time.perf_counter() - start)
+    return 2 * side**3 / min(times[1:])  # the first product is a warm-up
+
+
+def memory_available(device: torch.device) -> int | None:
+    """Return the bytes available on the device, within the container's limit; None if unknown.
+
+    Freed memory that this process still holds is released first (see `tune_allocator`).
+    """
+    give_back(device)
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free
+    lines = read_system_file("/proc/meminfo")
+    kilobytes = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    available = next((count * 1024 for count in kilobytes), None)
+    return min((each for each in (available, group_memory()) if each is not None), default=None)
+
+
+def disk_free(path: str | os.PathLike[str]) -> int:
+    """Return the free bytes on the disk of a path, which need not exist yet."""
+    folder = Path(path).absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def describe_device(device: torch.device) -> str:
+    """Describe a device in one line: the processor, its cores, the version of torch."""
+    version = f"torch {torch.__version__}"
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, {version}"
+    names = [*_cpuinfo("model name"), platform.processor() or platform.machine()]
+    return f"{names[0]}, {torch.get_num_threads()} of {usable_cores()} cores, {version}"
+
+
+def _cpuinfo(*keys: str) -> list[str]:
+    """Return the values of the lines of /proc/cpuinfo that start with one of the keys."""
+    lines = read_system_file("/proc/cpuinfo")
+    return [line.partition(":")[2].strip() for line in lines if line.startswith(keys)]
+
+
+@functools.lru_cache
+def _cpu_flags() -> frozenset[str]:
+    """Return the processor's features that Linux or torch report."""
+    rows = _cpuinfo("flags", "Features")
+    probes = {
+        "_is_avx512_bf16_supported": "avx512_bf16",
+        "_is_amx_tile_supported": "amx_bf16",
+        "_is_vnni_supported": "avx512_vnni",
+    }
+    # torch's probes work without Linux, but their names are private and differ between versions.
+    probed = {flag for probe, flag in probes.items() if getattr(torch.cpu, probe, bool)()}
+    return frozenset(rows[0].split() if rows else ()) | probed
+
+
+def wait(device: torch.device) -> None:
+    """Wait until a GPU has finished its work; return at once on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextlib.contextmanager
+def own_torch_state(dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Work with gradients, and restore torch's generators and default type at the end.
+
+    A run seeds the generators, and the calling program may have turned gradients off. Use it also
+    as a decorator: `@own_torch_state()`.
+
+    Args:
+        dtype: the default type of new tensors meanwhile, for a run whose model has weights of this
+            type from a file; None for that of the calling program.
+    """
+    chosen = torch.get_default_dtype()
+    # The state of CUDA is only read where it exists, since reading would start CUDA.
+    started = torch.cuda.is_initialized()
+    count = torch.cuda.device_count() if started else 0
+    with torch.inference_mode(False), torch.random.fork_rng(devices=range(count)):
+        torch.set_default_dtype(dtype or chosen)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(chosen)

@@ -1,0 +1,140 @@
+"""The cleaning of a corpus as a value: which steps, in their order, with their settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bothways.core.config.checks import require_at_least
+from bothways.core.errors import ConfigError
+from bothways.data.cleaning.document_rules import (
+    AlphabeticWords,
+    BulletLines,
+    DocumentRule,
+    EllipsisLines,
+    MeanWordLength,
+    RepeatedLines,
+    RepeatedParagraphs,
+    RepeatedWords,
+    SentenceCount,
+    StopWords,
+    Symbols,
+    TopNgrams,
+    UnwantedText,
+    WordCount,
+)
+from bothways.data.cleaning.line_rules import (
+    LineRule,
+    LineWords,
+    TerminalPunctuation,
+    UnwantedLines,
+)
+from bothways.data.cleaning.near_duplicates import NearDuplicates
+
+
+@dataclass(frozen=True)
+class Cleaning:
+    """The steps of a cleaning, in the order of the fields; None is a step that is not taken.
+
+    Rules for lines come first, and rules for documents read what is left. A document is left out by
+    the first rule that rejects it. Documents with fewer than `min_tokens` tokens are left out after
+    that, then documents with the same sentences as an earlier one; near-duplicates are searched
+    for among the rest.
+    """
+
+    terminal_punctuation: TerminalPunctuation | None = None
+    line_words: LineWords | None = None
+    unwanted_lines: UnwantedLines | None = None
+    word_count: WordCount | None = None
+    mean_word_length: MeanWordLength | None = None
+    symbols: Symbols | None = None
+    bullet_lines: BulletLines | None = None
+    ellipsis_lines: EllipsisLines | None = None
+    alphabetic_words: AlphabeticWords | None = None
+    stop_words: StopWords | None = None
+    repeated_lines: RepeatedLines | None = None
+    repeated_paragraphs: RepeatedParagraphs | None = None
+    top_ngrams: TopNgrams | None = None
+    repeated_words: RepeatedWords | None = None
+    unwanted_text: UnwantedText | None = None
+    sentence_count: SentenceCount | None = None
+    min_tokens: int = 1
+    near_duplicates: NearDuplicates | None = None
+
+    def __post_init__(self) -> None:
+        require_at_least(1, min_tokens=self.min_tokens)
+
+    @property
+    def line_rules(self) -> dict[str, LineRule]:
+        """The rules for lines that are applied, by name, in their order."""
+        kinds = typing.get_args(LineRule)
+        return {name: rule for name, rule in vars(self).items() if isinstance(rule, kinds)}
+
+    @property
+    def document_rules(self) -> dict[str, DocumentRule]:
+        """The rules for documents that are applied, by name, in their order."""
+        kinds = typing.get_args(DocumentRule)
+        return {name: rule for name, rule in vars(self).items() if isinstance(rule, kinds)}
+
+
+def gopher() -> Cleaning:
+    """Return the filters of quality and repetition of Gopher (Rae et al. 2021, appendix A.1.1)."""
+    return Cleaning(
+        word_count=WordCount(),
+        mean_word_length=MeanWordLength(),
+        symbols=Symbols(),
+        bullet_lines=BulletLines(),
+        ellipsis_lines=EllipsisLines(),
+        alphabetic_words=AlphabeticWords(),
+        stop_words=StopWords(),
+        repeated_lines=RepeatedLines(),
+        repeated_paragraphs=RepeatedParagraphs(),
+        top_ngrams=TopNgrams(),
+        repeated_words=RepeatedWords(),
+    )
+
+
+def c4() -> Cleaning:
+    """Return the filters of C4 (Raffel et al. 2020, section 2.2).
+
+    C4's list of bad words, its detection of English, its removal of citation marks and of sentences
+    that occur in several pages are not among them.
+    """
+    return Cleaning(
+        terminal_punctuation=TerminalPunctuation(),
+        line_words=LineWords(),
+        unwanted_lines=UnwantedLines(),
+        unwanted_text=UnwantedText(),
+        sentence_count=SentenceCount(),
+    )
+
+
+FILTERS: dict[str, Callable[[], Cleaning]] = {"none": Cleaning, "gopher": gopher, "c4": c4}
+"""Sets of filters by name."""
+
+
+def make_cleaning(
+    filters: str = "none", near_duplicates: float | None = None, min_tokens: int = 1
+) -> Cleaning:
+    """Return the cleaning with a set of filters.
+
+    Args:
+        filters: the name of the set.
+        near_duplicates: the threshold of `NearDuplicates`; None to leave out none.
+        min_tokens: documents with fewer tokens are left out.
+
+    Raises:
+        ConfigError: an unknown set, or a value out of range.
+    """
+    if filters not in FILTERS:
+        fix = f"Choose one of {', '.join(FILTERS)}."
+        raise ConfigError(f"unknown filters {filters!r}", where="filters", fix=fix)
+    near = None
+    if near_duplicates is not None:
+        try:
+            near = NearDuplicates(near_duplicates)
+        except ConfigError as error:
+            raise ConfigError(error.what, where="near_duplicates", fix=error.fix) from error
+    return dataclasses.replace(FILTERS[filters](), near_duplicates=near, min_tokens=min_tokens)

@@ -1,0 +1,336 @@
+"""Rules that leave out whole documents.
+
+Sources: Gopher (Rae et al. 2021, Scaling Language Models, appendix A.1.1 and table A1); C4 (Raffel
+et al. 2020, section 2.2). Words are divided at white space, and each character of a script that is
+written without spaces is a word.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bothways.core.config.checks import require_at_least
+from bothways.core.errors import ConfigError
+from bothways.data.cleaning.batch import TextBatch
+from bothways.data.cleaning.words import word_finder
+
+Rejected = NDArray[np.bool_]
+
+UNSPACED_SHARE = 0.2
+"""The share of single characters among the words from which a text counts as one without spaces."""
+
+_PARAGRAPH = re.compile(r"\n[^\S\n]*\n")
+
+
+@dataclass(frozen=True)
+class WordCount:
+    """Documents with too few or too many words (Gopher: 50 to 100,000)."""
+
+    least: int = 50
+    most: int = 100_000
+
+    def __post_init__(self) -> None:
+        _require_range(self.least, self.most)
+
+    def rejects(self, batch: TextBatch) -> Rejected:
+        """Return `(D)`, True for documents to leave out."""
+        counts = batch.words.counts
+        return (counts < self.least) | (counts > self.most)
+
+
+@dataclass(frozen=True)
+class MeanWordLength:
+    """Documents whose words are too short or too long on average (Gopher: 3 to 10 characters).
+
+    Does not apply to scripts without spaces.
+    """
+
+    least: float = 3.0
+    most: float = 10.0
+
+    def __post_init__(self) -> None:
+        _require_range(self.least, self.most)
+
+    def rejects(self, batch: TextBatch) -> Rejected:
+        """Return `(D)`, True for documents to leave out."""
+        words = batch.words
+        counts = np.maximum(words.counts, 1)
+        spaced = words.total(words.singles) < UNSPACED_SHARE * counts
+        means = words.total(words.lengths) / counts
+        return spaced & ((means < self.least) | (means > self.most))
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """Documents with many hash signs, or many ellipses, per word (Gopher: above 0.1)."""
+
+    most: float = 0.1
+
+    def __post_init__(self) -> None:
+        _require_shares("most", [self.most])
+
+    def rejects(self, batch: TextBatch) -> Rejected:
+        """Return `(D)`, True for documents to leave out."""
+        limits = self.most * batch.words.counts
+
+        def many(number: int, text: str) -> bool:
+            """Return True for more symbols than the words allow."""
+            ellipses = text.count("...") + text.count("…")
+            return bool(max(text.count("#"), ellipses) > limits[number])
+
+        return batch.judge(many)
+
+
+@dataclass(frozen=True)
+class BulletLines:
+    """Documents most of whose lines begin with a bullet (Gopher: above 0.9)."""
+
+    most: float = 0.9
+    marks: tuple[str, ...] = ("•", "‣", "◦", "●", "▪", "■", "►", "- ", "* ")
+
+    def __post_init__(self) -> None:
+        _require_shares("most", [self.most])
+
+    def rejects(self, batch: TextBatch) -> Rejected:
+        """Return `(D)`, True for documents to leave out."""
+        return batch.judge(
+            lambda _, text: _share(line.startswith(self.marks) for line in _lines(text)) > self.most
+        )
+
+
+@dataclass(frozen=True)
+class EllipsisLines:
+    """Documents many of whose lines end in an ellipsis (Gopher: above 0.3)."""
+
+    most: float = 0.3
+
+    def __post_init__(self) -> None:
+        _require_shares("most", [self.most])
+
+    def rejects(self, batch: TextBatch) -> Rejected:
+        """Return `(D)`, True for documents to leave out."""
+        return batch.judge(
+            lambda _, text: _share(line.endswith(("...", "…")) for line in _lines(text)) > self.most
+        )
+
+
+@dataclass(frozen=True)
+class AlphabeticWords:
+    """Documents with few words that have a letter, such as tables (Gopher: below 0.8)."""
+
+    least: float = 0.8
+
+    def __post_init__(self) -> None:
+        _require_shares("least", [self.least])
+
+    def rejects(self, batch: TextBatch) -> Rejected:
+        """Return `(D)`, True for documents to leave out."""
+        return batch.words.total(batch.words.letters) < self.least * batch.words.counts
+
+
+@dataclass(frozen=True)
+class StopWords:
+    """Documents with too few different words of a list (Gopher: fewer than 2 of 8).
+
+    Applies only to documents of one language.
+
+    Attributes:
+        least: different words of the list that a document must have.
+        words: the list, in lower case.
+        language: the ISO 639 code of the documents that it applies to.
+    """
+
+    least: int = 2
+    words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
+    language: str = "en"
+
+    def __post_init__(self) -> None:
+        require_at_least(1, least=self.least)
+        if self.least > len(set(self.words)):
+            what = f"{self.least} different words cannot be in a list of {len(set(self.words))}"
+            raise ConfigError(what, where="least")
+        if not all(self.words):
+            raise ConfigError("holds an empty word", where="words")
+
+    def rejects(self, batch: TextBatch) -> Rejected:
+        """Return `(D)`, True for documents to leave out."""
+        find = word_finder(self.words)
+
+        def few(number: int, text: str) -> bool:
+            """Return True for a text of the language with too few of its words."""
+            if batch.languages[number] != self.language:
+                return False
+            found = set[str]()
+            for word in find(text):
+                found.add(word)
+                if len(found) >= self.least:
+                    return False
+            return True
+
+        return batch.judge(few)
+
+
+@dataclass(frozen=True)
+class RepeatedParts(ABC):
+    """Documents too many of whose parts, or of their characters, occurred in them before."""
+
+    most: float = 0.3
+    most_characters: float = 0.2
+
+    def __post_init__(self) -> None:
+        _require_shares("most", [self.most])
+        _require_shares("most_characters", [self.most_characters])
+
+    @abstractmethod
+    def parts(self, text: str) -> list[str]:
+        """Return the parts of a text."""
+
+    def rejects(self, batch: TextBatch) -> Rejected:
+        """Return `(D)`, True for documents to leave out."""
+        return batch.judge(lambda _, text: self._repeats(self.parts(text)))
+
+    def _repeats(self, parts: list[str]) -> bool:
+        distinct = set(parts)
+        again = len(parts) - len(distinct)
+        characters = sum(map(len, parts))
+        repeated = characters - sum(map(len, distinct))
+        return again > self.most * len(parts) or repeated > self.most_characters * characters
+
+
+class RepeatedLines(RepeatedParts):
+    """Documents that repeat lines (Gopher: above 0.3 of the lines, 0.2 of their characters)."""
+
+    def parts(self, text: str) -> list[str]:
+        """Return the lines of a text."""
+        return _lines(text)
+
+
+class RepeatedParagraphs(RepeatedParts):
+    """Documents that repeat paragraphs, between blank lines (Gopher: above 0.3, or 0.2 of the
+    characters)."""
+
+    def parts(self, text: str) -> list[str]:
+        """Return the paragraphs of a text."""
+        return [bare for part in _PARAGRAPH.split(text) if (bare := part.strip())]
+
+
+@dataclass(frozen=True)
+class TopNgrams:
+    """Documents much of which is the most frequent n-gram of words.
+
+    Attributes:
+        most: the share of the characters for n = 2, 3, … (Gopher: 0.2, 0.18, 0.16). Of equally
+            frequent n-grams the first in the text counts; an n-gram that occurs once does not.
+    """
+
+    most: tuple[float, ...] = (0.2, 0.18, 0.16)
+
+    def __post_init__(self) -> None:
+        _require_shares("most", self.most)
+
+    def rejects(self, batch: TextBatch) -> Rejected:
+        """Return `(D)`, True for documents to leave out."""
+        rejected = np.zeros(len(batch.texts), dtype=np.bool_)
+        for found, most in zip(batch.repeated_ngrams(len(self.most) + 1), self.most, strict=True):
+            owners = np.searchsorted(batch.words.offsets, found.firsts, side="right") - 1
+            order = np.lexsort((found.firsts, -found.counts, owners))
+            _, best = np.unique(owners[order], return_index=True)
+            top = np.zeros(len(found.firsts), dtype=np.bool_)
+            top[order[best]] = True
+            rejected |= batch.covered(found.places[top[found.groups]], found.size) > most
+        return rejected
+
+
+@dataclass(frozen=True)
+class RepeatedWords:
+    """Documents much of which repeats n-grams of words that occurred in them before.
+
+    Attributes:
+        shortest: the first n.
+        most: the share of the characters for n, n + 1, … (Gopher: 0.15 to 0.1 for n = 5 to 10). The
+            first occurrence of an n-gram does not count.
+    """
+
+    shortest: int = 5
+    most: tuple[float, ...] = (0.15, 0.14, 0.13, 0.12, 0.11, 0.1)
+
+    def __post_init__(self) -> None:
+        require_at_least(2, shortest=self.shortest)
+        _require_shares("most", self.most)
+
+    def rejects(self, batch: TextBatch) -> Rejected:
+        """Return `(D)`, True for documents to leave out."""
+        rejected = np.zeros(len(batch.texts), dtype=np.bool_)
+        for found in batch.repeated_ngrams(self.shortest + len(self.most) - 1):
+            if found.size >= self.shortest:
+                again = found.places[found.places != found.firsts[found.groups]]
+                share = batch.covered(again, found.size)
+                rejected |= share > self.most[found.size - self.shortest]
+        return rejected
+
+
+@dataclass(frozen=True)
+class UnwantedText:
+    """Documents with one of some phrases, in any case (C4: filler text, and curly brackets, which
+    programs have)."""
+
+    phrases: tuple[str, ...] = ("lorem ipsum", "{", "}")
+
+    def rejects(self, batch: TextBatch) -> Rejected:
+        """Return `(D)`, True for documents to leave out."""
+        phrases = [phrase.lower() for phrase in self.phrases]
+
+        def has_one(_: int, text: str) -> bool:
+            """Return True for a text with one of the phrases."""
+            lower = text.lower()
+            return any(phrase in lower for phrase in phrases)
+
+        return batch.judge(has_one)
+
+
+@dataclass(frozen=True)
+class SentenceCount:
+    """Documents with few sentences (C4: fewer than 3)."""
+
+    least: int = 3
+
+    def __post_init__(self) -> None:
+        require_at_least(1, least=self.least)
+
+    def rejects(self, batch: TextBatch) -> Rejected:
+        """Return `(D)`, True for documents to leave out."""
+        return batch.judge(lambda number, _: len(batch.sentences(number)) < self.least)
+
+
+DocumentRule = (
+    WordCount | MeanWordLength | Symbols | BulletLines | EllipsisLines | AlphabeticWords | StopWords
+    | RepeatedLines | RepeatedParagraphs | TopNgrams | RepeatedWords | UnwantedText | SentenceCount
+)  # fmt: skip
+
+
+def _lines(text: str) -> list[str]:
+    return [bare for line in text.splitlines() if (bare := line.strip())]
+
+
+def _share(found: Iterable[bool]) -> float:
+    values = list(found)
+    return sum(values) / max(len(values), 1)
+
+
+def _require_range(least: float | int, most: float | int) -> None:
+    if not least >= 0:
+        raise ConfigError(f"must be at least 0, not {least}", where="least")
+    if not most >= least:
+        raise ConfigError(f"must be at least {least}, the value of least, not {most}", where="most")
+
+
+def _require_shares(name: str, shares: Iterable[float]) -> None:
+    for share in shares:
+        if not 0 <= share <= 1:
+            raise ConfigError(f"must be from 0 to 1, not {share}", where=name)

@@ -1,0 +1,266 @@
+"""Near-duplicates: candidates by bands of their signatures, verified by their shingles.
+
+Documents are taken in their order. One is left out if it is a candidate with an earlier one that
+stays, and their Jaccard similarity reaches the threshold. So each document that is left out has a
+similar one that stays, which is earlier, and a chain of small changes leaves out nothing at its
+end that differs from its beginning.
+
+Two documents are candidates if their signatures agree in all rows of one of b bands of r rows. A
+pair of similarity s is one with the probability 1 − (1 − s^r)^b.
+
+Memory holds 40 bytes a document, 48 for each time that a document agrees with another one in a
+band, at most once for each band, and 24 for one that is left out. The signatures and shingles are
+in files.
+
+Source: Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bothways.core.config.checks import require_at_least
+from bothways.core.errors import ConfigError
+from bothways.core.progress import SILENT, Progress
+from bothways.data.cleaning.shingles import ShingleTable, find_shingles, sign
+from bothways.data.cleaning.words import chain, mix
+
+FOUND = 0.95
+"""The least probability with which a pair at the threshold is a candidate."""
+
+LIMIT = 1024
+"""Documents with equal rows in a band, each of which differs from all others, that a later one is
+compared with. So many dissimilar documents with one band do not take quadratic time."""
+
+MARGIN = 4
+"""Standard deviations by which the estimated similarity of a candidate may be below the threshold;
+others are not verified. A pair at the threshold is lost with a probability of 0.00003."""
+
+ROWS = 2**16
+"""Signatures that are read at once."""
+
+_PARTS = 16
+
+
+@dataclass(frozen=True)
+class NearDuplicates:
+    """Leave out documents that repeat most of an earlier one.
+
+    Attributes:
+        threshold: the Jaccard similarity of two documents from which the later one is left out.
+        shingle: the number of consecutive words that are compared as one.
+        permutations: entries of a signature; four times as many halve the error of an estimate.
+    """
+
+    threshold: float = 0.8
+    shingle: int = 5
+    permutations: int = 128
+
+    def __post_init__(self) -> None:
+        require_at_least(1, shingle=self.shingle, permutations=self.permutations)
+        if self.permutations > 4096:
+            what = f"must be at most 4096, not {self.permutations}"
+            raise ConfigError(what, where="permutations")
+        if not 0 < self.threshold <= 1:
+            what = f"must be above 0 and at most 1, not {self.threshold}"
+            raise ConfigError(what, where="threshold")
+        if retrieval_probability(self.threshold, self.permutations, 1) < FOUND:
+            what = (
+                f"{self.threshold} is too low to be searched for with {self.permutations} "
+                "permutations"
+            )
+            raise ConfigError(what, where="threshold", fix="Set permutations higher.")
+
+    @property
+    def bands(self) -> tuple[int, int]:
+        """The number of bands and of rows of each: the most rows that find a pair often enough."""
+        return max(
+            (
+                (self.permutations // rows, rows)
+                for rows in range(1, self.permutations + 1)
+                if retrieval_probability(self.threshold, self.permutations // rows, rows) >= FOUND
+            ),
+            key=lambda shape: shape[1],
+        )
+
+    @property
+    def least_estimate(self) -> float:
+        """The estimated similarity from which a candidate is verified."""
+        deviation = math.sqrt(self.threshold * (1 - self.threshold) / self.permutations)
+        return self.threshold - MARGIN * deviation
+
+
+def retrieval_probability(similarity: float, bands: int, rows: int) -> float:
+    """Return the probability that two texts of this similarity agree in at least one band."""
+    return float(1 - (1 - similarity**rows) ** bands)
+
+
+@dataclass(frozen=True)
+class SignedTexts:
+    """What near-duplicates of D texts are found by.
+
+    Attributes:
+        shingles: the sets of shingles.
+        signatures: `(D, permutations)`.
+    """
+
+    shingles: ShingleTable
+    signatures: NDArray[np.uint16]
+
+
+def sign_texts(texts: Sequence[str], settings: NearDuplicates) -> SignedTexts:
+    """Return the shingles and signatures of texts."""
+    shingles = find_shingles(texts, settings.shingle)
+    return SignedTexts(shingles, sign(shingles, settings.permutations))
+
+
+@dataclass(frozen=True)
+class NearDuplicatePairs:
+    """N documents to leave out, and those that stay in their places.
+
+    Attributes:
+        documents: `(N)`, ascending.
+        originals: `(N)`, the document that stays.
+        similarities: `(N)`, of the two.
+    """
+
+    documents: NDArray[np.int64]
+    originals: NDArray[np.int64]
+    similarities: NDArray[np.float64]
+
+
+def find_near_duplicates(
+    texts: SignedTexts, settings: NearDuplicates, progress: Progress = SILENT
+) -> NearDuplicatePairs:
+    """Return the documents to leave out. Documents without shingles stay.
+
+    Args:
+        texts: their arrays may be memory-mapped.
+    """
+    rows = np.flatnonzero(texts.shingles.counts)
+    table = _bucket_table(texts.signatures, rows, settings, progress)
+    progress.stage("verifying near-duplicates", len(table.documents))
+    filled = np.zeros(len(table.starts), dtype=np.int64)
+    held = np.empty(len(table.buckets), dtype=np.int64)  # of each bucket the documents that stay
+    documents, originals, similarities = array("q"), array("q"), array("d")
+    for number, document in enumerate(table.documents):
+        own = table.buckets[table.edges[number] : table.edges[number + 1]]
+        begins = table.starts[own]
+        others = np.concatenate(
+            [held[start : start + count] for start, count in zip(begins, filled[own], strict=True)]
+        )
+        near = _nearest(int(document), np.unique(others), texts, settings)
+        if near is not None:
+            documents.append(document)
+            originals.append(near[0])
+            similarities.append(near[1])
+        else:
+            own, begins = own[filled[own] < LIMIT], begins[filled[own] < LIMIT]
+            held[begins + filled[own]] = document
+            filled[own] += 1
+        if number % ROWS == 0:
+            progress.advance(number)
+    return NearDuplicatePairs(
+        np.array(documents, np.int64), np.array(originals, np.int64), np.array(similarities)
+    )
+
+
+def _nearest(
+    document: int,
+    others: NDArray[np.int64],
+    texts: SignedTexts,
+    settings: NearDuplicates,
+) -> tuple[int, float] | None:
+    """Return a similar document and the similarity; those of high estimates are tried first."""
+    estimates = (texts.signatures[others] == texts.signatures[document]).mean(axis=1)
+    for place in np.argsort(-estimates, kind="stable").tolist():
+        if estimates[place] < settings.least_estimate:
+            return None
+        original = int(others[place])
+        similarity = texts.shingles.similarity(document, original)
+        if similarity >= settings.threshold:
+            return original, similarity
+    return None
+
+
+@dataclass(frozen=True)
+class _BucketTable:
+    """B buckets: documents, at least two, that agree in a band.
+
+    Attributes:
+        documents: `(C)` those that are in a bucket, ascending.
+        edges: `(C+1)`, the c-th of them is in `buckets[edges[c]:edges[c+1]]`.
+        buckets: `(M)` numbers of buckets.
+        starts: `(B)` the number of members of all earlier buckets.
+    """
+
+    documents: NDArray[np.int64]
+    edges: NDArray[np.int64]
+    buckets: NDArray[np.int64]
+    starts: NDArray[np.int64]
+
+
+def _bucket_table(
+    signatures: NDArray[np.uint16],
+    rows: NDArray[np.int64],
+    settings: NearDuplicates,
+    progress: Progress,
+) -> _BucketTable:
+    """Find the documents that agree in a band, among some rows."""
+    bands, size = settings.bands
+    progress.stage("finding near-duplicates", bands)
+    members, buckets, count = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
+    for band in range(bands):
+        keys = _keys(signatures, rows, slice(band * size, (band + 1) * size))
+        for places, numbers, found in _buckets(keys):
+            members.append(rows[places])
+            buckets.append(numbers + count)
+            count += found
+        progress.advance(band + 1)
+    documents, numbers = np.concatenate(members), np.concatenate(buckets)
+    del members, buckets
+    sizes = np.bincount(numbers, minlength=count)
+    order = np.argsort(documents, kind="stable")
+    unique, edges = np.unique(documents[order], return_index=True)
+    return _BucketTable(
+        unique, np.append(edges, len(order)), numbers[order], np.cumsum(sizes) - sizes
+    )
+
+
+def _keys(
+    signatures: NDArray[np.uint16], rows: NDArray[np.int64], columns: slice
+) -> NDArray[np.uint64]:
+    """Return a hash of some columns of each row."""
+    keys = np.zeros(len(rows), dtype=np.uint64)
+    for start in range(0, len(rows), ROWS):
+        part = slice(start, start + ROWS)
+        for column in signatures[rows[part], columns].T:
+            keys[part] = mix(chain(keys[part], column) + np.uint64(1))
+    return keys
+
+
+def _buckets(
+    keys: NDArray[np.uint64],
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], int]]:
+    """Yield the places of keys that occur again, the number of the bucket of each from 0 on, and
+    the number of buckets.
+
+    One sixteenth of the keys is sorted at a time.
+    """
+    for part in range(_PARTS):
+        low = np.uint64(part << 60)
+        places = np.flatnonzero((keys >= low) & (keys <= low | np.uint64(2**60 - 1)))
+        places = places[np.argsort(keys[places], kind="stable")]
+        equal = keys[places[1:]] == keys[places[:-1]]
+        shared = np.zeros(len(places), dtype=np.bool_)
+        shared[1:] |= equal
+        shared[:-1] |= equal
+        places = places[shared]
+        numbers = np.cumsum(np.append(False, keys[places[1:]] != keys[places[:-1]]))[: len(places)]
+        yield places, numbers, int(numbers[-1]) + 1 if len(numbers) else 0

@@ -1,0 +1,1 @@
+"""The papers' tables, sweeps and significance, the first run, speed comparisons."""

@@ -1,0 +1,214 @@
+"""Time a pre-training step of this library and of transformers in one run.
+
+The contenders take turns, round after round, with equal threads and tokens; their medians are
+compared. Each contender runs in its own process, as it does for its users, so that the allocator
+and torch settings of one do not affect another.
+
+Operations count the matrix products that the model needs (a multiply-add is two, a backward pass
+twice the forward pass): 12·H² per token and block, 2·n·H for attention at length n, and the MLM
+head on masked tokens only. A contender that computes the head everywhere gets no credit for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import multiprocessing
+import signal
+import statistics
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from bothways.core.errors import ResourceError
+from bothways.core.runtime.allocator import give_back
+from bothways.core.runtime.devices import Precision, describe_device, gemm_rate, has_bf16, wait
+from bothways.lab.bench.workloads import CONTENDERS, Workload, contenders, make_batch
+from bothways.model.kernels import library as native
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The times of a contender.
+
+    Attributes:
+        rounds: seconds per timed update; each follows an untimed one.
+        memory: peak memory of the process in bytes; None where the system does not report it.
+    """
+
+    contender: str
+    precision: Precision
+    rounds: tuple[float, ...]
+    memory: int | None
+
+    @property
+    def median(self) -> float:
+        """Median of the rounds in seconds."""
+        return statistics.median(self.rounds)
+
+
+class ContenderProcess:
+    """A contender in its own process.
+
+    Args:
+        name: key of `workloads.CONTENDERS`.
+        work: the step to repeat.
+        precision: precision of the matrix products.
+        device: device to run on.
+    """
+
+    def __init__(
+        self, name: str, work: Workload, precision: Precision, device: torch.device
+    ) -> None:
+        self.name, self.precision, self._work = name, precision, work
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        given = (theirs, name, work, precision, device, torch.get_num_threads())
+        self._process = context.Process(target=_take_turns, args=given, daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def ready(self) -> None:
+        """Wait until the contender has built its model."""
+        self._receive()
+
+    def turn(self) -> tuple[float, int | None]:
+        """Run two updates; return the seconds of the second and the peak memory so far in bytes."""
+        with contextlib.suppress(BrokenPipeError):  # `_receive` reports the dead process
+            self._connection.send(None)
+        seconds, peak = self._receive()
+        return seconds, peak
+
+    def end(self) -> None:
+        """Kill the process."""
+        self._process.kill()
+
+    def _receive(self) -> Any:
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError) as error:
+            work = f"{self._work.rows} × {self._work.length} tokens of {self._work.name}"
+            name = f"{self.name} in {self.precision}"
+            what = f"{name} failed on {work}: out of memory, or the error above"
+            raise ResourceError(
+                what, fix="Choose a smaller workload: bothways bench small."
+            ) from error
+
+
+def _take_turns(
+    connection: Connection,
+    name: str,
+    work: Workload,
+    precision: Precision,
+    device: torch.device,
+    threads: int,
+) -> None:
+    """Run one turn per request of the parent process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent reports the interruption
+    torch.set_num_threads(threads)
+    with contextlib.suppress(torch.OutOfMemoryError):
+        update = CONTENDERS[name](work, make_batch(work), precision, device)
+        connection.send(None)
+        while True:
+            connection.recv()
+            update()  # untimed: other contenders have evicted the caches
+            wait(device)
+            start = time.perf_counter()
+            update()
+            wait(device)
+            seconds = time.perf_counter() - start
+            give_back(device)
+            connection.send((seconds, high_water_mark(device)))
+
+
+def race(work: Workload, rounds: int, device: torch.device) -> list[Timing]:
+    """Time every contender in every precision of the device, in interleaved rounds.
+
+    Raises:
+        ResourceError: a contender ended early: out of memory, or an error with its traceback.
+    """
+    precisions: list[Precision] = ["fp32", "bf16"] if has_bf16(device) else ["fp32"]
+    taken: dict[ContenderProcess, list[tuple[float, int | None]]] = {}
+    try:
+        for name, precision in itertools.product(contenders(device), precisions):
+            taken[ContenderProcess(name, work, precision, device)] = []
+        for process in taken:
+            process.ready()
+        for _ in range(rounds):
+            for process, turns in taken.items():
+                turns.append(process.turn())
+    finally:
+        for process in taken:
+            process.end()
+    return [
+        Timing(each.name, each.precision, tuple(seconds for seconds, _ in turns), turns[-1][1])
+        for each, turns in taken.items()
+    ]
+
+
+def high_water_mark(device: torch.device) -> int | None:
+    """Return the peak memory of this process in bytes (tensors of a GPU), or `None` if unknown.
+
+    getrusage is not used because it includes the peak of the parent process.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        with open("/proc/self/status", encoding="ascii") as file:
+            (line,) = (line for line in file if line.startswith("VmHWM"))
+    except FileNotFoundError:
+        return None
+    return int(line.split()[1]) * 1024
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """One row of the table.
+
+    Attributes:
+        against_default: speed relative to transformers in fp32, its default.
+        against_same: speed relative to transformers in the same precision.
+        share_of_gemm: share of the peak rate of matrix products on this machine.
+    """
+
+    timing: Timing
+    tokens_per_second: float
+    against_default: float
+    against_same: float
+    share_of_gemm: float
+
+
+def measure(work: Workload, rounds: int, device: torch.device) -> list[BenchRow]:
+    """Time one workload and compare the contenders.
+
+    Raises:
+        ResourceError: out of memory, or transformers is not installed.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise ResourceError("transformers is not installed", fix="Run `pip install transformers`.")
+    timings = race(work, rounds, device)
+    median = {(t.contender, t.precision): t.median for t in timings}
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    return [
+        BenchRow(
+            t,
+            tokens_per_second=work.tokens / t.median,
+            against_default=median["transformers", "fp32"] / t.median,
+            against_same=median["transformers", t.precision] / t.median,
+            share_of_gemm=work.operations / t.median / gemm_rate(device, dtypes[t.precision]),
+        )
+        for t in timings
+    ]
+
+
+def hardware(device: torch.device) -> str:
+    """Describe the machine and the library versions."""
+    import transformers as peer
+
+    return (
+        f"{describe_device(device)}, {native.describe_kernels()}, transformers {peer.__version__}"
+    )

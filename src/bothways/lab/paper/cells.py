@@ -1,0 +1,179 @@
+"""The runs of an experiment: a series in its own folder.
+
+Only the best fine-tuning run of an experiment keeps its weights, and finished runs keep no
+checkpoints. The feature-based rows of table 7 (section 5.3) train several BiLSTMs on the vectors
+of one frozen encoder, which are computed once for all restarts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from typing_extensions import assert_never
+
+from bothways.core.errors import ResourceError
+from bothways.core.progress import SILENT, Progress
+from bothways.finetuning.feature_data import FeatureConfig
+from bothways.finetuning.frozen_features import fit_features, prepare_features
+from bothways.finetuning.prepare import FinetuneConfig, fingerprints
+from bothways.hub.provenance import digest_of_model
+from bothways.lab.paper.experiment import Experiment, Frozen
+from bothways.lab.sweeps.runs import FinetuneRun, Run, Series, SweepFolder, SweepOutcome, run_all
+
+
+@dataclass(frozen=True)
+class CellOutcome:
+    """The result of an experiment.
+
+    Attributes:
+        folder: of its runs.
+        series: every run.
+        counted: those that its metrics are the mean of: the best one, or all restarts of the best
+            setting that did not diverge.
+    """
+
+    experiment: Experiment | Frozen
+    folder: Path
+    series: Series
+    counted: tuple[SweepOutcome, ...]
+
+    @property
+    def best(self) -> Path | None:
+        """The folder of the best run, which has kept its model if it was fine-tuned.
+
+        None if all runs diverged.
+        """
+        best = self.series.best
+        return None if best is None else self.folder / best.name
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Means over the runs that count; empty if all diverged."""
+        names = self.counted[0].metrics if self.counted else ()
+        return {
+            name: statistics.fmean(result.metrics[name] for result in self.counted)
+            for name in names
+        }
+
+
+@dataclass(frozen=True)
+class FeatureRun:
+    """A BiLSTM on the vectors of a frozen encoder.
+
+    Attributes:
+        features: the folder of the vectors.
+    """
+
+    name: str
+    settings: FeatureConfig
+    features: Path
+
+    def digests(self) -> dict[str, str]:
+        """Return the sha256 of the data and of the model."""
+        settings = self.settings
+        sources = {"train": settings.train, "dev": settings.dev}
+        model = {"model": digest_of_model(settings.model)}
+        return fingerprints(settings.task, sources) | model
+
+    def start(
+        self, folder: Path, *, resume: bool, device: str, progress: Progress
+    ) -> SweepOutcome | None:
+        """Compute the vectors, unless they are there, and train; nothing is resumed."""
+        settings = self.settings
+        data = prepare_features(
+            settings, self.features, [settings.layers], device=device, progress=progress
+        )
+        done = fit_features(data, settings, device=device, progress=progress)
+        at = done.progress
+        return SweepOutcome(
+            self.name, dict(done.metrics), (), "f1", "highest", at.steps, at.seconds
+        )
+
+
+def place_of(
+    experiment: Experiment | Frozen, out: Path, device: str = "auto", progress: Progress = SILENT
+) -> SweepFolder:
+    """Return the folder of the runs of an experiment."""
+    folder = out / "runs" / experiment.name
+    return SweepFolder(folder, True, device, progress, f"{experiment.name}, ", "best")
+
+
+def features_folder(experiment: Frozen, out: Path) -> Path:
+    """Return the folder of the vectors of all runs."""
+    return place_of(experiment, out).out / "features"
+
+
+def first_runs(experiment: Experiment | Frozen, out: Path) -> list[Run]:
+    """Return the runs that are known before any is made."""
+    match experiment:
+        case Experiment():
+            count = experiment.seeds if experiment.restarts == "best" else 1
+            return [
+                _finetuning(experiment, settings, seed)
+                for settings in experiment.grid
+                for seed in range(count)
+            ]
+        case Frozen(_, settings, seeds):
+            features = features_folder(experiment, out)
+            return [
+                FeatureRun(f"seed{seed}", dataclasses.replace(settings, seed=seed), features)
+                for seed in range(seeds)
+            ]
+        case _:
+            assert_never(experiment)
+
+
+def restarts(experiment: Experiment | Frozen, series: Series) -> list[FinetuneRun]:
+    """Return the restarts of the best of the first runs, with further seeds."""
+    best = series.best
+    if isinstance(experiment, Frozen) or experiment.restarts == "best" or best is None:
+        return []
+    chosen = experiment.grid[series.runs.index(best)]
+    return [_finetuning(experiment, chosen, seed) for seed in range(1, experiment.seeds)]
+
+
+def _finetuning(experiment: Experiment, settings: FinetuneConfig, seed: int) -> FinetuneRun:
+    """Return a run, whose name has the settings in which the runs of an experiment differ."""
+    settings = dataclasses.replace(settings, seed=settings.seed + seed)
+    rate = getattr(settings.training.optimizer, "lr", 0.0)
+    until = str(settings.training.until).replace(" ", "-")
+    name = f"lr{rate:g}-batch{settings.batch.n}-{until}-seed{settings.seed}"
+    return FinetuneRun(name, settings, experiment.others)
+
+
+def run(
+    experiment: Experiment | Frozen, out: Path, *, device: str, progress: Progress = SILENT
+) -> CellOutcome:
+    """Make the runs that are not finished.
+
+    Raises:
+        KeyboardInterrupt: a run was interrupted, and has saved.
+        ConfigError: a run was finished with other settings, on other data or from another model.
+        ResourceError: the best run has lost its weights.
+    """
+    place = place_of(experiment, out, device, progress)
+    expected = experiment.cells if isinstance(experiment, Experiment) else experiment.seeds
+    first = run_all(first_runs(experiment, out), place, expected=expected)
+    again = restarts(experiment, first) if first.finished else []
+    series = run_all(again, place, first) if again else first
+    if not series.finished:
+        raise KeyboardInterrupt
+    match experiment:
+        case Experiment(restarts="mean"):
+            others = series.runs[len(first.runs) :]
+            counted = tuple(each for each in (first.best, *others) if each and each.metrics)
+        case Experiment():
+            counted = () if series.best is None else (series.best,)
+        case Frozen():
+            counted = series.scored
+        case _:
+            assert_never(experiment)
+    outcome = CellOutcome(experiment, place.out, series, counted)
+    best = outcome.best
+    if best and isinstance(experiment, Experiment) and not (best / "model").exists():
+        what = "is the best run now, but its weights were deleted when another run was better"
+        raise ResourceError(what, where=best, fix="Delete this folder to run it again.")
+    return outcome

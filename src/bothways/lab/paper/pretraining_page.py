@@ -1,0 +1,283 @@
+"""The result of a table on pre-training: `results.json` and a page, measured next to published.
+
+Spread and significance are over the seeds of fine-tuning. A row is one pre-training run: what
+another seed of pre-training would change is not in the intervals.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import bothways
+from bothways.core.atomic_files import replace_text
+from bothways.core.report import sections as s
+from bothways.core.runtime.devices import choose_device
+from bothways.core.terminal import counted, time_text
+from bothways.lab.paper.pretraining_runs import SCALES, RowOutcome, TableRequest, base_settings
+from bothways.lab.paper.pretraining_tables import COLUMNS
+from bothways.pretraining.run_page import BASELINES, POINTS, read_records
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of a row from the first one, in points of a column.
+
+    Attributes:
+        low, high: the 95 % confidence interval (Welch's t), over the seeds of fine-tuning.
+        p_value: of no difference.
+    """
+
+    points: float
+    low: float
+    high: float
+    p_value: float
+
+    def __str__(self) -> str:
+        return f"{self.points:+.1f} ({self.low:+.1f} to {self.high:+.1f}), p {self.p_value:.2g}"
+
+
+def difference(base: Many[float], other: Many[float]) -> Difference | None:
+    """Return the difference of the means; None without two seeds on each side, or spread.
+
+    Source: Welch 1947: variances may differ.
+    """
+    from scipy import stats
+
+    if min(len(base), len(other)) < 2 or (len({*base}) == 1 and len({*other}) == 1):
+        return None
+    test = stats.ttest_ind(other, base, equal_var=False)
+    interval = test.confidence_interval(CONFIDENCE)
+    points = statistics.fmean(other) - statistics.fmean(base)
+    return Difference(points, float(interval.low), float(interval.high), float(test.pvalue))
+
+
+def spread_text(values: Many[float]) -> str | None:
+    """Return mean and standard deviation as a text; None without a value."""
+    if not values:
+        return None
+    mean = f"{statistics.fmean(values):.1f}"
+    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.1f}"
+
+
+def published_of(request: TableRequest) -> dict[str, Mapping[str, float]]:
+    """Return the published figures by row."""
+    return {row.system: row.values for row in request.plan.published}
+
+
+def held_out_values(request: TableRequest, done: RowOutcome) -> dict[str, float]:
+    """Return the columns of held-out text: accuracies and F1 in percent, others as they are."""
+    metrics = done.pretrained.metrics
+    values = {
+        title: metrics[name] * (1.0 if name.endswith("perplexity") else 100.0)
+        for title, name in request.plan.held_out
+        if name in metrics
+    }
+    return values | dict(done.probes)
+
+
+def write_table_results(request: TableRequest, rows: Many[RowOutcome]) -> Path:
+    """Write `results.json`: measured and published figures, and every run."""
+    first = rows[0] if rows and rows[0].row == request.plan.rows[0] else None
+    values = {
+        "table": request.table,
+        "title": request.plan.title,
+        "scale": request.scale,
+        "budget of a pre-training run": str(base_settings(request).training.until),
+        "text": list(request.text),
+        "rows": [_row_values(request, done, first) for done in rows],
+        "published": [dataclasses.asdict(row) for row in request.plan.published],
+        "bothways": bothways.__version__,
+    }
+    file, text = request.out / "results.json", json.dumps(values, indent=1, ensure_ascii=False)
+    replace_text(file, text)
+    return file
+
+
+def _row_values(
+    request: TableRequest, done: RowOutcome, first: RowOutcome | None
+) -> dict[str, Any]:
+    columns = {}
+    for column in done.tasks:
+        values = done.values(column)
+        found = None if first in (None, done) else difference(first.values(column), values)
+        columns[column] = {
+            "seeds": list(values),
+            "mean": statistics.fmean(values) if values else None,
+            "difference": None if found is None else dataclasses.asdict(found),
+        }
+    outcome = done.pretrained
+    return {
+        "row": done.row.name,
+        "cell": done.row.cell,
+        "method": done.row.method,
+        "steps": outcome.steps,
+        "seconds": outcome.seconds,
+        "held-out": held_out_values(request, done),
+        "metrics": dict(outcome.metrics),
+        "columns": columns,
+    }
+
+
+def table_report(request: TableRequest, rows: Many[RowOutcome], *, device: str) -> s.Report:
+    """Return the report."""
+    cells = {done.row.cell for done in rows}
+    base = base_settings(request)
+    seeds = request.seeds or SCALES[request.scale].seeds
+    limit = request.limit or SCALES[request.scale].limit
+    most = "all" if limit is None else f"at most {limit:,}"
+    lead = (
+        f"{len(cells)} of {len(request.plan.cells)} pre-training runs, {base.training.until} each, "
+        f"on {', '.join(request.text)}; fine-tuned with {counted(seeds, 'seeds')} on {most} "
+        "examples."
+    )
+    parts: list[s.Section] = [*_comparison(request, rows)]
+    if differences := _differences(request, rows):
+        parts.append(differences)
+    parts += [*_curves(request, rows), *_charts(rows), _pretraining(request, rows)]
+    if remarks := _remarks(request):
+        parts.append(s.Prose("How to read it", remarks))
+    return s.Report(
+        "A table on pre-training, run again",
+        f"{request.plan.title}: {len(rows)} of {len(request.plan.rows)} rows.",
+        lead,
+        tuple(parts),
+        s.colophon(choose_device(device)),
+    )
+
+
+def _remarks(request: TableRequest) -> list[str]:
+    rows = [f"{row.name}: {row.note}." for row in request.rows if row.note]
+    sources = dict.fromkeys(row.table for row in request.plan.published)
+    cited = [f"Published figures: {'; '.join(sources)}."] if sources else []
+    small = "Models, text and budget are smaller than those of the published figures: compare the "
+    scale = [f"{small}order of the rows, not the values."] if request.scale == "small" else []
+    seeds = (
+        "Intervals are over the seeds of fine-tuning. Each row is one pre-training run: another "
+        "seed of pre-training moved the GLUE average of an ELECTRA-small by 0.57 points (the "
+        "standard deviation of 14 runs, in the README of electra_pytorch)."
+    )
+    return [*scale, *request.plan.notes, *rows, seeds, *cited]
+
+
+def _comparison(request: TableRequest, rows: Many[RowOutcome]) -> list[s.TableSection]:
+    """Return the measured columns next to the published ones, and the other published."""
+    there, done = published_of(request), {each.row.name: each for each in rows}
+    held_out = dict.fromkeys(title for each in rows for title in held_out_values(request, each))
+    measured = dict.fromkeys([*held_out, *(column for each in rows for column in each.tasks)])
+    shown = dict.fromkeys(column for values in there.values() for column in values)
+    names = dict.fromkeys([*(row.name for row in request.plan.rows), *there])
+    columns = [
+        part
+        for column in measured
+        for part in (column, *(["published"] if column in shown else []))
+    ]
+    lines: list[list[s.Cell]] = []
+    for name in names:
+        line: list[s.Cell] = [name]
+        for column in measured:
+            line.append(_measured(request, done.get(name), column))
+            if column in shown:
+                line.append(there.get(name, {}).get(column))
+        lines.append(line)
+    note = "Measured: mean ± standard deviation over the seeds of fine-tuning, on dev."
+    tables = [s.TableSection("Measured, and published", ["", *columns], lines, note=note)]
+    others = [column for column in shown if column not in measured]
+    if others:
+        known = [[name, *(row.get(column) for column in others)] for name, row in there.items()]
+        tables.append(s.TableSection("Published, not measured", ["", *others], known))
+    return tables
+
+
+def _measured(request: TableRequest, done: RowOutcome | None, column: str) -> s.Cell:
+    if done is None:
+        return None
+    if not done.pretrained.metrics:
+        return "diverged"
+    held_out = held_out_values(request, done)
+    if column in held_out:
+        return round(held_out[column], 2)
+    return _with_failures(spread_text(done.values(column)), done, column)
+
+
+def _with_failures(text: str | None, done: RowOutcome, column: str) -> str | None:
+    """Append the number of fine-tuning runs that have probably failed, or diverged."""
+    if column not in done.tasks:
+        return None
+    runs = done.tasks[column].series.runs
+    failed = sum(bool(run.failed) or not run.metrics for run in runs)
+    return f"{text or ''} ({failed} of {len(runs)} failed)".strip() if failed else text
+
+
+def _differences(request: TableRequest, rows: Many[RowOutcome]) -> s.TableSection | None:
+    first = request.plan.rows[0]
+    base = next((done for done in rows if done.row == first), None)
+    columns = [] if base is None else list(base.tasks)
+    lines: list[list[s.Cell]] = []
+    for done in rows:
+        if base is None or done.row == first:
+            continue
+        found = [difference(base.values(column), done.values(column)) for column in columns]
+        lines.append([done.row.name, *(None if each is None else str(each) for each in found)])
+    if not any(any(line[1:]) for line in lines):
+        return None
+    note = "In points, with the 95 % interval and the p-value of Welch's t-test over seeds."
+    return s.TableSection(f"Difference from {first.name}", ["", *columns], lines, note=note)
+
+
+def _curves(request: TableRequest, rows: Many[RowOutcome]) -> list[s.Curves]:
+    """Return the held-out loss of each run over time, one chart for each loss."""
+    lines: dict[str, list[s.Line]] = {}
+    baselines: dict[str, dict[str, float]] = {}
+    for cell, outcome in {done.row.cell: done.pretrained for done in rows}.items():
+        file = request.out / "cells" / cell / "metrics.jsonl"
+        records = read_records(file) if file.exists() else []
+        names = dict.fromkeys(n for r in records for n in r if n.startswith("held-out/loss/"))
+        for name in names:
+            points = [(r["seconds"] / 60, r[name]) for r in records if name in r][-POINTS:]
+            line = s.Line(cell, [x for x, _ in points], [y for _, y in points])
+            target = name.removeprefix("held-out/loss/")
+            lines.setdefault(target, []).append(line)
+            baselines.setdefault(target, {}).update(
+                (shown, outcome.metrics[f"{prefix}/loss/{target}"])
+                for prefix, shown in BASELINES.items()
+                if f"{prefix}/loss/{target}" in outcome.metrics
+            )
+    return [
+        s.Curves(f"Held-out loss: {name}", "minutes", "nats", drawn, baselines[name])
+        for name, drawn in lines.items()
+    ]
+
+
+def _charts(rows: Many[RowOutcome]) -> list[s.ComparisonChart]:
+    """Return a chart for each column, one dot for each seed."""
+    charts = []
+    for column in dict.fromkeys(column for done in rows for column in done.tasks):
+        groups = {
+            str(_with_failures(done.row.name, done, column)): done.values(column)
+            for done in rows
+            if done.values(column)
+        }
+        if groups:
+            charts.append(s.ComparisonChart(column, f"{COLUMNS[column][1]}, %", groups))
+    return charts
+
+
+def _pretraining(request: TableRequest, rows: Many[RowOutcome]) -> s.Details:
+    lines: list[list[s.Cell]] = []
+    for cell, done in {done.row.cell: done.pretrained for done in rows}.items():
+        file = request.out / "cells" / cell / "metrics.jsonl"
+        records = read_records(file) if file.exists() else []
+        tokens = int(records[-1]["tokens"]) if records else None
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in done.metrics.items())
+        lines.append([cell, done.steps, tokens, time_text(done.seconds), metrics or "diverged"])
+    columns = ["run", "steps", "tokens", "time", "metrics"]
+    return s.Details("Pre-training runs", (s.TableSection("Runs", columns, lines),))

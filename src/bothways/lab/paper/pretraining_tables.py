@@ -1,0 +1,456 @@
+"""Tables on pre-training as data: which runs a table has, and how its rows are fine-tuned.
+
+A table is a number of pre-training runs that differ in one point and are equal in text, vocabulary
+and budget. Each of its rows fine-tunes the model of one run; several rows may share a run, as "LTR"
+and "+ BiLSTM" do.
+
+Sources: Devlin et al. 2018 (sections 5.1, 5.2, C.1, C.2); Liu et al. 2019; Lan et al. 2019; Clark
+et al. 2020; Wettig et al. 2022.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from bothways.data.full_sentences import FullSentences
+from bothways.data.masking import Masking
+from bothways.data.next_sentence import NextSentence
+from bothways.data.segments import Segments
+from bothways.lab.paper import published
+from bothways.lab.paper.published import Published
+from bothways.model.attention.patterns import Causal
+from bothways.model.config import EncoderConfig, LSTMConfig, ModelConfig, Sharing
+from bothways.model.families import albert, bert, electra, gpt
+from bothways.objectives.causal_lm import BiLM, CausalLM
+from bothways.objectives.masked_lm import (
+    MaskedLM,
+    MaskedLMNextSentence,
+    MaskedObjective,
+    with_masking,
+)
+from bothways.objectives.objective import Objective
+from bothways.objectives.replaced_lm import ReplacedLM
+from bothways.objectives.replaced_tokens import GeneratorObjective, ReplacedTokens
+from bothways.objectives.sentence_order import MaskedLMSentenceOrder
+from bothways.pretraining.config import PretrainConfig
+from bothways.training.durations import part_of
+
+Scale = Literal["small", "paper"]
+"""Sizes of models and data: for a CPU, or those of the papers."""
+
+
+@dataclass(frozen=True)
+class PretrainCell:
+    """A pre-training run of a table; None for what is the table's own.
+
+    Attributes:
+        name: of its folder.
+        objective: what the model learns.
+        segments: of the phases that read the objective's segments.
+        masking: of objectives that hide tokens.
+        encoder: what becomes of the table's encoder.
+        copies: `data_copies`; 0 for new masks in every epoch.
+        share: of the budget.
+    """
+
+    name: str
+    objective: Objective | None = None
+    segments: Segments | None = None
+    masking: Masking | None = None
+    encoder: Callable[[EncoderConfig], ModelConfig] | None = None
+    copies: int | None = None
+    share: float = 1.0
+
+    def settings(self, base: PretrainConfig) -> PretrainConfig:
+        """Return the settings of the run, given those of the table."""
+        assert isinstance(base.encoder, EncoderConfig)
+        encoder = base.encoder if self.encoder is None else self.encoder(base.encoder)
+        masking = self.masking
+        # The masks of replaced token detection are part of the method.
+        own_masks = isinstance(self.objective, GeneratorObjective)
+        if isinstance(base.objective, MaskedObjective) and not own_masks:
+            masking = masking or base.objective.masking
+        objective = with_masking(self.objective or base.objective, masking)
+        phases = tuple(
+            dataclasses.replace(
+                phase,
+                segments=phase.segments or self.segments,
+                masking=phase.masking if objective.masks and not own_masks else None,
+            )
+            for phase in base.phases
+        )
+        until = part_of(base.training.end, self.share)
+        return dataclasses.replace(
+            base,
+            encoder=encoder,
+            objective=objective,
+            phases=phases,
+            training=dataclasses.replace(base.training, until=until),
+            data_copies=base.data_copies if self.copies is None else self.copies or None,
+            evaluation_masking=(
+                objective.masking
+                if isinstance(objective, GeneratorObjective)
+                else base.evaluation_masking
+            ),
+        )
+
+
+Method = Literal["fine-tuned", "BiLSTM"]
+"""How a row is fine-tuned: with the usual head, or with a BiLSTM below it."""
+
+
+@dataclass(frozen=True)
+class ResultRow:
+    """A row of a table: a pre-training run and how it is used.
+
+    Attributes:
+        name: as in the published table, where it has this row.
+        cell: the name of the run.
+        note: what the row is, if its name does not tell.
+    """
+
+    name: str
+    cell: str
+    method: Method = "fine-tuned"
+    note: str = ""
+
+
+Probe = Literal["order", "next"]
+"""Pairs on which a pair head is scored: in order or swapped, following or random."""
+
+
+@dataclass(frozen=True)
+class PretrainTable:
+    """A table on pre-training.
+
+    Attributes:
+        title: its subject.
+        encoder: of its runs, at the size of the paper.
+        objective: of its runs.
+        cells: the pre-training runs.
+        rows: in the table's order; the first one is what the others are compared with.
+        columns: the tasks of the paper, as named in `COLUMNS`.
+        published: the published rows, by the same names.
+        held_out: further columns: metrics of held-out text, by their title.
+        probes: pairs on which all models with a pair head are scored, by the title of the column.
+        notes: how it differs from the published one.
+    """
+
+    title: str
+    encoder: Callable[[], EncoderConfig]
+    objective: Objective
+    cells: tuple[PretrainCell, ...]
+    rows: tuple[ResultRow, ...]
+    columns: tuple[str, ...]
+    published: tuple[Published, ...]
+    held_out: tuple[tuple[str, str], ...] = (("perplexity", "held-out/perplexity"),)
+    probes: tuple[tuple[str, Probe], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+COLUMNS = {
+    "MNLI-m": ("MNLI", "accuracy"),
+    "QNLI": ("QNLI", "accuracy"),
+    "QQP": ("QQP", "accuracy"),
+    "MRPC": ("MRPC", "accuracy"),
+    "SST-2": ("SST-2", "accuracy"),
+    "CoLA": ("CoLA", "mcc"),
+    "STS-B": ("STS-B", "spearman"),
+    "RTE": ("RTE", "accuracy"),
+    "SQuAD 1.1 F1": ("v1.1", "f1"),
+    "SQuAD 2.0 F1": ("v2.0", "f1_best"),
+    "NER": ("CoNLL-2003", "f1"),
+    "NER features": ("concat-last-four", "f1"),
+}
+"""Task and metric of each column."""
+
+
+def scaled(encoder: EncoderConfig, scale: Scale) -> EncoderConfig:
+    """Return an encoder at a scale: small has a third of the layers and a quarter of all widths.
+
+    BERT-base becomes 4 layers of 192 with 3 heads. Weights start wider, as for any narrow encoder.
+    """
+    if scale == "paper":
+        return encoder
+    quarter = {
+        name: max(1, value // 4)
+        for name in ("width", "heads", "intermediate_size", "embedding")
+        if (value := getattr(encoder, name)) is not None
+    }
+    return dataclasses.replace(
+        encoder,
+        **quarter,
+        depth=max(1, encoder.depth // 3),
+        initial_range=2 * encoder.initial_range,
+    )
+
+
+def causal(encoder: EncoderConfig) -> EncoderConfig:
+    """Return the encoder with attention to the left only."""
+    return dataclasses.replace(encoder, patterns=(Causal(),))
+
+
+def gpt_of(encoder: EncoderConfig) -> EncoderConfig:
+    """Return a GPT of the encoder's size: no segments, no LayerNorm after the embeddings."""
+    shape = gpt.base()
+    return dataclasses.replace(
+        causal(encoder), segments=0, order=shape.order, activation=shape.activation
+    )
+
+
+def elmo_of(encoder: EncoderConfig) -> LSTMConfig:
+    """Return an ELMo whose vectors are as wide; each direction has cells for two widths."""
+    return LSTMConfig(
+        encoder.vocab,
+        projection=encoder.width // 2,
+        cells=2 * encoder.width,
+        dropout=encoder.dropout.hidden,
+        initial_range=encoder.initial_range,
+        pad=encoder.pad,
+        max_positions=encoder.max_positions,
+    )
+
+
+def _sized(depth: int, width: int, heads: int) -> Callable[[EncoderConfig], EncoderConfig]:
+    """Return what gives an encoder another size, in proportion to BERT-base."""
+    base = bert.base()
+
+    def resize(encoder: EncoderConfig) -> EncoderConfig:
+        """Return the encoder with this size."""
+        return dataclasses.replace(
+            encoder,
+            depth=max(1, encoder.depth * depth // base.depth),
+            width=encoder.width * width // base.width,
+            heads=max(1, encoder.heads * heads // base.heads),
+            intermediate_size=encoder.intermediate_size * width // base.width,
+        )
+
+    return resize
+
+
+def _unshared(encoder: EncoderConfig) -> EncoderConfig:
+    return dataclasses.replace(encoder, sharing=Sharing(groups=encoder.depth))
+
+
+def _sharing(parts: Literal["attention", "mlp"]) -> Callable[[EncoderConfig], EncoderConfig]:
+    """Return the change after which layers share this part alone."""
+    return lambda encoder: dataclasses.replace(encoder, sharing=Sharing(parts=parts))
+
+
+_SIZES = ((3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16), (24, 1024, 16))
+_SIZE_NAMES = tuple(f"L={depth} H={width} A={heads}" for depth, width, heads in _SIZES)
+_MIXES = ((80, 10, 10), (100, 0, 0), (80, 0, 20), (80, 20, 0), (0, 20, 80), (0, 0, 100))
+"""Shares of [MASK], of the token itself, and of random tokens, in percent."""
+_RATES = (15, 20, 30, 40, 50, 60, 70, 80)
+
+
+def _mixed(mask: int, random: int, rate: float) -> Masking:
+    return Masking(rate, mask=mask / 100, random=random / 100)
+
+
+_RATE_CELLS = (
+    *((f"{rate} %", _mixed(100, 0, rate / 100)) for rate in _RATES),
+    *((f"{rate} %, 80/10/10", _mixed(80, 10, rate / 100)) for rate in (15, 40)),
+)
+_PAIRS = MaskedLMNextSentence(NextSentence(short=0.1))
+
+
+def _slug(name: str) -> str:
+    """Return a name for a folder: "40 %, 80/10/10" → "40-80-10-10"."""
+    return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
+
+
+def _one_each(cells: tuple[PretrainCell, ...], names: tuple[str, ...]) -> tuple[ResultRow, ...]:
+    return tuple(ResultRow(name, cell.name) for cell, name in zip(cells, names, strict=True))
+
+
+_BERT_5_CELLS = (
+    PretrainCell("base"),
+    PretrainCell("no-nsp", MaskedLM(), NextSentence(short=0.1)),
+    PretrainCell("ltr", CausalLM(), encoder=causal),
+    PretrainCell("gpt", CausalLM(), encoder=gpt_of),
+    PretrainCell("elmo", BiLM(), encoder=elmo_of),
+)
+_SIZE_CELLS = tuple(
+    PretrainCell(_slug(name), encoder=_sized(*size))
+    for name, size in zip(_SIZE_NAMES, _SIZES, strict=True)
+)
+_MIX_NAMES = tuple("/".join(map(str, mix)) for mix in _MIXES)
+_MIX_CELLS = tuple(
+    PretrainCell(_slug(name), masking=_mixed(mask, random, 0.15))
+    for name, (mask, _, random) in zip(_MIX_NAMES, _MIXES, strict=True)
+)
+_STEP_CELLS = tuple(
+    PretrainCell(f"{name}-{round(100 * share)}", objective, encoder=change, share=share)
+    for name, objective, change in (("mlm", None, None), ("ltr", CausalLM(), causal))
+    for share in (0.25, 0.5, 1.0)
+)
+_ALBERT_CELLS = (
+    PretrainCell("none", MaskedLM()),
+    PretrainCell("nsp", _PAIRS),
+    PretrainCell("sop", MaskedLMSentenceOrder()),
+)
+_SHARING_CELLS = (
+    PretrainCell("all-shared"),
+    PretrainCell("attention-shared", encoder=_sharing("attention")),
+    PretrainCell("ffn-shared", encoder=_sharing("mlp")),
+    PretrainCell("not-shared", encoder=_unshared),
+)
+_ELECTRA_CELLS = (
+    PretrainCell("bert"),
+    PretrainCell("replace-mlm", ReplacedLM(judged="masked")),
+    PretrainCell("electra-15", ReplacedTokens(judged="masked")),
+    PretrainCell("all-tokens-mlm", ReplacedLM()),
+    PretrainCell("electra", ReplacedTokens()),
+)
+
+TABLES = {
+    "bert-5": PretrainTable(
+        "Pre-training tasks (Devlin et al. 2018, section 5.1, table 5)",
+        bert.base,
+        _PAIRS,
+        _BERT_5_CELLS,
+        (
+            ResultRow("BERT-Base", "base"),
+            ResultRow("No NSP", "no-nsp", note="the same pairs, without the loss on them"),
+            ResultRow("LTR & No NSP", "ltr", note="left to right, also in fine-tuning"),
+            ResultRow("+ BiLSTM", "ltr", "BiLSTM"),
+            ResultRow("GPT", "gpt", note="a GPT of the same size, text and budget"),
+            ResultRow("ELMo + BiLSTM", "elmo", "BiLSTM", "LSTMs in two directions, fine-tuned"),
+        ),
+        ("MNLI-m", "QNLI", "MRPC", "SST-2", "SQuAD 1.1 F1", "NER"),
+        published.BERT_5,
+        notes=(
+            "The published table has no column for entities: a left-to-right model reads nothing "
+            "to the right of a word there.",
+            "Left-to-right models predict every token, masked ones a part: perplexities of "
+            "different objectives do not compare.",
+            "GPT and ELMo have no row in the published table: its text and size are BERT's here.",
+        ),
+    ),
+    "bert-6": PretrainTable(
+        "Model size (Devlin et al. 2018, section 5.2, table 6)",
+        bert.base,
+        _PAIRS,
+        _SIZE_CELLS,
+        _one_each(_SIZE_CELLS, _SIZE_NAMES),
+        ("MNLI-m", "MRPC", "SST-2"),
+        published.BERT_6,
+        notes=(
+            "In equal time a larger model reads less text; with a budget in steps all read the "
+            "same, as in the paper.",
+        ),
+    ),
+    "bert-8": PretrainTable(
+        "Masking procedures (Devlin et al. 2018, appendix C.2, table 8)",
+        bert.base,
+        _PAIRS,
+        _MIX_CELLS,
+        _one_each(_MIX_CELLS, _MIX_NAMES),
+        ("MNLI-m", "NER", "NER features"),
+        published.BERT_8,
+    ),
+    "masking-rate": PretrainTable(
+        "Masking rates (Wettig et al. 2022)",
+        bert.base,
+        MaskedLM(),
+        tuple(PretrainCell(_slug(name), masking=masking) for name, masking in _RATE_CELLS),
+        tuple(ResultRow(name, _slug(name)) for name, _ in _RATE_CELLS),
+        ("MNLI-m", "QNLI", "QQP", "SST-2"),
+        published.MASKING_RATE,
+        notes=("The published rows are of a large model, pre-norm, in batches of 4,096.",),
+    ),
+    "roberta-1": PretrainTable(
+        "Static and dynamic masks (Liu et al. 2019, table 1)",
+        bert.base,
+        MaskedLM(),
+        (PretrainCell("static", copies=10), PretrainCell("dynamic", copies=0)),
+        (ResultRow("static", "static"), ResultRow("dynamic", "dynamic")),
+        ("SQuAD 2.0 F1", "MNLI-m", "SST-2"),
+        published.ROBERTA_1,
+        notes=(
+            "Static masks repeat after ten epochs: a run of fewer epochs has the same masks in "
+            "both rows.",
+        ),
+    ),
+    "roberta-2": PretrainTable(
+        "Input formats (Liu et al. 2019, table 2)",
+        bert.base,
+        MaskedLM(),
+        (
+            PretrainCell("segment-pair", _PAIRS),
+            PretrainCell("full-sentences", MaskedLM()),
+            PretrainCell("doc-sentences", MaskedLM(FullSentences(cross=False))),
+        ),
+        (
+            ResultRow("SEGMENT-PAIR", "segment-pair"),
+            ResultRow("FULL-SENTENCES", "full-sentences"),
+            ResultRow("DOC-SENTENCES", "doc-sentences"),
+        ),
+        ("SQuAD 1.1 F1", "SQuAD 2.0 F1", "MNLI-m", "SST-2"),
+        published.ROBERTA_2,
+        notes=("SENTENCE-PAIR, two single sentences an input, is not run.",),
+    ),
+    "albert-sentences": PretrainTable(
+        "Sentence losses (Lan et al. 2019, table 5)",
+        albert.base,
+        MaskedLM(),
+        _ALBERT_CELLS,
+        _one_each(_ALBERT_CELLS, ("none", "NSP", "SOP")),
+        ("MNLI-m", "SST-2"),
+        published.ALBERT_SENTENCES,
+        held_out=(("MLM accuracy", "held-out/accuracy/masked"),),
+        probes=(("NSP accuracy", "next"), ("SOP accuracy", "order")),
+        notes=(
+            "The accuracies on the other loss are those of the pair head as it is; a model without "
+            'a pair head has none. "One answer" is the accuracy of always giving the most frequent '
+            "answer.",
+        ),
+    ),
+    "albert-sharing": PretrainTable(
+        "Shared layers (Lan et al. 2019, table 4)",
+        albert.base,
+        MaskedLMSentenceOrder(),
+        _SHARING_CELLS,
+        _one_each(_SHARING_CELLS, ("all shared", "attention shared", "FFN shared", "not shared")),
+        ("MNLI-m", "SST-2"),
+        published.ALBERT_SHARING,
+    ),
+    "electra": PretrainTable(
+        "Replaced token detection and masked LM (Clark et al. 2020, section 3.4)",
+        electra.PRESETS["electra-base-discriminator"],
+        MaskedLM(masking=Masking(0.15)),
+        _ELECTRA_CELLS,
+        _one_each(
+            _ELECTRA_CELLS, ("BERT", "Replace MLM", "ELECTRA 15 %", "All-Tokens MLM", "ELECTRA")
+        ),
+        ("MNLI-m", "QNLI", "QQP", "MRPC", "SST-2", "CoLA", "STS-B", "RTE"),
+        published.ELECTRA_GAINS,
+        held_out=(("F1 of replaced tokens", "held-out/f1/replaced"),),
+        notes=(
+            "At the small scale the rows with a generator begin with masked LM in the first part "
+            "of their budget: from random weights they detect nothing within minutes.",
+        ),
+    ),
+    "steps": PretrainTable(
+        "Number of training steps (Devlin et al. 2018, appendix C.1, figure 5)",
+        bert.base,
+        _PAIRS,
+        _STEP_CELLS,
+        tuple(
+            ResultRow(f"{name} at {share} %", f"{name.lower()}-{share}")
+            for name in ("MLM", "LTR")
+            for share in (25, 50, 100)
+        ),
+        ("MNLI-m",),
+        (),
+        notes=(
+            "Each row is a run of its own, whose rate has fallen to 0 at its end; the figure's "
+            "points are states of one run.",
+        ),
+    ),
+}
+"""The tables by name."""

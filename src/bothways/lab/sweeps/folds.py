@@ -1,0 +1,190 @@
+"""Cross-validation: a run per fold of the training data, and predictions for every example.
+
+Each example is dev data once (`finetuning.splits`), and is predicted by the run that was not
+trained on it. The spread of the metrics over the folds says how far a single split is to be
+trusted; the predictions find wrong labels, and are what a second model may be trained on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bothways.core.atomic_files import replace_text
+from bothways.core.errors import ConfigError
+from bothways.core.progress import Progress
+from bothways.finetuning.prepare import FinetuneConfig, Rows, read_split
+from bothways.finetuning.run import finetune
+from bothways.finetuning.splits import SplitResult, fold_name
+from bothways.hub.provenance import digest_of_model
+from bothways.lab.sweeps.runs import (
+    FinetuneRun,
+    Series,
+    SweepFolder,
+    SweepOutcome,
+    read_finished,
+    run_all,
+    write_sweep_report,
+)
+from bothways.prediction.engine import predict
+from bothways.tasks.base import examples_fingerprint
+from bothways.training.parallel import is_main, plan_here
+
+PREDICTIONS = "out_of_fold.jsonl"
+"""The file with the predictions, in the folder of a fold and of the series."""
+_TRUTHS = ("label", "labels", "tags", "answers")
+
+
+@dataclass(frozen=True)
+class MetricSpread:
+    """A metric over the folds; the deviation has n − 1 in its denominator."""
+
+    mean: float
+    deviation: float
+
+
+@dataclass(frozen=True)
+class FoldRun(FinetuneRun):
+    """The run whose dev data is one fold.
+
+    Attributes:
+        rows: to read instead of the source that the settings name.
+    """
+
+    rows: Rows | None = None
+
+    def digests(self) -> dict[str, str]:
+        """Return the sha256 of all rows of the fold's two sides, and of the model."""
+        if self.rows is None:
+            return super().digests()
+        parts = read_split(self.settings, self.rows)
+        ordered = [example for _, example in _in_order(parts)]
+        return {
+            "train": examples_fingerprint(ordered),
+            "model": digest_of_model(self.settings.model),
+        }
+
+    def start(
+        self, folder: Path, *, resume: bool, device: str, progress: Progress
+    ) -> SweepOutcome | None:
+        """Fine-tune, and write the predictions for the fold."""
+        done = finetune(
+            self.settings, folder, train=self.rows, resume=resume, device=device, progress=progress
+        )
+        if not done.finished:
+            return None
+        if done.metrics:  # on the main rank
+            parts = read_split(self.settings, self.rows)
+            results = predict(done.learner, parts.dev)
+            lines = (
+                {"row": row + 1, **_record(example, prediction)}
+                for row, (example, prediction) in zip(parts.dev_rows, results, strict=True)
+            )
+            _write_lines(folder / PREDICTIONS, lines)
+        if done.failure is not None:
+            progress.message(done.failure.message(several=True))
+        chosen = self.settings.chosen_by
+        return SweepOutcome(
+            self.name,
+            done.metrics,
+            done.failure.failed if done.failure else (),
+            chosen,
+            self.settings.directions(done.learner.task, done.learner.labels)[chosen],
+            done.progress.steps,
+            done.progress.seconds,
+        )
+
+
+def finetune_folds(
+    settings: FinetuneConfig, folds: int, place: SweepFolder, rows: Rows | None = None
+) -> Series:
+    """Fine-tune once per fold, in `fold-N`; each needs the time of a run.
+
+    `folds.json` has mean and deviation of each metric, `out_of_fold.jsonl` the prediction for each
+    example by its row, counted from 1. Examples whose label no other has are in no fold.
+
+    Args:
+        settings: of each run; their dev data is that of the folds.
+        rows: to read instead of the source that the settings name; not an iterator.
+
+    Raises:
+        ConfigError: fewer than two folds, or dev data in addition.
+        BothwaysError: the errors of `runs.run_all`.
+    """
+    if folds < 2:
+        fix = "Give 2 or more, such as 5."
+        raise ConfigError(f"must be at least 2, not {folds}", where="folds", fix=fix)
+    if settings.dev is not None:
+        what = "is given, and the dev data of each run is a fold of the training data"
+        raise ConfigError(what, where="dev", fix="Leave out one of the two.")
+    runs = [
+        FoldRun(
+            f"fold-{number}", dataclasses.replace(settings, dev=fold_name(number, folds)), rows=rows
+        )
+        for number in range(1, folds + 1)
+    ]
+    for run in runs if place.resume else ():
+        if not (place.out / run.name / PREDICTIONS).exists() and read_finished(run, place):
+            what = f"a finished run has no {PREDICTIONS}"
+            raise ConfigError(what, where=place.out / run.name, fix="Delete its folder.")
+    series = run_all(runs, place)
+    if series.finished and is_main(plan_here()):
+        spread = {name: dataclasses.asdict(one) for name, one in fold_spread(series).items()}
+        write_sweep_report(
+            place.out / "folds.json", {"folds": folds, "metrics": spread}, series.runs
+        )
+        _write_lines(place.out / PREDICTIONS, _joined(place.out, series))
+    return series
+
+
+def fold_spread(series: Series) -> dict[str, MetricSpread]:
+    """Return mean and deviation of each metric over the folds; runs that diverged have none."""
+    scored = series.scored
+    names = scored[0].metrics if scored else ()
+    values = {
+        name: [run.metrics[name] for run in scored]
+        for name in names
+        if all(name in run.metrics for run in scored)
+    }
+    return {
+        name: MetricSpread(statistics.fmean(each), statistics.stdev(each) if len(each) > 1 else 0.0)
+        for name, each in values.items()
+    }
+
+
+def _in_order(parts: SplitResult) -> list[tuple[int, Any]]:
+    """Return the examples of both sides by their row."""
+    rows = {*parts.dev_rows}
+    train = iter(parts.train)
+    dev = iter(parts.dev)
+    count = len(parts.train) + len(parts.dev)
+    return [(row, next(dev if row in rows else train)) for row in range(count)]
+
+
+def _record(example: Any, prediction: Any) -> dict[str, Any]:
+    """Return a prediction with the source of its example and the right answer."""
+    name = next((name for name in _TRUTHS if hasattr(example, name)), None)
+    truth = {} if name is None else {"truth": getattr(example, name)}
+    return {"where": example.where, **truth, "prediction": prediction.to_json()}
+
+
+def _joined(out: Path, series: Series) -> Iterator[Mapping[str, Any]]:
+    """Yield the predictions of all folds in the order of the rows."""
+    lines = [
+        {**json.loads(line), "fold": number}
+        for number, run in enumerate(series.runs, 1)
+        if (out / run.name / PREDICTIONS).exists()
+        for line in (out / run.name / PREDICTIONS).read_text(encoding="utf8").split("\n")
+        if line
+    ]
+    yield from sorted(lines, key=lambda values: values["row"])
+
+
+def _write_lines(file: Path, lines: Iterator[Mapping[str, Any]]) -> None:
+    text = "".join(json.dumps(values, ensure_ascii=False) + "\n" for values in lines)
+    replace_text(file, text)

@@ -1,0 +1,126 @@
+"""One fine-tuning run with several seeds: the spread of its results.
+
+For the large model on small sets the paper takes the best of several restarts on the dev data
+(Devlin et al. 2018, section 4.1). That number hides the spread: Dodge et al. 2020, Mosbach et al.
+2020.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+import statistics
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from bothways.core.errors import ConfigError
+from bothways.finetuning.prepare import FinetuneConfig
+from bothways.lab.sweeps.runs import (
+    FinetuneRun,
+    Series,
+    SweepFolder,
+    keep_best,
+    run_all,
+    write_sweep_report,
+)
+
+MOST_RUNS = 10_000
+"""Maximum number of runs of a series."""
+Seed = int | tuple[int, int]
+"""One seed for a whole run, or one for the head and one for the order of the data and dropout."""
+
+
+@dataclass(frozen=True)
+class SeedSpread:
+    """The metric over the seeds; runs that diverged are left out.
+
+    Attributes:
+        metric: by which the best run is chosen.
+        mean, median, best: of the metric.
+        deviation: the standard deviation, with n − 1; None for a single run.
+        failed: number of runs that failed or diverged; those that failed without diverging count
+            in the metric.
+    """
+
+    metric: str
+    mean: float
+    median: float
+    best: float
+    deviation: float | None
+    failed: int
+
+
+def parse_seeds(text: str, first: int = 0) -> tuple[Seed, ...]:
+    """Return the seeds that a text names.
+
+        "5" → five seeds from `first` on; "3,14,15" → these; "7," → this one
+        "2x3" → two seeds of the head, each with three seeds of the order
+
+    Raises:
+        ConfigError: the text has another form, a number of seeds below 1, or a seed twice.
+    """
+    counts = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text.strip())
+    if counts and int(counts[1]) * int(counts[2] or 1) > MOST_RUNS:
+        what = f"{text.strip()!r} is more than {MOST_RUNS:,} runs"
+        fix = "Write a smaller number, or one seed with a comma, such as 12345,."
+        raise ConfigError(what, where="seeds", fix=fix)
+    if crossed := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text.strip()):
+        heads, orders = (range(first, first + int(count)) for count in crossed.groups())
+        return tuple(itertools.product(heads, orders))
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > 1 and not parts[-1]:
+        parts.pop()
+    elif len(parts) == 1 and parts[0].isdecimal() and int(parts[0]) > 0:
+        return tuple(range(first, first + int(parts[0])))
+    seeds = tuple(int(part) for part in parts if part.isdecimal())
+    if "," not in text or len(seeds) != len(parts) or len(set(seeds)) != len(seeds):
+        fix = (
+            "Write a number of seeds, such as 5, the seeds, such as 3,14,15, or numbers of heads "
+            "and orders, such as 5x3."
+        )
+        raise ConfigError(f"{text!r} does not name seeds", where="seeds", fix=fix)
+    return seeds
+
+
+def finetune_seeds(settings: FinetuneConfig, seeds: Many[Seed], place: SweepFolder) -> Series:
+    """Fine-tune once per seed, in `seed-N` or `seed-N-order-M`.
+
+    `model` is the best run's, `seeds.json` lists all results. A single seed is that of the head
+    and, unless `order_seed` is set, of the order of the data and dropout. Raises the errors of
+    `runs.run_all`.
+    """
+    series = run_all((_run(settings, seed) for seed in seeds), place)
+    if series.finished:
+        keep_best(series, place)
+        summary = seed_spread(series)
+        write_sweep_report(
+            place.out / "seeds.json", dataclasses.asdict(summary) if summary else {}, series.runs
+        )
+    return series
+
+
+def _run(settings: FinetuneConfig, seed: Seed) -> FinetuneRun:
+    """Return the run of a seed."""
+    match seed:
+        case int():
+            return FinetuneRun(f"seed-{seed}", dataclasses.replace(settings, seed=seed))
+        case head, order:
+            crossed = dataclasses.replace(settings, seed=head, order_seed=order)
+            return FinetuneRun(f"seed-{head}-order-{order}", crossed)
+
+
+def seed_spread(series: Series) -> SeedSpread | None:
+    """Return the spread of the metric over the runs; None if all diverged."""
+    best = series.best
+    if best is None:
+        return None
+    values = [run.metrics[best.metric] for run in series.scored]
+    return SeedSpread(
+        best.metric,
+        statistics.fmean(values),
+        statistics.median(values),
+        best.metrics[best.metric],
+        statistics.stdev(values) if len(values) > 1 else None,
+        sum(bool(run.failed) for run in series.runs),
+    )

@@ -1,0 +1,260 @@
+"""Attention over packed tokens, by the fastest kernel for the call: `attend`.
+
+`choose` decides. It is a pure function of an `AttentionCall`, which holds everything that the
+decision depends on but the thresholds (`runtime.tuning`) and what this machine has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from typing_extensions import assert_never
+
+from bothways.core.runtime.devices import has_flex
+from bothways.core.runtime.tuning import TUNING
+from bothways.model.attention.flash import attend_packed, supports_packed
+from bothways.model.attention.mask import EVERYTHING, AttentionPart, AttentionView
+from bothways.model.attention.padded_autograd import attend_gathered
+from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window, sees_all
+from bothways.model.attention.reference import (
+    PaddedKernel,
+    attend_from,
+    attend_in_blocks,
+    attend_padded,
+)
+from bothways.model.kernels import library
+from bothways.model.kernels.attention import packed_attention, supports
+from bothways.model.kernels.library import Feature
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What the choice of a kernel depends on.
+
+    Attributes:
+        device, dtype: of queries, keys and values.
+        head_size: features of a head.
+        max_seqlen: the longest sequence, in tokens.
+        pattern: which tokens attend to which.
+        dropout: the rate on attention probabilities.
+        learning: whether there will be gradients.
+        global_tokens: whether the batch names global tokens that the pattern attends to.
+        global_qkv: whether these have queries, keys and values of their own.
+        relative: whether scores of relative positions are added.
+        rectangle: whether the call is for one rectangle of a batch, not for all of it.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    head_size: int
+    max_seqlen: int
+    pattern: Pattern = EVERYTHING
+    dropout: float = 0.0
+    learning: bool = False
+    global_tokens: bool = False
+    global_qkv: bool = False
+    relative: bool = False
+    rectangle: bool = False
+
+
+@dataclass(frozen=True)
+class Packed:
+    """FlashAttention over packed sequences on a GPU: no rectangles, no padding."""
+
+
+@dataclass(frozen=True)
+class Flexible:
+    """FlexAttention over packed sequences: a window with global tokens on a GPU."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The library's compiled CPU kernel over packed sequences."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Matrix products over rectangles, with a backward pass of its own for all of a batch."""
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """Block-sparse attention in a rectangle, in time linear in the length."""
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Full attention with a mask in a rectangle."""
+
+    kernel: PaddedKernel
+
+
+Kernel = Packed | Flexible | Compiled | Gathered | Blocked | Padded
+
+
+def choose(call: AttentionCall) -> Kernel:
+    """Return the kernel for a call: the first row of this table that fits.
+
+    | # | device | dtype | pattern | dropout | learning | length | kernel |
+    |---|---|---|---|---|---|---|---|
+    | 1 | CUDA (`supports_packed`) | bf16, fp16 | full, causal, window | 0 | any | any | Packed |
+    | 2 | CUDA (`has_flex`) | any | window with global tokens | 0 | any | any | Flexible |
+    | 3 | CPU (`attention.supports`) | fp32 | all see all | 0 | any | ≤ `compiled` | Compiled |
+    | 4 | the same | fp32 | all see all | > 0 | any | any | Compiled |
+    | 5 | the same with AMX | bf16 | all see all | 0 | any | ≤ `compiled_amx` | Compiled |
+    | 6 | the same with AMX | bf16 | all see all | > 0 | any | any | Compiled |
+    | 7 | the same without AMX | bf16 | all see all | 0 | no | ≤ `compiled` | Compiled |
+    | 8 | CPU | any | not as rows 10, 11 | any | yes | `padded_kernel`: products | Gathered |
+    | 9 | any | any | any | any | any | any, with `relative` | Padded |
+    | 10 | any | any | window | any | any | > 2 · radius + `masked_window` | Blocked |
+    | 11 | any | any | blocks | any | any | > `pattern.dense` | Blocked |
+    | 12 | any | any | any | any | any | any | Padded |
+
+    Rows 1 to 8 are for whole batches without `relative`: a rectangle and a call with `relative`
+    begin at row 9. Row 1 needs a batch without global tokens. Row 2 needs heads of 16, 32, …
+    features. Rows 3 to 8 need a call without `global_qkv`, row 8 one without global tokens.
+    """
+    if call.relative:
+        return Padded(padded_kernel(replace(call, learning=True)))
+    # A rectangle has left the packed form: kernels for whole batches are out of the question.
+    if not call.rectangle:
+        if _is_packed(call):
+            return Packed()
+        if _is_flexible(call):
+            return Flexible()
+        if _is_compiled(call):
+            return Compiled()
+    if _is_sparse(call):
+        return Blocked()
+    kernel = padded_kernel(call)
+    dense = not (call.rectangle or call.global_tokens or call.global_qkv)
+    return Gathered() if dense and call.learning and kernel == "products" else Padded(kernel)
+
+
+def _is_packed(call: AttentionCall) -> bool:
+    plain = not isinstance(call.pattern, Blocks) and not call.global_tokens and not call.global_qkv
+    return plain and call.dropout == 0 and supports_packed(call.device, call.dtype, call.head_size)
+
+
+def _is_flexible(call: AttentionCall) -> bool:
+    sized = call.head_size % 16 == 0
+    return call.global_tokens and call.dropout == 0 and sized and has_flex(call.device)
+
+
+def _is_compiled(call: AttentionCall) -> bool:
+    if call.global_qkv or not sees_all(call.pattern, call.max_seqlen):
+        return False
+    amx = call.dtype == torch.bfloat16 and Feature.AMX in library.kernel_features()
+    short = call.max_seqlen <= (TUNING.compiled_amx if amx else TUNING.compiled)
+    if call.dtype == torch.float32 or amx:
+        allowed = call.dropout > 0 or short  # torch has no fused kernel with dropout on a CPU
+    else:
+        allowed = call.dropout == 0 and short and not call.learning
+    return allowed and supports(call.device, call.dtype, call.head_size)
+
+
+def _is_sparse(call: AttentionCall) -> bool:
+    match call.pattern:
+        case Window(radius):
+            cpu = call.device.type == "cpu"
+            more = TUNING.masked_window_cpu if cpu else TUNING.masked_window_cuda
+            return call.max_seqlen > 2 * radius + more
+        case Blocks():
+            return call.max_seqlen > call.pattern.dense
+        case Full() | Causal():
+            return False
+        case _:
+            assert_never(call.pattern)
+
+
+def padded_kernel(call: AttentionCall) -> PaddedKernel:
+    """Return how a rectangle of `call.max_seqlen` keys is computed.
+
+    | device | dropout | learning | dtype | keys | kernel |
+    |---|---|---|---|---|---|
+    | CUDA | any | any | any | any | fused |
+    | CPU | > 0 | any | any | any | products: the fused kernel has no dropout |
+    | CPU | 0 | no | fp32 | ≤ `in_place_fp32` | in place |
+    | CPU | 0 | no | fp32 | more | fused |
+    | CPU | 0 | yes | fp32 | ≤ `products_fp32` | products |
+    | CPU | 0 | any | bf16 | ≤ `products_bf16` | products |
+    | CPU | 0 | any | any | more | fused |
+    """
+    if call.device.type != "cpu":
+        return "fused"
+    if call.dropout > 0:
+        return "products"
+    if not call.learning and call.dtype == torch.float32:
+        return "in_place" if call.max_seqlen <= TUNING.in_place_fp32 else "fused"
+    bf16 = call.dtype == torch.bfloat16
+    short = call.max_seqlen <= (TUNING.products_bf16 if bf16 else TUNING.products_fp32)
+    return "products" if short else "fused"
+
+
+def attend(
+    qkv: Float[Tensor, "tokens 3 heads d"],
+    view: AttentionView,
+    rate: float = 0.0,
+    global_qkv: Float[Tensor, "tokens 3 heads d"] | None = None,
+) -> Float[Tensor, "tokens heads d"]:
+    """Let every token attend to the tokens of its own sequence that it sees.
+
+    Args:
+        qkv: queries, keys and values.
+        view: which tokens see which.
+        rate: of the dropout on attention probabilities.
+        global_qkv: queries, keys and values for the global tokens of a window; None for `qkv`.
+    """
+    if view.rotary is not None:
+        qkv, global_qkv = view.rotary(qkv), None if global_qkv is None else view.rotary(global_qkv)
+    call = AttentionCall(
+        qkv.device, qkv.dtype, qkv.shape[-1], view.layout.max_seqlen, view.pattern, rate,
+        qkv.requires_grad, view.has_global_tokens, global_qkv is not None,
+    )  # fmt: skip
+    match choose(call):
+        # The whole batch at once …
+        case Packed():
+            return attend_packed(qkv, view)
+        case Flexible():
+            return view.flexible(qkv, global_qkv)
+        case Compiled():
+            return packed_attention(qkv, view.layout, rate)
+        case Gathered():
+            return attend_gathered(qkv, view.parts, rate)
+        # … or rectangle by rectangle, each with its own choice.
+        case Blocked() | Padded():
+            parts = [_attend_part(qkv, global_qkv, part, call) for part in view.parts]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _attend_part(
+    qkv: Tensor, global_qkv: Tensor | None, part: AttentionPart, batch: AttentionCall
+) -> Float[Tensor, "part heads d"]:
+    """Attend in one rectangle."""
+    rectangle, rate = part.rectangle, batch.dropout
+    q, k, v = rectangle.pad(qkv).permute(2, 0, 3, 1, 4)  # each (rows, heads, longest, d)
+    call = replace(batch, max_seqlen=rectangle.longest, rectangle=True)
+    match choose(call):
+        case Blocked():
+            if isinstance(part.pattern, Blocks):
+                rate = 0.0  # BigBird's code drops no probability here
+            sparse = part.block_mask
+            # Each block is a rectangle of its own: its length is the number of keys that it reads.
+            read = replace(call, dropout=rate, max_seqlen=sparse.mask.shape[-1])
+            outputs = attend_in_blocks(
+                q, k, v, sparse, part.global_tokens, rate, padded_kernel(read)
+            )
+        case Padded(kernel):
+            outputs = attend_padded(q, k, v, part.mask, rate, kernel)
+        case other:
+            raise AssertionError(f"{other} is for a whole batch")
+    if part.global_tokens is not None:
+        # Global tokens attend to all tokens, in windows through projections of their own.
+        if global_qkv is not None and isinstance(part.pattern, Window):
+            q, k, v = rectangle.pad(global_qkv).permute(2, 0, 3, 1, 4)
+        kernel = padded_kernel(replace(call, dropout=rate))
+        outputs = attend_from(part.global_tokens, q, k, v, rectangle, rate, kernel, outputs)
+    return rectangle.unpad(outputs.transpose(1, 2))

@@ -1,0 +1,223 @@
+"""What the tokens of a batch see of each other in a layer: masks, global tokens, positions.
+
+Equal layers share one `AttentionView`, so that masks and angles are computed once per batch, and
+only when a kernel asks for them: kernels for packed sequences need neither rectangles nor masks.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from typing_extensions import assert_never
+
+from bothways.core.layout import Layout, Rectangle
+from bothways.model.attention.bigbird_random import RandomBlocks, random_blocks
+from bothways.model.attention.block_sparse import (
+    BlockSparseMask,
+    GlobalTokens,
+    bigbird_mask,
+    first_and_last,
+    window_mask,
+)
+from bothways.model.attention.flex import FlexWindow
+from bothways.model.attention.head_index import HeadIndex
+from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window, sees_all
+
+EVERYTHING = Full()
+
+
+@dataclass(frozen=True)
+class RotaryTables:
+    """The rotation of queries and keys: cosine and sine of each token's angles, in fp32.
+
+    Feature i is paired with feature i + d/2.
+
+    Source: Su et al. 2021, section 3.2.2; the pairing is that of GPT-NeoX.
+    """
+
+    cos: Float[Tensor, "tokens 1 1 pairs"]
+    sin: Float[Tensor, "tokens 1 1 pairs"]
+
+    @classmethod
+    def of(
+        cls, positions: Int[Tensor, " tokens"], size: int, base: float, factor: float = 1.0
+    ) -> RotaryTables:
+        """Return the angles p / (factor · base^(2i/size)) of positions p, for heads of `size`."""
+        powers = torch.arange(0, size, 2, dtype=torch.float32, device=positions.device) / size
+        angles = (positions[:, None].float() * (1.0 / base**powers / factor))[:, None, None, :]
+        return cls(angles.cos(), angles.sin())
+
+    def __call__(self, qkv: Float[Tensor, "tokens 3 heads d"]) -> Float[Tensor, "tokens 3 heads d"]:
+        """Rotate queries and keys, in fp32; values stay as they are."""
+        first, second = qkv[:, :2].float().chunk(2, -1)  # each (tokens, 2, heads, d/2)
+        # A rotation of the plane: (a, b) → (a cos − b sin, b cos + a sin).
+        turned = torch.cat(
+            [first * self.cos - second * self.sin, second * self.cos + first * self.sin], -1
+        )
+        return torch.cat([turned.to(qkv.dtype), qkv[:, 2:]], 1)
+
+
+@dataclass(frozen=True)
+class Distances:
+    """The rows of a table of relative positions that a batch needs.
+
+    Attributes:
+        start, stop: the rows `[start, stop)` of the table.
+        rows: for each rectangle of n tokens the row, counted from `start`, of each distance
+            query − key from n − 1 down to 1 − n.
+    """
+
+    start: int
+    stop: int
+    rows: tuple[Int[Tensor, " _"], ...]
+
+
+@dataclass(frozen=True)
+class AttentionPart:
+    """A rectangle and what its tokens see of each other, computed when it is first asked for.
+
+    Attributes:
+        rectangle: sequences of near-equal length; of equal length for block attention.
+        pattern: which tokens attend to which.
+        device: that of the batch.
+        global_tokens: the global tokens in the rectangle; None without them.
+        random: the key of random blocks; None in evaluation and for other patterns.
+    """
+
+    rectangle: Rectangle
+    pattern: Pattern
+    device: torch.device
+    global_tokens: GlobalTokens | None = None
+    random: RandomBlocks | None = None
+    _indices: dict[int, HeadIndex] = field(default_factory=dict, init=False, compare=False)
+
+    def head_index(self, heads: int) -> HeadIndex:
+        """Return where the vectors of this many heads are stored; computed once."""
+        if heads not in self._indices:
+            self._indices[heads] = HeadIndex.of(self.rectangle, heads)
+        return self._indices[heads]
+
+    @functools.cached_property
+    def mask(self) -> Bool[Tensor, "rows 1 queries longest"] | None:
+        """True where a query attends to a key; None if every query attends to every key.
+
+        Rows and queries have length 1 where all are the same.
+        """
+        return attention_mask(self.pattern, self.rectangle, self.device, self.global_tokens)
+
+    @functools.cached_property
+    def block_mask(self) -> BlockSparseMask:
+        """The same for block-sparse attention, in space linear in the length."""
+        match self.pattern:
+            case Window():
+                return window_mask(self.rectangle, self.pattern, self.global_tokens, self.device)
+            case Blocks():
+                assert self.global_tokens is not None, "longer than `dense`"
+                drawn = random_blocks(self.random, self.rectangle.longest, self.pattern)
+                return bigbird_mask(
+                    self.rectangle, self.pattern, self.global_tokens, drawn.to(self.device)
+                )
+            case _:
+                raise AssertionError(f"{self.pattern} is not sparse")
+
+
+@dataclass(frozen=True)
+class AttentionView:
+    """What the tokens of a batch see in a layer.
+
+    Attributes:
+        layout: the geometry of the batch.
+        pattern: which tokens attend to which.
+        rotary: the rotary positions; None without them.
+        distances: the distances of disentangled positions; None without them.
+        global_attention_mask: True for the global tokens of a window; None without them.
+        random: the key of random blocks, as in `AttentionPart`.
+    """
+
+    layout: Layout
+    pattern: Pattern = EVERYTHING
+    rotary: RotaryTables | None = None
+    distances: Distances | None = None
+    global_attention_mask: Bool[Tensor, " tokens"] | None = None
+    random: RandomBlocks | None = None
+
+    @functools.cached_property
+    def has_global_tokens(self) -> bool:
+        """True if the batch names global tokens and the pattern attends to them."""
+        mask = self.global_attention_mask
+        window = isinstance(self.pattern, Window) and self.pattern.global_attention
+        return window and mask is not None and bool(mask.any())
+
+    @functools.cached_property
+    def parts(self) -> tuple[AttentionPart, ...]:
+        """The rectangles of the layout with what their tokens see."""
+        layout, pattern, device = self.layout, self.pattern, self.layout.positions.device
+        rectangles = layout.rectangles
+        # Blocks depend on the length of a sequence: long ones are read with others of their length.
+        if isinstance(pattern, Blocks):
+            rectangles = layout.even(pattern.dense)
+        return tuple(
+            AttentionPart(part, pattern, device, self._global_tokens(part), self.random)
+            for part in rectangles
+        )
+
+    @functools.cached_property
+    def flexible(self) -> FlexWindow:
+        """A window with global tokens as a block mask of FlexAttention."""
+        assert self.global_attention_mask is not None
+        assert isinstance(self.pattern, Window)
+        return FlexWindow(self.layout, self.pattern.radius, self.global_attention_mask)
+
+    def _global_tokens(self, part: Rectangle) -> GlobalTokens | None:
+        """Return a rectangle's global tokens: those of the batch, or the first and last blocks."""
+        match self.pattern:
+            case Window() if self.has_global_tokens:
+                assert self.global_attention_mask is not None
+                return GlobalTokens.of(part.pad(self.global_attention_mask))
+            case Blocks(size) if part.longest > self.pattern.dense:
+                return first_and_last(part, size, self.layout.positions.device)
+            case _:
+                return None
+
+
+def attention_mask(
+    pattern: Pattern,
+    part: Rectangle,
+    device: torch.device,
+    global_tokens: GlobalTokens | None = None,
+) -> Bool[Tensor, "rows 1 queries longest"] | None:
+    """Return which keys the queries of a rectangle attend to; None if all.
+
+    Padding is attended to by padding alone. Example, a window of radius 1 over the lengths 3 and 2:
+
+        1 1 0     1 1 0
+        1 1 1     1 1 0
+        0 1 1     1 1 1   ← padding, see below
+    """
+    keys = None if part.keep is None else part.keep[:, None, None, :]  # (rows, 1, 1, longest)
+    place = torch.arange(part.longest, device=device)
+    match pattern:
+        case Full() | Blocks():  # longer sequences with blocks have a `block_mask`
+            return keys
+        case _ if sees_all(pattern, part.longest):
+            return keys
+        # For all rows alike: (1, 1, queries, keys).
+        case Window(radius):
+            near = ((place[:, None] - place).abs() <= radius)[None, None]
+        case Causal():
+            near = (place[:, None] >= place)[None, None]
+        case _:
+            assert_never(pattern)
+    if global_tokens is not None:
+        chosen = torch.zeros(part.rows, part.longest, dtype=torch.bool, device=device)
+        # All queries of a row attend to its global tokens: (rows, 1, 1, longest).
+        near = near | chosen.scatter(1, global_tokens.slots, global_tokens.exists)[:, None, None]
+    if part.keep is None or keys is None:
+        return near
+    # A padding query attends to everything: the softmax of an empty row is NaN and would spoil the
+    # gradients of real keys.
+    return (near & keys) | ~part.keep[:, None, :, None]

@@ -1,0 +1,94 @@
+"""All families and presets by name: the one place where a new family is added."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+from bothways.core.errors import ConfigError
+from bothways.model.config import LSTMConfig, ModelConfig
+from bothways.model.families import (
+    albert,
+    bert,
+    bigbird,
+    deberta,
+    distilbert,
+    electra,
+    elmo,
+    ernie,
+    eurobert,
+    gpt,
+    gte,
+    longformer,
+    modernbert,
+    mpnet,
+    nomic,
+    roberta,
+    transformer,
+)
+from bothways.model.families.family import Family
+
+FAMILIES: tuple[Family, ...] = (
+    bert.BERT, bert.MEGATRON_BERT, roberta.ROBERTA, roberta.XLM_ROBERTA, distilbert.DISTILBERT,
+    albert.ALBERT, electra.ELECTRA, deberta.DEBERTA, deberta.DEBERTA_V2, longformer.LONGFORMER,
+    bigbird.BIGBIRD, modernbert.MODERNBERT, gpt.GPT, gpt.GPT2, roberta.CAMEMBERT,
+    ernie.ERNIE, mpnet.MPNET, nomic.NOMIC_BERT, gte.GTE, eurobert.EUROBERT,
+)  # fmt: skip
+PRESETS: dict[str, Callable[[], ModelConfig]] = {
+    **bert.PRESETS, **roberta.PRESETS, **distilbert.PRESETS, **albert.PRESETS, **electra.PRESETS,
+    **deberta.PRESETS, **longformer.PRESETS, **bigbird.PRESETS, **modernbert.PRESETS,
+    **gpt.PRESETS, **elmo.PRESETS, **transformer.PRESETS, **ernie.PRESETS, **mpnet.PRESETS,
+    **nomic.PRESETS, **gte.PRESETS, **eurobert.PRESETS,
+}  # fmt: skip
+
+
+def family_named(model_type: str) -> Family | None:
+    """Return the family with this `model_type`."""
+    return next((f for f in FAMILIES if model_type in (f.model_type, *f.other_types)), None)
+
+
+def family_for(
+    config: ModelConfig, vocabulary: str | None = None, origin: str | None = None
+) -> Family | None:
+    """Return the family that a configuration is saved as; None if no family can express it.
+
+    Args:
+        config: the configuration.
+        vocabulary: the model of its tokenizer; families with this one have priority.
+        origin: the `model_type` of the folder that it comes from, which has priority among these.
+    """
+    if isinstance(config, LSTMConfig):
+        return None  # transformers has no LSTM encoders
+    able = [family for family in FAMILIES if family.config_rules.write(config) is not None]
+    # Without a vocabulary, or with one that no family is known by, all are alike.
+    same = [family for family in able if vocabulary and family.vocabulary == vocabulary] or able
+    return min(same, key=lambda family: family.model_type != origin, default=None)
+
+
+def preset(name: str) -> ModelConfig:
+    """Return the configuration of a published model.
+
+    Args:
+        name: such as "bert-base"; the pages about the families have all names.
+
+    Raises:
+        ConfigError: there is no preset of this name.
+
+    Examples:
+        >>> preset("bert-tiny").width
+        128
+    """
+    if name not in PRESETS:
+        near = nearest_preset(name)
+        guess = f"; did you mean {near!r}?" if near else ""
+        weights = "To begin with the weights of a model, give it as start. " if "/" in name else ""
+        fix = f"{weights}The presets are {', '.join(PRESETS)}."
+        raise ConfigError(f"there is no preset {name!r}{guess}", where="model", fix=fix)
+    return PRESETS[name]()
+
+
+def nearest_preset(name: str) -> str | None:
+    """Return the preset that a name probably means: "google/Electra_Small" → "electra-small"."""
+    plain = name.rpartition("/")[2].lower().replace("_", "-")
+    near = difflib.get_close_matches(plain, PRESETS, n=1)
+    return next((known for known in (plain, f"{plain}-base", *near) if known in PRESETS), None)

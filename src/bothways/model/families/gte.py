@@ -1,0 +1,104 @@
+"""GTE: BERT with rotary positions and gated layers, for 8192 tokens.
+
+Source: Zhang et al. 2024, section 3.1.
+
+The published models have the type `new`; they are read, and written as transformers has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated
+from bothways.model.families import bert
+from bothways.model.families.common import classes, masked_rules, output_rules
+from bothways.model.families.config_rules import FIXED, NUMBERS, ConfigRules, read_number
+from bothways.model.families.family import Family
+from bothways.model.families.rotary import post_norm_rules, read_rotary, write_rotary
+from bothways.model.families.weight_names import KeyTable, Rename, Rule, Swap
+from bothways.model.positions import Rotary
+from bothways.model.readout import Readout
+
+_THETA = 160_000.0
+ENGLISH, MULTILINGUAL = 30_528, 250_048
+
+
+def sized(
+    shape: EncoderConfig, segments: int, theta: float, scaling: float, pad: int = 0
+) -> EncoderConfig:
+    """Return a published size; `scaling` is that of its longest input."""
+    factor = scaling ** (2 / 64)
+    return replace(
+        shape,
+        segments=segments,
+        position=Rotary(8192, (theta * scaling,), factor),
+        mlp=Gated(0.1),
+        bias=Bias(up=False),
+        dropout=Dropouts(0.1, 0.0),
+        pad=pad,
+        readout=Readout(masked="gelu"),
+    )
+
+
+PRESETS: dict[str, Callable[[], EncoderConfig]] = {
+    "gte-base-en-v1.5": lambda: sized(bert.base(ENGLISH), 0, 500_000.0, 2.0),
+    "gte-large-en-v1.5": lambda: sized(bert.large(ENGLISH), 2, 160_000.0, 2.0),
+    "gte-multilingual-base": lambda: sized(bert.base(MULTILINGUAL), 1, 20_000.0, 8.0, 1),
+}
+
+
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+    return replace(
+        config,
+        segments=read_number(raw, "type_vocab_size", 1, where),
+        position=read_rotary(config, raw, _THETA, where),
+        mlp=Gated(config.dropout.hidden),
+    )
+
+
+def _heads(norm: str) -> tuple[Rule, ...]:
+    return (*masked_rules("lm_head.dense", norm, "lm_head.decoder"), *output_rules())
+
+
+def _rules(stem: str) -> tuple[Rule, ...]:
+    layer = f"{stem}.encoder.layer.{{}}"
+    return (
+        Rename("encoder.embedding.token", f"{stem}.embeddings.word_embeddings"),
+        Rename("encoder.embedding.segment", f"{stem}.embeddings.token_type_embeddings"),
+        Rename("encoder.embedding.norm", f"{stem}.embeddings.LayerNorm"),
+        Rename("encoder.blocks.{}.attention.qkv", f"{layer}.attention.qkv_proj"),
+        Rename("encoder.blocks.{}.attention.out", f"{layer}.attention.o_proj"),
+        # The activation is applied to the second half, the first one here.
+        Swap("encoder.blocks.{}.mlp.up", f"{layer}.mlp.up_gate_proj"),
+        Rename("encoder.blocks.{}.mlp.down", f"{layer}.mlp.down_proj"),
+        Rename("encoder.blocks.{}.attention_norm", f"{layer}.attn_ln"),
+        Rename("encoder.blocks.{}.mlp_norm", f"{layer}.mlp_ln"),
+        Rename("heads.pooler.dense", f"{stem}.pooler.dense"),
+        *_heads("lm_head.norm"),
+    )
+
+
+GTE = Family(
+    model_type="gte",
+    keys=KeyTable("gte.", _rules("gte")),
+    architectures=(
+        *classes("Gte", pooled={"labels"}, heads={"masked", "labels", "tags"})[:-1],
+        *classes("Gte", heads=()),
+    ),
+    config_rules=ConfigRules(
+        sized(bert.base(MULTILINGUAL), 1, _THETA, 1.0, 1),
+        numbers={ours: theirs for ours, theirs in NUMBERS.items() if ours != "segments"},
+        fixed=FIXED
+        | {"position_embedding_type": "rope", "layer_norm_type": "layer_norm"}
+        | {"pack_qkv": True, "logn_attention_scale": False},
+        read_more=_read_more,
+        write_more=lambda config: {"type_vocab_size": config.segments, **write_rotary(config)},
+    ),
+    other_keys=(
+        KeyTable("new.", _rules("new"), ("new.embeddings.position_ids",)),
+        KeyTable("gte.", (*post_norm_rules("gte"), *_heads("lm_head.layer_norm"))),
+    ),
+    other_types=("new",),
+)

@@ -1,0 +1,244 @@
+"""ModernBERT: BERT's task with the architecture of later language models (Warner et al. 2024).
+
+Differences from BERT: rotary positions; local attention within 64 tokens in two of three layers,
+with a smaller base of the angles; GeGLU; no biases but in outputs; pre-norm with a LayerNorm after
+the embeddings; no segments and no pooler. Every head has a dense layer with GELU and LayerNorm of
+its own. Weights are initialised as Google's are: the authors initialise output matrices smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from bothways.core.errors import FolderError
+from bothways.model.attention.patterns import Full, Pattern, Window
+from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated, PreNorm
+from bothways.model.families.common import classes, masked_rules
+from bothways.model.families.config_rules import (
+    ACTIVATIONS,
+    ConfigRules,
+    read_choice,
+    read_flag,
+    read_number,
+)
+from bothways.model.families.family import Family
+from bothways.model.families.weight_names import KeyTable, Rename, Rule
+from bothways.model.positions import Rotary
+from bothways.model.readout import Own, Readout
+
+GLOBAL, LOCAL = 160_000.0, 10_000.0
+_PAD = 50_283
+_OWN = Own("gelu", norm=True, reads="mean")
+
+
+def _sized(depth: int, width: int, intermediate_size: int) -> EncoderConfig:
+    return EncoderConfig(
+        vocab=50_368,
+        width=width,
+        depth=depth,
+        heads=width // 64,
+        intermediate_size=intermediate_size,
+        segments=0,
+        position=Rotary(8192, (GLOBAL, LOCAL, LOCAL)),
+        patterns=(Full(), Window(64), Window(64)),
+        order=PreNorm(embedding=True),
+        mlp=Gated(),
+        bias=Bias(attention=False, mlp=False, norm=False, head=False),
+        norm_epsilon=1e-5,
+        dropout=Dropouts(0.0, 0.0, places=("embedding", "attention")),
+        pad=_PAD,
+        readout=Readout(labels=_OWN, choice=_OWN, tokens=_OWN, masked="gelu"),
+    )
+
+
+def base() -> EncoderConfig:
+    """Return 22 layers of 768."""
+    return _sized(22, 768, 1152)
+
+
+def large() -> EncoderConfig:
+    """Return 28 layers of 1024."""
+    return _sized(28, 1024, 2624)
+
+
+PRESETS: dict[str, Callable[[], EncoderConfig]] = {
+    "modernbert-base": base,
+    "modernbert-large": large,
+}
+
+_FULL, _WINDOW = "full_attention", "sliding_attention"
+_THETAS = {_FULL: ("global_rope_theta", GLOBAL), _WINDOW: ("local_rope_theta", LOCAL)}
+"""Kinds of layers, with the name of their base in older files and its default."""
+
+
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+    kinds = _layers(raw, config.depth, where)
+    patterns: dict[str, Pattern] = {
+        _FULL: Full(),
+        _WINDOW: Window(read_number(raw, "local_attention", 128, where) // 2),
+    }
+    bases = {kind: _base(raw, kind, where) for kind in set(kinds)}
+    activation = read_choice(raw, "classifier_activation", ACTIVATIONS, "gelu", where)
+    reads = read_choice(raw, "classifier_pooling", {"cls": "first", "mean": "mean"}, "cls", where)
+    own = Own(activation, norm=True, reads=reads)
+    rate = read_number(raw, "embedding_dropout", 0.0, where)
+    both = config.dropout.attention  # also on the output of attention
+    bias = {
+        ours: read_flag(raw, theirs, getattr(config.bias, ours), where)
+        for ours, theirs in _BIASES.items()
+    }
+    return replace(
+        config,
+        position=Rotary(config.position.max_positions, tuple(bases[kind] for kind in kinds)),
+        patterns=tuple(patterns[kind] for kind in kinds),
+        mlp=Gated(read_number(raw, "mlp_dropout", 0.0, where)),
+        bias=Bias(**bias),
+        dropout=replace(config.dropout, hidden=both, embedding=None if rate == both else rate),
+        readout=replace(
+            config.readout,
+            labels=own,
+            choice=own,
+            tokens=own,
+            masked=activation,
+            span_dropout=read_number(raw, "classifier_dropout", 0.0, where),
+        ),
+    ).canonical
+
+
+_BIASES = {
+    "attention": "attention_bias",
+    "mlp": "mlp_bias",
+    "norm": "norm_bias",
+    "head": "classifier_bias",
+    "output": "decoder_bias",
+}
+
+
+def _layers(raw: Mapping[str, Any], depth: int, where: str) -> list[str]:
+    """Return the kind of each layer; older files have only the interval of global layers."""
+    every = read_number(raw, "global_attn_every_n_layers", 3, where)
+    if every < 1:
+        what = f"global_attn_every_n_layers must be at least 1, not {every}"
+        raise FolderError(what, where=where)
+    usual = [_WINDOW if layer % every else _FULL for layer in range(depth)]
+    kinds, known = raw.get("layer_types") or usual, list(_THETAS)
+    if not isinstance(kinds, list) or len(kinds) != depth or any(k not in known for k in kinds):
+        names = " or ".join(_THETAS)
+        what = f"layer_types must name {names} for each of {depth} layers, not {kinds!r}"
+        raise FolderError(what, where=where)
+    return kinds
+
+
+def _base(raw: Mapping[str, Any], kind: str, where: str) -> float:
+    """Return the base of the angles in layers of a kind."""
+    old, default = _THETAS[kind]
+    every = raw.get("rope_parameters") or {}
+    said = (every.get(kind) or {}) if isinstance(every, dict) else every
+    if not isinstance(said, dict):
+        what = f"rope_parameters must be a table for each kind of layers, not {every!r:.60}"
+        raise FolderError(what, where=where)
+    if raw.get("rope_scaling") or said.get("rope_type", "default") != "default":
+        scaling = raw.get("rope_scaling") or said.get("rope_type")
+        what = f"rotary positions scaled by {scaling!r} have no counterpart here"
+        raise FolderError(what, where=where)
+    if "rope_theta" in said:
+        return float(read_number(said, "rope_theta", default, where))
+    if raw.get(old) is None and kind == _WINDOW and old in raw:
+        return _base(raw, _FULL, where)
+    return float(read_number(raw, old, default, where))
+
+
+def _write_more(config: EncoderConfig) -> dict[str, Any]:
+    layers = [
+        _WINDOW if isinstance(config.pattern(layer), Window) else _FULL
+        for layer in range(config.depth)
+    ]
+    radius = next(
+        (pattern.radius for pattern in config.patterns if isinstance(pattern, Window)), 64
+    )
+    thetas = {
+        kind: config.base(layers.index(kind)) if kind in layers else default
+        for kind, (_, default) in _THETAS.items()
+    }
+    own, gate = config.readout.tokens or _OWN, config.mlp
+    return {
+        "layer_types": layers,
+        "local_attention": 2 * radius,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()
+        },
+        "embedding_dropout": config.dropout_at("embedding"),
+        "mlp_dropout": gate.dropout if isinstance(gate, Gated) else 0.0,
+        "classifier_activation": next(
+            (theirs for theirs, ours in ACTIVATIONS.items() if ours == own.activation), ""
+        ),
+        "classifier_pooling": {"first": "cls", "mean": "mean"}[own.reads],
+        "classifier_dropout": config.readout.span_dropout,
+        **{theirs: getattr(config.bias, ours) for ours, theirs in _BIASES.items()},
+        # Absent ids would be those of the published vocabulary.
+        **({} if config.vocab > _PAD else dict.fromkeys(_SPECIALS)),
+    }
+
+
+_SPECIALS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+_LAYER = "model.layers.{}"
+_RULES: tuple[Rule, ...] = (
+    Rename("encoder.embedding.token", "model.embeddings.tok_embeddings"),
+    Rename("encoder.embedding.norm", "model.embeddings.norm"),
+    Rename("encoder.blocks.{}.attention_norm", f"{_LAYER}.attn_norm"),
+    Rename("encoder.blocks.{}.attention.qkv", f"{_LAYER}.attn.Wqkv"),
+    Rename("encoder.blocks.{}.attention.out", f"{_LAYER}.attn.Wo"),
+    Rename("encoder.blocks.{}.mlp_norm", f"{_LAYER}.mlp_norm"),
+    Rename("encoder.blocks.{}.mlp.up", f"{_LAYER}.mlp.Wi"),
+    Rename("encoder.blocks.{}.mlp.down", f"{_LAYER}.mlp.Wo"),
+    Rename("encoder.norm", "model.final_norm"),
+    # All heads begin with the same layer.
+    *masked_rules("head.dense", "head.norm", "decoder"),
+    *(Rename(f"heads.{kind}.inner", "head.dense") for kind in ("labels", "tags", "span", "choice")),
+    *(Rename(f"heads.{kind}.norm", "head.norm") for kind in ("labels", "tags", "span", "choice")),
+    *(Rename(f"heads.{kind}.dense", "classifier") for kind in ("labels", "tags", "span", "choice")),
+)
+_DROPOUT = ("classifier_dropout", 0.0)
+
+MODERNBERT = Family(
+    model_type="modernbert",
+    keys=KeyTable("model.", _RULES),
+    architectures=classes("ModernBert"),
+    config_rules=ConfigRules(
+        base(),
+        numbers={
+            "vocab": "vocab_size",
+            "width": "hidden_size",
+            "depth": "num_hidden_layers",
+            "heads": "num_attention_heads",
+            "intermediate_size": "intermediate_size",
+            "norm_epsilon": "norm_eps",
+            "dropout.attention": "attention_dropout",
+            "initial_range": "initializer_range",
+        },
+        activation="hidden_activation",
+        ignored=frozenset(
+            {
+                "deterministic_flash_attn",
+                "initializer_cutoff_factor",
+                "sparse_pred_ignore_index",
+                "sparse_prediction",
+                "reference_compile",
+                "repad_logits_with_grad",
+                "global_attn_every_n_layers",
+                "global_rope_theta",
+                "local_rope_theta",
+                "rope_scaling",
+                "layer_norm_eps",
+                "position_embedding_type",
+                "classifier_dropout",
+            }
+        ),
+        fixed={},
+        read_more=_read_more,
+        write_more=_write_more,
+    ),
+    dropouts={"labels": _DROPOUT, "tags": _DROPOUT, "choice": _DROPOUT},
+)

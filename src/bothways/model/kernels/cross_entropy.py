@@ -1,0 +1,136 @@
+"""Cross-entropy as a sum over rows and a count of hits.
+
+| device | `runs_on` | logits | by |
+|---|---|---|---|
+| CPU | yes | fp32 or bf16 | one kernel |
+| any other | | | PyTorch's operators, some rows at a time |
+
+The kernel keeps, of each row, the largest logit and the log of the sum of exponentials; the
+gradient is computed once, already multiplied by that of the loss.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bothways.core.loss import Loss
+from bothways.core.runtime.tuning import TUNING
+from bothways.core.targets import IGNORED
+from bothways.model.kernels import abi
+from bothways.model.kernels.library import LabelError, call, runs_on
+
+
+def cross_entropy(
+    logits: Float[Tensor, "targets classes"], labels: Int[Tensor, " targets"]
+) -> Loss:
+    """Return −Σ log softmax(logits)[label] over the labels that are not `IGNORED`.
+
+    The sum is in fp32 or finer. A hit is a row whose label has the first of the largest logits.
+
+    Raises:
+        IndexError: a label is not the number of a class.
+        ValueError: the numbers of labels and rows differ.
+    """
+    if labels.shape != logits.shape[:1]:
+        shapes = f"{[*logits.shape]} and {[*labels.shape]}"
+        raise ValueError(f"logits and labels need equal numbers of rows, not shapes {shapes}")
+    readable = logits.dtype in {torch.float32, torch.bfloat16} and labels.dtype is torch.int64
+    function = _CompiledLoss if readable and runs_on(logits.device) else _ChunkedLoss
+    total, hits = function.apply(logits, labels)  # type: ignore[no-untyped-call]
+    return Loss(total, hits)
+
+
+class _CompiledLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum of the losses and the number of hits."""
+        logits, labels = logits.contiguous(), labels.contiguous()
+        # log softmax(z)[label] = z[label] − largest − log Σ exp(z − largest): two numbers a row
+        # are all that the backward pass needs beyond the logits.
+        normalizers = logits.new_empty(len(logits), 2, dtype=torch.float32)
+        losses = logits.new_empty(len(logits), dtype=torch.float32)
+        hits = labels.new_empty(len(labels), dtype=torch.uint8)
+        places = (x.data_ptr() for x in (normalizers, losses, hits))
+        try:
+            call("bothways_cross_entropy", ctypes.byref(_struct(logits, labels)), *places)
+        except LabelError:
+            # The kernel has compared the labels anyway; only the message needs them here.
+            counted = labels[labels != IGNORED]
+            reach = f"{counted.min()} to {counted.max()}"
+            what = f"labels reach from {reach}, but there are {logits.shape[1]} classes"
+            raise IndexError(what) from None
+        count = hits.sum()
+        ctx.mark_non_differentiable(count)
+        ctx.save_for_backward(logits, labels, normalizers)
+        # PyTorch sums in blocks: the rounding error does not grow with the number of rows.
+        return losses.sum(), count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_total: Tensor, _hits: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient for the logits."""
+        logits, labels, normalizers = ctx.saved_tensors
+        # (softmax(z) − one_hot(label)) · grad_total in one pass over the logits. The kernel reads
+        # the factor through its address.
+        grad_logits, grad_total = torch.empty_like(logits), grad_total.contiguous()
+        places = (x.data_ptr() for x in (normalizers, grad_total, grad_logits))
+        call("bothways_cross_entropy_backward", ctypes.byref(_struct(logits, labels)), *places)
+        return grad_logits, None
+
+
+def _struct(logits: Tensor, labels: Tensor) -> abi.Classification:
+    sizes = (*logits.shape, IGNORED, abi.FORMATS[logits.dtype])
+    return abi.Classification(logits.data_ptr(), labels.data_ptr(), *sizes)
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum of the losses and the number of hits."""
+        exact = torch.promote_types(logits.dtype, torch.float32)
+        total, hits = logits.new_zeros((), dtype=exact), logits.new_zeros((), dtype=torch.int64)
+        grad_logits = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
+        for part in row_chunks(logits):
+            z, label = logits[part].to(exact), labels[part, None]
+            counted = label != IGNORED
+            label = label.masked_fill(~counted, 0)  # any class: its loss is multiplied by 0
+            largest, best = z.max(1, keepdim=True)
+            shifted = z.sub(largest)
+            chosen = shifted.gather(1, label)
+            sums = shifted.exp_().sum(1, keepdim=True)
+            total += ((sums.log() - chosen) * counted).sum()
+            hits += ((best == label) & counted).sum()
+            if grad_logits is not None:
+                # softmax = exp(shifted) / sums; then −1 at the label.
+                shifted.mul_(counted / sums).scatter_add_(1, label, -counted.to(exact))
+                grad_logits[part] = shifted
+        ctx.mark_non_differentiable(hits)
+        ctx.save_for_backward(grad_logits)
+        return total, hits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_total: Tensor, _hits: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient for the logits."""
+        (grad_logits,) = ctx.saved_tensors
+        if not grad_logits.is_cuda or grad_logits.dtype == grad_total.dtype:
+            # A CPU multiplies by a scalar in fp32, whatever the dtype of the logits.
+            return grad_logits * grad_total, None
+        result = torch.empty_like(grad_logits)
+        for part in row_chunks(grad_logits):
+            result[part] = grad_logits[part].to(grad_total.dtype) * grad_total
+        return result, None
+
+
+def row_chunks(logits: Tensor) -> Iterator[slice]:
+    """Yield parts of the rows, so that one part in fp32 exists at a time."""
+    cuda, cpu = TUNING.loss_chunk_elements_cuda, TUNING.loss_chunk_elements_cpu
+    rows = max(1, (cuda if logits.is_cuda else cpu) // max(1, logits.shape[1]))
+    return (slice(at, at + rows) for at in range(0, len(logits), rows))

@@ -1,0 +1,208 @@
+"""The compiled kernels as a library: loading, what this processor can run, and calls.
+
+They are compiled when the package is installed, where there is a C compiler (`build_kernels.py`).
+Everything works without them, by PyTorch's operators, with the same results up to rounding:
+
+| system | compiled | processor | kernels |
+|---|---|---|---|
+| Linux on x86-64 | yes | AVX-512 | attention, LayerNorm, losses, AdamW, linear layers in fp32 |
+| the same | yes | with VNNI | linear layers in int8, too |
+| the same | by gcc 10 or clang 9 | with AVX512-BF16 | linear layers in bf16, too |
+| the same | by gcc 11 or clang 12 | with AMX | tiles for all of these, attention in bf16 |
+| any other | | | none |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import enum
+import functools
+import logging
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+
+from bothways.model.kernels import abi
+
+FILE = Path(__file__).with_name("libkernels.so")
+OVERRIDE = "BOTHWAYS_KERNELS"
+"""Environment variable: another library file to load, such as one with sanitizers."""
+
+logger = logging.getLogger(__name__)
+
+
+class Feature(enum.IntFlag):
+    """What the kernels use of a processor; the bits of `csrc`."""
+
+    AVX512 = 1
+    VNNI = 2
+    BF16 = 4
+    AMX = 8
+    """AMX in bf16 and int8, if the system lets this process use it."""
+
+
+ALL_FEATURES = Feature(15)
+_NAMES = {
+    Feature.AVX512: "AVX-512",
+    Feature.VNNI: "VNNI",
+    Feature.BF16: "BF16",
+    Feature.AMX: "AMX",
+}
+
+
+class _Loaded(NamedTuple):
+    library: ctypes.CDLL | None
+    problem: str
+    """Why there is none."""
+
+
+@functools.cache
+def _load() -> _Loaded:
+    """Return the kernels, unless they are missing or belong to another version of the package."""
+    file = Path(os.environ.get(OVERRIDE) or FILE)
+    system = f"{platform.system()} {platform.machine()}"
+    if not file.exists():
+        if system != "Linux x86_64":
+            return _Loaded(None, f"not available for {system}")
+        return _Loaded(None, "missing: install a C compiler, then install bothways again")
+    try:
+        library = ctypes.CDLL(str(file))
+        for name, arguments in abi.SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, ctypes.c_int32
+    except (OSError, AttributeError) as error:
+        return _Loaded(None, f"cannot be loaded ({error}): install bothways again")
+    # A library of another version may have other structs under the same names of functions: its
+    # version and its own sizes of the structs are compared before anything is computed.
+    sizes = (ctypes.c_int64 * len(abi.STRUCTS))()
+    version = library.bothways_abi(sizes, len(sizes))
+    if version != abi.VERSION or [*sizes] != [ctypes.sizeof(struct) for struct in abi.STRUCTS]:
+        return _Loaded(None, "of another version of bothways: install bothways again")
+    return _Loaded(library, "")
+
+
+def is_loaded() -> bool:
+    """Return whether there are compiled kernels, whatever this processor can run of them."""
+    return _load().library is not None
+
+
+@functools.cache
+def available() -> Feature:
+    """Return what this processor has of what the kernels use; nothing if they are not loaded.
+
+    The first call in a process logs one line (INFO) that names the kernels.
+    """
+    library = _load().library
+    found = Feature(0) if library is None else Feature(library.bothways_available())
+    logger.info(_describe(found))
+    return found
+
+
+_limited: Feature | None = None
+
+
+def kernel_features() -> Feature:
+    """Return the features in use: those available, within a `limit`."""
+    return available() if _limited is None else _limited
+
+
+@contextlib.contextmanager
+def limit(features: Feature) -> Iterator[Feature]:
+    """Let all kernels use only these features meanwhile, as on another processor.
+
+    Other threads are affected, too: for tests and measurements.
+
+    Yields:
+        The features in use.
+    """
+    global _limited  # noqa: PLW0603
+    library, outer = _load().library, _limited
+    # C keeps the limit for direct calls, Python for its choice of kernels.
+    before = 0 if library is None else library.bothways_limit(features)
+    _limited = features & available()
+    try:
+        yield _limited
+    finally:
+        _limited = outer
+        if library is not None:
+            library.bothways_limit(before)
+
+
+def is_tracing() -> bool:
+    """Return whether PyTorch traces a program, which has to consist of its operators alone."""
+    if torch.compiler.is_compiling():
+        return True
+    return bool(torch.jit.is_tracing())  # type: ignore[no-untyped-call, attr-defined]
+
+
+def runs_on(device: torch.device) -> bool:
+    """Return whether there are kernels in fp32 for this device now.
+
+    That is a CPU with AVX-512, unless PyTorch's operators are observed: when a program is traced,
+    operations are counted, or tensors are fake.
+    """
+    return (
+        device.type == "cpu"
+        and bool(kernel_features())
+        and not is_tracing()
+        and not torch._C._len_torch_dispatch_stack()
+    )
+
+
+_NEEDED = {"fp32": Feature.AVX512, "bf16": Feature.BF16, "int8": Feature.VNNI}
+
+
+def multiplies(precision: Literal["fp32", "bf16", "int8"]) -> bool:
+    """Return whether there is a linear layer in this precision for this processor."""
+    return _NEEDED[precision] in kernel_features()
+
+
+def describe_kernels() -> str:
+    """Return one line that names the kernels in use, or says why there are none and what to do.
+
+    Example: "kernels: AVX-512 + VNNI + BF16 + AMX, 2 threads".
+    """
+    return _describe(kernel_features())
+
+
+def _describe(features: Feature) -> str:
+    if _load().library is None:
+        return f"kernels: PyTorch's operators; the compiled ones are {_load().problem}"
+    if Feature.AVX512 not in features:
+        return "kernels: PyTorch's operators; the processor has no AVX-512"
+    used = " + ".join(name for feature, name in _NAMES.items() if feature in features)
+    threads = torch.get_num_threads()
+    return f"kernels: {used}, {threads} thread{'' if threads == 1 else 's'}"
+
+
+class LabelError(IndexError):
+    """A label is not the number of a class."""
+
+
+def call(name: str, *arguments: object) -> None:
+    """Call a kernel with as many threads as PyTorch uses.
+
+    Raises:
+        LabelError: a label is out of range.
+        MemoryError: there is no memory for its workspaces.
+        RuntimeError: the processor, or a `limit`, does not allow it.
+        ValueError: an argument is invalid.
+    """
+    # Read at each call: the program may change PyTorch's threads at any time.
+    threads = min(torch.get_num_threads(), abi.MAX_THREADS)
+    match getattr(_load().library, name)(*arguments, threads):
+        case 0:
+            return
+        case 1:
+            raise MemoryError(f"{name}: not enough memory for workspaces")
+        case 3:
+            raise RuntimeError(f"{name} needs instructions that are not available here")
+        case 4:
+            raise LabelError(f"{name}: a label is not the number of a class")
+        case _:
+            raise ValueError(f"{name}: an argument is invalid")

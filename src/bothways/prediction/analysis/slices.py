@@ -1,0 +1,134 @@
+"""Metrics on parts of the data: by length, shared words, unknown tokens and truncation.
+
+A few bytes are kept of each example, so that quartiles are exact.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bothways.core.report import sections as s
+from bothways.tasks.base import EncodedExample
+
+NORMAL_95 = 1.96
+"""Standard errors on each side of a mean that contain 95 % of a normal distribution."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A part of the examples.
+
+    Attributes:
+        by: the criterion.
+        name: the part.
+        chosen: True for the examples in it.
+    """
+
+    by: str
+    name: str
+    chosen: NDArray[np.bool_]
+
+
+class Traits:
+    """Properties of examples: 21 bytes each."""
+
+    def __init__(self) -> None:
+        self._cost, self._grade, self._unknown, self._overlap = (array("f") for _ in range(4))
+        self._tokens, self._cut = array("i"), array("b")
+
+    def __len__(self) -> int:
+        return len(self._cost)
+
+    def add(
+        self, item: EncodedExample, texts: Many[str], unknown: int, cost: float, grade: float
+    ) -> None:
+        """Add an example.
+
+        Args:
+            item: its encoded form.
+            texts: of the example.
+            unknown: the id of the unknown token.
+            cost, grade: of its prediction.
+        """
+        ids = np.concatenate([sequence.ids for sequence in item.sequences])
+        self._cost.append(cost)
+        self._grade.append(grade)
+        self._unknown.append(float((ids == unknown).mean()))
+        self._overlap.append(overlap(*texts) if len(texts) == 2 else math.nan)
+        self._tokens.append(item.tokens)
+        self._cut.append(item.cut > 0)
+
+    @property
+    def cost(self) -> NDArray[np.float32]:
+        """The cost of each example."""
+        return np.array(self._cost, dtype=np.float32)
+
+    @property
+    def grade(self) -> NDArray[np.float32]:
+        """The grade of each example."""
+        return np.array(self._grade, dtype=np.float32)
+
+    def slices(self) -> Iterator[Slice]:
+        """Yield the slices that hold some examples and not all of them."""
+        cut = np.array(self._cut, dtype=np.bool_)
+        truncation = Slice("truncation", "whole", ~cut), Slice("truncation", "truncated", cut)
+        parts = (*self._by_length(), *self._by_overlap(), *self._by_unknown(), *truncation)
+        return (part for part in parts if 0 < part.chosen.sum() < len(self))
+
+    def _by_length(self) -> Iterator[Slice]:
+        tokens = np.array(self._tokens)
+        low = int(tokens.min(initial=0)) - 1
+        for high in np.unique(np.quantile(tokens, [0.25, 0.5, 0.75, 1]).astype(np.int64)).tolist():
+            inside = (tokens > low) & (tokens <= high)
+            name = f"{tokens[inside].min():,} to {high:,} tokens" if inside.any() else ""
+            yield Slice("length (quartiles)", name, inside)
+            low = high
+
+    def _by_overlap(self) -> Iterator[Slice]:
+        shared = np.array(self._overlap, dtype=np.float32)
+        for low, high in ((0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1.0)):
+            last = high == 1.0
+            inside = (shared >= low) & ((shared <= high) if last else (shared < high))
+            name = f"{low:.0%} to {high:.0%}" + ("" if last else " (exclusive)")
+            yield Slice("words that a pair shares", name, inside)
+
+    def _by_unknown(self) -> Iterator[Slice]:
+        unknown = np.array(self._unknown, dtype=np.float32)
+        yield Slice("unknown tokens", "none", unknown == 0)
+        yield Slice("unknown tokens", "up to 5 %", (unknown > 0) & (unknown <= 0.05))
+        yield Slice("unknown tokens", "more than 5 %", unknown > 0.05)
+
+    def table(self, grade_name: str | None, cost_name: str) -> s.TableSection:
+        """Return the mean cost and the mean grade of each slice, with 95 % intervals."""
+        everything = Slice("all", "", np.ones(len(self), dtype=np.bool_))
+        grades, costs = self.grade, self.cost
+        rows: list[list[s.Cell]] = []
+        for part in (everything, *self.slices()):
+            row: list[s.Cell] = [part.by, part.name, int(part.chosen.sum())]
+            if grade_name is not None:
+                row += map(s.percentage, _mean(grades[part.chosen]))
+            rows.append([*row, *_mean(costs[part.chosen])])
+        graded = [] if grade_name is None else [grade_name, "±"]
+        columns = ["by", "part", "examples", *graded, cost_name, "±"]
+        note = "± is a 95 % interval of the mean. Parts with few examples say little."
+        return s.TableSection("Parts of the data", columns, rows, note=note)
+
+
+def overlap(a: str, b: str) -> float:
+    """Return the Jaccard index of two texts' words in lower case; 0 for two empty texts."""
+    first, second = set(a.lower().split()), set(b.lower().split())
+    return len(first & second) / max(1, len(first | second))
+
+
+def _mean(values: NDArray[np.float32]) -> tuple[float, float]:
+    """Return the mean and half of its 95 % interval, which is infinite for a single value."""
+    exact = values.astype(np.float64)
+    spread = exact.std(ddof=1) / math.sqrt(len(exact)) if len(exact) > 1 else math.inf
+    return float(exact.mean()), NORMAL_95 * float(spread)

@@ -1,0 +1,217 @@
+"""The folder of the output: parts, a marker for each finished part, and what was asked.
+
+    part-00002-00017.jsonl      the 18th part of the third file
+    _parts/00002-00017.json     its marker: rows, digest of the input, size of the part
+    _rejects/00002-00017.jsonl  rows of that part without a prediction
+    _files/00002.json           marker of a file whose parts are all finished
+    _files/versions.json        the commits of data sets of the Hub
+    _job.json                   what was asked
+    _SUCCESS                    totals, written at the end
+
+Every file is complete or absent, and a marker is written after what it marks. Readers of data
+sets, such as pyarrow's and Spark's, ignore names with an underscore.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bothways.core.advice import argument
+from bothways.core.atomic_files import HIDDEN, make_folder, replace_file
+from bothways.core.config import reader as configs
+from bothways.core.errors import BothwaysError, ConfigError, ResourceError
+from bothways.core.folder_lock import LOCK, OWNER
+from bothways.core.json_reader import read_object
+from bothways.data.documents import Origin, check_versions, origin_of
+from bothways.data.hub_rows import HUB, without_revision
+from bothways.data.text_io import file_at
+from bothways.prediction.bulk.parts import PartJob, PartResult, RejectedRow
+from bothways.prediction.bulk.request import BulkRequest, PartFormat
+
+JOB, SUCCESS = "_job.json", "_SUCCESS"
+PARTS, REJECTS, FILES = "_parts", "_rejects", "_files"
+BEGUN, FINISHED = (JOB, PARTS, REJECTS, FILES), ("part-*", f"{PARTS}/[!.]*.json", SUCCESS)
+"""What a refused job leaves, and globs of what is never deleted; see `discard_begun`."""
+
+
+@dataclass(frozen=True)
+class PartMarker:
+    """What is known of a finished part.
+
+    Attributes:
+        digest: of the input rows.
+        share: of its file.
+        size: of the part's file in bytes; None without a row.
+        rows, rejected, cut, blank: see `PartResult`.
+    """
+
+    digest: str
+    share: float
+    size: int | None
+    rows: int
+    rejected: int
+    cut: int
+    blank: int
+
+
+@dataclass(frozen=True)
+class FileMarker:
+    """What is known of a finished file: its parts, its size and, as in `Origin`, its version."""
+
+    parts: int
+    size: int
+    modified: int | str
+
+
+class BulkFolder:
+    """A folder that this process has locked.
+
+    Attributes:
+        origins: data sets of the Hub as they are when the work begins, files when they are read.
+    """
+
+    def __init__(self, out: Path, request: BulkRequest, form: PartFormat) -> None:
+        self.out, self.request, self.form = out, request, form
+        self.origins = [*map(_origin, request.files)]
+
+    def begin(self) -> None:
+        """Check that the folder is empty or holds the same job, and write down the job.
+
+        Raises:
+            ResourceError: it holds other files.
+            ConfigError: it was begun with other settings.
+            DataError: it was begun with another revision of a data set of the Hub.
+        """
+        asked, place = self.request.record(self.form), self.out / JOB
+        if place.exists():
+            _check_same(read_object(place), asked, place)
+        else:
+            passed = {LOCK, OWNER}
+            found = [each.name for each in self.out.iterdir() if each.name not in passed]
+            others = [name for name in found if not name.startswith(HIDDEN)]
+            if others:
+                what = f"holds other files, such as {sorted(others)[0]!r}"
+                fix = "Choose a new or empty folder."
+                raise ResourceError(what, where=self.out, fix=fix)
+        for name in (PARTS, REJECTS, FILES):
+            make_folder(self.out / name)
+        named = [replace(each, name=without_revision(each.name)) for each in self.origins]
+        check_versions(self.out / FILES, named)
+        _write_json(place, asked)
+
+    def finished_part(self, job: PartJob) -> PartMarker | None:
+        """Return the marker of a part that is finished for the same rows."""
+        marker = self._marker(job.file, job.part)
+        return None if marker is None or marker.digest != job.digest else marker
+
+    def finished_file(self, number: int) -> list[PartMarker] | None:
+        """Return the markers of a file that is finished and has not changed since.
+
+        A file that is not is to be read now: what changes later is found when the work continues.
+        """
+        if not self.request.files[number].startswith(HUB):
+            self.origins[number] = _origin(self.request.files[number])
+        now, marker = self.origins[number], _read(self._finished(number), FileMarker)
+        if marker is None or (marker.size, marker.modified) != (now.size, now.modified):
+            return None
+        parts = [self._marker(number, part) for part in range(marker.parts)]
+        return None if None in parts else [part for part in parts if part is not None]
+
+    def write(self, result: PartResult) -> None:
+        """Write a part, its rejected rows, then its marker.
+
+        Raises:
+            ResourceError: no space, or no permission.
+        """
+        self._reopen()
+        part, rejects, place = self._places(result.file, result.part)
+        content = result.content
+        if content is None:
+            part.unlink(missing_ok=True)
+        else:
+            replace_file(part, lambda file: file.write_bytes(content))
+        if result.rejected:
+            replace_file(rejects, lambda file: file.write_bytes(_lines(result.rejected)))
+        else:
+            rejects.unlink(missing_ok=True)
+        marker = PartMarker(
+            result.digest, result.share, None if content is None else len(content),
+            result.rows, len(result.rejected), result.cut, result.blank,
+        )  # fmt: skip
+        _write_json(place, asdict(marker))
+
+    def finish_file(self, number: int, parts: int) -> None:
+        """Mark a file whose parts are all finished; remove parts beyond them of an earlier try."""
+        beyond = parts
+        while any(place.exists() for place in self._places(number, beyond)):
+            self._reopen()
+            for place in self._places(number, beyond):
+                place.unlink(missing_ok=True)
+            beyond += 1
+        origin = self.origins[number]
+        marker = FileMarker(parts, origin.size, origin.modified)
+        _write_json(self._finished(number), asdict(marker))
+
+    def finish(self, totals: Mapping[str, int]) -> None:
+        """Mark the whole output as complete."""
+        _write_json(self.out / SUCCESS, dict(totals))
+
+    def _reopen(self) -> None:
+        """Take back that the output is complete, before it changes."""
+        (self.out / SUCCESS).unlink(missing_ok=True)
+
+    def _marker(self, number: int, part: int) -> PartMarker | None:
+        """Return the marker of a part whose file is there."""
+        content, _, place = self._places(number, part)
+        marker: PartMarker | None = _read(place, PartMarker)
+        if marker is None or marker.size is None:
+            return marker
+        return marker if content.is_file() and content.stat().st_size == marker.size else None
+
+    def _places(self, number: int, part: int) -> tuple[Path, Path, Path]:
+        """Return the files of a part, of its rejected rows and of its marker."""
+        name = f"{number:05d}-{part:05d}"
+        return (
+            self.out / f"part-{name}.{'jsonl' if self.form == 'spans' else self.form}",
+            self.out / REJECTS / f"{name}.jsonl",
+            self.out / PARTS / f"{name}.json",
+        )
+
+    def _finished(self, number: int) -> Path:
+        return self.out / FILES / f"{number:05d}.json"
+
+
+def _origin(name: str) -> Origin:
+    return origin_of(name if name.startswith(HUB) else str(file_at(name)))
+
+
+def _check_same(old: Mapping[str, Any], new: Mapping[str, Any], place: Path) -> None:
+    """Raise ConfigError for the first setting that differs."""
+    for name in {**new, **old}:
+        if old.get(name) != new.get(name):
+            what = f"the folder was begun with {name} = {old.get(name)!r}, not {new.get(name)!r}"
+            other = argument(out="FOLDER")
+            fix = f"Continue with the same settings, or choose another folder: {other}."
+            raise ConfigError(what, where=place, fix=fix)
+
+
+def _read(place: Path, kind: type[Any]) -> Any:
+    """Return a marker; None if it is not there or not one."""
+    try:
+        return configs.read(kind, read_object(place)) if place.is_file() else None
+    except BothwaysError:
+        return None
+
+
+def _write_json(place: Path, value: Mapping[str, Any]) -> None:
+    text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+    replace_file(place, lambda file: file.write_text(text, encoding="utf8", errors="replace"))
+
+
+def _lines(rejected: tuple[RejectedRow, ...]) -> bytes:
+    lines = (json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rejected)
+    return "".join(lines).encode(errors="replace")

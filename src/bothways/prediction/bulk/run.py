@@ -1,0 +1,299 @@
+"""Bulk prediction: files become parts, parts go to workers, and what comes back is written.
+
+This process reads the files and writes the output; workers only compute. So they need neither the
+files nor the folder, and a part that comes back twice is written once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import shutil
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import assert_never
+
+from bothways.core.atomic_files import check_output_path
+from bothways.core.errors import BothwaysError, DataError
+from bothways.core.folder_lock import discard_begun, lock_folder
+from bothways.core.jobs.workers import LocalWorkers, RayWorkers, Workers, map_jobs
+from bothways.core.progress import SILENT, Progress
+from bothways.core.runtime.limits import usable_cores
+from bothways.core.terminal import counted
+from bothways.data.documents import check_origin
+from bothways.data.hub_rows import HUB
+from bothways.data.text_io import file_at
+from bothways.prediction.bulk.folder import BEGUN, FINISHED, BulkFolder, PartMarker
+from bothways.prediction.bulk.one_file import is_file, join_parts, part_format, parts_folder
+from bothways.prediction.bulk.output import column_types, file_types
+from bothways.prediction.bulk.parts import FileReader, PartFailure, PartJob, PartResult
+from bothways.prediction.bulk.request import BulkRequest, check_not_inside
+from bothways.prediction.bulk.worker import PartWorker
+from bothways.prediction.engine import PredictionCounts
+from bothways.tasks.base import Task
+from bothways.tasks.columns import reads_as_trained
+
+ATTEMPTS = 3
+"""How often a part is begun whose worker is killed."""
+
+Computed = Generator[PartResult | PartFailure]
+
+
+@dataclass
+class BulkResult:
+    """Totals of the output, with parts that were finished before.
+
+    Attributes:
+        rows, rejected: rows with and without a prediction.
+        parts: of all files.
+        again: those that were finished before.
+        cut, blank: see `PredictionCounts`.
+    """
+
+    rows: int = 0
+    rejected: int = 0
+    parts: int = 0
+    again: int = 0
+    cut: int = 0
+    blank: int = 0
+
+    def add(self, marker: PartMarker) -> None:
+        """Count a part that was finished before."""
+        self.again += 1
+        self._count(marker.rows, marker.rejected, marker.cut, marker.blank)
+
+    def add_result(self, result: PartResult) -> None:
+        """Count a new part."""
+        self._count(result.rows, len(result.rejected), result.cut, result.blank)
+
+    def _count(self, rows: int, rejected: int, cut: int, blank: int) -> None:
+        self.parts += 1
+        self.rows += rows
+        self.rejected += rejected
+        self.cut += cut
+        self.blank += blank
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences for the user about texts that were cut or empty."""
+        return PredictionCounts(self.rows, self.cut, self.blank).warnings
+
+
+def predict_files(
+    request: BulkRequest,
+    out: Path,
+    workers: Workers = LocalWorkers(),  # noqa: B008 – frozen
+    progress: Progress = SILENT,
+) -> BulkResult:
+    """Predict all rows of the files into parts in a folder; finished parts stay as they are.
+
+    Where `out` ends in .jsonl, .csv, .tsv or .parquet, it is one file, which is complete or absent:
+    its parts are in a hidden folder next to it until it is written.
+
+    The bytes of a part do not depend on the worker that computes it where predictions are
+    batch-invariant; elsewhere they are the same on processors of one kind.
+
+    Raises:
+        ConfigError: an invalid setting, or the folder was begun with other ones.
+        DataError: a file or a row cannot be read; finished parts are kept.
+        FolderError, TokenizerError: the model cannot be opened.
+        ResourceError: the folder is in use or holds other files; a worker was killed repeatedly.
+        KeyboardInterrupt: interrupted; the same call continues.
+    """
+    if is_file(out):
+        return _predict_one_file(request, out, workers, progress)
+    check_not_inside(out, request.files)
+    opened = request.open() if workers == LocalWorkers(1) else None
+    task = request.read_task() if opened is None else opened.learner.task
+    form = request.form_for(task)
+    worker = PartWorker(request, form, _threads(workers), opened)
+    first = _first_part(request, task)  # what cannot be read, before any work
+    types = _types(request, first) if form == "parquet" else None
+    with lock_folder(out), discard_begun(out, BEGUN, FINISHED):
+        folder = BulkFolder(out, request, form)
+        folder.begin()
+        job = _BulkRun(folder, task, types, progress)
+        progress.stage("predicting", job.size)
+        with contextlib.closing(_computed(worker, job, workers)) as results:
+            for result in results:
+                job.take(result)
+        job.end()
+    return job.result
+
+
+def _predict_one_file(
+    request: BulkRequest, out: Path, workers: Workers, progress: Progress
+) -> BulkResult:
+    check_output_path(out)
+    folder = parts_folder(out)
+    whole = replace(request, form=part_format(request, out))
+    result = predict_files(whole, folder, workers, progress)
+    progress.stage(f"writing {out.name}")
+    join_parts(folder, out, flat=request.top is None)
+    shutil.rmtree(folder)
+    return result
+
+
+def _threads(workers: Workers) -> int | None:
+    """Return the threads of a process; None to leave them as they are."""
+    match workers:
+        case LocalWorkers(processes, None):
+            return None if processes == 1 else max(1, usable_cores() // processes)
+        case LocalWorkers(_, threads) | RayWorkers(_, _, threads):
+            return threads
+        case _:
+            assert_never(workers)
+
+
+def _first_part(request: BulkRequest, task: Task[Any, Any]) -> PartJob | None:
+    """Return the first part that has rows; files before it may be empty."""
+    for number in range(len(request.files)):
+        for job in FileReader(request, task, number).read():
+            if job.rows:
+                return job
+    return None
+
+
+def _types(request: BulkRequest, first: PartJob | None) -> tuple[Any, ...]:
+    """Return the Arrow types of the kept columns: of the file of the first rows, or by these."""
+    old = [column for column, _ in request.kept]
+    if first is None or not old:
+        return ()
+    name = request.files[first.file]
+    if name.endswith(".parquet"):
+        return file_types(name, old)
+    return column_types([row.kept for row in first.rows], old, name)
+
+
+def _computed(worker: PartWorker, job: _BulkRun, workers: Workers) -> Computed:
+    """Yield the results of the parts, in any order."""
+    match workers:
+        case LocalWorkers(1):
+            for part in job.jobs():
+                yield worker(part, functools.partial(job.advance, part))
+        case LocalWorkers() | RayWorkers():
+            gpu = job.request.device != "cpu"
+            yield from map_jobs(worker, job.jobs(), workers, attempts=ATTEMPTS, gpu=gpu)
+        case _:
+            assert_never(workers)
+
+
+@dataclass
+class _BulkRun:
+    """The state of a run in the process that reads and writes."""
+
+    folder: BulkFolder
+    task: Task[Any, Any]
+    types: tuple[Any, ...] | None
+    progress: Progress
+    result: BulkResult = field(default_factory=BulkResult)
+    error: BothwaysError | None = None
+    done: float = 0.0
+    """Bytes of input whose predictions are written."""
+    _open: dict[int, int] = field(default_factory=dict)
+    """Parts at work, by file."""
+    _read: dict[int, int] = field(default_factory=dict)
+    """Parts of the files that have been read to their end."""
+
+    @property
+    def request(self) -> BulkRequest:
+        """The request that is computed."""
+        return self.folder.request
+
+    @property
+    def size(self) -> float | None:
+        """Bytes of the input; None if they are unknown."""
+        if any(name.startswith(HUB) for name in self.request.files):
+            return None
+        return float(sum(map(self._bytes, range(len(self.request.files)))))
+
+    def _bytes(self, number: int) -> int:
+        name = self.request.files[number]
+        return 1 if name.startswith(HUB) else file_at(name).stat().st_size
+
+    def jobs(self) -> Iterator[PartJob]:
+        """Yield the parts that are not finished; an error ends them and is raised by `end`."""
+        try:
+            for number in range(len(self.request.files)):
+                yield from self._jobs_of(number)
+        except BothwaysError as error:
+            self.error = error
+
+    def _jobs_of(self, number: int) -> Iterator[PartJob]:
+        known = self.folder.finished_file(number)
+        if known is not None:
+            for marker in known:
+                self._skip(number, marker)
+            return
+        before = self._status(number)
+        reader, self._open[number] = FileReader(self.request, self.task, number), 0
+        for job in reader.read():
+            if job.part == 0:
+                check_origin(self.folder.origins[number])
+                self._say_guess(reader, number)
+            if (done := self.folder.finished_part(job)) is not None:
+                self._skip(number, done)
+                continue
+            self._open[number] += 1
+            yield replace(job, types=self.types)
+        self._check_unchanged(number, before)
+        self._read[number] = reader.parts
+        self._close(number)
+
+    def _status(self, number: int) -> tuple[int, int, int] | None:
+        """Return what changes when a file is written to; None for a data set of the Hub."""
+        name = self.request.files[number]
+        if name.startswith(HUB):
+            return None
+        status = file_at(name).stat()
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+    def _check_unchanged(self, number: int, before: tuple[int, int, int] | None) -> None:
+        """Raise DataError if a file was written to; one that was replaced was read as it was."""
+        now = self._status(number)
+        if before and now and now[0] == before[0] and now != before:
+            what = "has changed while it was read"
+            fix = "Run the same command again: rows that are the same are not predicted again."
+            raise DataError(what, where=self.request.files[number], fix=fix)
+
+    def _skip(self, number: int, marker: PartMarker) -> None:
+        self.result.add(marker)
+        self.done += marker.share * self._bytes(number)
+
+    def _say_guess(self, reader: FileReader, number: int) -> None:
+        name, usual = self.request.files[number], getattr(self.task, "columns", None)
+        guessed = self.request.text is None and ".txt" not in name
+        if guessed and not reads_as_trained(reader.columns, usual):
+            self.progress.message(f"note: {name}: the columns are guessed: {reader.columns}")
+
+    def advance(self, job: PartJob, share: float) -> None:
+        """Report a part of which a share is done."""
+        done = self.done + share * job.share * self._bytes(job.file)
+        rows = round(self.result.rows + share * len(job.rows))
+        self.progress.advance(done, counted(rows, "rows"))
+
+    def take(self, result: PartResult | PartFailure) -> None:
+        """Write a part; raise the error of one that failed."""
+        if isinstance(result, PartFailure):
+            raise result.error
+        self.folder.write(result)
+        self.result.add_result(result)
+        self.done += result.share * self._bytes(result.file)
+        self.progress.advance(self.done, counted(self.result.rows, "rows"))
+        self._open[result.file] -= 1
+        self._close(result.file)
+
+    def _close(self, number: int) -> None:
+        """Mark a file that has been read to its end, and of which no part is at work."""
+        if number in self._read and self._open[number] == 0:
+            self.folder.finish_file(number, self._read[number])
+
+    def end(self) -> None:
+        """Mark the output as complete, or raise the error that ended the reading."""
+        if self.error is not None:
+            raise self.error
+        counts = {name: getattr(self.result, name) for name in ("rows", "rejected", "parts")}
+        self.folder.finish(counts)

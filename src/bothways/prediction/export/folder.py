@@ -1,0 +1,299 @@
+"""The exported folder: graphs in the places where other programs look for them.
+
+| file | read by |
+|---|---|
+| `onnx/model.onnx` | onnxruntime, sentence-transformers, TEI, fastembed, transformers.js |
+| `onnx/model_quantized.onnx` | transformers.js (its "q8") |
+| `openvino/openvino_model.xml`, `.bin` | OpenVINO, sentence-transformers, optimum-intel |
+| `openvino/openvino_model_qint8_quantized.xml`, `.bin` | the same |
+| `config.json`, the tokenizer's files | all of them |
+| `modules.json`, `1_Pooling` | sentence-transformers, TEI (text-embeddings-inference) |
+| `bothways.json` | bothways, with `--runtime onnxruntime` or `openvino` |
+
+The folder appears complete and verified, or not at all.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from bothways._version import __version__
+from bothways.core.atomic_files import check_not_input, replace_folder
+from bothways.core.config import reader as configs
+from bothways.core.config.checks import require_choice
+from bothways.core.config.tree import Tree
+from bothways.core.errors import FolderError, optional, require
+from bothways.core.json_reader import read_object
+from bothways.core.progress import SILENT, Progress
+from bothways.core.terminal import listed
+from bothways.hub.hf_config import RECORD
+from bothways.hub.model_folder import VERSION, VOCABULARY, file_content, vocabulary_digest
+from bothways.hub.resolve import resolve, resolve_run
+from bothways.hub.sentence_transformers import program_files
+from bothways.model.model import Model
+from bothways.prediction.export.encoder_graph import Separators
+from bothways.prediction.export.int8_weights import with_int8_weights
+from bothways.prediction.export.model_graph import ExportedPart, build_graph, head_kind
+from bothways.prediction.export.verification import Comparison, compare
+from bothways.prediction.int8_report import MAX_LOSS, Int8Report, measure_int8
+from bothways.prediction.predictor import Predictor, open_learner, open_task
+from bothways.prediction.session_model import FILES, HEAD, CompiledModel, GraphRuntime, Session
+from bothways.tasks.base import Metrics, TaskLearner
+from bothways.tasks.sentence_embedding.task import Embedder, sentence_config
+
+if TYPE_CHECKING:
+    import onnx
+
+Format = Literal["onnx", "openvino"]
+"""What a model is exported to."""
+ONNX, OPENVINO = FILES["onnxruntime"], FILES["openvino"]
+INLINE_BYTES = 1_900_000_000
+"""Weights beyond this are in a file next to the graph: a protobuf message ends at 2 GiB."""
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model",
+)  # fmt: skip
+_OURS = (
+    *_TOKENIZER_FILES, "config.json", RECORD, "modules.json",
+    "[0-9]_Pooling", "[0-9]_Dense", "[0-9]_Normalize",
+    "sentence_bert_config.json", "config_sentence_transformers.json", "onnx", "openvino",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Int8Gate:
+    """Labelled data that int8 must pass.
+
+    Attributes:
+        evaluate: returns the metrics of a predictor; called for fp32 and for int8.
+        limit: the points that may be lost.
+    """
+
+    evaluate: Callable[[Predictor], Metrics]
+    limit: float = MAX_LOSS
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What was written.
+
+    Attributes:
+        folder: the exported folder.
+        task: the name of the task that it is for.
+        comparisons: the comparison with the model in each runtime.
+        int8: the cost and gain of int8 in each runtime; empty if it was not asked for.
+        sizes: bytes by file of a graph.
+    """
+
+    folder: Path
+    task: str
+    comparisons: tuple[Comparison, ...]
+    int8: dict[GraphRuntime, Int8Report]
+    sizes: dict[str, int]
+
+
+def write_export(
+    folder: str | Path,
+    out: str | Path,
+    to: Format | Literal["both"] | Iterable[Format] = "onnx",
+    *,
+    task: str | None = None,
+    length: int | None = None,
+    settings: Tree | Iterable[str] = (),
+    int8: Int8Gate | None = None,
+    progress: Progress = SILENT,
+) -> ExportResult:
+    """Write a model as a graph for other runtimes, after a comparison of its outputs.
+
+    Args:
+        folder: a model folder, the folder of a run, or a Hub id.
+        out: the new folder; an earlier export there is replaced.
+        to: "onnx", "openvino", "both", or a list of the first two.
+        task: what the graph computes, as for `bothways.load`; None for the folder's task.
+        length: the longest text in tokens, which programs truncate to; None as in training.
+        settings: settings of the task, such as {"pooling": "cls"} or ["pooling=cls"].
+        int8: labelled data for second files in int8, which are written only if they pass.
+        progress: receives the stages.
+
+    Raises:
+        FolderError: the folder cannot be read, lacks the head of the task, is recurrent, or `out`
+            holds something else.
+        ConfigError: a setting that the graph cannot have; int8 loses more than its limit.
+        DivergedError: a runtime computes other outputs than the model.
+        ResourceError: a package is missing, or `out` cannot be written.
+    """
+    formats = [*get_args(Format)] if to == "both" else [to] if isinstance(to, str) else [*to]
+    require_choice(Format, "to", *formats or ["nothing"])
+    require("export", "exporting a model", "onnx", "onnxruntime")
+    if "openvino" in formats:
+        require("export", "exporting to OpenVINO", "openvino")
+    source, place = resolve(resolve_run(str(folder))), Path(out)
+    check_not_input(place, [source])
+    _check_replaceable(place)
+    progress.stage("building the graph")
+    learner = open_learner(source, task, length=length, device="cpu", settings=settings)
+    part = exported_part(learner)
+    with replace_folder(place) as hidden:
+        _write_companions(hidden, source, learner, part)
+        _save(build_graph(learner.model, part), hidden / ONNX["fp32"])
+        progress.stage("comparing with onnxruntime")
+        session = Session(hidden / ONNX["fp32"])
+        comparisons = [compare(learner.model, part, session, "onnxruntime")]
+        if "openvino" in formats:
+            progress.stage("converting to OpenVINO")
+            file = hidden / OPENVINO["fp32"]
+            convert_to_openvino(hidden / ONNX["fp32"], file, part.head)
+            progress.stage("comparing with OpenVINO")
+            comparisons.append(compare(learner.model, part, CompiledModel(file), "OpenVINO"))
+        for comparison in comparisons:
+            comparison.check()
+        reports: dict[GraphRuntime, Int8Report] = {}
+        if int8 is not None and "onnx" in formats:
+            _quantise(hidden, progress)
+            reports["onnxruntime"] = _gate(hidden, int8, "onnxruntime", progress)
+        if int8 is not None and "openvino" in formats:
+            _store_int8(hidden, learner.model, part, progress)
+            reports["openvino"] = _gate(hidden, int8, "openvino", progress)
+        if "onnx" not in formats:
+            shutil.rmtree((hidden / ONNX["fp32"]).parent)
+        sizes = {
+            str(path.relative_to(hidden)): path.stat().st_size
+            for name in ("onnx", "openvino")
+            for path in sorted((hidden / name).glob("*"))
+        }
+    return ExportResult(place, learner.task.name, tuple(comparisons), reports, sizes)
+
+
+def exported_part(learner: TaskLearner[Any, Any]) -> ExportedPart:
+    """Return the part of a model that a task reads.
+
+    Raises:
+        FolderError: no graph has its head.
+        ConfigError: the task reads other layers than the last one.
+    """
+    tokenizer = learner.tokenizer
+    separators = Separators(tokenizer.specials.sep, len(tokenizer.template.between))
+    kinds = [head.kind for head in learner.task.heads(learner.labels, None)]
+    if isinstance(learner, Embedder):
+        sentence = sentence_config(learner)
+        return ExportedPart("none", sentence, separators)
+    return ExportedPart(head_kind(kinds[0]), None, separators)
+
+
+def _write_companions(
+    hidden: Path, source: Path, learner: TaskLearner[Any, Any], part: ExportedPart
+) -> None:
+    """Write the configuration, the tokenizer and the records of programs."""
+    model, tokenizer = learner.model, learner.tokenizer
+    if (source / "tokenizer.json").is_file():
+        for name in _TOKENIZER_FILES:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, hidden / name)
+    else:
+        segments = model.config.segments > 1
+        tokenizer.save(hidden, positions=model.config.max_positions, segments=segments)
+    record = {
+        VERSION: __version__,
+        VOCABULARY: vocabulary_digest(tokenizer),
+        "task": configs.to_dict(learner.task),
+        "length": learner.length,
+    }
+    files: dict[str, Any] = {RECORD: record, **learner.task.program_files(learner.length)}
+    config = read_object(source / "config.json", FolderError)
+    files["config.json"] = {**config, **files.get("config.json", {})}
+    if part.sentence is not None:
+        files |= program_files(part.sentence, model)
+    for name, tree in files.items():
+        (hidden / name).parent.mkdir(exist_ok=True)
+        (hidden / name).write_bytes(file_content(tree))
+
+
+def _save(graph: onnx.ModelProto, file: Path) -> None:
+    """Write a graph; its weights are in `model.onnx_data` next to it if they are too many."""
+    import onnx
+
+    file.parent.mkdir(exist_ok=True)
+    large = sum(len(tensor.raw_data) for tensor in graph.graph.initializer) > INLINE_BYTES
+    onnx.save_model(
+        graph, file, save_as_external_data=large, location=f"{file.name}_data" if large else None
+    )
+
+
+def _quantise(hidden: Path, progress: Progress) -> None:
+    """Write the ONNX file in int8: weights are rounded here, activations by onnxruntime."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    progress.stage("quantising")
+    logger, level = logging.getLogger(), logging.getLogger().level
+    logger.setLevel(logging.ERROR)  # a warning that shapes could be inferred beforehand
+    try:
+        # A scale for each output, in 7 bits: 8 would overflow 16-bit sums where a processor has
+        # no instruction for products of bytes.
+        quantize_dynamic(
+            hidden / ONNX["fp32"],
+            hidden / ONNX["int8"],
+            per_channel=True,
+            reduce_range=True,
+            weight_type=QuantType.QInt8,
+        )
+    finally:
+        logger.setLevel(level)
+
+
+def _store_int8(hidden: Path, model: Model, part: ExportedPart, progress: Progress) -> None:
+    """Write the OpenVINO model with weights in int8."""
+    progress.stage("quantising for OpenVINO")
+    source = hidden / "onnx" / "int8_weights.onnx"
+    _save(with_int8_weights(build_graph(model, part)), source)
+    convert_to_openvino(source, hidden / OPENVINO["int8"], part.head)
+    for file in source.parent.glob(f"{source.name}*"):
+        file.unlink()
+
+
+def _gate(hidden: Path, gate: Int8Gate, runtime: GraphRuntime, progress: Progress) -> Int8Report:
+    """Compare int8 with fp32 on labelled data.
+
+    Raises:
+        ConfigError: it loses more than the limit.
+    """
+    progress.stage(f"evaluating fp32 and int8 in {runtime}")
+    report = measure_int8(
+        lambda precision: open_task(hidden, runtime=runtime, precision=precision),
+        gate.evaluate,
+    )
+    report.check(gate.limit)
+    return report
+
+
+def _check_replaceable(place: Path) -> None:
+    """Raise FolderError for a folder that is not an earlier export."""
+    if place.exists() and not place.is_dir():
+        raise FolderError("is a file, not a folder", where=place, fix="Choose another folder.")
+    held = sorted(path.name for path in place.iterdir()) if place.exists() else []
+    foreign = [name for name in held if not any(fnmatch.fnmatch(name, own) for own in _OURS)]
+    if foreign:
+        what = f"holds files that are not of an export, which would be lost: {listed(foreign)}"
+        raise FolderError(what, where=place, fix="Choose an empty or a new folder.")
+
+
+def convert_to_openvino(source: Path, target: Path, head: str) -> None:
+    """Write an ONNX file as an OpenVINO model, with weights in the precision that they have there.
+
+    Args:
+        head: its kind, a note in the file.
+
+    Raises:
+        ResourceError: openvino is not installed.
+    """
+    with optional("export", "exporting to OpenVINO"):
+        import openvino
+    target.parent.mkdir(exist_ok=True)
+    model = openvino.convert_model(source)
+    model.set_rt_info(head, HEAD)
+    openvino.save_model(model, target, compress_to_fp16=False)

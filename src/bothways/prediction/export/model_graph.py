@@ -1,0 +1,308 @@
+"""A model with one head as an ONNX model: which inputs it reads, and which outputs it has.
+
+Names and axes are those that programs expect of the classes of transformers:
+
+| head | outputs |
+|---|---|
+| none | `last_hidden_state (rows, length, width)`, for texts `sentence_embedding (rows, width)` |
+| "masked", "causal", "tags" | `logits (rows, length, outputs)` |
+| "replaced" | `logits (rows, length)` |
+| "labels", "pair" | `logits (rows, outputs)` |
+| "choice" | `logits (questions, choices)`, from inputs `(questions, choices, length)` |
+| "span" | `start_logits`, `end_logits (rows, length)` |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from torch import nn
+from typing_extensions import assert_never
+
+from bothways._version import __version__
+from bothways.core.errors import FolderError
+from bothways.hub.sentence_transformers import Pooling, SentenceEncoderConfig
+from bothways.model.encoder import Encoder
+from bothways.model.head_modules import (
+    DeepOutput,
+    LinearOutput,
+    LSTMOutput,
+    MaskedOutput,
+    NextTokenOutput,
+    OwnOutput,
+    Pooler,
+    ReplacedOutput,
+)
+from bothways.model.model import Model
+from bothways.prediction.export.builder import LOWEST, GraphBuilder
+from bothways.prediction.export.encoder_graph import EncoderGraph, GlobalRule, Separators
+from bothways.prediction.session_model import HEAD
+from bothways.tasks.sentence_embedding.task import projection_of
+
+if TYPE_CHECKING:
+    import onnx
+
+HeadKind = Literal[
+    "none", "masked", "causal", "tags", "replaced", "labels", "pair", "choice", "span"
+]
+"""What a graph ends in; "none" for the vectors of tokens."""
+ROWS, LENGTH = "batch", "sequence"
+"""The names of the axes that may have any length."""
+_RULES: Mapping[HeadKind, GlobalRule] = {
+    "labels": "first", "span": "question", "choice": "ending"
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ExportedPart:
+    """The part of a model that becomes a graph.
+
+    Attributes:
+        head: the kind of its head.
+        sentence: how the vectors of tokens are pooled; None for no `sentence_embedding`.
+        separators: where a Longformer's texts end.
+    """
+
+    head: HeadKind
+    sentence: SentenceEncoderConfig | None = None
+    separators: Separators | None = None
+
+    @property
+    def global_rule(self) -> GlobalRule:
+        """The tokens that are global in a model that has these, as tasks mark them."""
+        return _RULES.get(self.head, "none")
+
+
+def head_kind(kind: str) -> HeadKind:
+    """Return the kind as one that can be exported.
+
+    Raises:
+        FolderError: it cannot.
+    """
+    known: dict[str, HeadKind] = {each: each for each in get_args(HeadKind)}
+    if kind not in known:
+        what = f"the head {kind!r} cannot be exported"
+        raise FolderError(what, fix=f"Heads that can are {', '.join(known)}.")
+    return known[kind]
+
+
+def build_graph(model: Model, part: ExportedPart) -> onnx.ModelProto:
+    """Return the ONNX model of an encoder with one head, for any batch size and length.
+
+    Examples:
+        >>> from bothways.prediction.export.model_graph import ExportedPart, build_graph
+        >>> graph = build_graph(bothways.load_model("my-bert"), ExportedPart("masked"))
+        >>> [output.name for output in graph.graph.output]
+        ['logits']
+
+    Raises:
+        FolderError: the encoder is recurrent, or the head is a BiLSTM.
+    """
+    encoder, kind = model.encoder, part.head
+    if not isinstance(encoder, Encoder):
+        what = "has a recurrent encoder, and only Transformers can be exported"
+        raise FolderError(what, fix="Serve it with bothways.")
+    if kind != "none" and isinstance(model.heads[kind], LSTMOutput):
+        what = "has a BiLSTM between the encoder and the labels, which cannot be exported"
+        raise FolderError(what, fix="Serve it with bothways.")
+    graph = GraphBuilder({id(p): name for name, p in model.named_parameters()})
+    names = ["input_ids", "attention_mask"]
+    names += ["token_type_ids"] if encoder.config.segments > 1 else []
+    choice = kind == "choice"
+    axes = (ROWS, "choices", LENGTH) if choice else (ROWS, LENGTH)
+    rows = list(names)
+    if choice:
+        last = graph.op("Shape", "input_ids", start=2)
+        shape = graph.op("Concat", graph.wholes(-1), last, axis=0)
+        rows = [graph.op("Reshape", name, shape) for name in names]
+    inputs = rows[0], rows[1], rows[2] if len(rows) > 2 else None
+    vectors = EncoderGraph(graph, encoder, inputs, part.global_rule, part.separators)
+    outputs = _HeadGraph(graph, vectors, model).outputs(part)
+    return graph.model(dict.fromkeys(names, axes), outputs, {HEAD: kind}, ("bothways", __version__))
+
+
+class _HeadGraph:
+    """The part of a graph after the last layer."""
+
+    def __init__(self, graph: GraphBuilder, encoder: EncoderGraph, model: Model) -> None:
+        self.graph, self.encoder, self.model = graph, encoder, model
+        self.layers = encoder.layers()
+        self.causal = encoder.config.is_causal
+
+    def outputs(self, part: ExportedPart) -> dict[str, tuple[str | int, ...]]:
+        """Append the head; return the outputs with their axes."""
+        graph, x, kind = self.graph, self.layers[-1], part.head
+        graph.scope = f"/{kind}"
+        head = nn.Identity() if kind == "none" else self.model.heads[kind]
+        width = self.encoder.config.width
+        match kind:
+            case "none":
+                graph.rename(x, "last_hidden_state")
+                known: dict[str, tuple[str | int, ...]] = {
+                    "last_hidden_state": (ROWS, LENGTH, width)
+                }
+                if part.sentence is not None:
+                    graph.rename(self._sentence(x, part.sentence), "sentence_embedding")
+                    known["sentence_embedding"] = (ROWS, self._width(part.sentence))
+                return known
+            case "span":
+                starts, ends = graph.split(
+                    "Split", (self._rows(head, x), graph.wholes(1, 1)), 2, axis=-1
+                )
+                for name, value in (("start_logits", starts), ("end_logits", ends)):
+                    graph.rename(graph.op("Squeeze", value, graph.wholes(-1)), name)
+                return {"start_logits": (ROWS, LENGTH), "end_logits": (ROWS, LENGTH)}
+            case "choice":
+                found = self._rows(head, self._pooled(head, x))
+                shape = graph.op("Shape", "input_ids", start=0, end=2)
+                graph.rename(graph.op("Reshape", found, shape), "logits")
+                return {"logits": (ROWS, "choices")}
+            case "labels" | "pair":
+                count = self._head_outputs(kind)
+                graph.rename(self._rows(head, self._pooled(head, x)), "logits")
+                return {"logits": (ROWS, count)}
+            case "masked":
+                if isinstance(head, MaskedOutput) and head.position is not None:
+                    x = self.encoder.decode(self.layers[-2], head.position.weight)
+                graph.rename(self._rows(head, x), "logits")
+            case "replaced":
+                graph.rename(graph.op("Squeeze", self._rows(head, x), graph.wholes(-1)), "logits")
+                return {"logits": (ROWS, LENGTH)}
+            case "causal" | "tags":
+                graph.rename(self._rows(head, x), "logits")
+        return {"logits": (ROWS, LENGTH, self._head_outputs(kind))}
+
+    def _head_outputs(self, kind: str) -> int:
+        [value] = [head for head in self.model.specification if head.kind == kind]
+        return self.encoder.config.vocab if value.outputs is None else value.outputs
+
+    def _rows(self, head: nn.Module, x: str) -> str:
+        """Apply a head to vectors of tokens, or to pooled ones."""
+        graph = self.graph
+        match head:
+            case LinearOutput(dense=dense):
+                return graph.dense(x, dense)
+            case OwnOutput():
+                x = x if head.reads == "late" else self._hidden(head, x)
+                return graph.dense(graph.norm(x, head.norm), head.dense)
+            case DeepOutput():
+                inner = graph.activate(head.activation, graph.dense(x, head.up))
+                x = graph.op("Add", x, graph.dense(inner, head.down))
+                return graph.dense(graph.norm(x, head.norm), head.dense)
+            case ReplacedOutput():
+                if head.norm is not None:
+                    x = graph.norm(graph.op("Add", x, self._first(x)), head.norm)
+                x = graph.activate(head.activation, graph.dense(x, head.inner))
+                return graph.dense(x, head.dense)
+            case MaskedOutput():
+                if head.activation is not None:
+                    assert isinstance(head.dense, nn.Linear)
+                    x = graph.activate(head.activation, graph.dense(x, head.dense))
+                x = self._tokens(graph.norm(x, head.norm), head.output)
+                return x if head.bias is None else graph.op("Add", x, graph.weight(head.bias))
+            case NextTokenOutput():
+                return self._tokens(x, head.output)
+            case _:
+                raise AssertionError(f"no graph for {type(head).__name__}")
+
+    def _hidden(self, head: OwnOutput, x: str) -> str:
+        return self.graph.activate(head.activation, self.graph.dense(x, head.inner))
+
+    def _tokens(self, x: str, own: nn.Linear | None) -> str:
+        """Multiply by the token embedding, which is stored once, or by the head's own matrix."""
+        graph = self.graph
+        if own is not None:
+            return graph.dense(x, own)
+        assert isinstance(self.model.encoder, Encoder)
+        table = graph.weight(self.model.encoder.embedding.token.weight)
+        return graph.op("MatMul", x, graph.op("Transpose", table, perm=(1, 0)))
+
+    def _pooled(self, head: nn.Module, x: str) -> str:
+        """Return the vector that a head of sequences reads `(rows, width)`."""
+        if isinstance(head, OwnOutput):
+            if head.reads == "late":
+                return self._mean(self._hidden(head, x))
+            return self._mean(x) if head.reads == "mean" else self._representative(x)
+        pooler = self.model.heads["pooler"]
+        assert isinstance(pooler, Pooler)
+        return self.graph.op("Tanh", self.graph.dense(self._representative(x), pooler.dense))
+
+    def _first(self, x: str) -> str:
+        """Return the vector of the first token `(rows, 1, width)`."""
+        return self.graph.slice(x, self.graph.wholes(0), self.graph.wholes(1), 1)
+
+    def _representative(self, x: str) -> str:
+        """Return the vector of the first token, or in a causal encoder of the last one."""
+        graph = self.graph
+        if not self.causal:
+            return graph.op("Squeeze", self._first(x), graph.wholes(1))
+        last = graph.op("Sub", self._lengths(), graph.whole(1))  # (rows, 1)
+        return graph.op("GatherND", x, last, batch_dims=1)
+
+    def _lengths(self) -> str:
+        return self.graph.op("ReduceSum", self.encoder.mask, self.graph.wholes(1), keepdims=1)
+
+    def _mean(self, x: str) -> str:
+        """Return the mean of the tokens of each row; zeros for a row of padding."""
+        graph = self.graph
+        keep = graph.unsqueeze(graph.op("Cast", self.encoder.mask, to=1), 2)
+        total = graph.op("ReduceSum", graph.op("Mul", x, keep), graph.wholes(1), keepdims=0)
+        count = graph.op("Max", graph.op("Cast", self._lengths(), to=1), graph.number(1.0))
+        return graph.op("Div", total, count)
+
+    def _width(self, config: SentenceEncoderConfig) -> int:
+        """Return the number of components of a text's vector."""
+        projection = projection_of(self.model)
+        modes = 1 if isinstance(config.pooling, str) else len(config.pooling)
+        width = self.encoder.config.width * modes if projection is None else projection.outputs
+        return min(config.components or width, width)
+
+    def _pool(self, x: str, pooling: Pooling) -> str:
+        """Return the pooled vector of each row."""
+        graph = self.graph
+        match pooling:
+            case "cls":
+                return graph.op("Squeeze", self._first(x), graph.wholes(1))
+            case "lasttoken":
+                last = graph.op("Sub", self._lengths(), graph.whole(1))  # (rows, 1)
+                return graph.op("GatherND", x, last, batch_dims=1)
+            case "mean":
+                return self._mean(x)
+            case "max":
+                keep = graph.unsqueeze(graph.op("Cast", self.encoder.mask, to=9), 2)
+                shown = graph.op("Where", keep, x, graph.number(LOWEST))
+                return graph.op("ReduceMax", shown, axes=(1,), keepdims=0)
+            case "mean_sqrt_len_tokens":
+                count = graph.op("Max", graph.op("Cast", self._lengths(), to=1), graph.number(1.0))
+                return graph.op("Mul", self._mean(x), graph.op("Sqrt", count))
+            case "weightedmean":
+                # Tokens from 1 on; the padding after them counts on and is masked.
+                mask = graph.op("Cast", self.encoder.mask, to=1)
+                counts = graph.op("CumSum", mask, graph.whole(1))
+                weights = graph.op("Mul", counts, mask)  # (rows, length)
+                keep = graph.unsqueeze(weights, 2)
+                total = graph.op("ReduceSum", graph.op("Mul", x, keep), graph.wholes(1), keepdims=0)
+                weight = graph.op("ReduceSum", weights, graph.wholes(1), keepdims=1)
+                return graph.op("Div", total, graph.op("Max", weight, graph.number(1.0)))
+            case _:
+                assert_never(pooling)
+
+    def _sentence(self, x: str, config: SentenceEncoderConfig) -> str:
+        """Return the vector of each row, as `tasks.sentence_embedding` computes it."""
+        graph = self.graph
+        modes = (config.pooling,) if isinstance(config.pooling, str) else config.pooling
+        pooled = [self._pool(x, mode) for mode in modes]
+        x = pooled[0] if len(pooled) == 1 else graph.op("Concat", *pooled, axis=-1)
+        if (projection := projection_of(self.model)) is not None:
+            for layer, activation in zip(projection.layers, projection.activations, strict=True):
+                assert isinstance(layer, nn.Linear)
+                x = graph.dense(x, layer)
+                x = x if activation is None else graph.activate(activation, x)
+        if config.normalised:
+            norm = graph.op("ReduceL2", x, axes=(-1,), keepdims=1)
+            x = graph.op("Div", x, graph.op("Max", norm, graph.number(1e-12)))
+        if config.components is not None:
+            x = graph.slice(x, graph.wholes(0), graph.wholes(config.components), 1)
+        return x

@@ -1,0 +1,223 @@
+"""Checks of the machine before training: disk space, memory, and the speed of training.
+
+Each check is a function that returns findings. Errors stop the run, all of them in one message;
+warnings and notes are printed once. `preflight.text` checks texts, and each task its labels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from bothways.core.atomic_files import make_folder
+from bothways.core.batch import Batch
+from bothways.core.errors import ConfigError, os_errors
+from bothways.core.finding import Finding
+from bothways.core.learner import Learner
+from bothways.core.progress import SILENT, Progress, track
+from bothways.core.runtime.devices import (
+    Precision,
+    device_of,
+    disk_free,
+    gemm_rate,
+    memory_available,
+    resolve_precision,
+    wait,
+)
+from bothways.model.block import Block
+from bothways.model.flops import BACKWARD
+from bothways.model.lstm import AnyEncoder
+from bothways.training.optimizers import update
+from bothways.training.parallel import Plan, Sharding, Single, all_gather, shard
+from bothways.training.preflight.memory import Load
+from bothways.training.run import Training
+from bothways.training.trackers import Peak
+
+PROBE = 2**24
+"""Bytes that are written to measure the speed of checkpoints."""
+
+
+def check_machine(
+    load: Load, folder: Path | None, device: torch.device, ranks: int = 1
+) -> list[Finding]:
+    """Check the disk space for checkpoints and model, and estimate the memory of a step.
+
+    Args:
+        folder: of the run; None for a run in memory.
+        ranks: the number of processes that may have one model between them.
+    """
+    disk = [] if folder is None else _check_disk(load, folder)
+    return [*disk, *_check_memory(load, device, ranks)]
+
+
+def choose_plan(
+    plan: Plan,
+    sharding: Literal["auto"] | Sharding | None,
+    load: Load,
+    device: torch.device,
+    progress: Progress = SILENT,
+) -> Plan:
+    """Return how the ranks hold the model: one copy each, or one between them.
+
+    "auto" lets them share it if whole copies do not fit (`Load.fits`) in the memory of the rank
+    with the least. All ranks call this; they are connected.
+    """
+    if isinstance(plan, Single) or sharding is None:
+        return plan
+    if sharding != "auto":
+        return shard(plan, sharding)
+    free = memory_available(device)
+    known = torch.tensor(float("inf") if free is None else float(free), dtype=torch.float64)
+    least = float(all_gather(plan, known).min())
+    if load.fits(least, device, "replicated", plan.world):
+        return plan
+    needed = load.memory(device, "replicated", plan.world).total
+    what = f"a step with a whole model may take {_size(needed)} of memory, and {_size(least)} are"
+    progress.message(f"note: the {plan.world} ranks share one model: {what} free")
+    return shard(plan, Sharding())
+
+
+def speed(
+    learner: Learner, batch: Batch, precision: Precision, progress: Progress = SILENT
+) -> float:
+    """Return the tokens per second in training, measured forward and backward on one batch.
+
+    The weights do not change. Dropout draws from torch's generator: seed it afterwards.
+    """
+    device = device_of(learner)
+    dtype, moved = resolve_precision(precision, device), batch.to(device)
+    learner.train()
+    rate = 0.0
+    for _ in track(range(2), progress, "measuring the speed of training"):  # the first is slower
+        start = time.perf_counter()
+        with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
+            losses = learner(moved)
+        torch.autograd.backward(torch.stack([loss.total for loss in losses.values()]).sum())
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        rate = batch.layout.tokens / (time.perf_counter() - start)
+    learner.zero_grad()
+    return rate
+
+
+def update_seconds(
+    learner: Learner,
+    batch: Batch,
+    optimizer: torch.optim.Optimizer,
+    training: Training,
+    progress: Progress = SILENT,
+) -> float:
+    """Return the time of an update, clipping included; at a rate of 0 the weights do not change.
+
+    As `speed`, it draws from torch's generator.
+    """
+    device = device_of(learner)
+    progress.stage("measuring the time of an update")
+    seconds = 0.0
+    for _ in range(2):  # the first update allocates the moments
+        losses = learner(batch.to(device))
+        torch.autograd.backward(torch.stack([loss.total for loss in losses.values()]).sum())
+        wait(device)
+        start = time.perf_counter()
+        update(optimizer, training.clip_norm)
+        wait(device)
+        seconds = time.perf_counter() - start
+    learner.zero_grad()
+    return seconds
+
+
+def seconds_per_byte(folder: Path) -> float:
+    """Return the time to write a byte to a folder's disk and to hash it, as checkpoints are."""
+    make_folder(folder)
+    content = bytes(max(4096, min(PROBE, disk_free(folder) // 4)))
+    fix = "Make room, or choose a folder on another disk."
+    with os_errors(folder, fix), tempfile.TemporaryFile(dir=folder) as file:
+        start = time.perf_counter()
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        hashlib.sha256(content)
+        return (time.perf_counter() - start) / len(content)
+
+
+def _check_disk(load: Load, folder: Path) -> list[Finding]:
+    needed = load.saved * load.checkpoints + 4 * load.parameters
+    free = disk_free(folder)
+    # A resumed run replaces the files that it has written.
+    written = [*folder.glob("step-*/*"), *folder.glob("model/*")]
+    if needed <= free + sum(file.stat().st_size for file in written if file.is_file()):
+        return []
+    what = (
+        f"{load.checkpoints} checkpoints and the model take {_size(needed)}, "
+        f"but {_size(free)} are free"
+    )
+    return [
+        Finding(
+            "disk", "error", what, str(folder), "Make room, or choose a folder on another disk."
+        )
+    ]
+
+
+def _check_memory(load: Load, device: torch.device, ranks: int) -> list[Finding]:
+    free, fixed, memory = memory_available(device), load.fixed / ranks, load.memory(device)
+    if free is None:
+        return []
+    if ranks > 1 and not load.fits(free, device, "replicated", ranks):
+        memory = load.memory(device, "sharded", ranks)
+    if fixed > free:
+        what = (
+            f"the model with its optimizer takes {_size(fixed)} of memory, "
+            f"but {_size(free)} are free on {device}"
+        )
+        return [Finding("memory", "error", what, fix="Use a smaller model or another machine.")]
+    if (peak := memory.total) > free:
+        what = f"a step may take {_size(peak)} of memory, but {_size(free)} are free on {device}"
+        fix = f"Halve it; it is {load.microbatch}." + (
+            "" if load.training.recompute else " Or set training.recompute=true."
+        )
+        return [Finding("memory", "warning", what, "microbatch_tokens", fix)]
+    return []
+
+
+def _size(count: int | float) -> str:
+    return f"{count / 2**20:,.1f} MiB"
+
+
+def compute_as(encoder: AnyEncoder, training: Training, device: torch.device) -> None:
+    """Set `training.recompute` and `training.compiled` on an encoder.
+
+    Raises:
+        ConfigError: compiled is set on a CPU or for an encoder without Transformer blocks.
+    """
+    encoder.recompute = training.recompute
+    blocks = [module for module in encoder.modules() if isinstance(module, Block)]
+    if training.compiled and (device.type == "cpu" or not blocks):
+        what = (
+            "is for the blocks of a Transformer on a GPU, "
+            f"not for this {type(encoder).__name__} on {device}"
+        )
+        raise ConfigError(
+            what,
+            where="training.compiled",
+            fix="Leave it out: on a CPU compiled blocks are not faster.",
+        )
+    for block in blocks:
+        block.compiled = training.compiled
+
+
+def peak_of(forward: float, training: Training, device: torch.device, plan: Plan) -> Peak:
+    """Return the peak that the speed of a run is compared with.
+
+    It holds the operations of a step per token, and the matrix product rate of all ranks.
+
+    Args:
+        forward: operations per token of a forward pass (`model.flops.forward_flops`).
+    """
+    rate = gemm_rate(device, resolve_precision(training.precision, device))
+    return Peak((1 + BACKWARD) * forward, rate * plan.world)

@@ -1,0 +1,338 @@
+"""The report: complete, self-contained, escaped, well-formed, the same in browser and terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from bothways.core.errors import ResourceError
+from bothways.core.report import charts as figures
+from bothways.core.report.charts import draw
+from bothways.core.report.html import to_html, write_html
+from bothways.core.report.sections import (
+    ComparisonChart,
+    ConfusionMatrix,
+    Curves,
+    Details,
+    ExampleSection,
+    KeyFigure,
+    KeyFigures,
+    Line,
+    Marked,
+    Prose,
+    Report,
+    ReportExample,
+    ReportGuess,
+    Scatter,
+    TableSection,
+    readable_number,
+)
+from bothways.core.report.terminal import show, sparkline
+
+HOSTILE = "<script>alert('x')</script> & $x^2$"
+COMPARISON = ComparisonChart(
+    "Which wins?",
+    "accuracy",
+    {"pre-trained": [0.75, 0.77, 0.79], f"scratch {HOSTILE}": [0.5]},
+    {"coin": 0.5},
+    percent=True,
+)
+CURVES = Curves(
+    "Loss curve",
+    "tokens",
+    "nats",
+    [Line("training", [0, 10_000, 20_000], [6.5, 5.0, 4.25])],
+    {"unigram": 6.47},
+)
+CONFUSION = ConfusionMatrix(
+    "Mixed up", ["yes", HOSTILE], [[12345, 1], [2, 7]], note="a note to confusions"
+)
+SCATTER = Scatter(
+    "A cloud",
+    "true",
+    "predicted",
+    [0.0, 1.0],
+    [0.5, 0.75],
+    ((0, 0), (1, 1)),
+    note="a note to a cloud",
+)
+REPORT = Report(
+    title="A title",
+    headline=f"It works {HOSTILE}",
+    lead="What was done.",
+    sections=[
+        KeyFigures([KeyFigure("accuracy", "77.0 %", "± 2.0")]),
+        COMPARISON,
+        CURVES,
+        Curves(
+            "Share curve",
+            "tokens",
+            "share",
+            [Line("one point", [1], [0.25])],
+            percent=True,
+            note="a note to curves",
+        ),
+        TableSection(
+            "Stages",
+            ["stage", "seconds"],
+            [["read", 12.5], ["all", 12345]],
+            total=True,
+            note="a note to a table",
+        ),
+        CONFUSION,
+        SCATTER,
+        ExampleSection(
+            "Filled",
+            [
+                ReportExample(
+                    ["the ", Marked("[MASK]"), " sat"],
+                    "cat",
+                    [ReportGuess("cat", 0.5, True), ReportGuess(HOSTILE, 0.25, False)],
+                )
+            ],
+        ),
+        Prose("Why", ["First paragraph.", "Second paragraph."]),
+        Details(
+            "More", [TableSection("Settings", ["name", "value"], [["width", 256], ["empty", None]])]
+        ),
+    ],
+    colophon="made by a test",
+)
+VOID = {"meta", "br", "link", "img", "input", "hr"}
+
+
+class Outline(HTMLParser):
+    """Tags that are opened and closed in pairs, ids, and the text outside of style and script."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+        self.words = ""
+        self.feed(page)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.ids += [value for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.ids += [value for name, value in attrs if name == "id"]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not {"style", "script"} & set(self.open):
+            self.words += data
+
+
+def terminal(report: Report) -> str:
+    console = Console(width=120, file=io.StringIO(), color_system=None)
+    show(report, console)
+    return console.file.getvalue()
+
+
+def test_page_is_complete_and_well_formed():
+    page = Outline(to_html(REPORT))
+    expected = [
+        "A title", REPORT.headline, "What was done.", "77.0 %", "± 2.0", "Which wins?", "77.0 % ± 2.0 %", "Loss curve",
+        "unigram, 6.47", "a note to curves", "Stages", "12,345", "a note to a table", "the [MASK] sat", "50.0 %", HOSTILE,
+        "Second paragraph.", "Settings", "256", "made by a test", "Mixed up", "a note to confusions", "a note to a cloud",
+        "2 points: true against predicted",
+    ]  # fmt: skip
+    assert [part for part in expected if part not in page.words] == []
+    assert len(page.ids) == len(set(page.ids))
+    assert page.tags.count("svg") == 5
+
+
+def test_page_marks_the_right_answer_alone_and_has_the_counts_row_by_row():
+    page = to_html(REPORT)
+    assert re.findall(r'<li class="right"[^>]*><span>(\w+)', page) == ["cat"]
+    assert re.findall(r'<li style="--share: (.*?)%">', page) == ["25.0"]
+    assert (
+        '<th scope="row">yes</th><td class="number">12,345</td><td class="number">1</td></tr>'
+        in page
+    )
+
+
+def test_page_needs_nothing_else_and_runs_nothing_foreign():
+    page = to_html(REPORT)
+    assert "http" not in page
+    assert not re.search(r"<link|<img|<iframe|@import|\bsrc=", page)
+    assert set(re.findall(r"url\((.)", page)) <= {"#"}
+    assert page.count("<script>") == 1
+    assert "<script>alert" not in page
+
+
+def test_chart_takes_its_colours_and_letters_from_the_page():
+    for chart in (COMPARISON, CURVES, CONFUSION, SCATTER):
+        svg = draw(chart)
+        assert "#0102" not in svg
+        assert "var(--faint)" in svg
+        assert "var(--series-0)" in svg
+        assert "font-family" not in svg
+        assert not re.search(r"font: ", svg)
+        assert set(re.findall(r"(?:fill|stroke): (#\w+)", svg)) == set()
+
+
+def axes_of(draw_in, chart):
+    axes = Figure().subplots()
+    draw_in(axes, chart)
+    return axes
+
+
+def test_a_confusion_is_as_dark_as_its_share_of_the_row():
+    axes = axes_of(figures._draw_confusion, ConfusionMatrix("", ["a", "b"], [[3, 1], [0, 4]]))
+    shares = {
+        (square.get_x() + 0.5, square.get_y() + 0.5): square.get_alpha() for square in axes.patches
+    }
+    assert shares == pytest.approx({(0, 0): 0.525, (1, 0): 0.175, (0, 1): 0.0, (1, 1): 0.7})
+    assert {text.xy: text.get_text() for text in axes.texts} == {
+        (0, 0): "3",
+        (1, 0): "1",
+        (0, 1): "0",
+        (1, 1): "4",
+    }
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted", "true")
+    assert axes.get_ylim() == (1.5, -0.5)  # the first row is the upper one
+
+
+def test_a_cloud_has_its_points_and_its_line():
+    points, line = axes_of(
+        figures._draw_scatter,
+        Scatter("", "true", "predicted", [1, 2, 3], [4, 6, 5], ((0, 1), (2, 3))),
+    ).lines
+    assert [list(values) for values in points.get_data()] == [[1, 2, 3], [4, 6, 5]]
+    assert [list(values) for values in line.get_data()] == [[0, 2], [1, 3]]
+
+
+def test_a_comparison_has_a_band_of_one_deviation_to_each_side_of_the_mean():
+    axes = axes_of(
+        figures._draw_comparison,
+        ComparisonChart("", "m", {"a": [1.0, 2.0, 6.0], "b": [4.0]}, {"coin": 0.5}),
+    )
+    spread = np.std([1, 2, 6], ddof=1)
+    bands = [
+        (band.get_x(), band.get_width(), band.get_y() + band.get_height() / 2)
+        for band in axes.patches
+    ]
+    assert bands == [pytest.approx((3 - spread, 2 * spread, 0)), pytest.approx((4, 0, 1))]
+    assert [list(line.get_xdata()) for line in axes.lines] == [
+        [3, 3],
+        [1, 2, 6],
+        [4, 4],
+        [4],
+        [0.5, 0.5],
+    ]
+
+
+def test_curves_have_their_points_and_short_numbers_at_the_axis():
+    axes = axes_of(figures._draw_curves, CURVES)
+    assert [list(values) for values in axes.lines[0].get_data()] == [
+        [0, 10_000, 20_000],
+        [6.5, 5.0, 4.25],
+    ]
+    assert list(axes.lines[1].get_ydata()) == [6.47, 6.47]
+    short = axes.xaxis.get_major_formatter()
+    assert [short(value, 0) for value in (0.0, 500.0, 1e3, 2.5e6, 1e9)] == [
+        "0",
+        "500",
+        "1 k",
+        "2.5 M",
+        "1 G",
+    ]
+
+
+def test_confusion_of_many_labels_is_a_picture_without_figures():
+    names = [f"a label with a long name {place}" for place in range(12)]
+    svg = draw(ConfusionMatrix("", names, [[77] * 12] * 12))
+    assert "77" not in re.findall(r">([^<]*)</text>", svg)
+    assert "a label with …" in svg
+
+
+def test_same_report_gives_same_bytes():
+    assert to_html(REPORT) == to_html(REPORT)
+
+
+def test_terminal_shows_the_same_figures_but_no_details():
+    text = " ".join(terminal(REPORT).split())
+    expected = [
+        REPORT.headline,
+        "accuracy 77.0 % ± 2.0",
+        "pre-trained 77.0 % 2.0 % 75.0 % 77.0 % 79.0 %",
+        "coin 50.0 %",
+        "6.5 → 4.25",
+    ]
+    expected += [
+        "Mixed up",
+        "all 12,345",
+        "yes 12,345 1",
+        "A cloud: 2 points",
+        "the [MASK] sat",
+        "cat 50.0 %",
+        "a note to a table",
+        "Second paragraph.",
+    ]
+    assert [part for part in expected if part not in text] == []
+    assert "Settings" not in text
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=5))
+def test_mean_and_spread_are_numpys(values):
+    comparison = ComparisonChart("", "", {"a": values})
+    assert comparison.mean("a") == pytest.approx(np.mean(values))
+    assert comparison.spread("a") == pytest.approx(
+        np.std(values, ddof=1) if len(values) > 1 else 0.0, abs=1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (3, "3"),
+        (1234567, "1,234,567"),
+        (0.123456, "0.1235"),
+        (98765.4, "98,765.4"),
+        (2.0, "2"),
+        (-1.5, "-1.5"),
+    ],
+)
+def test_numbers_are_readable(value, text):
+    assert readable_number(value) == text
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200))
+def test_sparkline_shows_lowest_and_highest(values):
+    line = sparkline(Line("", range(len(values)), values), columns=len(values))
+    assert len(line) == len(values)
+    if max(values) > min(values) + 1e-3:
+        assert line[int(np.argmax(values))] == "█"
+        assert line[int(np.argmin(values))] == "▁"
+
+
+def test_sparkline_of_a_curve_that_hardly_moves():
+    assert sparkline(Line("", range(3), [0.0, 5e-324, 0.0]), columns=3) == "▁█▁"
+    assert sparkline(Line("", range(2), [1.0, 1.0]), columns=2) == "▁▁"
+
+
+def test_sparkline_shortens_a_long_curve():
+    assert sparkline(Line("", range(64), range(64)), columns=8) == "▁▂▃▄▅▆▇█"
+
+
+def test_file_that_cannot_be_written_is_an_error_of_the_users(tmp_path):
+    with pytest.raises(ResourceError, match="cannot be written"):
+        write_html(REPORT, tmp_path / "no such folder" / "report.html")
+    write_html(REPORT, tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text(encoding="utf8") == to_html(REPORT)

@@ -1,0 +1,171 @@
+"""The benchmark of this machine: both sides are given the same work, it is counted as the paper's shapes say, and told."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from transformers import BertForPreTraining
+
+from bothways.cli.bench import bench
+from bothways.core.errors import ResourceError
+from bothways.hub.model_folder import save_model
+from bothways.lab.bench import race as recipe
+from bothways.lab.bench import workloads as recipes
+from bothways.lab.bench.workloads import WORKLOADS, Workload, contenders, make_batch
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.heads import MaskedHead, PairHead, PoolerHead
+from bothways.model.model import Model
+from bothways.objectives.masked_lm import MaskedLMLearner
+
+CPU = torch.device("cpu")
+TINY = Workload("tiny", EncoderConfig(60, 16, 2, 2, 32), 3, 20)
+
+
+def test_both_sides_read_the_same_tokens_and_labels(tmp_path: Path) -> None:
+    config = EncoderConfig(60, 16, 2, 2, 32, dropout=Dropouts(0.0, 0.0))
+    model, batch = Model(config, (MaskedHead(), PoolerHead(), PairHead())).eval(), make_batch(TINY)
+    save_model(tmp_path, model)
+    theirs = BertForPreTraining.from_pretrained(tmp_path).eval()
+    losses = MaskedLMLearner(model)(batch)
+    weights = {"masked": 3 * recipes.Masking().count(20), "pair": 3}
+    expected = sum(loss.total / weights[name] for name, loss in losses.items())
+    assert losses.keys() == weights.keys()
+    torch.testing.assert_close(theirs(**recipes._padded(batch)).loss, expected, rtol=0, atol=1e-5)
+
+
+def test_operations_are_those_of_the_matrices() -> None:
+    work = WORKLOADS["base"]
+    h, n, masked, vocab = 768, 128, 19, 30522
+    asked = masked + 1  # of the last block after its attention: masked tokens and [CLS]
+    block = 3 * h * h * 2 + 2 * 2 * n * h
+    rest = (h * h + 2 * 4 * h * h) * 2
+    heads = masked * 2 * (h * h + h * vocab) + 2 * (h * h + 2 * h)
+    forward = n * 12 * block + (n * 11 + asked) * rest + heads
+    assert work.operations == pytest.approx(3 * work.rows * forward, rel=1e-3)
+
+
+class Noted:
+    """A process that does nothing."""
+
+    turns: ClassVar[list[tuple[str, str]]] = []
+    ended: ClassVar[list[tuple[str, str]]] = []
+
+    def __init__(self, name: str, work: Workload, precision: str, device: torch.device) -> None:
+        self.name, self.precision = name, precision
+
+    def ready(self) -> None: ...
+
+    def turn(self) -> tuple[float, int]:
+        self.turns.append((self.name, self.precision))
+        return float(len(self.turns)), 100 - len(self.turns)
+
+    def end(self) -> None:
+        self.ended.append((self.name, self.precision))
+
+
+def test_contenders_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe, "ContenderProcess", Noted)
+    monkeypatch.setattr(recipe, "has_bf16", lambda _: True)
+    timings = recipe.race(TINY, 3, CPU)
+    every = [
+        (name, precision) for name in ("bothways", "transformers") for precision in ("fp32", "bf16")
+    ]
+    assert Noted.turns == every * 3
+    assert Noted.ended == every
+    assert [(timing.contender, timing.precision) for timing in timings] == every
+    assert timings[1].rounds == (2.0, 6.0, 10.0)
+    assert timings[1].memory == 90  # what it has held at last is the most
+    assert len(contenders(torch.device("cuda"))) == 4
+
+
+@pytest.mark.parametrize("contender", ["bothways", "transformers"])
+def test_an_update_changes_the_weights(contender: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[torch.nn.Module] = []
+    usual = torch.nn.Module.to
+
+    def note(module: torch.nn.Module, *given: object) -> torch.nn.Module:
+        made.append(module)
+        return usual(module, *given)
+
+    monkeypatch.setattr(torch.nn.Module, "to", note)
+    update = recipes.CONTENDERS[contender](TINY, make_batch(TINY), "fp32", CPU)
+    before = [parameter.detach().clone() for parameter in made[0].parameters()]
+    update()
+    assert all(
+        not torch.equal(one, other) for one, other in zip(made[0].parameters(), before, strict=True)
+    )
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(WORKLOADS, "small", TINY)
+    monkeypatch.setattr(recipe, "gemm_rate", lambda *_: 1e12)
+    monkeypatch.setenv("COLUMNS", "150")
+    bench(rounds=1, device="cpu")
+    said = capsys.readouterr().out
+    assert "Pre-training step, tiny, 3 × 20 tokens" in said
+    assert all(f"{name} fp32" in said for name in contenders(CPU))
+    assert "MiB" in said
+    assert f"torch {torch.__version__}" in said
+
+
+@pytest.mark.parametrize("name", ["nobody", "transformers"])
+def test_a_process_that_ends_is_said(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    process = recipe.ContenderProcess(name, TINY, "fp32", CPU)
+    if name != "nobody":
+        process.ready()
+        process.end()
+        process._process.join()
+    with pytest.raises(
+        ResourceError,
+        match=rf"(?s){name} in fp32 failed on 3 × 20 tokens of tiny: out of memory.*bothways bench small",
+    ):
+        process.turn()
+    assert ("KeyError: 'nobody'" in capfd.readouterr().err) == (name == "nobody")
+
+
+def test_too_little_memory_ends_a_process_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(recipe.signal, "signal", lambda *_: None)
+    monkeypatch.setitem(recipe.CONTENDERS, "full", full)
+    ours, theirs = multiprocessing.Pipe()
+    recipe._take_turns(theirs, "full", TINY, "fp32", CPU, 1)
+    theirs.close()
+    with pytest.raises(EOFError):
+        ours.recv()
+
+
+def test_where_the_system_tells_of_no_memory_there_is_no_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nowhere(*_: object, **__: object) -> None:
+        raise FileNotFoundError
+
+    assert recipe.high_water_mark(CPU) > 2**20
+    monkeypatch.setattr(recipe, "open", nowhere, raising=False)
+    assert recipe.high_water_mark(CPU) is None
+
+
+def test_processes_end_with_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Noted) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recipe, "ContenderProcess", Noted)
+    monkeypatch.setattr(Noted, "turn", fail)
+    Noted.ended.clear()
+    with pytest.raises(KeyboardInterrupt):
+        recipe.race(TINY, 3, CPU)
+    assert len(Noted.ended) >= 2
+
+
+def test_without_the_peer_it_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ResourceError, match="transformers is not installed"):
+        recipe.measure(TINY, 1, CPU)

@@ -1,0 +1,224 @@
+"""A speedrun ends at its target or its time, is scored on data of its own, and leaves an entry."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bothways.cli.main import app
+from bothways.core.errors import ConfigError, DataError
+from bothways.core.progress import SILENT
+from bothways.data.corpus import Corpus
+from bothways.lab.bench import speedrun as job
+from bothways.lab.bench.speedrun import (
+    METRIC,
+    LossTrack,
+    PairTrack,
+    RecordRequest,
+    first_words,
+    speedrun,
+)
+from bothways.objectives.masked_lm import MaskedLM
+from bothways.pretraining.evaluation import evaluate_on_corpus
+from bothways.training.early_stopping import EarlyStopping, Target
+from toy_animals import document
+
+TINY = (
+    "encoder.width=16",
+    "encoder.heads=2",
+    "encoder.intermediate_size=16",
+    "encoder.depth=1",
+    "batch.n=512",
+    "training.until=40 steps",
+    "training.evaluate=5 steps",
+    "training.optimizer.lr=1e-2",
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, rng = tmp_path_factory.mktemp("speedrun"), np.random.default_rng(0)
+    for name, count in (("train", 60), ("held-out", 20)):
+        (folder / f"{name}.txt").write_text("\n\n".join(document(rng) for _ in range(count)))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bothways.pretraining.run.installed", lambda *packages: False)
+
+
+def request_of(place: Path, out: Path, target: float = 3.0, **changes: Any) -> RecordRequest:
+    text, held_out = (str(place / f"{name}.txt") for name in ("train", "held-out"))
+    track = LossTrack(held_out, target, tokens=1000)
+    request = RecordRequest((text,), track, out, overrides=TINY, seeds=1)
+    return dataclasses.replace(request, **changes)
+
+
+def test_a_run_ends_where_the_loss_is_reached(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(place, tmp_path / "out", seeds=2)
+    entry = speedrun(request, device="cpu")
+    assert entry["reached"]
+    for run in entry["runs"]:
+        curve = [loss for _, _, loss in run["curve"]]
+        assert curve[-1] <= 3.0 < min(curve[:-1]), "the first evaluation at the target ends it"
+        assert run["steps"] == 5 * len(curve) < 40
+        assert run["seconds"] >= run["curve"][-1][0] > 0
+    assert entry["mean seconds"] == pytest.approx(np.mean([r["seconds"] for r in entry["runs"]]))
+    assert json.loads((request.out / "entry.json").read_text()) == json.loads(json.dumps(entry))
+    assert entry["settings"]["training"]["target"] == {"metric": METRIC, "at_most": 3.0}
+    held_out = Corpus.open(request.out / "held-out")
+    found = evaluate_on_corpus(
+        str(request.out / "runs" / "seed-0" / "model"), held_out, tokens=1000,
+        objective=MaskedLM(), device="cpu",
+    )  # fmt: skip
+    assert found["loss/masked"] == pytest.approx(entry["runs"][0]["loss"], rel=1e-4)
+    monkeypatch.setattr(job, "pretrain", None)
+    assert speedrun(request, device="cpu")["runs"] == entry["runs"], "nothing is trained again"
+
+
+def test_a_loss_out_of_reach_is_said_not_to_be_reached(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "speedrun", *TINY, "training.until=6 steps", "--text", str(place / "train.txt"),
+        "--held-out", str(place / "held-out.txt"), "--out", str(tmp_path), "--seeds", "1",
+        "--target", "0.01", "--device", "cpu",
+    ]  # fmt: skip
+    app(words, result_action="return_value")
+    printed = capsys.readouterr().out
+    assert "seed 0: not reached in" in printed
+    assert "0 of 1 runs reached" in printed
+    assert "mean" not in printed
+    entry = json.loads((tmp_path / "entry.json").read_text())
+    assert not entry["reached"]
+    assert entry["mean seconds"] is None
+    assert entry["runs"][0]["steps"] == 6
+
+
+def test_the_rules_are_kept(place: Path, tmp_path: Path) -> None:
+    for changes, words in (
+        ({"overrides": (*TINY, "training.target=none")}, "training.target: is fixed by the track"),
+        ({"overrides": ("encoder.position.max_positions=64", "phases.2.length=64")}, "128 are sc"),
+        ({"recipe": "electra", "overrides": ("objective=replaced_tokens", *TINY[4:])}, "no masked"),
+        ({"recipe": "fast"}, "unknown recipe 'fast'"),
+        ({"seeds": 0}, "at least 1"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            speedrun(request_of(place, tmp_path / "out", **changes), device="cpu")
+    nowhere = LossTrack("nowhere.txt")
+    with pytest.raises(DataError, match="no such file"):
+        speedrun(request_of(place, tmp_path / "out", track=nowhere), device="cpu")
+
+
+def write_pairs(folder: Path) -> Path:
+    """Animals and what they do, as `toy_animals` has them, against the words in another order."""
+    folder.mkdir()
+    rng = np.random.default_rng(1)
+    for name in ("order", "more"):
+        sentences = [text for text in document(rng).splitlines() if text.strip()]
+        rows = [
+            {"sentence_good": text, "sentence_bad": " ".join(text.split()[::-1])}
+            for text in sentences
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_pairs_are_scored_after_a_time_with_few_words(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite = write_pairs(tmp_path / "suite")
+    track = PairTrack(suite, words=500, vocabulary=200)
+    words = ("training.until=2 seconds", "training.evaluate=1 seconds")
+    request = request_of(place, tmp_path / "out", track=track, overrides=(*TINY, *words))
+    entry = speedrun(request, device="cpu")
+    rows = [json.loads(row) for row in (request.out / "text.jsonl").read_text().splitlines()]
+    assert sum(len(row["text"].split()) for row in rows) == 500
+    run = entry["runs"][0]
+    assert run["seconds"] >= 2
+    assert run["curve"]
+    assert entry["track"]["words"] == 500
+    assert set(run["phenomena"]) == {"order", "more"}
+    assert entry["mean accuracy"] == run["accuracy"] == np.mean([*run["phenomena"].values()])
+    app(
+        ["evaluate", str(request.out / "runs" / "seed-0"), "--blimp", str(suite), "--json",
+         "--device", "cpu"], result_action="return_value",
+    )  # fmt: skip
+    assert json.loads(capsys.readouterr().out)["mean"] == pytest.approx(run["accuracy"])
+
+
+def test_the_rules_of_pairs_are_kept(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "pretrain", None)  # a rule that is not kept would train for hours
+    out, suite = tmp_path / "out", write_pairs(tmp_path / "suite")
+    for until, words in (
+        ("9 hours", "training.until: is 9 hours, and a run of this track takes at most 8 hours"),
+        ("40 steps", "is 40 steps, and"),
+    ):
+        changed = (*TINY, f"training.until={until}")
+        with pytest.raises(ConfigError, match=words):
+            speedrun(request_of(place, out, track=PairTrack(suite), overrides=changed))
+    with pytest.raises(DataError, match="is not a folder"):
+        speedrun(request_of(place, out, track=PairTrack(tmp_path / "nowhere")))
+    (suite / "late.jsonl").write_text('{"sentence_good": "a cat", "sentence_bda": "cat a"}\n')
+    with pytest.raises(DataError, match="sentence_bad"):
+        speedrun(request_of(place, tmp_path / "other", track=PairTrack(suite)))
+    assert not (tmp_path / "other").exists(), (
+        "a wrong row is found before anything is built or trained"
+    )
+    (suite / "late.jsonl").unlink()
+    command = ["speedrun", "--text", str(place / "train.txt"), "--out", str(out)]
+    files = ["--held-out", str(place / "held-out.txt")]
+    for options, words in (
+        ([], "one of --held-out FILE and --blimp DIR"),
+        ([*files, "--blimp", str(suite)], "one of --held-out FILE and --blimp DIR"),
+        (["--blimp", str(suite), "--target", "5"], "target: is a held-out loss"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            app([*command, *options], result_action="return_value")
+
+
+def test_the_first_words_end_in_the_middle_of_a_document(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a  b\nc d\n\ne f\ng h\n\ni\n")
+    files = [str(tmp_path / "text.txt")]
+    for count, texts in (
+        (1, ["a"]),
+        (4, ["a  b\nc d"]),
+        (6, ["a  b\nc d", "e f"]),
+        (99, ["a  b\nc d", "e f\ng h", "i"]),
+    ):
+        first_words(files, count, tmp_path / "first.jsonl")
+        rows = (tmp_path / "first.jsonl").read_text().splitlines()
+        assert [json.loads(row)["text"] for row in rows] == texts
+    (tmp_path / "text.txt").write_text(" \n\n")
+    with pytest.raises(DataError, match=r"text\.txt: holds no word"):
+        first_words(files, 9, tmp_path / "none.jsonl")
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_a_target_outlives_a_checkpoint() -> None:
+    target = Target("loss", 2.0)
+    waiting = EarlyStopping(None, None, target)
+    values = iter((3.0, 2.5, 2.0))
+    evaluate = waiting.watched(lambda progress: {"loss": next(values)})
+    states = []
+    for _ in range(3):
+        evaluate(SILENT)
+        states.append((waiting.over, waiting.state()))
+    assert [over for over, _ in states] == [False, False, True]
+    resumed = EarlyStopping(None, None, target)
+    assert resumed.restore({**states[-1][1], "loss": 2.0}) == {"loss": 2.0}
+    assert resumed.over
+    resumed.restore(states[0][1])
+    assert not resumed.over
+    with pytest.raises(ConfigError, match="'f1' is not evaluated: there are loss"):
+        Target("f1", 1.0).check(["loss"])

@@ -1,0 +1,70 @@
+"""Measured thresholds: what is compared, and what a measurement says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from bothways.cli.bench import bench
+from bothways.core.runtime.tuning import TUNING, Tuning
+from bothways.lab.bench import tuning
+from bothways.lab.bench.tuning import Measurement, measure_thresholds, snippet
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("first", "value"),
+    [((1.0, 1.0, 3.0), 20), ((1.0, 2.1, 1.0), 10), ((9.0, 1.0, 1.0), None), ((1.0, 2.05, 1.0), 30)],
+)
+def test_the_threshold_is_the_last_size_before_the_second_way_is_faster(
+    first: tuple[float, ...], value: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second way takes 2 s; noise of 3 % is no difference."""
+    seconds = dict(zip((10, 20, 30), first, strict=True))
+
+    def work(size: int) -> tuning.Work:
+        return lambda: size
+
+    monkeypatch.setattr(tuning, "_seconds", lambda work, device: seconds.get(work(), 2.0))
+    found = tuning._race("compiled", "", (10, 20, 30), work, lambda size: work(0), CPU, 3)
+    assert found.value == value
+    assert found.speedups == {size: 2.0 / taken for size, taken in seconds.items()}
+
+
+def test_every_way_that_is_measured_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one round of each size, on few tokens."""
+    monkeypatch.setattr(tuning, "TOKENS", 64)
+    race = tuning._race
+
+    def short(field: str, ways: str, sizes: tuple[int, ...], *more: object) -> Measurement:
+        return race(field, ways, sizes[:1], *more[:-1], 1)  # type: ignore[arg-type]
+
+    def none(*_: object) -> Iterator[Measurement]:
+        yield from ()
+
+    monkeypatch.setattr(tuning, "_race", short)
+    monkeypatch.setattr(
+        tuning, "_batch_tokens", lambda *_: Measurement("predict_tokens_cpu", "", {64: 1.0}, 64)
+    )
+    found = list(measure_thresholds(CPU, 1))
+    fields = {each.field for each in found if each.used is not None}
+    assert fields <= set(Tuning.__dataclass_fields__)
+    assert {"products_fp32", "in_place_fp32", "masked_window_cpu", "predict_tokens_cpu"} <= fields
+    text = snippet([Measurement("compiled", "", {64: 2.0}, 1024), *found[-1:]])
+    assert text == "TUNING = Tuning(\n    compiled=1_024,\n    predict_tokens_cpu=64,\n)"
+
+
+def test_the_command_prints_what_is_in_use(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = Measurement("compiled", "one against two", {64: 2.0, 128: 0.5}, 64)
+    monkeypatch.setattr(tuning, "measure_thresholds", lambda *_: iter([one]))
+    monkeypatch.setattr("bothways.lab.bench.race.hardware", lambda *_: "this machine")
+    bench("tuning")
+    text = capsys.readouterr().out
+    assert "compiled: one against two" in text
+    assert f"measured: 64; in use: {TUNING.compiled}" in text
+    assert "TUNING = Tuning(" in text

@@ -1,0 +1,427 @@
+"""Tables on pre-training: what their cells are, and a table from text to page, resumed cell by cell."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bothways.cli.main import app
+from bothways.core.config.reader import load
+from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.core.progress import SILENT
+from bothways.core.report.html import write_html
+from bothways.core.report.sections import Curves
+from bothways.data.full_sentences import FullSentences
+from bothways.data.masking import Masking
+from bothways.data.next_sentence import NextSentence
+from bothways.hub.model_folder import load_model
+from bothways.lab.paper import pretraining_runs as runs
+from bothways.lab.paper.pretraining_cost import identical_runs, table_cost
+from bothways.lab.paper.pretraining_page import difference, table_report, write_table_results
+from bothways.lab.paper.pretraining_runs import TableRequest, base_settings, run_table
+from bothways.lab.paper.pretraining_tables import COLUMNS, TABLES
+from bothways.model.attention.patterns import Causal
+from bothways.model.config import EncoderConfig, LSTMConfig
+from bothways.objectives.causal_lm import CausalLM
+from bothways.objectives.masked_lm import MaskedLM, MaskedObjective
+from bothways.objectives.replaced_tokens import GeneratorObjective
+from bothways.pretraining.config import PretrainConfig
+from bothways.pretraining.from_text import corpus_of_text
+from bothways.training.durations import Epochs, Hours, Steps
+from toy_animals import document
+
+TINY = (
+    "encoder.width=16",
+    "encoder.heads=2",
+    "encoder.intermediate_size=16",
+    "encoder.depth=1",
+    "training.precision=fp32",
+    "evaluation_tokens=200",
+    "held_out=0.1",
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, rng = tmp_path_factory.mktemp("tables"), np.random.default_rng(0)
+    (folder / "text.txt").write_text("\n\n".join(document(rng) for _ in range(60)))
+    (folder / "glue" / "CoLA").mkdir(parents=True)
+    for split, count in (("train", 12), ("dev", 6)):
+        rows = "".join(
+            f"x\t{i % 2}\t\t{('a cat', 'the dog')[i % 2]} ate {i}\n" for i in range(count)
+        )
+        (folder / "glue" / "CoLA" / f"{split}.tsv").write_text(rows)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages of single runs take longer than these runs."""
+    for module in ("pretraining", "finetuning"):
+        monkeypatch.setattr(f"bothways.{module}.run.installed", lambda *packages: False)
+
+
+def request_of(place: Path, out: Path, table: str = "bert-5", **changes: Any) -> TableRequest:
+    request = TableRequest(
+        table, (str(place / "text.txt"),), str(place / "glue"), out, "small", Steps(2),
+        tasks=("CoLA",), seeds=2, overrides=TINY, finetuning=("training.until=2 steps",),
+    )  # fmt: skip
+    return dataclasses.replace(request, **changes)
+
+
+def cells_of(table: str, scale: Any = "small") -> dict[str, PretrainConfig]:
+    request = TableRequest(table, (), "", Path(), scale, Hours(1.0))
+    base = base_settings(request)
+    return {cell.name: cell.settings(base) for cell in request.chosen}
+
+
+def test_every_table_names_its_cells_and_published_rows() -> None:
+    for name, table in TABLES.items():
+        cells = [cell.name for cell in table.cells]
+        assert len({*cells}) == len(cells)
+        assert {row.cell for row in table.rows} == {*cells}, name
+        assert {*table.columns} <= {*COLUMNS}
+        ours, theirs = {row.name for row in table.rows}, {row.system for row in table.published}
+        assert theirs - ours <= {"reference BERT-Base", "SENTENCE-PAIR"}
+        assert not theirs or theirs & ours
+
+
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_cells_of_a_table_are_equal_but_for_their_point(scale: str) -> None:
+    """Of all settings of a run only those may differ that the table is about."""
+    about = {
+        "bert-5": {"encoder", "objective", "phases"},
+        "bert-6": {"encoder"},
+        "bert-8": {"objective"},
+        "masking-rate": {"objective"},
+        "roberta-1": {"data_copies"},
+        "roberta-2": {"objective"},
+        "albert-sentences": {"objective"},
+        "albert-sharing": {"encoder"},
+        "electra": {"objective", "evaluation_masking"},
+        "steps": {"encoder", "objective", "training"},
+    }
+    if scale == "small":  # the first masks, of objectives that hide tokens
+        about["electra"].add("phases")
+        about["steps"].add("phases")
+    for name in TABLES:
+        cells = [dict(vars(cell)) for cell in cells_of(name, scale).values()]
+        differing = {key for key in cells[0] for cell in cells if cell[key] != cells[0][key]}
+        assert differing <= about[name], name
+        ends = {cell["training"].until for cell in cells}
+        assert ends == ({Hours(1.0)} if name != "steps" else {Hours(0.25), Hours(0.5), Hours(1.0)})
+
+
+def test_the_tasks_of_table_5() -> None:
+    cells = cells_of("bert-5", "paper")
+    assert all(
+        isinstance(cells["no-nsp"].segments_of(phase), NextSentence)
+        for phase in cells["no-nsp"].phases
+    ), "the pairs stay, the loss goes"
+    assert isinstance(cells["no-nsp"].objective, MaskedLM)
+    ltr, gpt, elmo = (cells[name].encoder for name in ("ltr", "gpt", "elmo"))
+    assert isinstance(cells["ltr"].objective, CausalLM)
+    assert isinstance(ltr, EncoderConfig)
+    assert isinstance(gpt, EncoderConfig)
+    assert ltr.patterns == gpt.patterns == (Causal(),)
+    assert (ltr.segments, gpt.segments) == (2, 0)
+    assert isinstance(elmo, LSTMConfig)
+    assert elmo.width == 768
+
+
+def test_sizes_masks_rates_and_formats() -> None:
+    def shape(config: PretrainConfig) -> tuple[int, int, int]:
+        encoder = config.encoder
+        assert isinstance(encoder, EncoderConfig)
+        return encoder.depth, encoder.width, encoder.heads
+
+    assert [shape(cell) for cell in cells_of("bert-6", "paper").values()] == [
+        (3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16), (24, 1024, 16),
+    ]  # fmt: skip
+    assert [shape(cell) for cell in cells_of("bert-6").values()] == [
+        (1, 192, 3), (2, 192, 1), (2, 192, 3), (4, 192, 3), (4, 256, 4), (8, 256, 4),
+    ]  # fmt: skip
+
+    def masks(table: str) -> list[tuple[float, float, float]]:
+        found = [cell.objective for cell in cells_of(table).values()]
+        assert all(isinstance(each, MaskedObjective) for each in found)
+        return [(m.rate, m.mask, m.random) for m in (each.masking for each in found)]  # type: ignore[attr-defined]
+
+    assert masks("bert-8") == [
+        (0.15, *mix) for mix in ((0.8, 0.1), (1, 0), (0.8, 0.2), (0.8, 0), (0, 0.8), (0, 1))
+    ]
+    rates = [0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
+    mixed = [(0.15, 0.8, 0.1), (0.4, 0.8, 0.1)]
+    assert masks("masking-rate") == [*((rate, 1, 0) for rate in rates), *mixed]
+    formats = cells_of("roberta-2")
+    last = {name: cell.segments_of(cell.phases[-1]) for name, cell in formats.items()}
+    assert isinstance(last["segment-pair"], NextSentence)
+    assert last["full-sentences"] == FullSentences(128)
+    assert last["doc-sentences"] == FullSentences(128, cross=False)
+    copies = {name: cell.data_copies for name, cell in cells_of("roberta-1", "paper").items()}
+    assert copies == {"static": 10, "dynamic": None}
+
+
+def test_a_table_from_text_to_page_and_again(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(place, tmp_path / "out", cells=("base", "ltr"))
+    heard: list[int] = []
+    rows = run_table(request, device="cpu", on_row=lambda rows: heard.append(len(rows)))
+    assert heard == [1, 2, 3]
+    assert [done.row.name for done in rows] == ["BERT-Base", "LTR & No NSP", "+ BiLSTM"]
+    assert [len(done.values("CoLA")) for done in rows] == [2, 2, 2]
+    assert {done.pretrained.steps for done in rows} == {2}
+    base = rows[0].tasks["CoLA"]
+    assert rows[0].values("CoLA") == tuple(100 * run.metrics["mcc"] for run in base.series.runs)
+    lstm = load_model(Path(str(rows[2].tasks["CoLA"].best)) / "model").model
+    assert lstm.specification[0].lstm == 16  # type: ignore[union-attr]
+    file = write_table_results(request, rows)
+    report = table_report(request, rows, device="cpu")
+    drawn = [each for each in report.sections if isinstance(each, Curves)]
+    assert {"unigram baseline"} == {
+        name for each in drawn if each.title.endswith("masked") for name in each.baselines
+    }
+    write_html(report, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    for words in ("84.4", "LTR &amp; No NSP", "Held-out loss", "+ BiLSTM", "SST-2"):
+        assert words in page
+    values = json.loads(file.read_text())
+    assert [row["row"] for row in values["rows"]] == [done.row.name for done in rows]
+    mean = values["rows"][0]["columns"]["CoLA"]["mean"]
+    assert mean == pytest.approx(statistics.fmean(rows[0].values("CoLA")))
+    assert not list((request.out / "cells").glob("*/step-*")), "finished runs keep no checkpoints"
+
+    def never(*args: Any, **options: Any) -> None:
+        raise AssertionError("nothing is trained again")
+
+    monkeypatch.setattr(runs, "pretrain", never)
+    monkeypatch.setattr("bothways.lab.sweeps.runs.finetune", never)
+    again = run_table(request, device="cpu")
+    assert [done.values("CoLA") for done in again] == [done.values("CoLA") for done in rows]
+    table = table_cost(request, device="cpu")
+    assert table.rows[-1] == ["all", 8, 8, "0:00:00"]
+    other = dataclasses.replace(request, overrides=(*TINY, "seed=3"))
+    with pytest.raises(ConfigError, match="this run was finished with other settings"):
+        run_table(other, device="cpu")
+
+
+def test_a_row_without_a_column_does_not_end_the_table(place: Path, tmp_path: Path) -> None:
+    """A BiLSTM does not tag: the row stays empty, and the others are reported."""
+    conll = tmp_path / "data" / "CoNLL-2003"
+    conll.mkdir(parents=True)
+    for name in ("train.txt", "valid.txt"):
+        (conll / name).write_text("Ann B-PER\nate O\n\nthe O\ndog O\n\n" * 4)
+    request = request_of(
+        place,
+        tmp_path / "out",
+        data=str(tmp_path / "data"),
+        cells=("ltr",),
+        tasks=("NER",),
+        seeds=1,
+    )
+    usual, lstm = run_table(request, device="cpu")
+    assert len(usual.values("NER")) == 1
+    assert lstm.values("NER") == ()
+    write_table_results(request, [usual, lstm])
+    write_html(table_report(request, [usual, lstm], device="cpu"), tmp_path / "report.html")
+    alone = dataclasses.replace(request, cells=("elmo",))
+    with pytest.raises(DataError, match="a BiLSTM is for labels of texts"):
+        table_cost(alone, device="cpu")
+
+
+def test_an_interrupted_cell_goes_on(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(place, tmp_path / "out", cells=("no-nsp",), budget=Steps(8))
+    real, seen = runs.pretrain, list[int]()
+
+    def stopping(*args: Any, on_event: Any = None, **options: Any) -> Any:
+        def stop(event: Any) -> None:
+            if event.kind == "checkpoint" and event.progress.steps == 4 and not seen:
+                seen.append(4)
+                raise KeyboardInterrupt
+
+        return real(*args, on_event=stop, **options)
+
+    monkeypatch.setattr(runs, "pretrain", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        run_table(request, device="cpu")
+    (done,) = run_table(request, device="cpu")
+    straight = request_of(place, tmp_path / "straight", cells=("no-nsp",), budget=Steps(8))
+    (other,) = run_table(straight, device="cpu")
+    assert seen == [4]
+    assert done.pretrained.metrics == other.pretrained.metrics
+    assert done.values("CoLA") == other.values("CoLA")
+
+
+def test_small_runs_read_every_length_that_is_used_later() -> None:
+    """Questions and pairs are read with up to 128 tokens: no position may be untrained.
+
+    Models that hide tokens begin with 40 % by 80/10/10, whatever the masks of their table;
+    replaced token detection keeps its own.
+    """
+    for name in TABLES:
+        for cell in cells_of(name).values():
+            assert [(phase.length, phase.share) for phase in cell.phases] == [
+                (16, 0.4), (64, 0.3), (128, 0.3),
+            ]  # fmt: skip
+            assert cell.segments_of(cell.phases[0]) == FullSentences(16)
+            first, *others = (phase.masking for phase in cell.phases)
+            own = isinstance(cell.objective, GeneratorObjective)
+            assert first == (Masking(0.4) if cell.objective.masks and not own else None)
+            assert others == [None, None], "the table's own masks"
+    assert "length=128" in runs.SCALES["small"].answers
+
+
+def test_small_replaced_tokens_begin_after_masked_lm(place: Path, tmp_path: Path) -> None:
+    """From random weights nothing was detected within minutes (docs/log.md, 2026-11-25)."""
+    request = request_of(place, tmp_path, "electra", seeds=1, budget=Steps(5))
+    base = base_settings(request)
+    (bert, *_), (first, masked, _), *others = runs.planned(request, base)
+    assert (bert, first) == ("bert", "first")
+    assert masked.objective == MaskedLM(masking=Masking(0.4))
+    assert masked.training.until == Steps(2)
+    for _, settings, after in others:
+        assert (after, settings.training.until) == ("first", Steps(3))
+        assert [(p.length, p.share, p.masking) for p in settings.phases] == [
+            (64, 0.5, None), (128, 0.5, None),
+        ]  # fmt: skip
+    large = runs.planned(dataclasses.replace(request, scale="paper"), base)
+    assert [name for name, *_ in large] == [bert, *(name for name, *_ in others)]
+    corpus = corpus_of_text(request.text, tmp_path, 300, SILENT)
+    alone = dataclasses.replace(request, cells=("electra",))
+    done = None
+    for name, settings, after in runs.planned(alone, base_settings(alone, corpus.tokenizer)):
+        run = runs.PretrainRun(name, settings, after, corpus)
+        done = run.start(tmp_path / "cells" / name, resume=False, device="cpu", progress=SILENT)
+    assert done is not None
+    assert (done.name, done.steps) == ("electra", 3)
+    written = load(PretrainConfig, file=tmp_path / "cells" / "electra" / "config.toml")
+    assert written.start == str(tmp_path / "cells" / "first" / "model")
+
+
+def test_pair_heads_are_probed_with_the_other_pairs(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, read = runs.evaluate_on_corpus, set[int]()
+
+    def counting(*args: Any, **options: Any) -> dict[str, float]:
+        read.add(options["tokens"])
+        return real(*args, **options)
+
+    monkeypatch.setattr(runs, "evaluate_on_corpus", counting)
+    overrides = (*TINY, "encoder.embedding=8")
+    request = request_of(
+        place, tmp_path, "albert-sentences", overrides=overrides, seeds=1,
+        finetuning=("training.until=1 steps",),
+    )  # fmt: skip
+    none, nsp, sop = run_table(request, device="cpu")
+    assert none.probes == {}
+    for done, own in ((nsp, "NSP accuracy"), (sop, "SOP accuracy")):
+        names = [f"{kind} accuracy{end}" for kind in ("NSP", "SOP") for end in ("", ", one answer")]
+        assert list(done.probes) == names
+        assert all(50 <= done.probes[name] <= 100 for name in names if name.endswith("answer"))
+        trained = 100 * done.pretrained.metrics["held-out/accuracy/pair"]
+        assert done.probes[own] == pytest.approx(trained, abs=15)
+    assert read == {runs.PROBE_TOKENS}, "20,000 tokens are too few pairs for a difference"
+
+
+def test_columns_of_other_benchmarks_have_folders_of_their_own(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (data / "SQuAD").mkdir(parents=True)
+    (data / "CoNLL-2003").mkdir()
+    answer = {"text": "Rome", "answer_start": 3}
+    question = {"id": "1", "question": "Where?", "answers": [answer]}
+    text = {"data": [{"paragraphs": [{"context": "In Rome.", "qas": [question]}]}]}
+    for split in ("train", "dev"):
+        (data / "SQuAD" / f"{split}-v1.1.json").write_text(json.dumps(text))
+    for split in ("train", "valid"):
+        (data / "CoNLL-2003" / f"{split}.txt").write_text("In O\nRome B-LOC\n")
+    request = request_of(
+        data, tmp_path / "out", data=str(data), tasks=("SQuAD 1.1 F1", "NER"),
+        finetuning=("training.until=2 steps", "length=96"),
+    )  # fmt: skip
+    base, bilstm = (
+        next(row for row in request.rows if row.name == n) for n in ("No NSP", "+ BiLSTM")
+    )
+    found = dict(runs.experiments_of(request, base, tmp_path / "model"))
+    assert list(found) == ["SQuAD 1.1 F1", "NER"]
+    settings = found["SQuAD 1.1 F1"].grid[0]  # type: ignore[union-attr]
+    assert (settings.length, settings.task.stride) == (96, 64)  # type: ignore[union-attr]
+    assert str(tmp_path / "out") in settings.train
+    assert dict(runs.experiments_of(request, bilstm, tmp_path / "model")) == {}
+
+
+def test_the_cost_is_known_before_anything_is_written(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "reproduce", "pretraining", "bert-5", *TINY, "--text", str(place / "text.txt"),
+        "--data", str(place / "glue"), "--tasks", "CoLA", "--cells", "base,no-nsp",
+        "--budget", "30 minutes", "--out", str(tmp_path / "out"), "--dry-run", "--scale", "small",
+    ]  # fmt: skip
+    app(words, result_action="return_value")
+    shown = capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+    assert shown.count("0:30:00") == 2
+    assert "fine-tuning CoLA" in shown
+
+
+def test_runs_that_compute_the_same_are_named_before_they_are_paid_for(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "reproduce", "pretraining", "roberta-1", *TINY, "--text", str(place / "text.txt"),
+        "--data", str(place / "glue"), "--tasks", "CoLA", "--budget", "2 steps",
+        "--out", str(tmp_path / "out"), "--dry-run", "--scale", "small", "--device", "cpu",
+    ]  # fmt: skip
+    app(words, result_action="return_value")
+    shown = " ".join("".join(capsys.readouterr()).split())
+    assert "WARNING: static and dynamic are the same run" in shown
+    base = base_settings(request_of(place, tmp_path, "roberta-1"))
+    cells = {name: dataclasses.replace(base, data_copies=n) for name, n in (("a", 2), ("b", None))}
+    for count, same in ((2.0, [["a", "b"]]), (3.0, [])):
+        training = dataclasses.replace(base.training, until=Epochs(count))
+        runs = {k: dataclasses.replace(v, training=training) for k, v in cells.items()}
+        assert [names for names, _ in identical_runs(runs, 5000.0, "cpu")] == same
+
+
+def test_wrong_requests_are_refused(place: Path, tmp_path: Path) -> None:
+    for changes, words in (
+        ({"table": "bert-9"}, r"table: unknown name 'bert-9'; there are: bert-5, bert-6"),
+        ({"cells": ("nsp",)}, r"cells: unknown name 'nsp'; there are: base, no-nsp"),
+        ({"tasks": ("WNLI",)}, r"tasks: unknown name 'WNLI'"),
+        ({"seeds": 0}, "at least 1"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            request_of(place, tmp_path, **changes)
+    with pytest.raises(DataError, match=r"no data for any of the columns: no train\.tsv"):
+        table_cost(request_of(place, tmp_path, tasks=("SST-2", "RTE")), device="cpu")
+    with pytest.raises(BothwaysError, match="no such file"):
+        table_cost(request_of(place, tmp_path, text=("nowhere.txt",)), device="cpu")
+    with pytest.raises(BothwaysError, match="unknown"):
+        table_cost(request_of(place, tmp_path, overrides=("nothing=1",)), device="cpu")
+
+
+def test_the_difference_is_welchs() -> None:
+    a, b = [80.0, 82.0, 81.0], [85.0, 84.0, 87.0, 84.0]
+    found = difference(a, b)
+    assert found is not None
+    va, vb = statistics.variance(a) / 3, statistics.variance(b) / 4
+    freedom = (va + vb) ** 2 / (va**2 / 2 + vb**2 / 3)
+    from scipy import stats
+
+    t = (85.0 - 81.0) / (va + vb) ** 0.5
+    half = stats.t.ppf(0.975, freedom) * (va + vb) ** 0.5
+    assert found.points == pytest.approx(4.0)
+    assert (found.low, found.high) == pytest.approx((4 - half, 4 + half))
+    assert found.p_value == pytest.approx(2 * stats.t.sf(t, freedom))
+    assert difference([80.0], b) is None
+    assert difference([80.0, 80.0], [80.0, 80.0]) is None

@@ -1,0 +1,508 @@
+"""SQuAD, SWAG and CoNLL-2003 as the paper has them, from files to results; the arithmetic of restarts and of costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bothways.core.errors import ConfigError
+from bothways.finetuning.bilstm_tagger import BiLSTMTagger
+from bothways.finetuning.failed_runs import Failure
+from bothways.finetuning.feature_data import FeatureConfig, read_tagged_sentences
+from bothways.finetuning.fit import FinetuneResult
+from bothways.finetuning.frozen_features import feature_based
+from bothways.finetuning.prepare import FinetuneConfig, prepare_run
+from bothways.lab.paper import cells as runner
+from bothways.lab.paper import cost, ner, squad, swag
+from bothways.lab.paper import run as benchmarks
+from bothways.lab.paper.cells import CellOutcome
+from bothways.lab.paper.experiment import Experiment, Frozen, NotRun, Request, find_file
+from bothways.lab.paper.results_page import measured, results_report, write_results
+from bothways.lab.paper.run import reproduce
+from bothways.lab.sweeps import runs as engine
+from bothways.lab.sweeps.runs import Series, SweepOutcome
+from bothways.prediction.predictor import open_task
+from bothways.text.tokenizer import Tokenizer
+from bothways.training.durations import Epochs, Steps
+from heard_progress import Heard
+from toy_folder import make_folder
+
+QUICK = ("length=16", "training.precision=fp32", "training.optimizer.lr=3e-3")
+PLENTY = (*QUICK, "training.until=2 steps")
+
+
+def questions(count: int, impossible: bool) -> dict[str, Any]:
+    words = ("film", "play", "rain", "men")
+    asked = []
+    for number in range(count):
+        word, none = words[number % 4], impossible and number % 3 == 0
+        answers = (
+            []
+            if none
+            else [{"text": word, "answer_start": f"the old {' '.join(words)}".index(word)}]
+        )
+        asked.append(
+            {
+                "id": f"q{number}",
+                "question": f"was it {word}",
+                "answers": answers,
+                "is_impossible": none,
+            }
+        )
+    return {
+        "data": [
+            {"title": "t", "paragraphs": [{"context": f"the old {' '.join(words)}", "qas": asked}]}
+        ]
+    }
+
+
+SWAG = (
+    ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
+    + "".join(
+        f'{i},v,{i},"the film, it",the film,it,gold,"is ""good"", fine",is bad,ends,was rain,{i % 4}\n'
+        for i in range(8)
+    )
+)
+SENTENCES = (
+    "-DOCSTART- -X- O O\n\nthe DT O O\nfilm NN O B-MISC\n\nold JJ O B-LOC\nmen NN O O\n\n"
+    "-DOCSTART- -X- O O\n\nrain NN O B-LOC\n\n"
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("place")
+    make_folder(folder / "bert")
+    for version, impossible in (("v1.1", False), ("v2.0", True)):
+        for split, count in (("train", 12), ("dev", 6)):
+            file = folder / "squad" / f"{split}-{version}.json"
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(json.dumps(questions(count, impossible)), encoding="utf8")
+    for name in ("swag/train.csv", "swag/val.csv"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(SWAG, encoding="utf8")
+    for name in ("ner/eng.train", "ner/eng.testa", "ner/eng.testb"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(SENTENCES, encoding="utf8")
+    return folder
+
+
+def request_of(place: Path, name: str, out: Path, **changes: Any) -> Request:
+    base = Request(str(place / "bert"), str(place / name), out, overrides=PLENTY)
+    return dataclasses.replace(base, **changes)
+
+
+def grid_of(entry: Experiment | Frozen | NotRun) -> list[tuple[float, int, Any, int]]:
+    assert isinstance(entry, Experiment)
+    return [(s.training.optimizer.lr, s.batch.n, s.training.until, s.length) for s in entry.grid]
+
+
+def test_the_settings_are_the_papers(place: Path, tmp_path: Path) -> None:
+    def planned(name: str) -> tuple[Experiment | Frozen | NotRun, ...]:
+        return benchmarks.PLANS[name](request_of(place, name, tmp_path, overrides=())).experiments
+
+    first, second = planned("squad")
+    assert (grid_of(first), grid_of(second)) == (
+        [(5e-5, 32, Epochs(3.0), 384)],
+        [(5e-5, 48, Epochs(2.0), 384)],
+    )
+    assert grid_of(planned("swag")[0]) == [(2e-5, 16, Epochs(3.0), 128)]
+    tagged, *by_layers = planned("ner")
+    assert isinstance(tagged, Experiment)
+    assert set(grid_of(tagged)) == {
+        (rate, batch, Epochs(epochs), 512)
+        for rate in (5e-5, 3e-5, 2e-5)
+        for batch in (16, 32)
+        for epochs in (2.0, 3.0, 4.0)
+    }
+    assert (tagged.seeds, tagged.restarts, tagged.cells) == (5, "mean", 18 + 4)
+    assert all(settings.task.context == "document" for settings in tagged.grid)  # type: ignore[union-attr]
+    alone, *_ = ner.ner_plan(
+        request_of(place, "ner", tmp_path, grid="none", overrides=())
+    ).experiments
+    assert [type(entry) for entry in by_layers] == [Frozen, Frozen, Frozen, NotRun, NotRun, Frozen]
+    assert by_layers[3] == NotRun(
+        "sum-last-four", "'weighted_last_four' needs more blocks than the encoder's 2"
+    )
+    assert isinstance(by_layers[2], Frozen)
+    assert (
+        by_layers[2].seeds,
+        by_layers[2].settings.layers,
+        by_layers[2].settings.task.context,
+    ) == (5, "last", "document")
+    assert (by_layers[2].settings.tagger.hidden, by_layers[2].settings.tagger.depth) == (768, 2)
+    assert grid_of(alone) == [(5e-5, 32, Epochs(3.0), 512)]
+
+
+def test_the_test_data_of_conll_has_a_column_of_its_own(place: Path, tmp_path: Path) -> None:
+    planned = ner.ner_plan(request_of(place, "ner", tmp_path))
+    tagged, _, _, last, *_ = planned.experiments
+    assert isinstance(tagged, Experiment)
+    assert isinstance(last, Frozen)
+    assert tagged.others == {"test": str(place / "ner" / "eng.testb")}
+    results = (fake("one", 0.25, metrics={"f1": 0.25, "test/f1": 0.75, "dev/f1": 0.5}),)
+    shown = measured(
+        planned,
+        [CellOutcome(entry, tmp_path, Series(results), results) for entry in (tagged, last)],
+    )
+    assert shown["this run, fine-tuned"] == {"dev": 25.0, "test": 75.0}
+    assert shown["this run, last"] == {"dev": 25.0}
+
+
+def test_what_counts_is_the_best_run_and_a_mean_is_over_what_counts(tmp_path: Path) -> None:
+    first, second, third = (
+        fake(name, value) for name, value in (("a", 0.25), ("b", 0.75), ("c", 0.75))
+    )
+    series = Series((first, second, third))
+    outcome = CellOutcome(Experiment("x", ()), tmp_path, series, (first, second))
+    assert outcome.best == tmp_path / "b"
+    assert outcome.metrics == {"f1": 0.5, "em": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "reasons"),
+    [
+        ("squad", ["no train-v1.1.json in ", "no train-v2.0.json in "]),
+        ("swag", ["no train.csv in "]),
+        ("ner", ["no eng.train in "] * 7),
+    ],
+)
+def test_absent_data_is_said(
+    benchmark: benchmarks.Benchmark, reasons: list[str], tmp_path: Path
+) -> None:
+    planned = benchmarks.PLANS[benchmark](Request("bert", str(tmp_path), tmp_path))
+    assert [entry.reason for entry in planned.experiments if isinstance(entry, NotRun)] == [
+        r + str(tmp_path) for r in reasons
+    ]
+    with pytest.raises(ConfigError, match=r"tasks: unknown task 'other'; the benchmark has: "):
+        benchmarks.PLANS[benchmark](Request("bert", str(tmp_path), tmp_path, ("other",)))
+
+
+def test_absent_dev_data_is_said(tmp_path: Path) -> None:
+    for name in ("train-v1.1.json", "train.csv", "eng.train"):
+        (tmp_path / name).touch()
+    for plan, reason in (
+        (squad.squad_plan, "no dev-v1.1.json in "),
+        (swag.swag_plan, "no val.csv in "),
+        (ner.ner_plan, "no eng.testa in "),
+    ):
+        entry = plan(Request("bert", str(tmp_path), tmp_path)).experiments[0]
+        assert entry == NotRun(entry.name, reason + str(tmp_path))
+
+
+def test_files_may_have_another_name_or_be_compressed(tmp_path: Path) -> None:
+    request = Request("bert", str(tmp_path), tmp_path)
+    names = ("eng.train", "eng.train.gz", "train.txt", "train.txt.gz")
+    for name in names:
+        (tmp_path / name).touch()
+    for name in names:
+        assert find_file(request, "eng.train", "train.txt") == str(tmp_path / name)
+        (tmp_path / name).unlink()
+    assert find_file(request, "eng.train", "train.txt") is None
+
+
+def test_squad_writes_what_the_official_scorer_takes(place: Path, tmp_path: Path) -> None:
+    done = reproduce("squad", request_of(place, "squad", tmp_path, limit=9), device="cpu")
+    assert done is not None
+    assert [file.name for file in done.files] == [
+        "predictions-v1.1.json", "null_odds-v1.1.json", "predictions-v2.0.json", "null_odds-v2.0.json",
+    ]  # fmt: skip
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert set(results["measured"]["this run"]) == {"1.1 EM", "1.1 F1", "2.0 EM", "2.0 F1"}
+    assert (
+        results["measured"]["this run"]["2.0 F1"] == 100 * results["tasks"]["v2.0"]["metrics"]["f1"]
+    )
+    opened = open_task(results["tasks"]["v2.0"]["best"], device="cpu")
+    assert opened.learner.task.threshold is not None  # type: ignore[attr-defined]
+    dev = str(place / "squad" / "dev-v2.0.json")
+    expected = {
+        p.id: (p.text, p.null_difference)
+        for _, p in opened.predict_examples(opened.read(dev, labelled=False))
+    }
+    texts, odds = (
+        json.loads((tmp_path / f"{what}-v2.0.json").read_text())
+        for what in ("predictions", "null_odds")
+    )
+    assert {id: (texts[id], odds[id]) for id in texts} == expected
+    assert list(texts) == [f"q{number}" for number in range(6)]
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "data" / "train-v2.0-9.jsonl").read_text().splitlines()
+    ]
+    assert len(rows) == 9
+    assert rows[0]["answers"] == {"text": [], "answer_start": []}
+    assert rows[1]["answers"] == {"text": ["play"], "answer_start": [13]}
+
+
+def test_swag_is_run(place: Path, tmp_path: Path) -> None:
+    assert reproduce("swag", request_of(place, "swag", tmp_path, limit=6), device="cpu") is not None
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["measured"] == {
+        "this run": {"dev": 100 * results["tasks"]["SWAG"]["metrics"]["accuracy"]}
+    }
+    rows = [
+        json.loads(line) for line in (tmp_path / "data" / "train-6.jsonl").read_text().splitlines()
+    ]
+    assert len(rows) == 6
+    assert rows[1] == {
+        "context": "the film", "endings": ['it is "good", fine', "it is bad", "it ends", "it was rain"], "label": 1,
+    }  # fmt: skip
+
+
+def test_ner_takes_the_mean_of_the_restarts_of_the_best_setting(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = tuple(dataclasses.replace(ner.DEFAULT_POINT, batch=batch) for batch in (1, 2))
+    monkeypatch.setattr(ner, "GRID", points)
+    heard = Heard()
+    request = request_of(place, "ner", tmp_path, seeds=2, limit=2, tasks=("CoNLL-2003",))
+    assert reproduce("ner", request, device="cpu", progress=heard) is not None
+    entry = json.loads((tmp_path / "results.json").read_text())["tasks"]["CoNLL-2003"]
+    assert len(entry["cells"]) == 3
+    grid, again = entry["cells"][:2], entry["cells"][2]
+    chosen = max(grid, key=lambda cell: cell["metrics"]["f1"])
+    assert entry["mean of"] == [chosen["folder"], again["folder"]]
+    assert again["settings"]["batch"] == chosen["settings"]["batch"]
+    assert [cell["settings"]["seed"] for cell in entry["cells"]] == [0, 0, 1]
+    for metric in ("f1", "test/f1", "loss"):
+        assert entry["metrics"][metric] == pytest.approx(
+            (chosen["metrics"][metric] + again["metrics"][metric]) / 2
+        )
+    assert (tmp_path / "data" / "train-2.conll").read_text() == SENTENCES[
+        : SENTENCES.index("-DOCSTART-", 1)
+    ]
+    assert "-DOCSTART- -X- O O\n\nrain" in "".join(
+        f"{line}\n" for line in ner.first_sentences(SENTENCES.splitlines(), 9)
+    )
+
+
+def test_frozen_features_are_the_mean_of_bilstms(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ner, "TAGGER", BiLSTMTagger(4, 1))
+    request = request_of(place, "ner", tmp_path, seeds=2, tasks=("last",))
+    heard = Heard()
+    assert reproduce("ner", request, dry_run=True, device="cpu", progress=heard) is None
+    assert not (tmp_path / "runs").exists()
+    notes = list[str]()
+    done = reproduce(
+        "ner",
+        request,
+        device="cpu",
+        progress=heard,
+        on_cost=lambda table: notes.append(table.note),
+    )
+    assert done is not None
+    assert "tokens per second in the encoder" in " ".join(notes)
+    results = json.loads((tmp_path / "results.json").read_text())
+    cells = results["tasks"]["last"]["cells"]
+    assert [cell["settings"]["seed"] for cell in cells] == [0, 1]
+    mean = sum(cell["metrics"]["f1"] for cell in cells) / 2
+    assert results["measured"] == {"this run, last": {"dev": pytest.approx(100 * mean)}}
+    settings = FeatureConfig(
+        model=request.model,
+        train=str(place / "ner" / "eng.train"),
+        dev=str(place / "ner" / "eng.testa"),
+        layers="last",
+        tagger=BiLSTMTagger(4, 1),
+        seed=1,
+    )
+    again = feature_based(settings, tmp_path / "again", device="cpu")
+    assert cells[1]["metrics"] == dict(again.metrics)
+    monkeypatch.setattr("bothways.lab.paper.cells.fit_features", None)
+    assert reproduce("ner", request, device="cpu", progress=heard) is not None
+    assert "last, run 2 of 2, seed1: done before" in heard.text
+
+
+def test_frozen_features_cost_a_pass_of_the_encoder_and_every_run_that_is_left(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_of(place, "ner", tmp_path, seeds=3, tasks=("last", "embeddings"))
+    first, second = ner.ner_plan(request).experiments
+    assert isinstance(first, Frozen)
+    assert isinstance(second, Frozen)
+    monkeypatch.setattr(cost, "encoder_speed", lambda encoder, inputs: 10.0)
+    monkeypatch.setattr(cost, "tagger_speed", lambda *arguments: 2.0)
+    data = read_tagged_sentences(second.settings, ["last"], "cpu").data
+    tokens = sum(len(sequence) for item in data.train for sequence in item.sequences)
+    assert tokens > 2 * len(SENTENCES.split("\n\n"))  # with the documents that the sentences are in
+    words = 5 * 20 * (1 + 1 / 3)  # those of dev cost a third
+
+    def costs() -> list[tuple[int, float]]:
+        found, note = cost.estimate_frozen([first, second], tmp_path, device="cpu")
+        assert "10 tokens per second in the encoder" in note
+        assert [(cost.name, cost.runs, cost.examples, cost.tokens) for cost in found] == [
+            ("embeddings", 3, 3, tokens), ("last", 3, 3, tokens),
+        ]  # fmt: skip
+        return [(cost.done, pytest.approx(cost.seconds)) for cost in found]
+
+    whole = (0, 2 * tokens / 10 + 3 * words / 2)
+    assert costs() == [whole, whole]
+    runner.features_folder(second, tmp_path).joinpath("dev").mkdir(parents=True)
+    assert costs() == [whole, (0, 3 * words / 2)]
+    done = fake("done", 0.5)
+    monkeypatch.setattr(
+        cost,
+        "read_finished",
+        lambda run, place: done if run.settings.seed < 2 else None,
+    )
+    assert costs() == [(2, 2 * tokens / 10 + words / 2), (2, words / 2)]
+    monkeypatch.setattr(cost, "read_finished", lambda *arguments: done)
+    assert costs() == [(3, 0.0), (3, 0.0)]
+
+
+def test_the_cost_is_what_the_runs_will_read(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "_training_speed", lambda *arguments: 100.0)
+    overrides = (*QUICK, "length=14")
+    planned = squad.squad_plan(
+        request_of(place, "squad", tmp_path, overrides=overrides, tasks=("v2.0",), seeds=3)
+    )
+    (experiment,) = planned.experiments
+    assert isinstance(experiment, Experiment)
+    (costs,), note = cost.estimate([experiment], tmp_path, device="cpu")
+    settings = experiment.grid[0]
+    import torch
+
+    data = prepare_run(settings, tmp_path / "run", torch.device("cpu")).data
+    dev = sum(len(sequence) for item in data.dev for sequence in item.sequences)
+    assert (costs.runs, costs.done, costs.examples, costs.tokens) == (
+        3,
+        0,
+        12,
+        pytest.approx(data.tokens),
+    )
+    assert costs.seconds == pytest.approx(3 * (2 * data.tokens + dev / 3) / 100)
+    shown = cost.cost_table(
+        [dataclasses.replace(costs, seconds=70.0), dataclasses.replace(costs, done=3, seconds=0.0)],
+        note,
+    )
+    assert shown.note.startswith("At 100 training tokens per second")
+    assert shown.rows[-1][:3] == ["all", 6, 3]
+    assert [row[-1] for row in shown.rows] == ["0:01:10", "0:00:00", "0:01:10"]
+    shown = cost.cost_table(
+        [dataclasses.replace(costs, seconds=seconds) for seconds in (70.0, 3600.0)], note
+    )
+    assert [row[-1] for row in shown.rows] == ["0:01:10", "1:00:00", "1:01:10"]
+
+
+def test_the_cost_is_of_what_is_left_and_of_all_that_the_first_examples_stand_for(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = (*QUICK, "length=14")
+    (experiment,) = squad.squad_plan(
+        request_of(place, "squad", tmp_path, overrides=overrides, tasks=("v2.0",), seeds=3)
+    ).experiments
+    assert isinstance(experiment, Experiment)
+    done = fake("done", 0.5)
+    monkeypatch.setattr(cost, "_training_speed", lambda *arguments: 1.0)
+    monkeypatch.setattr(
+        cost,
+        "read_finished",
+        lambda run, place: done if run.settings.seed == 1 else None,
+    )
+    (whole,), _ = cost.estimate([experiment], tmp_path, device="cpu")
+    monkeypatch.setattr(cost, "SAMPLED", 4)
+    (costs,), _ = cost.estimate([experiment], tmp_path, device="cpu")
+    task = experiment.grid[0].task
+    tokenizer, size = Tokenizer.load(place / "bert"), dict[str, float]()
+    for split, count in (("train", 12), ("dev", 6)):
+        first = [*task.read(str(place / "squad" / f"{split}-v2.0.json")).examples][:4]
+        encoded = task.encode(first, tokenizer, (), 14)  # type: ignore[arg-type]
+        size[split] = (
+            sum(len(sequence) for item in encoded for sequence in item.sequences) * count / 4
+        )
+    assert (whole.done, costs.done, costs.examples) == (1, 1, 12)
+    assert costs.tokens == pytest.approx(size["train"])
+    assert costs.seconds == pytest.approx(2 * (2 * size["train"] + size["dev"] / 3))
+
+
+def test_restarts_count_from_the_seed_that_is_set(place: Path, tmp_path: Path) -> None:
+    request = request_of(
+        place, "squad", tmp_path, overrides=(*PLENTY, "seed=5"), tasks=("v1.1",), seeds=3
+    )
+    (experiment,) = squad.squad_plan(request).experiments
+    assert isinstance(experiment, Experiment)
+    assert [run.settings.seed for run in runner.first_runs(experiment, tmp_path)] == [5, 6, 7]
+
+
+def test_the_cost_of_a_run_that_epochs_do_not_measure_is_that_of_one(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "_training_speed", lambda *arguments: 1.0)
+    (experiment,) = squad.squad_plan(
+        request_of(place, "squad", tmp_path, tasks=("v1.1",))
+    ).experiments
+    assert isinstance(experiment, Experiment)
+    assert experiment.grid[0].training.until == Steps(2)
+    (costs,), _ = cost.estimate([experiment], tmp_path, device="cpu")
+    assert costs.tokens < costs.seconds < 2 * costs.tokens
+
+
+def fake(name: str, value: float, **changes: Any) -> SweepOutcome:
+    base = SweepOutcome(name, {"f1": value, "em": 0.5}, (), "f1", "highest", 1, 1.0)
+    return dataclasses.replace(base, **changes)
+
+
+def test_what_is_not_yet_run_and_what_has_failed_is_shown(place: Path, tmp_path: Path) -> None:
+    request = request_of(place, "squad", tmp_path, data=str(place / "squad"))
+    planned = squad.squad_plan(request)
+    first, second = planned.experiments
+    assert isinstance(first, Experiment)
+    results = (fake("a", 0.25, failed=("bad",)), fake("b", 0.75))
+    outcomes = [CellOutcome(first, tmp_path, Series(results), results[1:])]
+    values = json.loads(write_results(request, planned, outcomes).read_text())
+    assert values["tasks"][second.name] == {"run": False, "reason": "not yet"}
+    assert values["measured"] == {"this run": {"1.1 EM": 50.0, "1.1 F1": 75.0}}
+    report = results_report(request, planned, outcomes, device="cpu")
+    comparison, tasks, details = report.sections
+    assert comparison.columns == ["", "1.1 EM", "1.1 F1", "2.0 EM", "2.0 F1"]  # type: ignore[union-attr]
+    assert comparison.rows[0] == ["this run", 50.0, 75.0, None, None]  # type: ignore[union-attr]
+    assert tasks.rows[1] == ["v2.0", "not run", None, "not yet"]  # type: ignore[union-attr]
+    assert details.sections[0].rows[0][2] == "f1 0.25, em 0.5 (failed)"  # type: ignore[union-attr]
+    gone = results_report(
+        request,
+        dataclasses.replace(planned, experiments=(NotRun("v1.1", "no data"),)),
+        [],
+        device="cpu",
+    )
+    assert gone.sections[1].rows == [["v1.1", "not run", None, "no data"]]  # type: ignore[union-attr]
+    assert "training.until=2 steps; " not in gone.lead
+    assert "training.until=2 steps" in gone.lead
+
+
+def test_a_metric_that_is_better_when_lower_chooses_the_lowest_and_a_restart_that_failed_is_said(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real: Callable[..., FinetuneResult] = engine.finetune
+
+    def failing(settings: FinetuneConfig, folder: Path, **options: Any) -> FinetuneResult:
+        done = real(settings, folder, **options)
+        return dataclasses.replace(done, failure=Failure(("it has failed",), settings.training))
+
+    monkeypatch.setattr(engine, "finetune", failing)
+    heard = Heard()
+    request = request_of(place, "swag", tmp_path, seeds=2, overrides=(*PLENTY, "metric=loss"))
+    assert reproduce("swag", request, device="cpu", progress=heard) is not None
+    entry = json.loads((tmp_path / "results.json").read_text())["tasks"]["SWAG"]
+    assert entry["metrics"]["loss"] == min(cell["metrics"]["loss"] for cell in entry["cells"])
+    assert heard.text.count("failed: it has failed. Try") == 2
+
+
+def test_runs_that_failed_are_not_advised_the_seeds_that_they_have(
+    place: Path, tmp_path: Path
+) -> None:
+    heard = Heard()
+    request = request_of(
+        place, "swag", tmp_path, seeds=2, overrides=(*PLENTY, "training.optimizer.lr=1e-12")
+    )
+    assert reproduce("swag", request, device="cpu", progress=heard) is not None
+    said = heard.text
+    assert said.count("this run has probably failed: ") == 2
+    assert "--seeds 5" not in said

@@ -1,0 +1,147 @@
+"""The labelled task of the quickstart: nothing but the order of words tells the label, and nothing leaks."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from bothways.data.documents import Document
+from bothways.lab.quickstart.word_order import AS_WRITTEN, SWAPPED, word_order
+
+SUBJECTS = (
+    "The old parser",
+    "A small server",
+    "Every Python 3 module",
+    "This (rather long) function",
+    "Our json reader",
+)
+VERBS = ("quietly reads", "never writes", "often returns", "then closes", "always checks")
+OBJECTS = (
+    "the first line",
+    "some other value",
+    "an empty list",
+    "all open files",
+    "each given path",
+)
+ENDS = (
+    "before it stops.",
+    "when a user asks for it.",
+    "if no error is raised.",
+    "as soon as HTTP is ready.",
+    "in the end.",
+)
+SENTENCES = [" ".join(words) for words in itertools.product(SUBJECTS, VERBS, OBJECTS, ENDS)]
+
+
+def documents(sentences: list[str]) -> list[Document]:
+    return [
+        Document("\n".join(sentences[at : at + 5]), f"module {at}")
+        for at in range(0, len(sentences), 5)
+    ]
+
+
+@pytest.fixture(scope="module")
+def examples():
+    return word_order(documents(SENTENCES[100:]), documents(SENTENCES[:100]), seed=0)
+
+
+def counted(text: str) -> Counter[str]:
+    return Counter(text.split())
+
+
+def test_each_sentence_is_used_once_as_written_or_with_two_neighbours_swapped(examples):
+    by_words = {
+        frozenset(counted(sentence).items()): sentence.split() for sentence in SENTENCES[100:]
+    }
+    assert len(by_words) == len(SENTENCES) - 100
+    used = []
+    for example in examples:
+        written = by_words[frozenset(counted(example.text).items())]
+        used.append(" ".join(written))
+        words = example.text.split()
+        moved = [place for place, word in enumerate(words) if word != written[place]]
+        assert (example.label, len(moved)) in {(AS_WRITTEN, 0), (SWAPPED, 2)}
+        if moved:
+            assert moved[1] == moved[0] + 1
+            assert [words[place] for place in moved] == [written[moved[1]], written[moved[0]]]
+    assert sorted(used) == sorted(SENTENCES[100:])
+
+
+def test_words_at_the_ends_with_capitals_digits_or_signs_stay_in_place(examples):
+    by_words = {
+        frozenset(counted(sentence).items()): sentence.split() for sentence in SENTENCES[100:]
+    }
+    for example in examples:
+        written = by_words[frozenset(counted(example.text).items())]
+        for place, word in enumerate(example.text.split()):
+            if place in (0, len(written) - 1) or not re.fullmatch("[a-z]+", written[place]):
+                assert word == written[place]
+
+
+def test_labels_are_balanced(examples):
+    swapped = sum(example.label == SWAPPED for example in examples)
+    assert abs(swapped - len(examples) / 2) < 4 * np.sqrt(len(examples)) / 2
+
+
+def test_counting_words_tells_nothing(examples):
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    texts, labels = [example.text for example in examples], [example.label for example in examples]
+    half = len(examples) // 2
+    order = make_pipeline(
+        CountVectorizer(ngram_range=(2, 2)), LogisticRegression(max_iter=500)
+    ).fit(texts[:half], labels[:half])
+    bag = make_pipeline(CountVectorizer(), LogisticRegression(max_iter=500)).fit(
+        texts[:half], labels[:half]
+    )
+    chance = 4 * 0.5 / np.sqrt(len(examples) - half)
+    assert abs(bag.score(texts[half:], labels[half:]) - 0.5) < chance
+    # The same method on pairs of neighbours finds the label in a text as regular as this: the test can fail.
+    assert order.score(texts[half:], labels[half:]) > 0.9
+
+
+def test_a_sentence_of_the_pre_training_text_is_never_used():
+    known = [Document(SENTENCES[0].upper().replace(".", "!"), "known")]
+    texts = {example.text for example in word_order(documents(SENTENCES[:10]), known, seed=0)}
+    assert len(texts) == 9
+    assert all(counted(text) != counted(SENTENCES[0]) for text in texts)
+
+
+def test_a_sentence_that_stands_twice_is_used_once():
+    twice = documents(SENTENCES[:10]) + documents(
+        [sentence.replace(".", " !") for sentence in SENTENCES[:10]]
+    )
+    assert len(word_order(twice, [], seed=0)) == 10
+
+
+def test_sentences_without_two_movable_words_or_of_other_lengths_are_left_out():
+    texts = [
+        "It stops here.",
+        "One TWO 3 four, FIVE six 7 eight.",
+        "no no no no no no no.",
+        " ".join(["word", "other"] * 20) + ".",
+    ]
+    assert word_order([Document("\n".join(texts), "module")], [], seed=0) == []
+
+
+def test_the_draws_are_keyed_by_the_seed():
+    def drawn(seed: int) -> list[tuple[str, str | None]]:
+        return [
+            (example.text, example.label)
+            for example in word_order(documents(SENTENCES[:50]), [], seed)
+        ]
+
+    assert drawn(1) == drawn(1)
+    assert sorted(drawn(1)) != sorted(drawn(2))
+
+
+def test_an_example_says_which_document_it_is_from(examples):
+    assert {example.where for example in examples} == {
+        document.where for document in documents(SENTENCES[100:])
+    }

@@ -1,0 +1,208 @@
+"""The paired comparison against enumeration, and two folders on one file."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from bothways.cli.compare import _table
+from bothways.cli.main import app
+from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
+from bothways.hub.model_folder import save_model
+from bothways.lab.sweeps.significance import ModelComparison, Side, compare, contrast, folders
+from bothways.model.config import EncoderConfig
+from bothways.model.heads import LabelHead, PoolerHead
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.prediction.predictor import open_task
+from bothways.tasks.base import examples_fingerprint
+from bothways.tasks.tagging.examples import TagExample
+from bothways.tasks.text_examples import TextColumns
+from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
+
+A, B = Side("a", (0.5,)), Side("b", (0.5,))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=2, max_size=10))
+def test_the_p_value_is_that_of_all_flips(pairs: list[tuple[bool, bool]]) -> None:
+    left, right = (np.array(column, dtype=np.float64) for column in zip(*pairs, strict=True))
+    found = contrast(A, B, left, right)
+    difference = right - left
+    means = [np.mean(difference * signs) for signs in itertools.product((1, -1), repeat=len(pairs))]
+    # scipy doubles the smaller tail; the distribution is symmetric, so it is the share beyond, on both sides.
+    expected = (
+        1.0 if not difference.any() else np.mean(np.abs(means) >= abs(difference.mean()) - 1e-12)
+    )
+    assert found.p_value == pytest.approx(min(1.0, float(expected)), abs=1e-9)
+    assert found.difference == pytest.approx(float(difference.mean()))
+
+
+def test_the_interval_covers_as_often_as_it_says() -> None:
+    rng, covered = np.random.default_rng(0), 0
+    for _ in range(30):
+        left, right = (rng.random(60) < 0.6).astype(float), (rng.random(60) < 0.75).astype(float)
+        low, high = contrast(A, B, left, right).interval
+        covered += low <= 0.15 <= high
+    assert covered >= 24  # 95 % of 30 is 28.5; three standard deviations are 3.6
+
+
+def test_the_interval_is_that_of_a_bootstrap_by_hand() -> None:
+    rng = np.random.default_rng()
+    left, right = rng.normal(size=(2, 300))
+    means = (right - left)[rng.integers(300, size=(10_000, 300))].mean(1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    # Of 10,000 draws a quantile has a standard deviation of about 1 % of the interval.
+    assert contrast(A, B, left, right).interval == pytest.approx(
+        (low, high), abs=0.06 * (high - low)
+    )
+
+
+@pytest.mark.parametrize(
+    ("examples", "said"), [(5, "No difference is shown"), (6, "b is better than a")]
+)
+def test_what_comes_about_by_chance_once_in_twenty_is_no_difference(
+    examples: int, said: str
+) -> None:
+    """Where all speak for one, all signs are alike in two of 2ⁿ flips: 1 in 16, and 1 in 32."""
+    found = contrast(A, B, np.zeros(examples), np.ones(examples))
+    assert found.p_value == 2 / 2**examples
+    assert str(found).startswith(said)
+
+
+def test_the_sentence_says_who_is_better_or_that_nobody_is() -> None:
+    ones, zeros = np.ones(40), np.zeros(40)
+    assert str(contrast(A, B, zeros, ones)).startswith(
+        "b is better than a on these examples: B − A is +1.0000 (95 % interval +1"
+    )
+    assert str(contrast(A, B, ones, zeros)).startswith(
+        "a is better than b on these examples: B − A is -1.0000"
+    )
+    assert str(contrast(A, B, ones, ones)).startswith(
+        "No difference is shown between a and b: +0.0000 (95 % interval"
+    )
+    assert contrast(A, B, ones, ones).p_value == 1
+    assert contrast(A, B, ones, zeros, seed=3) == contrast(A, B, ones, zeros, seed=3)
+
+
+def test_a_side_has_its_spread() -> None:
+    side = Side("a", (0.5, 0.7, 0.9))
+    assert (side.mean, side.deviation) == (pytest.approx(0.7), pytest.approx(0.2))
+    assert A.deviation is None
+
+
+def make_model(folder: Path, seed: int) -> str:
+    import torch
+
+    torch.manual_seed(seed)
+    encoder = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32), initial_range=0.5)
+    model = Model(encoder, (PoolerHead(), LabelHead(2)))
+    save_model(folder, model, make_tokenizer(folder.parent / "tokenizer"), labels=("neg", "pos"))
+    return str(folder)
+
+
+def test_folders_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    file = str(write_tsv(tmp_path / "test.tsv", make_examples(50, 2)))
+    one = make_model(tmp_path / "one", 0)
+    for seed in (1, 2):
+        make_model(tmp_path / "many" / f"seed-{seed}" / "model", seed)
+    (tmp_path / "many" / "seed-9").mkdir()  # one that has not come to its end
+    many = str(tmp_path / "many")
+    assert folders(many) == [str(tmp_path / "many" / f"seed-{seed}") for seed in (1, 2)]
+    found = compare(one, many, file, device="cpu")
+    for side in (found.a, found.b):
+        expected = []
+        for folder in folders(side.name):
+            opened = open_task(folder, device="cpu")
+            expected.append(opened.evaluate(opened.read(file, labelled=True))["accuracy"])
+        assert side.grades == pytest.approx(expected)
+    assert found.examples == 50
+    assert found.difference == pytest.approx(found.b.mean - found.a.mean)
+    assert compare(many, one, file, device="cpu").difference == pytest.approx(-found.difference)
+    same = compare(one, one, file, TextColumns("sentence", None, "label"), device="cpu")
+    assert (same.difference, same.p_value) == (0.0, 1.0)
+
+
+def test_brackets_in_names_are_no_markup() -> None:
+    output = Console(file=io.StringIO(), width=200)
+    sides = Side("[/x]/one", (0.5,)), Side("[v2]/two", (0.5,))
+    output.print(_table(ModelComparison(*sides, 2, 0.0, (0.0, 0.0), 1.0), "[/x]/dev.tsv"))
+    said = output.file.getvalue()  # type: ignore[attr-defined]
+    assert all(name in said for name in ("[/x]/one", "[v2]/two", "Grades on [/x]/dev.tsv"))
+
+
+def test_what_cannot_be_compared_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bothways.lab.sweeps import significance as comparison
+
+    one = make_model(tmp_path / "one", 0)
+    with pytest.raises(BothwaysError, match="nothere"):  # before the data is read
+        compare(one, str(tmp_path / "nothere"), str(tmp_path / "no.tsv"), device="cpu")
+    (tmp_path / "empty.tsv").write_text("sentence\tlabel\n")
+    with pytest.raises(DataError, match=r"empty\.tsv: "):
+        compare(one, one, str(tmp_path / "empty.tsv"), device="cpu")
+    (tmp_path / "bare.jsonl").write_text(
+        '{"sentence": "good", "label": "pos"}\n{"sentence": "bad", "label": null}\n'
+    )
+    with pytest.raises(DataError, match="has no label"):
+        compare(one, one, str(tmp_path / "bare.jsonl"), device="cpu")
+    (tmp_path / "single.tsv").write_text("sentence\tlabel\ngood\tpos\n")
+    with pytest.raises(
+        DataError, match=r"single\.tsv: there are too few examples to compare on: 1"
+    ):
+        compare(one, one, str(tmp_path / "single.tsv"), device="cpu")
+    file, prints = str(write_tsv(tmp_path / "test.tsv", make_examples(5, 2))), iter(("x", "y"))
+    monkeypatch.setattr(comparison, "examples_fingerprint", lambda examples: next(prints))
+    with pytest.raises(DataError, match="read different examples from it"):
+        compare(one, one, file, device="cpu")
+
+
+def test_two_tasks_are_none_to_compare_in(tmp_path: Path) -> None:
+    one, scores = make_model(tmp_path / "one", 0), tmp_path / "scores"
+    save_model(
+        scores,
+        Model(
+            EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32)),
+            (PoolerHead(), LabelHead(1)),
+        ),
+        make_tokenizer(tmp_path / "tokenizer"),
+        labels=("score",),
+        problem="regression",
+    )
+    file = str(write_tsv(tmp_path / "test.tsv", make_examples(5, 2)))
+    with pytest.raises(FolderError, match="is for regression, not for single_label_classification"):
+        compare(one, str(scores), file, device="cpu")
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("sentence1\tsentence2\tscore\nape\tbee\t1\ncat\tdog\t2\n")
+    with pytest.raises(ConfigError, match="no grade for each example"):
+        compare(one, one, str(pairs), task="embed", device="cpu")
+
+
+def test_what_is_read_around_an_example_is_no_other_example() -> None:
+    words = ("a", "b")
+    bare, among = (
+        TagExample(words, words),
+        TagExample(words, words, before=(words,), after=(words, words)),
+    )
+    assert examples_fingerprint([bare]) == examples_fingerprint([among])
+    assert examples_fingerprint([bare]) != examples_fingerprint([TagExample(words, ("a", "a"))])
+
+
+def test_pre_trained_models_are_compared_by_likelihood(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed, name in enumerate(("one", "two")):
+        make_folder(tmp_path / name, seed=seed)
+    (tmp_path / "texts.txt").write_text("the film was good\nthe play was bad\nit ends\n")
+    words = [str(tmp_path / name) for name in ("one", "two", "texts.txt")]
+    app(["compare", *words, "--device", "cpu"], result_action="return_value")
+    said = capsys.readouterr()
+    assert "a grade is the mean log probability of a token" in " ".join(said.out.split())

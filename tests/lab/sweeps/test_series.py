@@ -1,0 +1,607 @@
+"""Several runs: with seeds and over grids; finished ones are not run again, lost ones are told, the best one is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+import signal
+import statistics
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+
+from bothways.cli.finetune import print_series
+from bothways.cli.main import app
+from bothways.core.bar import error_console
+from bothways.core.errors import (
+    BothwaysError,
+    ConfigError,
+    DivergedError,
+    FolderError,
+    ResourceError,
+)
+from bothways.finetuning import fit as job
+from bothways.finetuning.config import finetune_adam
+from bothways.finetuning.prepare import FinetuneConfig
+from bothways.hub.model_folder import load_model
+from bothways.lab.sweeps import grid as search
+from bothways.lab.sweeps import runs as engine
+from bothways.lab.sweeps import significance as comparison
+from bothways.lab.sweeps.grid import (
+    GRIDS,
+    folder_name,
+    grid_cells,
+    parse_grid,
+    search_grid,
+    search_trials,
+)
+from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome
+from bothways.lab.sweeps.seeds import SeedSpread, finetune_seeds, parse_seeds, seed_spread
+from bothways.training.durations import Epochs, Steps
+from bothways.training.optimizers import AdamW
+from heard_progress import Heard
+from toy_folder import make_examples, make_folder, write_tsv
+
+FAST = dataclasses.replace(
+    finetune_adam(), until=Steps(4), evaluate=None, optimizer=AdamW(lr=3e-3), precision="fp32"
+)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> FinetuneConfig:
+    folder = tmp_path_factory.mktemp("files")
+    return FinetuneConfig(
+        model=str(make_folder(folder / "bert")),
+        train=str(write_tsv(folder / "train.tsv", make_examples(96, 0))),
+        dev=str(write_tsv(folder / "dev.tsv", make_examples(40, 1))),
+        length=16,
+        training=FAST,
+    )
+
+
+def test_seeds_run_once_each_and_the_best_is_kept(
+    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = SweepFolder(tmp_path, device="cpu")
+    series = finetune_seeds(base, (0, 3), place)
+    values = [run.metrics["accuracy"] for run in series.runs]
+    assert [run.name for run in series.runs] == ["seed-0", "seed-3"]
+    assert series.best is not None
+    assert series.best.metrics["accuracy"] == max(values)
+    kept, best = (load_model(tmp_path / name / "model").model for name in (".", series.best.name))
+    assert all(
+        torch.equal(tensor, best.state_dict()[name]) for name, tensor in kept.state_dict().items()
+    )
+    card = (tmp_path / "model" / "README.md").read_text()
+    mean = statistics.fmean(values)
+    assert (
+        "- It was selected as the best of 2 runs by dev accuracy, whose mean over them is "
+        f"{mean:.4g}: expect that.\n" in card
+    )
+    assert (
+        "selected as the best"
+        not in (tmp_path / series.best.name / "model" / "README.md").read_text()
+    )
+    report = json.loads((tmp_path / "seeds.json").read_text())
+    assert report["mean"] == pytest.approx(statistics.fmean(values))
+    assert report["deviation"] == pytest.approx(statistics.stdev(values))
+    assert report["best"] == max(values)
+    assert [run["metrics"]["accuracy"] for run in report["runs"]] == values
+
+    with pytest.raises(ResourceError, match="holds the checkpoints of an earlier run"):
+        finetune_seeds(base, (0, 3), place)
+    ran, real = list[str](), engine.finetune
+
+    def counting(settings: FinetuneConfig, folder: Path, **options: object):  # type: ignore[no-untyped-def]
+        ran.append(folder.name)
+        return real(settings, folder, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "finetune", counting)
+    again = finetune_seeds(base, (0, 3, 4), dataclasses.replace(place, resume=True))
+    assert ran == ["seed-4"]
+    assert again.runs[:2] == series.runs
+    with pytest.raises(ConfigError, match=r"seed-0: this run was finished with other settings"):
+        finetune_seeds(
+            dataclasses.replace(base, length=12), (0,), dataclasses.replace(place, resume=True)
+        )
+    for damage in ("{}", '{"name": "seed-0", "metrics": {}, "failed": [], "unknown": 1}'):
+        (tmp_path / "seed-0" / engine.RESULT).write_text(damage)
+        with pytest.raises(FolderError, match=r"result.json: is not the result of a run"):
+            finetune_seeds(base, (0,), dataclasses.replace(place, resume=True))
+
+
+def test_runs_on_other_data_are_no_series(
+    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = tmp_path / "train.tsv"
+    train.write_bytes(Path(base.train).read_bytes())
+    settings, place = (
+        dataclasses.replace(base, train=str(train)),
+        SweepFolder(tmp_path / "runs", device="cpu"),
+    )
+    finetune_seeds(settings, (0,), place)
+    with train.open("a") as file:
+        file.write(train.read_text().splitlines()[-1] + "\n")
+    monkeypatch.setattr(engine, "finetune", None)  # nothing more is trained
+    with pytest.raises(
+        ConfigError,
+        match=r"seed-0: this run was finished with other content of train",
+    ):
+        finetune_seeds(settings, (1, 0), dataclasses.replace(place, resume=True))
+
+
+def test_runs_from_another_model_are_no_series(
+    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = dataclasses.replace(base, model=str(shutil.copytree(base.model, tmp_path / "bert")))
+    place = SweepFolder(tmp_path / "runs", device="cpu")
+    finetune_seeds(settings, (0,), place)
+    make_folder(tmp_path / "bert", seed=1)
+    monkeypatch.setattr(engine, "finetune", None)
+    with pytest.raises(
+        ConfigError,
+        match=r"seed-0: this run was finished with other content of model",
+    ):
+        finetune_seeds(settings, (1, 0), dataclasses.replace(place, resume=True))
+
+
+def test_what_changes_while_a_series_runs_is_found(
+    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = dataclasses.replace(base, model=str(shutil.copytree(base.model, tmp_path / "bert")))
+    real = engine.finetune
+
+    def changing(settings: FinetuneConfig, folder: Path, **options: object):  # type: ignore[no-untyped-def]
+        done = real(settings, folder, **options)  # type: ignore[arg-type]
+        make_folder(tmp_path / "bert", seed=1)
+        return done
+
+    monkeypatch.setattr(engine, "finetune", changing)
+    with pytest.raises(
+        ConfigError, match=r"runs: seed-0 and seed-1 had different content of .*bert\n"
+    ):
+        finetune_seeds(settings, (0, 1), SweepFolder(tmp_path / "runs", device="cpu"))
+
+
+def test_a_run_is_found_again_where_its_files_have_moved(
+    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = SweepFolder(tmp_path / "runs", device="cpu")
+    done = finetune_seeds(base, (0,), place)
+    moved = {name: str(tmp_path / f"moved-{name}.tsv") for name in ("train", "dev")}
+    for name, file in moved.items():
+        shutil.copy(getattr(base, name), file)
+    model = str(shutil.copytree(base.model, tmp_path / "bert"))
+    monkeypatch.setattr(engine, "finetune", None)
+    again = finetune_seeds(
+        dataclasses.replace(base, model=model, **moved),
+        (0,),
+        dataclasses.replace(place, resume=True),
+    )  # type: ignore[arg-type]
+    assert again.runs == done.runs
+
+
+def test_a_run_that_diverges_is_told_and_the_others_go_on(
+    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = engine.finetune
+
+    def diverging(settings: FinetuneConfig, folder: Path, **options: object):  # type: ignore[no-untyped-def]
+        if settings.seed == 1:
+            raise DivergedError("the loss is not finite", where="step 3", fix="Lower the rate.")
+        return real(settings, folder, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "finetune", diverging)
+    series = finetune_seeds(base, (1, 2), SweepFolder(tmp_path, device="cpu"))
+    lost = series.runs[0]
+    assert (lost.name, lost.metrics) == ("seed-1", {})
+    assert lost.failed == ("step 3: the loss is not finite Lower the rate.",)
+    assert lost.settings["seed"] == 1
+    assert series.best is series.runs[1]
+    summary = seed_spread(series)
+    assert summary is not None
+    assert (summary.failed, summary.deviation) == (1 + bool(series.runs[1].failed), None)
+    assert (
+        seed_spread(finetune_seeds(base, (1,), SweepFolder(tmp_path / "lost", device="cpu")))
+        is None
+    )
+    assert not (tmp_path / "lost" / "model").exists()
+
+
+def test_a_run_of_several_that_failed_is_not_advised_other_seeds(
+    base: FinetuneConfig, tmp_path: Path
+) -> None:
+    brief = dataclasses.replace(
+        base, training=dataclasses.replace(FAST, until=Steps(1), optimizer=AdamW(lr=1e-9))
+    )
+    heard = Heard()
+    finetune_seeds(brief, (0,), SweepFolder(tmp_path, device="cpu", progress=heard))
+    said = heard.text
+    assert "this run has probably failed: " in said
+    assert "Try more epochs" in said
+    assert "--seeds" not in said
+
+
+def test_the_model_of_failed_runs_is_not_announced_as_the_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = SweepOutcome("seed-0", {"m": 0.5}, ("it answers 'x' for all",), "m")
+    print_series(Series((failed,)), tmp_path, error_console())
+    shown = capsys.readouterr()
+    assert "warning: every run has probably failed. The model of seed-0 is in" in shown.err
+    assert "best model" not in shown.err
+    assert [line.split()[3] for line in shown.out.splitlines() if "deviation" in line] == ["–"]
+    print_series(
+        Series((failed, SweepOutcome("seed-1", {"m": 0.6}, (), "m"))), tmp_path, error_console()
+    )
+    assert "The best model, of seed-1, is in" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_not_finite_is_such_an_error(base: FinetuneConfig, tmp_path: Path) -> None:
+    optimizer = AdamW(lr=1e3)
+    object.__setattr__(optimizer, "lr", 1e30)  # beyond what a configuration may say
+    wild = dataclasses.replace(FAST, optimizer=optimizer, clip_norm=None)
+    series = finetune_seeds(
+        dataclasses.replace(base, training=wild), (0,), SweepFolder(tmp_path, device="cpu")
+    )
+    assert series.best is None
+    assert "is not finite" in series.runs[0].failed[0]
+
+
+def test_the_order_decides_what_is_best() -> None:
+    runs = tuple(
+        SweepOutcome(name, {"loss": value}, (), "loss", "lowest")
+        for name, value in (("a", 2.0), ("b", 1.0), ("c", 1.0))
+    )
+    best = Series(runs).best
+    assert best is not None
+    assert best.name == "b"
+
+
+def test_the_spread_is_over_all_runs_that_were_scored() -> None:
+    values = (0.5, 0.75, 0.25, 0.875)
+    runs = (
+        *(SweepOutcome(str(v), {"m": v}, ("bad",) * (v < 0.5), "m") for v in values),
+        SweepOutcome("lost", {}, ("diverged",)),
+    )
+    found = seed_spread(Series(runs))
+    assert found == SeedSpread("m", 0.59375, 0.625, 0.875, statistics.stdev(values), 2)
+
+
+def test_a_series_needs_dev_data_and_a_folder_of_its_own(
+    base: FinetuneConfig, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"^dev: several runs are compared by dev data"):
+        finetune_seeds(dataclasses.replace(base, dev=None), (0,), SweepFolder(tmp_path))
+    (tmp_path / ".run").touch()
+    with pytest.raises(ResourceError, match="is the folder of a single run"):
+        finetune_seeds(base, (0,), SweepFolder(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["99999999999", "100000x100000"])
+def test_numbers_of_seeds_beyond_any_series_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^seeds: '{text}' is more than 10,000 runs"):
+        parse_seeds(text, 0)
+    assert parse_seeds("99999999999,", 0) == (99999999999,)
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("3", (0, 1, 2)), ("7,", (7,)), ("3, 14,15", (3, 14, 15)), ("1", (0,))]
+)
+def test_seeds_are_a_number_or_a_list(text: str, seeds: tuple[int, ...]) -> None:
+    assert parse_seeds(text) == seeds
+    assert parse_seeds("2", 5) == (5, 6)
+
+
+def test_heads_and_orders_are_crossed() -> None:
+    assert parse_seeds("2x3") == ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2))
+    assert parse_seeds(" 1x2 ", 4) == ((4, 4), (4, 5))
+
+
+def test_the_seed_of_the_head_and_that_of_the_order_are_told_apart(
+    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran, real = list[tuple[int, int | None]](), engine.finetune
+
+    def noting(settings: FinetuneConfig, folder: Path, **options: object):  # type: ignore[no-untyped-def]
+        ran.append((settings.seed, settings.order_seed))
+        return real(settings, folder, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "finetune", noting)
+    series = finetune_seeds(
+        dataclasses.replace(base, order_seed=9), (2, (2, 5)), SweepFolder(tmp_path, device="cpu")
+    )
+    assert [run.name for run in series.runs] == ["seed-2", "seed-2-order-5"]
+    assert ran == [(2, 9), (2, 5)]
+    assert comparison.folders(str(tmp_path)) == [
+        str(tmp_path / "seed-2"),
+        str(tmp_path / "seed-2-order-5"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "x", "1,x", "1,1", "", ",", "-1", "0x2", "2x", "2x0", "2x2x2"]
+)
+def test_what_are_no_seeds_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^seeds: .* does not name seeds\n  Write a number"):
+        parse_seeds(text)
+
+
+def test_the_grids_are_those_of_the_paper(base: FinetuneConfig) -> None:
+    found = [settings for _, settings in grid_cells(base, GRIDS["paper"])]
+    assert {(s.batch.n, s.training.optimizer.lr, s.training.until) for s in found} == {
+        (n, lr, Epochs(epochs))
+        for n in (16, 32)
+        for lr in (5e-5, 3e-5, 2e-5)
+        for epochs in (2.0, 3.0, 4.0)
+    }
+    assert len({name for name, _ in grid_cells(base, GRIDS["paper"])}) == len(found) == 18
+    glue = [settings for _, settings in grid_cells(base, parse_grid("glue"))]
+    assert [s.training.optimizer.lr for s in glue] == [5e-5, 4e-5, 3e-5, 2e-5]
+    assert {(s.batch.n, s.training.until) for s in glue} == {(32, Epochs(3.0))}
+
+
+def test_grids_can_be_written() -> None:
+    assert parse_grid("training.until='2 epochs, 3 epochs' batch.n=16") == {
+        "training.until": ("2 epochs", "3 epochs"),
+        "batch.n": ("16",),
+    }
+    assert folder_name({"a.b": "2 epochs", "c": "../x"}) == "a.b=2-epochs,c=..-x"
+    for text in ("nonsense", "a=", "a=1 a=2", "=3"):
+        with pytest.raises(
+            ConfigError, match=r"^grid: .* is not a key with values; named grids are paper, glue"
+        ):
+            parse_grid(text)
+    with pytest.raises(ConfigError, match=r"^grid: 'batch.n=16,32,16' has a value twice"):
+        parse_grid("batch.n=16,32,16")
+    with pytest.raises(ConfigError, match=r"^grid: is empty"):
+        parse_grid(" ")
+
+
+def test_a_long_name_of_a_folder_ends_in_a_hash() -> None:
+    names = [
+        folder_name({f"training.optimizer.{place}": "1e-5" for place in range(20)} | {"seed": seed})
+        for seed in "12"
+    ]
+    assert names[0] != names[1]
+    assert [len(name.encode()) for name in names] == [213, 213]
+    assert all(
+        name.startswith("training.optimizer.0=1e-5,training.optimizer.1=1e-5,") for name in names
+    )
+
+
+def test_a_wrong_setting_stops_before_any_run(base: FinetuneConfig, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"batch\.m: unknown key"):
+        search_grid(base, {"batch.n": ("16",), "batch.m": ("1",)}, SweepFolder(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_grid_is_searched(base: FinetuneConfig, tmp_path: Path) -> None:
+    series = search_grid(
+        base,
+        parse_grid("training.optimizer.lr=1e-7,5e-3"),
+        SweepFolder(tmp_path, device="cpu"),
+    )
+    assert [run.name for run in series.runs] == [
+        "training.optimizer.lr=1e-7",
+        "training.optimizer.lr=5e-3",
+    ]
+    report = json.loads((tmp_path / "search.json").read_text())
+    assert series.best is not None
+    assert report["best"] == series.best.name
+    assert (tmp_path / "model" / "config.json").exists()
+
+
+def test_trials_without_optuna_are_refused(
+    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    message = r"'optuna', which is not installed\n  .*pip install \"bothways\[search\]\""
+    with pytest.raises(ResourceError, match=message):
+        search_trials(base, "batch.n=16", 1, SweepFolder(tmp_path))
+
+
+class Trial:
+    """What is asked of optuna's trials, which answer with the least."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, ...]] = []
+
+    def suggest_int(self, key: str, low: int, high: int, *, log: bool) -> int:
+        self.asked.append((key, low, high, log))
+        return low
+
+    def suggest_float(self, key: str, low: float, high: float, *, log: bool) -> float:
+        self.asked.append((key, low, high, log))
+        return low
+
+    def suggest_categorical(self, key: str, values: list[str]) -> str:
+        self.asked.append((key, *values))
+        return values[0]
+
+
+def test_ranges_are_whole_or_not_and_even_or_by_magnitude() -> None:
+    trial = Trial()
+    texts = ("1..64:log", "-1..64", "1e-5..1e-3:log", "0..0.5", "2 epochs")
+    assert [search._propose(trial, "k", (text,)) for text in texts] == [
+        "1",
+        "-1",
+        "1e-05",
+        "0.0",
+        "2 epochs",
+    ]
+    assert trial.asked == [
+        ("k", 1, 64, True), ("k", -1, 64, False), ("k", 1e-5, 1e-3, True), ("k", 0.0, 0.5, False), ("k", "2 epochs"),
+    ]  # fmt: skip
+
+
+def test_a_search_makes_its_value_small(
+    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """optuna looks for the lowest: what is to be high is told with its sign turned."""
+
+    class Study:
+        told: ClassVar[list[float]] = []
+
+        def ask(self) -> Trial:
+            return Trial()
+
+        def tell(self, trial: Trial, value: float) -> None:
+            self.told.append(value)
+
+    outcomes = iter(
+        (
+            SweepOutcome("a", {"m": 0.25}, (), "m", "highest"),
+            SweepOutcome("b", {"m": 0.75}, (), "m", "lowest"),
+        )
+    )
+    monkeypatch.setattr(search, "_study", lambda seed: Study())
+    monkeypatch.setattr(
+        search,
+        "run_all",
+        lambda runs, place, earlier, expected: Series((*earlier.runs, next(outcomes))),
+    )
+    monkeypatch.setattr(search, "keep_best", lambda series, place: None)
+    search_trials(base, "batch.n=16", 2, SweepFolder(tmp_path))
+    assert Study.told == [-0.25, 0.75]
+
+
+SPACE = "training.optimizer.lr=1e-5..5e-3:log batch.n=16..48 length=12,16"
+
+
+@pytest.mark.filterwarnings("default")
+def test_trials_are_proposed_again_when_resumed(
+    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+    series = search_trials(base, SPACE, 2, SweepFolder(tmp_path, device="cpu"))
+    assert [run.name for run in series.runs] == ["trial-0", "trial-1"]
+    ran, real = list[str](), engine.finetune
+
+    def counting(settings: FinetuneConfig, folder: Path, **options: object):  # type: ignore[no-untyped-def]
+        ran.append(folder.name)
+        assert 1e-5 <= settings.training.optimizer.lr <= 5e-3
+        assert 16 <= settings.batch.n <= 48
+        assert settings.length in (12, 16)
+        return real(settings, folder, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "finetune", counting)
+    again = search_trials(base, SPACE, 3, SweepFolder(tmp_path, resume=True, device="cpu"))
+    assert ran == ["trial-2"]
+    assert again.runs[:2] == series.runs
+
+
+def test_trials_are_for_one_process(
+    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        ConfigError, match="trials: trials are proposed by one process, and there are several"
+    ):
+        search_trials(base, SPACE, 1, SweepFolder(tmp_path))
+
+
+@pytest.mark.parametrize("values", ["x..1e-3", "1e-3..1e-5", "0..1e-3:log"])
+def test_ranges_that_are_none_are_refused(
+    base: FinetuneConfig, tmp_path: Path, values: str
+) -> None:
+    pytest.importorskip("optuna")
+    with pytest.raises(ConfigError, match=r"^space\.training\.optimizer\.lr: .* is not a range"):
+        search_trials(base, f"training.optimizer.lr={values}", 1, SweepFolder(tmp_path))
+
+
+def words(base: FinetuneConfig, *more: str) -> list[str]:
+    return [
+        base.model,
+        base.train,
+        "--dev",
+        str(base.dev),
+        "--device",
+        "cpu",
+        "length=16",
+        "training.until=2 steps",
+        *more,
+    ]
+
+
+def test_the_commands(
+    base: FinetuneConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = ["finetune", *words(base, "--out", "many", "--seeds", "2")]
+    monkeypatch.setattr("sys.argv", ["bothways", *line])
+    score = job.score
+
+    def interrupting(*arguments: object, **options: object):  # type: ignore[no-untyped-def]
+        signal.raise_signal(signal.SIGTERM)
+        return score(*arguments, **options)
+
+    monkeypatch.setattr(job, "score", interrupting)
+    with pytest.raises(KeyboardInterrupt):  # `cli.main` makes its exit status of it
+        app(
+            [*line, "training.until=8 steps", "training.evaluate=2 steps"],
+            result_action="return_value",
+        )
+    assert "Saved. To resume: bothways finetune" in capsys.readouterr().err
+    monkeypatch.setattr(job, "score", score)
+    app(
+        [*line, "training.until=8 steps", "training.evaluate=2 steps", "--resume"],
+        result_action="return_value",
+    )
+    output = capsys.readouterr()
+    for word in (
+        "seed-0",
+        "seed-1",
+        "(best)",
+        "mean",
+        "median",
+        "best",
+        "deviation",
+        "failed runs",
+    ):
+        assert word in output.out
+    assert "is in many/model" in output.err
+    with pytest.raises(BothwaysError, match="has no column 'nowhere'"):
+        app(
+            ["search", *words(base, "--text", "nowhere", "--out", "grid")],
+            result_action="return_value",
+        )
+    columns = ("--text", "sentence", "--label", "label")
+    line = [
+        "search",
+        *words(base, "--grid", "training.optimizer.lr=1e-4,1e-3", "--out", "grid", *columns),
+    ]
+    app(line, result_action="return_value")
+    assert "2 runs, scored on the dev data" in capsys.readouterr().out
+    app(["compare", "many", "grid", str(base.dev), "--device", "cpu"], result_action="return_value")
+    shown = capsys.readouterr().out
+    assert "Grades on" in shown
+    assert "95 % interval" in shown
+    app(
+        [
+            "compare",
+            "many",
+            "grid",
+            str(base.dev),
+            "--label",
+            "label",
+            "--text",
+            "sentence",
+            "--json",
+        ],
+        result_action="return_value",
+    )
+    values = json.loads(capsys.readouterr().out)
+    assert values["examples"] == 40
+    assert not math.isnan(values["p_value"])
+    with pytest.raises(BothwaysError):
+        app(["compare", "many", "nowhere", str(base.dev)], result_action="return_value")

@@ -1,0 +1,246 @@
+"""Attention in rectangles against softmax(QKᵀ/√d)V of each sequence alone, and the choice of a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attention_formulas import HEADS, SIZE, formula
+from bothways.core.layout import EQUAL, LOOSE, Layout, RectanglePolicy
+from bothways.model.attention import dispatch as kernels
+from bothways.model.attention import flash
+from bothways.model.attention.dispatch import (
+    AttentionCall,
+    Blocked,
+    Compiled,
+    Flexible,
+    Gathered,
+    Kernel,
+    Packed,
+    Padded,
+    attend,
+    choose,
+    padded_kernel,
+)
+from bothways.model.attention.mask import AttentionView, RotaryTables, attention_mask
+from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
+from bothways.model.attention.reference import PaddedKernel
+from bothways.model.kernels import library
+from bothways.model.kernels.library import Feature
+
+
+@pytest.mark.parametrize("kernel", ["fused", "products", "in_place"])
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8),
+    seed=st.integers(0, 99),
+    cut=st.sampled_from([LOOSE, EQUAL, RectanglePolicy(small=0)]),
+    pattern=st.one_of(st.just(Full()), st.just(Causal()), st.builds(Window, st.integers(0, 12))),
+)
+def test_output_and_gradient_equal_the_formula(
+    kernel: PaddedKernel, lengths: list[int], seed: int, cut: RectanglePolicy, pattern: Pattern
+) -> None:
+    torch.manual_seed(seed)
+    qkv = torch.randn(sum(lengths), 3, HEADS, SIZE, dtype=torch.float64) * 2
+    weights = torch.randn(sum(lengths), HEADS, SIZE, dtype=torch.float64)
+    mine, reference = qkv.float().requires_grad_(), qkv.clone().requires_grad_()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "padded_kernel", lambda _: kernel)
+        found, wanted = (
+            attend(mine, AttentionView(Layout.of(lengths, cut), pattern)),
+            formula(reference, lengths, pattern),
+        )
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=3e-6)
+    (found * weights).sum().backward()
+    (wanted * weights).sum().backward()
+    torch.testing.assert_close(mine.grad.double(), reference.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_acts_on_probabilities() -> None:
+    """With p the probabilities and r the rate, the mean is p·v and the variance Σ p²v² · r / (1 − r)."""
+    torch.manual_seed(0)
+    copies, lengths, rate = 20_000, [5, 4], 0.3
+    one = torch.randn(sum(lengths), 3, HEADS, SIZE)
+    draws = (
+        attend(one.repeat(copies, 1, 1, 1), AttentionView(Layout.of(lengths * copies)), rate)
+        .double()
+        .view(copies, *one[:, 0].shape)
+    )
+
+    expected = formula(one, lengths)
+    wanted = []
+    for part in one.double().split(lengths):
+        q, k, v = (part[:, at].transpose(0, 1) for at in range(3))
+        p = (q @ k.transpose(1, 2) / SIZE**0.5).softmax(-1)
+        wanted.append((p**2 @ v**2).transpose(0, 1) * rate / (1 - rate))
+    variance = torch.cat(wanted)
+    z = (draws.mean(0) - expected) / (variance / copies).sqrt()
+    assert float(z.abs().max()) < 5
+    deviation = (draws - expected) ** 2
+    z = (deviation.mean(0) - variance) / (deviation.var(0) / copies).sqrt()
+    assert float(z.abs().max()) < 5
+
+
+def test_half_precision_attends_within_its_rounding() -> None:
+    torch.manual_seed(0)
+    qkv = torch.randn(19, 3, HEADS, SIZE)
+    found = attend(qkv.bfloat16(), AttentionView(Layout.of([9, 10])), 0.0)
+    torch.testing.assert_close(found.double(), formula(qkv, [9, 10]), rtol=0, atol=0.05)
+
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+FP32, BF16 = torch.float32, torch.bfloat16
+AVX512, AMX = Feature(7), Feature(15)
+GLOBAL = Window(64, global_attention=True)
+
+
+def call(device: torch.device, dtype: torch.dtype, length: int, **more: Any) -> AttentionCall:
+    return AttentionCall(device, dtype, more.pop("head_size", 64), length, **more)
+
+
+@pytest.fixture
+def features(monkeypatch: pytest.MonkeyPatch) -> Callable[[Feature], None]:
+    """A machine whose compiled kernels use these features, with a GPU that has all kernels."""
+
+    def use(these: Feature) -> None:
+        monkeypatch.setattr(library, "kernel_features", lambda: these)
+        monkeypatch.setattr(flash, "has_varlen", lambda device: device.type == "cuda")
+        monkeypatch.setattr(kernels, "has_flex", lambda device: device.type == "cuda")
+
+    return use
+
+
+@pytest.mark.parametrize(
+    ("row", "query", "kernel"),
+    [
+        (1, call(CUDA, BF16, 9000, learning=True), Packed()),
+        (1, call(CUDA, torch.float16, 99, pattern=Window(8), head_size=256), Packed()),
+        (1, call(CUDA, BF16, 99, pattern=Causal(), head_size=8), Packed()),
+        (1, call(CUDA, BF16, 99, head_size=12), Padded("fused")),
+        (1, call(CUDA, BF16, 99, head_size=264), Padded("fused")),
+        (1, call(CUDA, BF16, 99, dropout=0.1), Padded("fused")),
+        (1, call(CUDA, FP32, 99), Padded("fused")),
+        (1, call(CUDA, BF16, 99, pattern=Blocks(64)), Padded("fused")),
+        (2, call(CUDA, BF16, 99, pattern=GLOBAL, global_tokens=True), Flexible()),
+        (2, call(CUDA, FP32, 99, pattern=GLOBAL, global_tokens=True, global_qkv=True), Flexible()),
+        (2, call(CUDA, FP32, 99, pattern=GLOBAL, global_tokens=True, head_size=24), Padded("fused")),
+        (2, call(CUDA, FP32, 99, pattern=GLOBAL, global_tokens=True, dropout=0.1), Padded("fused")),
+        (3, call(CPU, FP32, 512), Compiled()),
+        (3, call(CPU, FP32, 512, learning=True), Compiled()),
+        (3, call(CPU, FP32, 65, pattern=Window(64)), Compiled()),
+        (3, call(CPU, FP32, 513), Padded("fused")),
+        (3, call(CPU, FP32, 40, head_size=12), Padded("in_place")),
+        (3, call(CPU, FP32, 40, pattern=GLOBAL, global_tokens=True), Compiled()),
+        (4, call(CPU, FP32, 4096, dropout=0.1, learning=True), Compiled()),
+        (5, call(CPU, BF16, 4096, learning=True), Compiled()),
+        (5, call(CPU, BF16, 4097), Padded("fused")),
+        (6, call(CPU, BF16, 9000, dropout=0.1), Compiled()),
+        (8, call(CPU, FP32, 256, learning=True, head_size=12), Gathered()),
+        (8, call(CPU, FP32, 257, learning=True, head_size=12), Padded("fused")),
+        (8, call(CPU, FP32, 40, learning=True, pattern=Causal()), Gathered()),
+        (8, call(CPU, FP32, 90, learning=True, pattern=GLOBAL, global_tokens=True), Padded("products")),
+        (8, call(CPU, FP32, 40, learning=True, global_qkv=True), Padded("products")),
+        (9, call(CPU, FP32, 40, relative=True), Padded("products")),
+        (9, call(CUDA, BF16, 40, relative=True), Padded("fused")),
+        (10, call(CPU, FP32, 128 + 257, pattern=Window(64)), Blocked()),
+        (10, call(CPU, FP32, 128 + 256, pattern=Window(64)), Padded("fused")),
+        (10, call(CUDA, FP32, 512 + 1025, pattern=Window(256)), Blocked()),
+        (10, call(CUDA, FP32, 512 + 1024, pattern=Window(256)), Padded("fused")),
+        (11, call(CUDA, BF16, 705, pattern=Blocks(64, 3)), Blocked()),
+        (11, call(CPU, FP32, 704, pattern=Blocks(64, 3), head_size=12), Padded("fused")),
+        (12, call(CPU, FP32, 40, rectangle=True), Padded("in_place")),
+        (12, call(CPU, FP32, 40, rectangle=True, learning=True), Padded("products")),
+    ],
+)  # fmt: skip
+def test_the_table(
+    row: int, query: AttentionCall, kernel: Kernel, features: Callable[[Feature], None]
+) -> None:
+    features(AMX)
+    assert choose(query) == kernel, f"row {row}"
+
+
+@pytest.mark.parametrize(
+    ("query", "kernel"),
+    [
+        (call(CPU, BF16, 512), Compiled()),
+        (call(CPU, BF16, 513), Padded("fused")),
+        (call(CPU, BF16, 9, learning=True), Gathered()),
+        (call(CPU, BF16, 9, dropout=0.1), Padded("products")),
+    ],
+)
+def test_the_table_without_amx(
+    query: AttentionCall, kernel: Kernel, features: Callable[[Feature], None]
+) -> None:
+    """Row 7."""
+    features(AVX512)
+    assert choose(query) == kernel
+
+
+def test_the_table_without_kernels(features: Callable[[Feature], None]) -> None:
+    features(Feature(0))
+    assert choose(call(CPU, FP32, 40)) == Padded("in_place")
+    assert choose(call(CPU, FP32, 40, learning=True)) == Gathered()
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "keys", "rate", "learning", "kernel"),
+    [
+        (CUDA, BF16, 128, 0.0, True, "fused"),
+        (CUDA, FP32, 128, 0.1, True, "fused"),
+        (CUDA, FP32, 16, 0.0, False, "fused"),
+        (CPU, FP32, 4096, 0.1, True, "products"),
+        (CPU, BF16, 512, 0.0, True, "products"),
+        (CPU, BF16, 513, 0.0, True, "fused"),
+        (CPU, BF16, 512, 0.0, False, "products"),
+        (CPU, FP32, 256, 0.0, True, "products"),
+        (CPU, FP32, 257, 0.0, True, "fused"),
+        (CPU, torch.float64, 257, 0.0, True, "fused"),
+        (CPU, FP32, 48, 0.0, False, "in_place"),
+        (CPU, FP32, 49, 0.0, False, "fused"),
+    ],
+)
+def test_the_table_of_padded_kernels(
+    device: torch.device, dtype: torch.dtype, keys: int, rate: float, learning: bool, kernel: str
+) -> None:
+    assert padded_kernel(call(device, dtype, keys, dropout=rate, learning=learning)) == kernel
+
+
+def test_an_empty_set_of_global_tokens_is_none() -> None:
+    layout, none = Layout.of([40, 3]), torch.zeros(43, dtype=torch.bool)
+    assert not AttentionView(layout, GLOBAL, global_attention_mask=none).has_global_tokens
+    assert AttentionView(layout, GLOBAL, global_attention_mask=~none).has_global_tokens
+    assert not AttentionView(layout, Window(64), global_attention_mask=~none).has_global_tokens
+
+
+def test_full_attention_needs_no_mask_where_nothing_is_padded() -> None:
+    equal, mixed = Layout.of([5, 5]).rectangles[0], Layout.of([5, 4]).rectangles[0]
+    assert attention_mask(Full(), equal, CPU) is None
+    assert attention_mask(Window(4), equal, CPU) is None  # as far as the sequence reaches
+    assert attention_mask(Window(3), equal, CPU).shape == (1, 1, 5, 5)
+    assert attention_mask(Full(), mixed, CPU).shape == (2, 1, 1, 5)
+    assert attention_mask(Causal(), mixed, CPU).shape == (2, 1, 5, 5)
+
+
+@pytest.mark.parametrize("base", [10.0, 10_000.0])
+def test_turned_queries_and_keys_are_complex_numbers_turned(base: float) -> None:
+    """Features i and i + d/2 as a complex number times e^(i·p·base^(−2i/d)); scores then depend on the distance alone."""
+    torch.manual_seed(0)
+    layout = Layout.of([7, 3])
+    qkv = torch.randn(10, 3, HEADS, SIZE)
+    found = RotaryTables.of(layout.positions, SIZE, base)(qkv)
+    both = torch.complex(*qkv[:, :2].double().chunk(2, -1))
+    rates = base ** (-torch.arange(0, SIZE, 2).double() / SIZE)
+    wanted = both * torch.exp(1j * layout.positions[:, None].double() * rates)[:, None, None, :]
+    torch.testing.assert_close(
+        found[:, :2].double(), torch.cat([wanted.real, wanted.imag], -1), rtol=0, atol=1e-5
+    )
+    assert torch.equal(found[:, 2], qkv[:, 2])
+    same = torch.randn(1, 3, HEADS, SIZE).expand(7, 3, HEADS, SIZE)
+    q, k, _ = RotaryTables.of(torch.arange(7), SIZE, base)(same).unbind(1)
+    scores = torch.einsum("qhd,khd->hqk", q, k)
+    torch.testing.assert_close(scores[:, 1:, 1:], scores[:, :-1, :-1], rtol=0, atol=1e-5)

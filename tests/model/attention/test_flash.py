@@ -1,0 +1,146 @@
+"""Attention by torch's own kernels: the table, and packed sequences with a stand-in that computes what torch documents."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.attention import varlen
+
+from attention_formulas import OnGpu, formula
+from bothways.core.batch import Batch
+from bothways.core.layout import Layout
+from bothways.core.runtime import devices as hardware
+from bothways.model.attention import dispatch as kernels
+from bothways.model.attention.dispatch import Packed
+from bothways.model.attention.flash import attend_fused, attend_packed
+from bothways.model.attention.mask import AttentionView
+from bothways.model.attention.patterns import Causal, Full, Pattern, Window
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.encoder import Encoder
+from bothways.model.positions import Rotary
+from small_models import LENGTHS
+
+CUDA, CPU, META = (torch.device(name) for name in ("cuda", "cpu", "meta"))
+
+
+def documented(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts: Tensor,
+    keys: Tensor,
+    most: int,
+    most_keys: int,
+    *,
+    window_size: tuple[int, int],
+) -> Tensor:
+    """What `varlen_attn` computes by its documentation, one sequence after the other."""
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert starts.dtype == keys.dtype == torch.int32
+    assert most == most_keys == int(starts.diff().max())
+    parts, (left, right) = [], window_size
+    for start, stop in itertools.pairwise(starts):
+        distance = torch.arange(int(stop - start))[:, None] - torch.arange(int(stop - start))
+        hidden = ((distance > left) & (left >= 0)) | ((-distance > right) & (right >= 0))
+        scores = torch.einsum("qhd,khd->hqk", q[start:stop], k[start:stop]) / q.shape[-1] ** 0.5
+        shares = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        parts.append(torch.einsum("hqk,khd->qhd", shares, v[start:stop]))
+    return torch.cat(parts)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(varlen, "varlen_attn", documented)
+    monkeypatch.setattr(kernels, "choose", lambda _: Packed())
+
+
+PATTERNS = st.one_of(st.just(Full()), st.just(Causal()), st.builds(Window, st.integers(0, 12)))
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8),
+    pattern=PATTERNS,
+    seed=st.integers(0, 99),
+)
+def test_packed_sequences_attend_as_the_formula(
+    stand_in: None, lengths: list[int], pattern: Pattern, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    qkv = torch.randn(sum(lengths), 3, 2, 4, dtype=torch.float64)
+    mine, reference = qkv.clone().requires_grad_(), qkv.clone().requires_grad_()
+    found, wanted = (
+        kernels.attend(mine, AttentionView(Layout.of(lengths), pattern)),
+        formula(reference, lengths, pattern),
+    )
+    torch.testing.assert_close(found, wanted)
+    found.square().sum().backward()
+    wanted.square().sum().backward()
+    torch.testing.assert_close(mine.grad, reference.grad)
+
+
+@pytest.mark.parametrize("patterns", [(Full(),), (Window(3), Full()), (Causal(),)])
+def test_an_encoder_is_the_same_by_either_kernel(
+    patterns: tuple[Pattern, ...], request: pytest.FixtureRequest
+) -> None:
+    torch.manual_seed(0)
+    config = EncoderConfig(
+        50, 16, 3, 2, 24, dropout=Dropouts(0.0, 0.0), patterns=patterns, position=Rotary(128)
+    )
+    encoder, layout = Encoder(config), Layout.of(LENGTHS)
+    ids = torch.randint(4, 50, (layout.tokens,))
+    batch = Batch(ids, torch.zeros_like(ids), layout)
+    wanted = encoder(batch).last
+    request.getfixturevalue("stand_in")
+    torch.testing.assert_close(encoder(batch).last, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pattern", [Full(), Causal(), Window(3)])
+def test_the_kernel_takes_what_it_is_given(pattern: Pattern) -> None:
+    """torch's own one on a device without values: shapes and types, forward and backward."""
+    qkv = torch.empty(17, 3, 2, 8, device=META, dtype=torch.bfloat16, requires_grad=True)
+    found = attend_packed(qkv, AttentionView(Layout.of([5, 9, 3]).to(META), pattern))
+    assert (found.shape, found.dtype, found.device) == ((17, 2, 8), torch.bfloat16, META)
+    found.sum().backward()
+    assert qkv.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("built", "capability", "expected"),
+    [(True, (9, 0), True), (False, (9, 0), False), (True, (7, 5), False)],
+)
+def test_where_torch_has_the_kernel(
+    built: bool, capability: tuple[int, int], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: built)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    look = hardware.has_varlen.__wrapped__
+    assert look(CUDA) is expected
+    assert not look(CPU)
+    monkeypatch.setattr(
+        varlen, "varlen_attn", lambda q, k, v, is_causal=False: q
+    )  # as before torch 2.11
+    assert not look(CUDA)
+
+
+def test_cudnn_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    enabled: list[bool] = []
+
+    def recorded(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
+        assert options == {"attn_mask": None, "dropout_p": 0.1, "scale": 2.0}
+        enabled.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return q
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", recorded)
+    before, x = torch.backends.cuda.cudnn_sdp_enabled(), torch.randn(1, 1, 2, 4)
+    attend_fused(x.as_subclass(OnGpu), x, x, None, 0.1, 2.0)
+    attend_fused(x, x, x, None, 0.1, 2.0)
+    assert enabled == [False, before]
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before

@@ -1,0 +1,156 @@
+"""Windows with global tokens by FlexAttention, as far as a CPU goes: what is seen, which blocks are read, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.attention.flex_attention import create_block_mask
+
+from attention_formulas import sparse_formula
+from bothways.core.batch import Batch
+from bothways.core.layout import Layout
+from bothways.core.runtime import devices as hardware
+from bothways.model.attention import dispatch as kernels
+from bothways.model.attention import flex
+from bothways.model.attention.dispatch import AttentionCall
+from bothways.model.attention.flex import FlexWindow
+from bothways.model.attention.mask import AttentionView
+from bothways.model.attention.patterns import Window
+from bothways.model.config import EncoderConfig
+from bothways.model.encoder import Encoder
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:flex_attention called without torch.compile:UserWarning"
+)
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=8)
+
+
+@pytest.fixture
+def chosen() -> Iterator[list[bool]]:
+    """FlexAttention wherever a window has global tokens; for each layer, whether it had."""
+    found: list[bool] = []
+
+    def flexible(call: AttentionCall) -> bool:
+        found.append(call.global_tokens)
+        return found[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_is_flexible", flexible)
+        yield found
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    lengths=LENGTHS,
+    radius=st.integers(0, 12),
+    share=st.sampled_from([0.0, 0.1, 0.5]),
+    seed=st.integers(0, 99),
+)
+def test_it_is_the_formula(
+    chosen: list[bool], lengths: list[int], radius: int, share: float, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    pattern, tokens = Window(radius, global_attention=True), sum(lengths)
+    qkv, wide = torch.randn(2, tokens, 3, 2, 4, dtype=torch.float64)
+    named = torch.rand(tokens) < share
+    view = AttentionView(Layout.of(lengths), pattern, global_attention_mask=named)
+    found = kernels.attend(qkv, view, global_qkv=wide)
+    assert chosen
+    torch.testing.assert_close(found, sparse_formula(qkv, wide, lengths, pattern, named, None))
+    alike = kernels.attend(qkv, view)
+    torch.testing.assert_close(alike, sparse_formula(qkv, qkv, lengths, pattern, named, None))
+
+
+@pytest.mark.parametrize(
+    "patterns", [(Window(2, global_attention=True),), (Window(5, global_attention=True), Window(3))]
+)
+@torch.no_grad()
+def test_an_encoder_is_the_same_by_either_kernel(
+    patterns: tuple[Window, ...], request: pytest.FixtureRequest
+) -> None:
+    torch.manual_seed(0)
+    encoder, layout = (
+        Encoder(EncoderConfig(50, 16, 4, 2, 24, patterns=patterns)).eval(),
+        Layout.of([30, 1, 12, 40]),
+    )
+    ids = torch.randint(4, 50, (layout.tokens,))
+    named = torch.zeros(layout.tokens, dtype=torch.bool)
+    named[layout.first_tokens] = named[35] = True
+    batch = Batch(ids, torch.zeros_like(ids), layout, global_attention_mask=named)
+    wanted = encoder(batch).last
+    chosen: list[bool] = request.getfixturevalue("chosen")
+    torch.testing.assert_close(encoder(batch).last, wanted, rtol=1e-4, atol=1e-5)
+    assert chosen == [pattern.global_attention for pattern in patterns] * (4 // len(patterns))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=8), radius=st.integers(0, 40),
+    share=st.sampled_from([0.0, 0.02, 0.3]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_every_block_is_read_in_which_somebody_sees_somebody(
+    lengths: list[int], radius: int, share: float, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flex, "BLOCK", 16)
+        tokens = sum(lengths)
+        window = FlexWindow(Layout.of(lengths), radius, torch.rand(tokens) < share)
+        for mask, queries in ((window.near, tokens), (window.far, len(window.global_tokens))):
+            if not queries:
+                continue
+            wanted = (
+                create_block_mask(mask.mask_mod, None, None, queries, tokens, "cpu", 16)
+                .to_dense()
+                .bool()
+            )
+            read = mask.to_dense().bool()
+            assert read.shape == wanted.shape
+            assert not (wanted & ~read).any()
+            assert read.sum() <= 2 * wanted.sum() + len(
+                lengths
+            )  # a block between two sequences may be read for nothing
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the tracer looks at it of every input
+def test_more_programs_are_compiled_than_torch_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past its limit all pairs of tokens are computed, and a run comes there: sizes of 1 and precisions need their own."""
+    torch._dynamo.reset()
+    # Not by monkeypatch, whose undoing hides the setting from torch.
+    before, torch._dynamo.config.recompile_limit = torch._dynamo.config.recompile_limit, 2
+    counter, compiled = CompileCounterWithBackend("eager"), torch.compile
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            torch,
+            "compile",
+            lambda kernel, dynamic: compiled(kernel, dynamic=dynamic, backend=counter),
+        )
+        kernel = flex._kernel.__wrapped__("cuda")
+    monkeypatch.setattr(flex, "_kernel", lambda device: kernel)
+    try:
+        for lengths in ([9], [200, 70]):
+            layout = Layout.of(lengths)
+            FlexWindow(layout, 5, layout.positions == 0)(torch.randn(layout.tokens, 3, 1, 16), None)
+    finally:
+        torch._dynamo.config.recompile_limit = before
+    assert counter.frame_count == 4
+    torch._dynamo.reset()
+
+
+def test_it_is_for_gpus_that_triton_compiles_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not hardware.has_flex(CPU)
+    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert not hardware.has_flex(CUDA)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert hardware.has_flex(CUDA)
+    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: None)
+    assert not hardware.has_flex(CUDA)

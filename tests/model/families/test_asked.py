@@ -1,0 +1,231 @@
+"""Where only some tokens are asked for, theirs are the vectors and gradients that all would have given, in every family."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from batch_operations import batch_flops
+from bothways.core.batch import Batch
+from bothways.core.layout import Layout
+from bothways.core.targets import TokenTargets
+from bothways.model.config import Dropouts, EncoderConfig, LSTMConfig, Sharing
+from bothways.model.families.catalogue import FAMILIES
+from bothways.model.flops import forward_flops
+from bothways.model.heads import LabelHead, MaskedHead, TagHead
+from bothways.model.model import Model, build_encoder
+from bothways.model.positions import Disentangled
+from bothways.objectives.masked_lm import MaskedLMLearner
+from drawn_settings import draw_settings
+
+LENGTHS = [7, 11, 2, 9]
+CONFIGS = {
+    f"{family.model_type}-{seed}": family.config_rules.read(
+        draw_settings(family.model_type, seed), "settings"
+    )
+    for family in FAMILIES
+    for seed in range(3)
+}
+
+DECODED = next(family for family in FAMILIES if family.model_type == "deberta-v2").config_rules.read(
+    draw_settings("deberta-v2", 0)
+    | {
+        "relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"],
+        "enhanced_mask_decoder": True,
+    },
+    "settings",
+)  # fmt: skip
+"""With an enhanced mask decoder."""
+
+
+def moved(model: Model) -> Model:
+    """Float64, so that what differs is no rounding; every parameter away from where it starts."""
+    generator = torch.Generator().manual_seed(7)
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn(parameter.shape, generator=generator) * 0.15)
+    return model.double().train()
+
+
+def batch_for(config: EncoderConfig) -> Batch:
+    layout = Layout.of(LENGTHS)
+    ids = torch.randint(4, config.vocab, (layout.tokens,))
+    return Batch(
+        ids,
+        torch.zeros_like(ids),
+        layout,
+        global_attention_mask=layout.positions == 0 if config.has_global_attention else None,
+    )
+
+
+def gradients(model: Model, loss: Tensor) -> dict[str, Tensor]:
+    named = {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
+    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    return {
+        name: gradient for name, gradient in zip(named, found, strict=True) if gradient is not None
+    }
+
+
+def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    largest = max(float(gradient.abs().max()) for gradient in wanted.values())
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(
+            found.get(name, torch.zeros_like(gradient)), gradient, rtol=1e-9, atol=1e-12 * largest
+        )
+
+
+@pytest.mark.parametrize(
+    "only", [[0], [0, 7, 18, 20], [20, 3, 11], list(range(sum(LENGTHS))), []], ids=len
+)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_those_asked_for_are_as_all_would_be_and_the_others_0(
+    config: EncoderConfig, only: list[int]
+) -> None:
+    model, batch, asked = (
+        moved(Model(config, ())),
+        batch_for(config),
+        torch.tensor(only, dtype=torch.int64),
+    )
+    some, every = model.encoder(batch, only=asked).last, model.encoder(batch).last
+    torch.testing.assert_close(some[asked], every[asked], rtol=1e-10, atol=1e-12)
+    if config.depth > 1 or not isinstance(
+        config.position, Disentangled
+    ):  # a convolution in the last block needs all
+        assert not some[~torch.isin(torch.arange(len(some)), asked)].any()
+    weights = torch.randn(len(only), config.width, dtype=torch.float64)
+    if only:
+        assert_same(
+            gradients(model, (some[asked] * weights).sum()),
+            gradients(model, (every[asked] * weights).sum()),
+        )
+
+
+def test_no_more_than_those_asked_for_is_computed() -> None:
+    config = CONFIGS["bert-1"]
+    model, batch, counts = Model(config, ()), batch_for(config), {}
+    for name, asked in {"some": torch.tensor([3, 5]), "all": None}.items():
+        with FlopCounterMode(display=False) as counter:
+            model.encoder(batch, only=asked)
+        counts[name] = counter.get_total_flops()
+    tail = 2 * (config.width**2 + 2 * config.width * config.intermediate_size)
+    assert counts["all"] - counts["some"] == (sum(LENGTHS) - 2) * tail
+
+
+def test_layers_are_kept_whole() -> None:
+    config = CONFIGS["bert-1"]
+    model, batch = Model(config, ()).eval(), batch_for(config)
+    some, every = (
+        model.encoder(batch, keep_layers=True, only=asked) for asked in (torch.tensor([3]), None)
+    )
+    for found, wanted in zip((some.last, *some.layers), (every.last, *every.layers), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def test_shared_blocks_are_cut_short_at_the_end_alone() -> None:
+    config = replace(CONFIGS["bert-1"], depth=4, sharing=Sharing(groups=2, layers_per_group=2))
+    model, batch, asked = moved(Model(config, ())), batch_for(config), torch.tensor([2, 9])
+    some, every = model.encoder(batch, only=asked).last[asked], model.encoder(batch).last[asked]
+    torch.testing.assert_close(some, every, rtol=1e-10, atol=1e-12)
+
+
+def test_a_convolution_in_the_only_block_reads_all() -> None:
+    settings = draw_settings("deberta-v2", 0) | {
+        "conv_kernel_size": 3,
+        "num_hidden_layers": 1,
+        "relative_attention": True,
+    }
+    config = next(
+        family for family in FAMILIES if family.model_type == "deberta-v2"
+    ).config_rules.read(settings, "settings")
+    assert isinstance(config.position, Disentangled)
+    assert config.position.convolution is not None
+    model, batch, asked = moved(Model(config, ())), batch_for(config), torch.tensor([2, 9])
+    some, every = model.encoder(batch, only=asked).last[asked], model.encoder(batch).last[asked]
+    torch.testing.assert_close(some, every, rtol=1e-10, atol=1e-12)
+
+
+def test_a_mask_decoder_decodes_what_is_asked_for() -> None:
+    model, asked = moved(Model(DECODED, (MaskedHead(),))), torch.tensor([1, 8, 19])
+    batch = batch_for(DECODED)
+    with torch.no_grad():
+        every = model.before_masked(batch, model.encoder(batch))
+        some = model.before_masked(batch, model.encoder(batch, only=asked), asked)
+    assert not torch.equal(every, model.encoder(batch).last)
+    torch.testing.assert_close(some[asked], every[asked], rtol=1e-10, atol=1e-12)
+
+
+def test_the_residual_path_of_a_mask_decoder_is_that_of_its_queries() -> None:
+    """With nothing from attention and the feed-forward layer that path is all that is left."""
+    model, batch = moved(Model(DECODED, (MaskedHead(),))).eval(), batch_for(DECODED)
+    block = model.encoder.layer(DECODED.depth - 1)[-1]
+    before, queries = torch.randn(2, sum(LENGTHS), DECODED.width, dtype=torch.float64)
+    with torch.no_grad():
+        for layer in (block.attention.out, block.mlp.down):
+            for parameter in layer.parameters():
+                parameter.zero_()
+        expected = queries
+        for _ in range(2):
+            expected = block.mlp_norm(block.attention_norm(expected))
+        torch.testing.assert_close(
+            model.encoder.decode(batch, before, queries), expected, rtol=1e-10, atol=1e-12
+        )
+
+
+def test_masks_are_learned_through_the_mask_decoder() -> None:
+    """The loss is that of the decoder's vectors, not of the encoder's."""
+    model, asked = moved(Model(DECODED, (MaskedHead(),))), torch.tensor([1, 8, 19])
+    batch = batch_for(DECODED)
+    truth = batch.ids[asked]
+    learner = MaskedLMLearner(model)
+    with torch.no_grad():
+        loss = learner(replace(batch, targets={"masked": TokenTargets(asked, truth)}))["masked"]
+        x = model.before_masked(batch, model.encoder(batch))[asked]
+        expected = torch.nn.functional.cross_entropy(
+            model.heads["masked"](x, model.encoder.embedding.token.weight), truth
+        )
+    assert float(loss.total) / 3 == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_the_ledger_counts_a_mask_decoder_where_it_predicts() -> None:
+    layout = Layout.of([12] * 3)
+    ids, asked = (
+        torch.randint(4, DECODED.vocab, (layout.tokens,)),
+        torch.tensor([3, 5, 12, 20, 21, 22, 30, 31, 35]),
+    )
+    model, batch = Model(DECODED, (MaskedHead(),)).eval(), Batch(ids, torch.zeros_like(ids), layout)
+    with FlopCounterMode(display=False) as counter:
+        x = model.before_masked(batch, model.encoder(batch, only=asked), asked)
+        model.heads["masked"](x[asked], model.encoder.embedding.token.weight)
+    expected = forward_flops(DECODED, (MaskedHead(),), 12, predicted=len(asked) / len(ids)) * len(
+        ids
+    )
+    expected += batch_flops(DECODED, (MaskedHead(),), 12)
+    assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
+
+
+def test_dropout_is_drawn_for_each_that_is_asked_for() -> None:
+    """Both halves of the tail drop: with all but one residual path dropped, few vectors are equal twice."""
+    config = replace(CONFIGS["bert-1"], dropout=Dropouts(hidden=0.5, attention=0.5))
+    model, batch, asked = (
+        moved(Model(config, (LabelHead(2), TagHead(2)))),
+        batch_for(config),
+        torch.tensor([0, 7]),
+    )
+    first, second = (model.encoder(batch, only=asked).last for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+def test_a_recurrent_encoder_gives_all() -> None:
+    config = LSTMConfig(vocab=30, projection=4, cells=6, depth=2)
+    encoder, layout = build_encoder(config).eval(), Layout.of(LENGTHS)
+    batch = Batch(
+        torch.randint(30, (layout.tokens,)), torch.zeros(layout.tokens, dtype=torch.int64), layout
+    )
+    torch.testing.assert_close(
+        encoder(batch, only=torch.tensor([1])).last, encoder(batch).last, rtol=0, atol=0
+    )

@@ -1,0 +1,421 @@
+"""DeBERTa where transformers has no class, or another layout: the decoder, published files, the head of replaced tokens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from bothways.core.batch import Batch
+from bothways.core.errors import FolderError
+from bothways.core.layout import Layout
+from bothways.finetuning.stability import level
+from bothways.hub.model_folder import load_model, save_model
+from bothways.hub.weight_files import open_weights
+from bothways.model.families.catalogue import family_for, preset
+from bothways.model.families.deberta import DEBERTA, DEBERTA_V2
+from bothways.model.heads import ChoiceHead, LabelHead, MaskedHead, ReplacedHead
+from bothways.model.model import Model
+from bothways.model.positions import Disentangled, Learned, Sinusoidal
+from bothways.model.readout import Own
+
+LENGTHS = [7, 11, 1, 9]
+TABLE = "deberta.embeddings.position_embeddings.weight"
+SMALL: dict[str, Any] = {
+    "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 20,
+    "max_position_embeddings": 24, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False,
+    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
+LATER: dict[str, Any] = SMALL | {
+    "position_buckets": 6,
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+}
+
+
+def moved(model: Any) -> Any:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    return model.eval()
+
+
+def inputs(seed: int = 0) -> tuple[Batch, dict[str, Tensor], Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    kept = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    ids = torch.randint(4, 50, kept.shape, generator=generator)
+    packed = Batch(ids[kept], torch.zeros_like(ids[kept]), Layout.of(LENGTHS))
+    return packed, {"input_ids": ids * kept, "attention_mask": kept.long()}, kept
+
+
+def published(folder: Path, stem: str, settings: dict[str, Any]) -> tuple[Any, nn.Embedding]:
+    """A folder as the authors publish it: no class, `lm_predictions`, absolute positions; the model, and that table."""
+    cls = getattr(transformers, f"{stem}ForMaskedLM")
+    theirs, table = moved(cls(cls.config_class(**settings, legacy=False))), nn.Embedding(24, 16)
+    theirs.save_pretrained(folder)
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({k: v for k, v in raw.items() if k not in ("architectures", "legacy")})
+    )
+    save_file(
+        {**load_file(folder / "model.safetensors"), TABLE: table.weight.detach()},
+        folder / "model.safetensors",
+    )
+    return theirs, table
+
+
+def decoded(theirs: Any, table: nn.Embedding, padded: dict[str, Tensor], kept: Tensor) -> Tensor:
+    """The authors' decoder, from transformers' parts: the last layer twice, on what the layer before it gave."""
+    encoder = theirs.deberta.encoder
+    states = theirs.deberta(**padded, output_hidden_states=True).hidden_states[-2]
+    mask = encoder.get_attention_mask(padded["attention_mask"])
+    queries = states + table(torch.arange(states.shape[1]))
+    for _ in range(2):
+        queries, _ = encoder.layer[-1](
+            states,
+            mask,
+            query_states=queries,
+            relative_pos=encoder.get_rel_pos(states),
+            rel_embeddings=encoder.get_rel_embedding(),
+        )
+    logits: Tensor = theirs.lm_predictions(queries, theirs.deberta.embeddings.word_embeddings)
+    return logits[kept]
+
+
+def logits_of(model: Model, batch: Batch) -> Tensor:
+    x = model.before_masked(batch, model.encoder(batch))
+    logits: Tensor = model.heads["masked"](x, model.encoder.embedding.token.weight)
+    return logits
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"position_buckets": -1, "share_att_key": False}, {"conv_kernel_size": 3}]
+)
+def test_a_published_file_predicts_with_its_decoder(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Equal in outputs and gradients to the decoder written out; written back in the same layout, tensor by tensor."""
+    theirs, table = published(tmp_path / "theirs", "DebertaV2", LATER | changes)
+    raw = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    (tmp_path / "theirs" / "config.json").write_text(
+        json.dumps(raw | {"tie_word_embeddings": bool(changes)})
+    )
+    loaded = load_model(tmp_path / "theirs")
+    assert set(loaded.model.heads) == {"masked"}
+    assert not loaded.report.unused
+    batch, padded, kept = inputs()
+    found, wanted = logits_of(loaded.model, batch), decoded(theirs, table, padded, kept)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    weights = torch.randn_like(wanted)
+    (found * weights).sum().backward()
+    (wanted * weights).sum().backward()
+    mine = loaded.model.heads["masked"].position.weight.grad
+    assert table.weight.grad is not None
+    torch.testing.assert_close(mine, table.weight.grad, rtol=1e-4, atol=1e-4)
+
+    save_model(tmp_path / "ours", loaded.model)
+    before, after = open_weights(tmp_path / "theirs"), open_weights(tmp_path / "ours")
+    assert set(after.shapes) == set(before.shapes)
+    assert all(torch.equal(before.read(name), after.read(name)) for name in after.shapes)
+    again, report = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(report.values())
+    assert not again.config.legacy
+    assert load_model(tmp_path / "ours").model.config == loaded.model.config
+
+
+@pytest.mark.parametrize(
+    ("positions", "reach", "buckets"),
+    [(100, -1, 256), (128, -1, 256), (129, -1, 256), (24, 20, 46)],
+)
+def test_few_positions_with_many_buckets(
+    positions: int, reach: int, buckets: int, tmp_path: Path
+) -> None:
+    """No distance is so large that buckets widen: outputs and the table's gradient for the longest input, and a short one."""
+    sized = {
+        "max_position_embeddings": positions,
+        "max_relative_positions": reach,
+        "position_buckets": buckets,
+    }
+    theirs = moved(transformers.DebertaV2Model(transformers.DebertaV2Config(**LATER | sized)))
+    theirs.save_pretrained(tmp_path)
+    mine = load_model(tmp_path).model
+    for length in (positions, 7):
+        ids = torch.randint(4, 50, (length,))
+        found = mine.encoder(Batch(ids, torch.zeros_like(ids), Layout.of([length]))).last
+        wanted = theirs(input_ids=ids[None]).last_hidden_state[0]
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+        weights = torch.randn_like(wanted)
+        (found * weights).sum().backward()
+        (wanted * weights).sum().backward()
+    gradients = (mine.encoder.relative.table.weight.grad, theirs.encoder.rel_embeddings.weight.grad)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
+def test_version_1_is_published_so_too(tmp_path: Path) -> None:
+    published(tmp_path, "Deberta", SMALL)
+    loaded = load_model(tmp_path)
+    assert loaded.model.config.position == Disentangled(24, ("p2c", "c2p"), absolute="decoder")
+    assert TABLE in loaded.report.loaded
+    batch, _, _ = inputs()
+    plain = loaded.model.heads["masked"](
+        loaded.model.encoder(batch).last, loaded.model.encoder.embedding.token.weight
+    )
+    assert float((logits_of(loaded.model, batch) - plain).detach().abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("stem", ["Deberta", "DebertaV2"])
+def test_a_class_without_a_decoder_in_the_new_layout(stem: str, tied: bool, tmp_path: Path) -> None:
+    """Read from `lm_predictions`, written in the other layout, with equal predictions in transformers.
+
+    That layout always predicts with the embedding, whatever the settings say of it.
+    """
+    cls = getattr(transformers, f"{stem}ForMaskedLM")
+    theirs = moved(cls(cls.config_class(**SMALL, legacy=False, tie_word_embeddings=tied)))
+    theirs.save_pretrained(tmp_path / "theirs")
+    loaded = load_model(tmp_path / "theirs")
+    batch, padded, kept = inputs()
+    wanted = theirs(**padded).logits[kept]
+    torch.testing.assert_close(logits_of(loaded.model, batch), wanted, rtol=0, atol=1e-5)
+    save_model(tmp_path / "ours", loaded.model)
+    again, report = cls.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(report.values())
+    torch.testing.assert_close(again(**padded).logits[kept], wanted, rtol=0, atol=1e-6)
+
+
+def test_a_head_that_transformers_trained_has_no_decoder(tmp_path: Path) -> None:
+    """Though its file may still hold the table."""
+    theirs = moved(transformers.DebertaV2ForMaskedLM(transformers.DebertaV2Config(**LATER)))
+    theirs.save_pretrained(tmp_path)
+    add(tmp_path, {TABLE: torch.randn(24, 16)})
+    loaded = load_model(tmp_path)
+    assert loaded.report.unused == {TABLE: "the configuration has no place for it"}
+    batch, padded, kept = inputs()
+    torch.testing.assert_close(
+        logits_of(loaded.model, batch), theirs(**padded).logits[kept], rtol=0, atol=1e-5
+    )
+
+
+def add(folder: Path, tensors: dict[str, Tensor]) -> None:
+    save_file({**load_file(folder / "model.safetensors"), **tensors}, folder / "model.safetensors")
+
+
+def test_a_published_discriminator(tmp_path: Path) -> None:
+    """Its head sums each token and the first one before LayerNorm; what is not known is said; it comes back from our folder."""
+    published(tmp_path / "theirs", "DebertaV2", LATER)
+    norm, dense, classifier = nn.LayerNorm(16, 1e-7), nn.Linear(16, 16), nn.Linear(16, 1)
+    parts = {"LayerNorm": norm, "dense": dense, "classifier": classifier}
+    add(
+        tmp_path / "theirs",
+        {
+            **{
+                f"mask_predictions.{part}.{k}": v
+                for part, held in parts.items()
+                for k, v in moved(held).state_dict().items()
+            },
+            "deberta.embeddings.word_embeddings._weight": torch.zeros(50, 16),
+            "ebd_decoder.weight": torch.zeros(3),
+        },
+    )
+    loaded = load_model(tmp_path / "theirs")
+    assert set(loaded.model.heads) == {"masked", "replaced"}
+    assert loaded.report.unused == {
+        "deberta.embeddings.word_embeddings._weight": "the configuration has no place for it",
+        "ebd_decoder.weight": "not a known part of this family",
+    }
+    batch, _, _ = inputs()
+    with torch.no_grad():
+        x = loaded.model.encoder(batch).last
+        found = loaded.model.heads["replaced"](x, batch.layout)
+        for part, start in zip(x.split(LENGTHS), batch.layout.cu_seqlens.tolist(), strict=False):
+            wanted = classifier(torch.nn.functional.gelu(dense(norm(part[0] + part)))).squeeze(-1)
+            torch.testing.assert_close(found[start : start + len(part)], wanted, rtol=0, atol=1e-5)
+    save_model(tmp_path / "ours", loaded.model)
+    assert json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"] == "bothways"
+    again = load_model(tmp_path / "ours").model
+    with torch.no_grad():
+        torch.testing.assert_close(
+            again.heads["replaced"](again.encoder(batch).last, batch.layout), found
+        )
+
+
+def test_other_heads_leave_the_decoder_in_the_file(tmp_path: Path) -> None:
+    """A classifier of a published file has no absolute positions, says what it left, and transformers agrees with it."""
+    published(tmp_path / "theirs", "DebertaV2", LATER)
+    loaded = load_model(tmp_path / "theirs", [LabelHead(3)], fresh=["labels"])
+    reasons = set(loaded.report.unused.values())
+    assert TABLE in loaded.report.unused
+    assert reasons == {"the masked head was not requested"}
+    save_model(tmp_path / "ours", loaded.model)
+    theirs, report = transformers.DebertaV2ForSequenceClassification.from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
+    assert not any(report.values())
+    batch, padded, _ = inputs()
+    torch.testing.assert_close(
+        loaded.model.read("labels", batch), theirs(**padded).logits, rtol=0, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("heads", [(ChoiceHead(),), (ReplacedHead(),)])
+def test_what_no_class_of_version_1_has_is_a_folder_of_our_own(
+    heads: tuple[Any, ...], tmp_path: Path
+) -> None:
+    base = preset("deberta-base")
+    model = Model(
+        replace(base, vocab=9, width=16, depth=1, heads=2, intermediate_size=9), heads
+    ).eval()
+    save_model(tmp_path / "ours", model)
+    again = load_model(tmp_path / "ours").model
+    assert again.config == model.config
+    assert all(
+        torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items()
+    )
+
+
+def test_a_decoder_with_an_output_layer_of_its_own_is_a_folder_of_our_own(tmp_path: Path) -> None:
+    """transformers has neither layout for both."""
+    base = preset("deberta-v3-xsmall")
+    config = replace(
+        base,
+        vocab=9,
+        width=16,
+        depth=1,
+        heads=2,
+        intermediate_size=9,
+        readout=replace(base.readout, output="own"),
+    )
+    assert family_for(config) is None
+    save_model(tmp_path, Model(config, (MaskedHead(),)))
+    assert load_model(tmp_path).model.config == config
+
+
+@pytest.mark.parametrize("stem", ["Deberta", "DebertaV2"])
+def test_dropout_acts_where_theirs_does(stem: str, tmp_path: Path) -> None:
+    """Draws for positions are the same for a whole batch, so a batch is one draw: moments over many of them."""
+    cls = getattr(transformers, f"{stem}Model")
+    settings = (LATER if stem == "DebertaV2" else SMALL) | {
+        "num_hidden_layers": 1,
+        "conv_kernel_size": 3,
+    }
+    theirs = moved(
+        cls(
+            cls.config_class(
+                **settings | {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
+            )
+        )
+    )
+    theirs.save_pretrained(tmp_path)
+    mine, (times, copies, length) = load_model(tmp_path).model.train(), (250, 8, 4)
+    ids = torch.randint(4, 50, (length,))
+    batch = Batch(
+        ids.repeat(copies),
+        torch.zeros(copies * length, dtype=torch.int64),
+        Layout.of([length] * copies),
+    )
+    padded, theirs = ids.repeat(copies, 1), theirs.train()
+    with torch.no_grad():
+        found = torch.stack(
+            [mine.encoder(batch).last.view(copies, -1) for _ in range(times)]
+        ).double()
+        wanted = torch.stack(
+            [theirs(input_ids=padded).last_hidden_state.view(copies, -1) for _ in range(times)]
+        ).double()
+    for power in (1, 2):
+        a, b = (x.pow(power).mean(1) for x in (found, wanted))
+        error = ((a.var(0) + b.var(0)) / times).sqrt()
+        assert float(((a.mean(0) - b.mean(0)) / error).abs().max()) < 5
+    a, b = (x.mean(1).var(0) for x in (found, wanted))  # what copies of a batch have in common
+    torch.testing.assert_close(a.mean(), b.mean(), rtol=0.15, atol=0)
+
+
+@pytest.mark.parametrize(
+    "name", ["deberta-base", "deberta-v2-xlarge", "deberta-v3-xsmall", "mdeberta-v3-base"]
+)
+def test_the_presets_are_as_large_as_transformers_makes_them(name: str) -> None:
+    config = preset(name)
+    family = family_for(config)
+    assert family in (DEBERTA, DEBERTA_V2)
+    settings = family.config_rules.write(config)
+    cls = transformers.DebertaModel if family is DEBERTA else transformers.DebertaV2Model
+    with torch.device("meta"):
+        theirs = sum(p.numel() for p in cls(cls.config_class(**settings)).parameters())
+        assert sum(p.numel() for p in Model(config, ()).parameters()) == theirs
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"pos_att_type": ["p2p"]},
+            "pos_att_type ['p2p'] has no counterpart here: it must hold c2p, p2c or both",
+        ),
+        ({"pos_att_type": 3}, "pos_att_type 3 has no counterpart here"),
+        ({"pos_att_type": "c2p|c2p"}, "must hold c2p, p2c or both, once each"),
+        ({"pos_att_type": None}, "must hold c2p, p2c or both, once each"),
+        ({"relative_attention": False}, "without relative_attention there must be no pos_att_type"),
+        (
+            {"relative_attention": False, "pos_att_type": None},
+            "without relative_attention there must be no pos_att_type",
+        ),
+        (
+            {"pooler_hidden_size": 8},
+            "pooler_hidden_size must be 16, as the other settings imply, not 8",
+        ),
+        (
+            {"attention_head_size": 4},
+            "attention_head_size must be 8, as the other settings imply, not 4",
+        ),
+        ({"pooler_hidden_act": "mish"}, "pooler_hidden_act 'mish' has no counterpart"),
+        ({"talking_head": True}, "talking_head True has no counterpart"),
+        ({"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd 'batch_norm' has no counterpart"),
+        ({"conv_kernel_size": 2}, "must be odd, not 2"),
+        ({"position_buckets": 1}, "buckets: must be at least 2, not 1"),
+        (
+            {"position_buckets": 45, "max_relative_positions": 20},
+            "must be below twice the distance 20 less 1 or at least 46",
+        ),
+        ({"position_buckets": "6"}, "position_buckets must be a whole number, not '6'"),
+    ],
+)
+def test_settings_without_a_counterpart_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(FolderError) as caught:
+        DEBERTA_V2.config_rules.read(LATER | settings, "config.json")
+    assert message in str(caught.value)
+
+
+def test_one_text_of_terms_is_a_list_of_them() -> None:
+    position = DEBERTA_V2.config_rules.read(LATER | {"pos_att_type": "P2C | c2p"}, "").position
+    assert isinstance(position, Disentangled)
+    assert position.terms == ("p2c", "c2p")
+
+
+def test_a_file_without_settings_is_what_transformers_says_it_is() -> None:
+    assert DEBERTA.config_rules.read({}, "").position == Learned(512)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"position": Sinusoidal()},
+        {"readout": replace(preset("deberta-v3-base").readout, choice=Own("relu"))},
+    ],
+)
+def test_what_theirs_cannot_say_has_no_counterpart(changes: dict[str, Any]) -> None:
+    assert DEBERTA_V2.config_rules.write(replace(preset("deberta-v3-base"), **changes)) is None
+
+
+def test_layers_of_rates_count_its_parts() -> None:
+    config = replace(
+        preset("deberta-v2-xlarge"), vocab=9, width=16, depth=2, heads=2, intermediate_size=9
+    )
+    names = [name for name, _ in Model(config, (MaskedHead(),)).named_parameters()]
+    assert {level(name, 2) for name in names if ".relative." in name} == {0}
+    assert {level(name, 2) for name in names if ".convolution." in name} == {1}

@@ -1,0 +1,242 @@
+"""The library's own kernels where numbers, shapes, memory or threads are not as usual; against torch's operators."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from bothways.core.batch import Batch
+from bothways.core.errors import ConfigError
+from bothways.core.layout import Layout
+from bothways.model.config import EncoderConfig
+from bothways.model.embedding import look_up
+from bothways.model.kernels import library
+from bothways.model.kernels.add_norm import add_norm
+from bothways.model.kernels.attention import packed_attention
+from bothways.model.kernels.linear import CompiledLinear
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.prediction.prepared_model import prepare_model
+
+CPU = torch.device("cpu")
+compiled = pytest.mark.skipif(not library.runs_on(CPU), reason="no compiled kernels here")
+PRECISIONS = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(
+            not library.multiplies(name), reason=f"no compiled kernel for {name} here"
+        ),
+    )
+    for name in ("fp32", "bf16", "int8")
+]
+LOSES = {"fp32": 2e-5, "bf16": 0.15, "int8": 0.3}
+"""What numbers around 1 lose in two layers."""
+
+
+def model() -> Model:
+    torch.manual_seed(0)
+    return Model(
+        EncoderConfig(50, 64, 2, 4, 128, position=Learned(5000), initial_range=0.2), ()
+    ).eval()
+
+
+def batch(lengths: list[int]) -> Batch:
+    ids = torch.randint(0, 50, (sum(lengths),), generator=torch.Generator().manual_seed(1))
+    return Batch(ids, torch.zeros_like(ids), Layout.of(lengths), {})
+
+
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize("which", ["weights", "rows"])
+def test_numbers_of_every_size_are_multiplied(which: str) -> None:
+    """Down to the smallest: what is left of a small number once its first eight bits are gone has no eight bits of its own."""
+    torch.manual_seed(0)
+    small, plain = (
+        torch.randn(64, 96).sign() * 10.0 ** torch.empty(64, 96).uniform_(-45, 0),
+        torch.randn(64, 96),
+    )
+    weight, x = (small, plain) if which == "weights" else (plain, small)
+    found = CompiledLinear(weight, None, None)(x)
+    bound = x.double().abs() @ weight.double().abs().T
+    assert bool(
+        ((found.double() - x.double() @ weight.double().T).abs() <= 2**-20 * bound + 1e-36).all()
+    )
+    alone = torch.zeros(64, 96)
+    alone[:, 5] = 3.76e-37  # of which a part once became 3e38
+    other = torch.ones(64, 96)
+    found = CompiledLinear(*((alone, None, None) if which == "weights" else (other, None, None)))(
+        other if which == "weights" else alone
+    )
+    torch.testing.assert_close(found, torch.full((64, 64), 3.76e-37), rtol=0.01, atol=0)
+
+
+SCRIPT = """
+import torch
+from bothways.model.kernels.linear import CompiledLinear
+from test_edges import batch, model
+from bothways.prediction.prepared_model import prepare_model
+torch.set_num_threads(3)
+x, weight = torch.randn(200, 64), torch.randn(96, 64)
+for rows in (7, 200):
+    torch.testing.assert_close(CompiledLinear(weight, None, None)(x[:rows]), x[:rows] @ weight.T, rtol=1e-4, atol=1e-4)
+plain = model()
+with torch.no_grad():
+    for lengths in ([5, 9], [40] * 12):
+        torch.testing.assert_close(prepare_model(plain).encoder(batch(lengths)).last, plain.encoder(batch(lengths)).last)
+print("the same")
+"""
+
+
+@compiled
+@pytest.mark.parametrize(
+    "limit", ["OMP_THREAD_LIMIT=1", "OMP_THREAD_LIMIT=2", "OMP_MAX_ACTIVE_LEVELS=0"]
+)
+def test_fewer_threads_than_asked_for_do_all_the_work(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, value = limit.split("=")
+    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", ":".join([str(__file__).rpartition("/")[0], *sys.path]))
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "the same\n", done.stderr
+
+
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_layers_as_one_kernel_refuse_gradients(precision: str) -> None:
+    prepared = prepare_model(model(), precision)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="CompiledLayers is for inference"):
+        prepared.encoder(batch([5, 9]))
+    with torch.no_grad():
+        assert not prepared.encoder(batch([5, 9])).last.requires_grad
+
+
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    "lengths", [[0], [0, 0], [0, 4000, *[300] * 20], [3, 0, 7], [0, *[500] * 20]], ids=str
+)
+def test_sequences_may_be_empty(lengths: list[int], precision: str) -> None:
+    plain = model()
+    with torch.no_grad():
+        wanted, found = (
+            each.encoder(batch(lengths)).last for each in (plain, prepare_model(plain, precision))
+        )  # type: ignore[arg-type]
+    assert found.shape == wanted.shape
+    torch.testing.assert_close(found.float(), wanted, rtol=0, atol=LOSES[precision])
+
+
+def stepped(x: Tensor) -> nn.Parameter:
+    """The same numbers, other ones between them."""
+    return nn.Parameter(torch.stack([x.detach(), torch.full_like(x, 1e9)], -1)[..., 0])
+
+
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_parameters_may_lie_anywhere(precision: str) -> None:
+    plain = model()
+    for parameter in plain.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    with torch.no_grad():
+        wanted = prepare_model(plain, precision).encoder(batch([5, 40])).last  # type: ignore[arg-type]
+        for module in plain.encoder.blocks.modules():
+            if isinstance(module, nn.Linear | nn.LayerNorm):
+                module.weight, module.bias = stepped(module.weight), stepped(module.bias)
+        assert torch.equal(prepare_model(plain, precision).encoder(batch([5, 40])).last, wanted)  # type: ignore[arg-type]
+    x, y, norm = torch.randn(9, 64), torch.randn(9, 64), nn.LayerNorm(64)
+    nn.init.normal_(norm.weight)
+    wanted = add_norm(x, y, 0.0, norm)
+    norm.weight, norm.bias = stepped(norm.weight), stepped(norm.bias)
+    found = add_norm(x, y, 0.0, norm)
+    assert torch.equal(found, wanted)
+    found.sum().backward()  # type: ignore[no-untyped-call]
+    assert norm.weight.grad is not None
+    torch.testing.assert_close(
+        norm.weight.grad,
+        ((x + y - (x + y).mean(1, True)) / (x + y).std(1, correction=0, keepdim=True)).sum(0),
+    )
+
+
+@pytest.mark.parametrize(
+    "more", [lambda whole: whole * 2, lambda whole: whole.tanh(), lambda whole: whole]
+)
+def test_the_gradient_of_a_lookup_is_its_own(more: Callable[[Tensor], Tensor]) -> None:
+    """What adds something of its own to the table gets the same gradient, and keeps it."""
+    torch.manual_seed(0)
+    table, ids, factor = nn.Embedding(9, 5), torch.tensor([3, 3, 1]), torch.randn(9, 5)
+    other = torch.randn(9, 5, requires_grad=True)
+    rows, whole = look_up(table, ids)
+    found = torch.autograd.grad(
+        rows.sum() + ((whole + more(other)) * factor).sum(), [table.weight, other]
+    )
+    wanted = torch.autograd.grad(
+        table(ids).sum() + ((table.weight + more(other)) * factor).sum(), [table.weight, other]
+    )
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    given = torch.ones(9, 5)
+    torch.autograd.backward([*look_up(table, ids)], [torch.ones(3, 5), given])
+    assert torch.equal(given, torch.ones(9, 5))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"padding_idx": 3}, {"scale_grad_by_freq": True}, {"max_norm": 0.5}], ids=str
+)
+def test_a_table_with_rules_of_its_own_keeps_them(changes: dict[str, object]) -> None:
+    tables = [nn.Embedding(9, 5, **changes) for _ in range(2)]  # type: ignore[arg-type]
+    tables[1].load_state_dict(tables[0].state_dict())
+    ids = torch.tensor([3, 3, 1])
+    for table, rows in zip(tables, (look_up(tables[0], ids)[0], tables[1](ids)), strict=True):
+        rows.square().sum().backward()
+        assert table.weight.grad is not None
+    torch.testing.assert_close(tables[0].weight.grad, tables[1].weight.grad)
+
+
+def test_a_sum_is_normed_in_any_shape_that_torch_takes() -> None:
+    torch.manual_seed(0)
+    norm, unchecked = nn.LayerNorm(64), inspect.unwrap(add_norm)
+    for x, y in [
+        (torch.randn(3, 7, 64), torch.randn(3, 7, 64)),
+        (torch.randn(7, 64), torch.randn(1, 64)),
+    ]:
+        torch.testing.assert_close(unchecked(x, y, 0.0, norm), norm(x + y))
+
+
+def test_a_norm_that_does_not_fit_is_left_to_torch_which_refuses_it() -> None:
+    mixed, narrow = nn.LayerNorm(64), nn.LayerNorm(32)
+    mixed.bias = nn.Parameter(mixed.bias.double())
+    for norm in (mixed, narrow):
+        with pytest.raises(RuntimeError):
+            add_norm(torch.randn(7, 64), torch.randn(7, 64), 0.0, norm)
+
+
+def test_tensors_without_memory_are_left_to_torch() -> None:
+    with FakeTensorMode():
+        assert add_norm(torch.randn(7, 64), torch.randn(7, 64), 0.0, nn.LayerNorm(64)).shape == (
+            7,
+            64,
+        )
+
+
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize("scale", [1e3, 1e5])
+def test_scores_may_be_very_large_in_bf16(scale: float) -> None:
+    """Of 10^6 to 10^10, where the largest alone counts."""
+    torch.manual_seed(1)
+    qkv = torch.randn(40, 3, 2, 32)
+    qkv[:, :2] *= scale
+    qkv = qkv.bfloat16()
+    parts = []
+    for part in qkv.double().split([23, 17]):
+        q, k, v = part.permute(1, 2, 0, 3)
+        parts.append(((q @ k.mT / 32**0.5).softmax(-1) @ v).transpose(0, 1))
+    found = packed_attention(qkv, Layout.of([23, 17]))
+    torch.testing.assert_close(found.double(), torch.cat(parts), rtol=2**-7, atol=2**-7)

@@ -1,0 +1,72 @@
+"""Bins of confidence against scikit-learn, the calibration error against its formula."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.calibration import calibration_curve
+
+from bothways.prediction.analysis.calibration import Calibration
+
+
+def filled(confidence: np.ndarray, right: np.ndarray, bins: int = 15) -> Calibration:
+    calibration = Calibration(bins)
+    for one, hit in zip(confidence.tolist(), right.tolist(), strict=True):
+        calibration.add(one, hit)
+    return calibration
+
+
+@pytest.mark.parametrize("bins", [1, 5, 15])
+def test_bins_are_scikit_learns(bins: int) -> None:
+    rng = np.random.default_rng()
+    confidence = rng.beta(4, 1, 500)
+    right = rng.random(500) < confidence**2
+    right[:2] = True, False
+    accuracy, mean = calibration_curve(right, confidence, n_bins=bins)
+    made = filled(confidence, right, bins).bins
+    assert [part.accuracy for part in made] == pytest.approx(accuracy)
+    assert [part.confidence for part in made] == pytest.approx(mean)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60))
+def test_error_is_the_weighted_distance(pairs: list[tuple[float, bool]]) -> None:
+    confidence, right = np.array([c for c, _ in pairs]), np.array([r for _, r in pairs])
+    expected = 0.0
+    for number in range(15):
+        low, high = np.linspace(0, 1, 16)[[number, number + 1]]
+        inside = (confidence > low) & (confidence <= high) | ((confidence == 0) & (number == 0))
+        if inside.any():
+            expected += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
+    calibration = filled(confidence, right)
+    assert calibration.error == pytest.approx(expected, abs=1e-9)
+    assert sum(part.examples for part in calibration.bins) == len(pairs)
+
+
+def test_one_who_is_always_right_and_says_so_is_calibrated() -> None:
+    assert filled(np.ones(4), np.ones(4, bool)).error == 0
+    assert filled(np.ones(4), np.zeros(4, bool)).error == 1
+    assert Calibration().error == 0
+
+
+def test_a_bin_holds_its_upper_edge() -> None:
+    made = filled(np.array([0.0, 0.125, 0.25, 0.5, 1.0]), np.ones(5, bool), 4).bins
+    assert [(part.examples, part.confidence) for part in made] == [(3, 0.125), (1, 0.5), (1, 1.0)]
+
+
+def test_predictions_of_similar_confidence_are_not_one_point() -> None:
+    """A model that is nearly always sure has one bin of equal width, and ten groups."""
+    calibration, draw = Calibration(), np.random.default_rng(0)
+    for value in draw.random(500):
+        calibration.add(1 - 0.01 * value, bool(value < 0.5))
+    assert len(calibration.bins) == 1
+    groups = calibration.groups
+    assert len(groups) == 10
+    assert sum(part.examples for part in groups) == 500
+    assert all(40 <= part.examples <= 60 for part in groups)
+    assert [part.confidence for part in groups] == sorted(part.confidence for part in groups)
+    assert groups[0].accuracy < 0.1
+    assert groups[-1].accuracy > 0.9
+    assert Calibration().groups == []

@@ -1,0 +1,418 @@
+"""The analysis of an evaluation: the same metrics, exact slices, the right examples, a page with all of it."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+from bothways.cli.main import app
+from bothways.core.errors import BothwaysError, DataError, ResourceError
+from bothways.core.report import sections as s
+from bothways.core.sequence import Sequence
+from bothways.hub.model_folder import load_model, save_model
+from bothways.model.heads import LabelHead, PoolerHead
+from bothways.model.model import Model
+from bothways.prediction.analysis import report as survey
+from bothways.prediction.analysis.base import SURE
+from bothways.prediction.analysis.calibration import Calibration
+from bothways.prediction.analysis.classes import (
+    MOST,
+    ClassAnalysis,
+    class_table,
+    confusion_sections,
+)
+from bothways.prediction.analysis.report import KEPT, Worst, analyse, write_report
+from bothways.prediction.analysis.slices import Traits, overlap
+from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
+from bothways.prediction.predictor import Predictor, open_task
+from bothways.tasks.base import EncodedExample
+from bothways.tasks.metrics import Confusion
+from bothways.tasks.predictions import ClassPrediction
+from bothways.tasks.text_examples import TextExample
+from toy_folder import make_examples, make_folder, make_tokenizer, write_tsv
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("analysed")
+    bert = load_model(make_folder(folder / "bert", seed=3, initializer_range=0.4))
+    model = Model(bert.model.config, (PoolerHead(), LabelHead(2)))
+    model.load_state_dict(bert.model.state_dict(), strict=False)
+    model.heads["labels"].dense.weight.data.mul_(8)  # so that it is sure of something
+    save_model(
+        folder / "model", model, make_tokenizer(folder / "vocabulary"), labels=("neg", "pos")
+    )
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def opened(source: Path) -> Predictor:
+    return open_task(str(source), device="cpu", length=12)
+
+
+EXAMPLES = [
+    *make_examples(60, 1),
+    *(
+        TextExample(e.text, "the film was " + e.text[::-1], e.label, f"pair:{at}")
+        for at, e in enumerate(make_examples(40, 2))
+    ),
+]
+
+
+def find(analysis_sections: tuple[s.Section, ...], kind: type, title: str) -> s.Section:
+    (found,) = [
+        part for part in analysis_sections if isinstance(part, kind) and part.title == title
+    ]
+    return found
+
+
+def test_metrics_and_the_count_of_what_was_cut_are_those_of_an_evaluation(
+    opened: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(opened.learner.task), "window", 16)
+    tallies = PredictionCounts(), PredictionCounts()
+    plain = evaluate_task(opened.learner, EXAMPLES, counts=tallies[0])
+    analysis = analyse(opened.learner, iter(EXAMPLES), tallies[1])
+    assert analysis.metrics == plain
+    assert analysis.examples == 100
+    assert tallies[0] == tallies[1]
+    assert tallies[0].cut > 0
+
+
+def test_confusions_and_classes_are_scikit_learns(opened: Predictor) -> None:
+    found = analyse(opened.learner, EXAMPLES).sections
+    truth = [example.label for example in EXAMPLES]
+    predicted = [prediction.label for _, prediction in predict(opened.learner, EXAMPLES)]
+    assert (
+        find(found, s.ConfusionMatrix, "Confusion matrix").counts
+        == confusion_matrix(truth, predicted).tolist()
+    )
+    scores = np.array(precision_recall_fscore_support(truth, predicted, zero_division=0.0)[:3])
+    table = find(found, s.TableSection, "Each class")
+    for row, expected in zip(table.rows, scores.T, strict=True):
+        assert row[1:3] == [truth.count(row[0]), predicted.count(row[0])] != [0, 0]
+        assert row[3:] == [s.percentage(value) for value in expected]
+
+
+def test_the_reliability_curve_is_of_equally_many_predictions(opened: Predictor) -> None:
+    pairs = list(predict(opened.learner, EXAMPLES))
+    calibration = Calibration()
+    for example, prediction in pairs:
+        chance = max(prediction.probabilities.values())
+        calibration.add(chance, prediction.label == example.label)
+    curves = find(
+        analyse(opened.learner, EXAMPLES).sections, s.Curves, "Confidence against accuracy"
+    )
+    line = curves.lines[0]  # type: ignore[attr-defined]
+    assert line.x == [part.confidence for part in calibration.groups]
+    assert line.y == [part.accuracy for part in calibration.groups]
+    assert len(line.x) > 1
+
+
+def test_slices_hold_what_they_say(opened: Predictor) -> None:
+    table = find(analyse(opened.learner, EXAMPLES).sections, s.TableSection, "Parts of the data")
+    inputs = opened.learner.encode(EXAMPLES)
+    pairs = list(predict(opened.learner, EXAMPLES))
+    right = np.array([prediction.label == example.label for example, prediction in pairs])
+    losses = -np.log([prediction.probabilities[example.label] for example, prediction in pairs])
+    rows = {(row[0], row[1]): row for row in table.rows}
+    cut = np.array([item.cut > 0 for item in inputs])
+    for name, chosen in (("truncated", cut), ("whole", ~cut)):
+        row = rows["truncation", name]
+        assert row[2] == chosen.sum()
+        assert row[3] == s.percentage(right[chosen].mean())
+        assert row[5] == pytest.approx(losses[chosen].mean(), rel=1e-5)
+        assert row[6] == pytest.approx(
+            1.96 * losses[chosen].std(ddof=1) / math.sqrt(chosen.sum()), rel=1e-4
+        )
+    for by in {row[0] for row in table.rows} - {"words that a pair shares"}:
+        assert sum(row[2] for row in table.rows if row[0] == by) == 100
+    assert sum(row[2] for row in table.rows if row[0] == "words that a pair shares") == 40
+    assert sum(row[2] for row in table.rows if row[1] == "none") == sum(
+        not (item.sequences[0].ids == opened.learner.tokenizer.specials.unknown).any()
+        for item in inputs
+    )
+
+
+def test_the_hardest_are_those_with_the_greatest_loss(opened: Predictor) -> None:
+    found = analyse(opened.learner, EXAMPLES).sections
+    pairs = list(predict(opened.learner, EXAMPLES))
+    ordered = sorted(pairs, key=lambda pair: pair[1].probabilities[pair[0].label])[:KEPT]
+    shown = find(found, s.ExampleSection, "The hardest examples").examples
+    assert [example.where for example in shown] == [example.where for example, _ in ordered]
+    assert shown[0].parts[0] == ordered[0][0].text
+    assert {guess.answer for guess in shown[0].guesses} == {"neg", "pos"}
+
+
+def test_labels_are_doubted_by_how_far_the_model_is_from_them(opened: Predictor) -> None:
+    pairs = list(predict(opened.learner, EXAMPLES))
+    doubts = []
+    for example, prediction in pairs:
+        top = max(prediction.probabilities.values())
+        if prediction.label != example.label and top >= SURE:
+            doubts.append((prediction.probabilities[example.label] - top, example.where))
+    assert len({doubt for doubt, _ in doubts}) > 1
+    shown = find(
+        analyse(opened.learner, EXAMPLES).sections,
+        s.ExampleSection,
+        "Examples that may be mislabelled",
+    ).examples
+    assert [example.where for example in shown] == [
+        where for _, where in sorted(doubts, key=lambda pair: pair[0])[:KEPT]
+    ]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(-3, 3).map(float), max_size=40), st.integers(1, 5))
+def test_worst_keeps_the_greatest_and_of_equals_the_first(values: list[float], most: int) -> None:
+    worst = Worst(most)
+    for place, value in enumerate(values):
+        worst.add(value, (place, value))
+    assert worst.items == sorted(enumerate(values), key=lambda pair: (-pair[1], pair[0]))[:most]
+
+
+def prediction(label: str, **probabilities: float) -> ClassPrediction:
+    return ClassPrediction(label, list(probabilities).index(label), probabilities)
+
+
+def test_only_a_sure_and_wrong_prediction_casts_doubt_on_a_label() -> None:
+    classes = ClassAnalysis(("a", "b"))
+    assert classes.doubt(
+        TextExample("x", label="b"), prediction("a", a=0.9, b=0.1)
+    ) == pytest.approx(0.8)
+    assert classes.doubt(TextExample("x", label="b"), prediction("a", a=0.7, b=0.3)) is None
+    assert classes.doubt(TextExample("x", label="a"), prediction("a", a=0.9, b=0.1)) is None
+    assert classes.cost(TextExample("x", label="b"), prediction("a", a=1.0, b=0.0)) > 700
+
+
+def test_of_many_classes_the_worst_are_shown() -> None:
+    """77 classes of equal size: the rarest are not of interest, the worst are."""
+    size = 77
+    names = [f"class {place}" for place in range(size)]
+    counts = np.diag(np.full(size, 9))
+    counts[40, 50], counts[3, 40], counts[60, 61] = 8, 5, 1
+    matrix, pairs = confusion_sections(names, Confusion.of_matrix(counts))
+    assert isinstance(matrix, s.ConfusionMatrix)
+    assert isinstance(pairs, s.TableSection)
+    assert len(matrix.labels) == MOST
+    assert {names[place] for place in (3, 40, 50, 60, 61)} <= {*matrix.labels}
+    at = [*matrix.labels].index
+    assert matrix.counts[at("class 40")][at("class 50")] == 8
+    assert "20 of 77 classes with the most errors" in matrix.note
+    assert pairs.rows == [
+        ["class 40", "class 50", 8, "47.1 %"],
+        ["class 3", "class 40", 5, "35.7 %"],
+        ["class 60", "class 61", 1, "10.0 %"],
+    ]
+    table = class_table(names, Confusion.of_matrix(counts))
+    assert len(table.rows) == size
+    assert [row[0] for row in table.rows[:2]] == ["class 40", "class 50"]
+    assert class_table(["a", "b"], Confusion(2, [(1, 0)] * 3)).rows[0][3:] == [
+        "0.0 %", None, "0.0 %",
+    ]  # fmt: skip
+
+
+def test_few_classes_are_all_shown() -> None:
+    counts = np.random.default_rng().integers(0, 9, (MOST, MOST))
+    (matrix,) = confusion_sections([str(n) for n in range(MOST)], Confusion.of_matrix(counts))
+    assert isinstance(matrix, s.ConfusionMatrix)
+    assert matrix.counts == counts.tolist()
+
+
+def test_the_headline_has_the_best_constant_answer(opened: Predictor) -> None:
+    analysis = analyse(opened.learner, EXAMPLES)
+    labels = [example.label for example in EXAMPLES]
+    share = max(labels.count("neg"), labels.count("pos")) / len(labels)
+    assert analysis.baseline["accuracy"] == pytest.approx(share)
+    report = survey.analysis_report(opened.learner, analysis, "m", "d")
+    constant = f"best constant answer: {s.readable_number(share)}"
+    assert f"({constant})" in report.headline
+    figures = report.sections[0]
+    assert isinstance(figures, s.KeyFigures)
+    assert {figure.label: figure.note for figure in figures.figures}["accuracy"] == constant
+
+
+def test_unknown_tokens_are_counted_by_their_share() -> None:
+    """On the edge of 5 % an example belongs to the lower part."""
+    traits = Traits()
+    for unknown in (0, 1, 5, 6, 100, 0):
+        ids = np.zeros(100, dtype=np.int32)
+        ids[:unknown] = 7
+        traits.add(
+            EncodedExample((Sequence(ids, ids.astype(np.int8)),), 100, 0), ("x",), 7, 0.5, 1.0
+        )
+    parts = {
+        part.name: part.chosen.nonzero()[0].tolist()
+        for part in traits.slices()
+        if part.by == "unknown tokens"
+    }
+    assert parts == {"none": [0, 5], "up to 5 %": [1, 2], "more than 5 %": [3, 4]}
+
+
+@pytest.mark.parametrize("lengths", [[7, 7, 7], [1, 2, 2, 2, 2, 90], list(range(40))])
+def test_quartiles_hold_each_example_once(lengths: list[int]) -> None:
+    traits = Traits()
+    for length in lengths:
+        ids = np.zeros(length + 2, dtype=np.int32)
+        traits.add(
+            EncodedExample((Sequence(ids, ids.astype(np.int8)),), length, 0), ("x",), 1, 0.5, 1.0
+        )
+    parts = [part for part in traits.slices() if part.by.startswith("length")]
+    if len(set(lengths)) == 1:
+        assert parts == []
+    else:
+        assert (sum(part.chosen.astype(int) for part in parts) == 1).all()
+    if len(lengths) == 40:
+        assert [part.chosen.sum() for part in parts] == [10, 10, 10, 10]
+        assert parts[1].name == "10 to 19 tokens"
+
+
+def test_of_a_single_example_no_interval_is_known() -> None:
+    traits, ids = Traits(), np.zeros(4, dtype=np.int32)
+    for cut in (0, 0, 1):
+        traits.add(
+            EncodedExample((Sequence(ids, ids.astype(np.int8)),), 4 + cut, cut), ("x",), 7, 0.5, 1.0
+        )
+    rows = {row[1]: row[2:] for row in traits.table(None, "loss").rows}
+    assert rows["truncated"] == [1, 0.5, math.inf]
+    assert rows["whole"] == [2, 0.5, 0.0]
+
+
+def test_pairs_are_parted_by_the_words_that_they_share() -> None:
+    """A quarter of the words is of the second part, all of them of the last; a single text is of none."""
+    traits, ids = Traits(), np.zeros(4, dtype=np.int32)
+    for texts in (("a", "b"), ("a b c", "c d"), ("a b", "b a"), ("a",), ("a b c", "b c")):
+        traits.add(EncodedExample((Sequence(ids, ids.astype(np.int8)),), 4, 0), texts, 7, 0.5, 1.0)
+    parts = [part for part in traits.slices() if part.by == "words that a pair shares"]
+    assert [(part.name, part.chosen.nonzero()[0].tolist()) for part in parts] == [
+        ("0% to 25% (exclusive)", [0]), ("25% to 50% (exclusive)", [1]), ("50% to 75% (exclusive)", [4]), ("75% to 100%", [2]),
+    ]  # fmt: skip
+
+
+def test_overlap_is_of_words() -> None:
+    assert overlap("A b", "b c") == pytest.approx(1 / 3)
+    assert overlap("", "") == 0
+
+
+def test_an_example_without_a_label_is_an_error(opened: Predictor) -> None:
+    with pytest.raises(DataError, match="has no label"):
+        analyse(opened.learner, [*EXAMPLES[:3], TextExample("the film")])
+
+
+def test_the_page_has_it_all(opened: Predictor, tmp_path: Path) -> None:
+    examples = [*EXAMPLES, TextExample("<b>the film</b>", None, "pos", "odd:1")] * 2
+    write_report(
+        opened.learner,
+        analyse(opened.learner, examples),
+        tmp_path / "report.html",
+        model="my model",
+        data="dev.tsv",
+    )
+    page = html.unescape((tmp_path / "report.html").read_text(encoding="utf8"))
+    expected = [
+        "my model on dev.tsv", "on 202 examples", "Confusion matrix",
+        "Confidence against accuracy",
+        "Expected calibration error", "Parts of the data", "length (quartiles)", "The hardest examples", "Each class",
+        "Settings", "task.columns.text", "encoder.width",
+    ]  # fmt: skip
+    assert [part for part in expected if part not in page] == []
+    assert page.count("<svg") == 2
+    assert "http" not in page
+    assert not re.search(r"<b>the film", (tmp_path / "report.html").read_text(encoding="utf8"))
+    with pytest.raises(ResourceError):
+        write_report(
+            opened.learner,
+            analyse(opened.learner, EXAMPLES),
+            tmp_path / "no" / "r.html",
+            model="",
+            data="",
+        )
+
+
+def test_the_command_writes_it(
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(source, tmp_path / "model")
+    write_tsv(tmp_path / "dev.tsv", EXAMPLES[:40])
+    words = ["evaluate", "model", "dev.tsv", "--json", "--device", "cpu", "--length", "12"]
+    app([*words, "--report", "report.html"], result_action="return_value")
+    with_report = json.loads(capsys.readouterr().out)
+    app(words, result_action="return_value")
+    assert json.loads(capsys.readouterr().out) == with_report
+    page = (tmp_path / "report.html").read_text(encoding="utf8")
+    assert "model on dev.tsv" in page
+    assert "computed in" not in page
+
+
+@pytest.mark.parametrize("given", ["bf16", "int8", "auto"])
+def test_the_page_says_what_it_is_computed_in(
+    opened: Predictor, monkeypatch: pytest.MonkeyPatch, given: Any
+) -> None:
+    monkeypatch.setattr(survey, "has_bf16", lambda device: True)
+    report = survey.analysis_report(
+        opened.learner, analyse(opened.learner, EXAMPLES[:9]), "m", "d", precision=given
+    )
+    said = "bf16" if given == "auto" else given
+    assert report.lead.endswith(f"example by example, computed in {said}.")
+    settings = find(
+        find(report.sections, s.Details, "All metrics and settings").sections,
+        s.TableSection,
+        "Settings",
+    )  # type: ignore[union-attr]
+    assert ["precision", said] in settings.rows  # type: ignore[union-attr]
+
+
+def test_a_report_without_a_place_and_a_limit_without_int8_are_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bothways.prediction.predictor.open_task", None)
+    for words, said in (
+        (["--report", str(tmp_path)], "is a folder, not a file"),
+        (["--report", str(tmp_path / "no" / "r.html")], "the parent folder does not exist"),
+        (["--limit", "1"], "limit: limits the loss of int8, and the precision is fp32"),
+    ):
+        with pytest.raises(BothwaysError, match=said):
+            app(["evaluate", "model", "dev.tsv", *words], result_action="return_value")
+
+
+def test_what_stands_in_brackets_is_shown_as_it_is(
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "[" / "INST]").mkdir(parents=True)
+    save_model(
+        tmp_path / "[" / "INST]" / "m",
+        load_model(source).model,
+        load_model(source).tokenizer(),
+        labels=("[/INST]", "pos"),
+    )
+    examples = [
+        TextExample(e.text, None, {"neg": "[/INST]"}.get(str(e.label), e.label))
+        for e in EXAMPLES[:20]
+    ]
+    write_tsv(tmp_path / "dev.tsv", examples)
+    app(
+        ["evaluate", "[/INST]/m", "dev.tsv", "--device", "cpu", "--length", "12"],
+        result_action="return_value",
+    )
+    assert "[/INST]/m on dev.tsv" in capsys.readouterr().out
+    app(["describe", "[/INST]/m"], result_action="return_value")
+    assert "[/INST]/m: bert" in capsys.readouterr().out

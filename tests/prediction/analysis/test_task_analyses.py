@@ -1,0 +1,543 @@
+"""Each kind of prediction looked at: kinds of errors on constructed cases, figures against scikit-learn, and whole pages."""
+
+from __future__ import annotations
+
+import html
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import f1_score, precision_recall_fscore_support
+
+from bothways.core.errors import ConfigError
+from bothways.core.report import sections as s
+from bothways.model.config import EncoderConfig
+from bothways.model.heads import PoolerHead
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.prediction.analysis.answers import NONE, AnswerAnalysis, kind_of
+from bothways.prediction.analysis.base import SHOWN, clip_text, guesses, reliability
+from bothways.prediction.analysis.calibration import Calibration
+from bothways.prediction.analysis.choices import ChoiceAnalysis
+from bothways.prediction.analysis.label_sets import LabelSetAnalysis
+from bothways.prediction.analysis.rankings import RankingAnalysis
+from bothways.prediction.analysis.registry import analysis_of
+from bothways.prediction.analysis.report import analyse, write_report
+from bothways.prediction.analysis.scores import DRAWN, ScoreAnalysis
+from bothways.prediction.analysis.tags import OUTCOMES, TagAnalysis, outcomes
+from bothways.tasks.base import Task, TaskLearner
+from bothways.tasks.catalogue import TASKS
+from bothways.tasks.choice.examples import ChoiceExample
+from bothways.tasks.choice.task import ChoiceTask
+from bothways.tasks.multilabel.examples import MultilabelExample
+from bothways.tasks.multilabel.task import MultilabelTask
+from bothways.tasks.predictions import (
+    AnswerPrediction,
+    AnswerSpan,
+    ChoicePrediction,
+    MultilabelPrediction,
+    RankPrediction,
+    ScorePrediction,
+    TagPrediction,
+)
+from bothways.tasks.question_answering.examples import Question
+from bothways.tasks.question_answering.task import QuestionAnsweringTask
+from bothways.tasks.regression.task import RegressionTask
+from bothways.tasks.reranking.examples import RankExample
+from bothways.tasks.reranking.task import RerankingTask
+from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
+from bothways.tasks.tagging.examples import TagExample
+from bothways.tasks.tagging.metrics import EntityCounts
+from bothways.tasks.tagging.schemes import Chunk, chunks
+from bothways.tasks.tagging.task import TaggingTask
+from bothways.tasks.text_examples import TextExample
+from toy_folder import VOCABULARY, make_examples, make_tokenizer
+
+
+def test_what_is_said_of_calibration_is_of_predictions_and_not_of_bins() -> None:
+    """Eight are right and say 0.9, one is wrong and says 0.5: less sure than they could be, by (8 · 0.1 − 0.5) / 9."""
+    calibration = Calibration()
+    for confidence, right in [(0.9, True)] * 8 + [(0.5, False)]:
+        calibration.add(confidence, right)
+    curve, details = reliability(calibration)
+    assert isinstance(curve, s.Curves)
+    assert curve.lines[0].x == pytest.approx([0.5, 0.9])
+    assert curve.lines[0].y == [0.0, 1.0]
+    assert curve.lines[1] == s.Line("perfectly calibrated", [0.0, 1.0], [0.0, 1.0])
+    assert (
+        "equal width): 14.4 %. On average the model is 3.3 % less confident than right."
+        in curve.note
+    )
+    assert isinstance(details, s.Details)
+    (table,) = details.sections
+    assert isinstance(table, s.TableSection)
+    assert table.rows == [[1, "50.0 %", "0.0 %"], [8, "90.0 %", "100.0 %"]]
+    calibration.add(1.0, False)
+    (curve, _) = reliability(calibration)
+    assert isinstance(curve, s.Curves)
+    assert "the model is 7.0 % more confident than right." in curve.note
+
+
+def test_the_right_answer_is_shown_though_it_is_improbable() -> None:
+    chances = {"a": 0.1, "b": 0.4, "c": 0.05, "d": 0.25, "e": 0.2}
+    assert [(guess.answer, guess.right) for guess in guesses(chances, "c")] == [
+        ("b", False), ("d", False), ("e", False), ("c", True),
+    ]  # fmt: skip
+    assert [guess.answer for guess in guesses(chances, None)] == ["b", "d", "e"]
+
+
+def test_of_a_long_text_the_beginning_is_shown() -> None:
+    text = "".join(chr(97 + at % 26) for at in range(SHOWN))
+    assert clip_text(text) == text
+    assert clip_text(text + "!") == text + " …"
+
+
+@pytest.mark.parametrize(
+    ("truth", "predicted", "kinds"),
+    [
+        ([("PER", 0, 2)], [("PER", 0, 2)], ["right"]),
+        ([("PER", 0, 2)], [("LOC", 0, 2)], ["other type"]),
+        ([("PER", 0, 2)], [("PER", 1, 2)], ["other boundary"]),
+        ([("PER", 0, 2)], [("LOC", 1, 4)], ["other type and boundary"]),
+        ([("PER", 0, 2)], [], ["missed"]),
+        ([], [("PER", 0, 2)], ["spurious"]),
+        ([("PER", 0, 2)], [("PER", 2, 4)], ["missed", "spurious"]),
+        ([("PER", 0, 4)], [("PER", 0, 1), ("PER", 2, 4)], ["other boundary", "spurious"]),
+        ([("PER", 0, 2), ("LOC", 2, 3)], [("PER", 0, 3)], ["other boundary", "missed"]),
+        (
+            [("PER", 0, 2), ("LOC", 2, 3)],
+            [("LOC", 0, 3), ("LOC", 2, 3)],
+            ["right", "other type and boundary"],
+        ),
+    ],
+)
+def test_what_becomes_of_entities(truth: list[Any], predicted: list[Any], kinds: list[str]) -> None:
+    assert [
+        kind for _, kind in outcomes([Chunk(*c) for c in truth], [Chunk(*c) for c in predicted])
+    ] == kinds
+
+
+TAGS = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+SENTENCES = st.lists(
+    st.tuples(st.sampled_from(TAGS), st.sampled_from(TAGS)), min_size=1, max_size=12
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(SENTENCES)
+def test_kinds_add_up_to_the_counts_of_the_scores(pairs: list[tuple[str, str]]) -> None:
+    truth, predicted = (chunks([pair[at] for pair in pairs]) for at in (0, 1))
+    counts, found = EntityCounts(), [kind for _, kind in outcomes(truth, predicted)]
+    counts.add(truth, predicted)
+    assert found.count("right") == counts.right.total()
+    assert len(found) - found.count("spurious") == counts.expected.total()
+    assert len(found) - found.count("missed") == counts.predicted.total()
+
+
+def tagged(tags: Sequence[str], chance: float = 0.9) -> TagPrediction:
+    rows = np.full((len(tags), len(TAGS)), (1 - chance) / (len(TAGS) - 1))
+    rows[np.arange(len(tags)), [TAGS.index(tag) for tag in tags]] = chance
+    return TagPrediction(("Ada", "in", "Oslo")[: len(tags)], tuple(tags), rows)
+
+
+def test_tags_are_counted_and_shown() -> None:
+    tags = TagAnalysis(TaggingTask(), TAGS)
+    example = TagExample(("Ada", "in", "Oslo"), ("B-PER", "O", "B-LOC"), "made:1")
+    right, wrong = tagged(["B-PER", "O", "B-LOC"]), tagged(["B-LOC", "O", "O"])
+    for prediction in (right, wrong):
+        tags.add(example, prediction)
+    kinds, by_tag, confusions, curve, _ = tags.sections()
+    assert isinstance(kinds, s.TableSection)
+    assert kinds.rows == [
+        ["LOC", 1, 0, 0, 0, 1, 0],
+        ["PER", 1, 1, 0, 0, 0, 0],
+        ["all", 2, 1, 0, 0, 1, 0],
+    ]
+    assert list(kinds.columns) == ["type", *OUTCOMES]
+    assert isinstance(confusions, s.ConfusionMatrix)
+    assert confusions.counts[1] == [1, 1, 0, 0, 0]
+    assert isinstance(by_tag, s.TableSection)
+    assert isinstance(curve, s.Curves)
+    assert curve.lines[0].y == pytest.approx([4 / 6])
+    assert tags.cost(example, wrong) == pytest.approx(-np.log([0.025, 0.9, 0.025]).sum())
+    assert tags.doubt(example, wrong) == pytest.approx(0.875)
+    assert tags.doubt(example, right) is None
+    assert tags.doubt(example, tagged(["B-LOC", "O", "O"], 0.6)) is None
+    shown = tags.show(example, wrong)
+    assert shown.parts == [s.Marked("Ada"), " ", "in", " ", s.Marked("Oslo"), " "]
+    assert shown.truth == "Ada: B-PER, Oslo: B-LOC"
+    assert [guess.answer for guess in shown.guesses] == ["Ada: B-LOC", "Oslo: O"]
+    assert tags.show(example, right).truth == "as predicted"
+
+
+def test_of_wrong_tags_the_surest_are_shown_first() -> None:
+    words, chances = tuple("abcde"), (0.5, 0.9, 0.99, 0.7, 0.6)
+    rows = np.array([[chance, *[(1 - chance) / 4] * 4] for chance in chances])
+    shown = TagAnalysis(TaggingTask(), TAGS).show(
+        TagExample(words, ("B-LOC", "B-LOC", "O", "B-LOC", "B-LOC"), "made:2"),
+        TagPrediction(words, ("O",) * 5, rows),
+    )
+    assert [(guess.answer, guess.probability) for guess in shown.guesses] == [
+        ("b: O", 0.9),
+        ("d: O", 0.7),
+        ("e: O", 0.6),
+    ]
+    assert shown.truth == "b: B-LOC, d: B-LOC, e: B-LOC"
+    assert [part.text for part in shown.parts if isinstance(part, s.Marked)] == ["a", "b", "d", "e"]
+
+
+def test_plain_tags_have_no_kinds_of_errors() -> None:
+    tags = TagAnalysis(TaggingTask(scheme="plain"), TAGS)
+    tags.add(TagExample(("Ada",), ("O",)), tagged(["O"]))
+    assert [type(part).__name__ for part in tags.sections()] == [
+        "TableSection",
+        "ConfusionMatrix",
+        "Curves",
+        "Details",
+    ]
+
+
+CONTEXT = "The big cat sat on a mat in Oslo."
+
+
+def answered(text: str, confidence: float = 0.9) -> AnswerPrediction:
+    at = CONTEXT.index(text) if text else None
+    spans = (
+        AnswerSpan("cat", 8, 11, 1.0, 0.5),
+        AnswerSpan("mat", 21, 24, 0.5, 0.25),
+        AnswerSpan("Oslo", 28, 32, 0.2, 0.1),
+    )
+    return AnswerPrediction(
+        "q", text, at, at if at is None else at + len(text), confidence, 0.0, spans
+    )
+
+
+KNOWN = Question("q", "Who sat?", CONTEXT, (("big cat", 4), ("cat", 8)), False, "made:q")
+UNKNOWN = Question("q", "Who ran?", CONTEXT, (), True)
+
+
+@pytest.mark.parametrize(
+    ("question", "text", "kind"),
+    [
+        (KNOWN, "cat", "right"),
+        (KNOWN, "The big cat", "right"),  # articles do not count
+        (KNOWN, "cat sat", "boundary wrong"),
+        (KNOWN, "Oslo", "another place"),
+        (KNOWN, "", "no answer given"),
+        (UNKNOWN, "", "right to give none"),
+        (UNKNOWN, "Oslo", "answer though there is none"),
+    ],
+)
+def test_what_becomes_of_questions(question: Question, text: str, kind: str) -> None:
+    assert kind_of(question, answered(text)) == kind
+
+
+def test_answers_are_counted_and_shown() -> None:
+    answers = AnswerAnalysis()
+    for question, text in ((KNOWN, "cat"), (KNOWN, "Oslo"), (KNOWN, "cat sat"), (UNKNOWN, "")):
+        answers.add(question, answered(text))
+    table, curve, _ = answers.sections()
+    assert isinstance(table, s.TableSection)
+    assert [row[2:] for row in table.rows] == [[1, "25.0 %"]] * 4 + [[0, "0.0 %"]] * 2
+    assert isinstance(curve, s.Curves)
+    assert curve.lines[0].y == [0.5]
+    assert answers.cost(KNOWN, answered("Oslo", 0.6)) == pytest.approx(0.6)
+    assert answers.cost(KNOWN, answered("cat sat", 0.6)) == pytest.approx(0.6 * (1 - 2 / 3))
+    assert answers.doubt(KNOWN, answered("Oslo")) == 0.9
+    assert answers.doubt(KNOWN, answered("Oslo", 0.6)) is None
+    assert answers.doubt(KNOWN, answered("cat sat")) is None
+    shown = answers.show(KNOWN, answered("Oslo"))
+    assert "".join(part if isinstance(part, str) else f"[{part.text}]" for part in shown.parts) == (
+        "Who sat? ‖ The big cat sat on a mat in [Oslo]."
+    )
+    assert [(g.answer, g.right) for g in shown.guesses] == [
+        ("Oslo", False),
+        ("cat", True),
+        ("mat", False),
+    ]
+    assert shown.truth == "big cat / cat"
+    named = Question("q", "who", "the Broncos won", (("the Broncos", 0),), False)
+    guesses = answers.show(named, AnswerPrediction("q", "Broncos", 4, 11, 0.9, 0.0, ())).guesses
+    assert guesses == [s.ReportGuess("Broncos", 0.9, True)]  # an article does not count
+    best = answers.show(
+        KNOWN, answered("cat")
+    )  # the given answer is the first of the spans, and is shown once
+    assert [(g.answer, g.right) for g in best.guesses] == [
+        ("cat", True),
+        ("mat", False),
+        ("Oslo", False),
+    ]
+    nothing = answers.show(UNKNOWN, answered(""))
+    assert (nothing.truth, nothing.guesses[0]) == (NONE, s.ReportGuess(NONE, 0.9, True))
+
+
+def test_of_a_long_context_what_is_near_the_answer_is_shown() -> None:
+    context = "x" * 300 + "cat" + "y" * 300
+    question = Question("q", "Who?", context, (("cat", 300),), False)
+    shown = AnswerAnalysis().show(question, AnswerPrediction("q", "cat", 300, 303, 0.9, 0.0, ()))
+    assert shown.parts[1:] == ["… " + "x" * 200, s.Marked("cat"), "y" * 200 + " …"]
+    nowhere = AnswerAnalysis().show(question, AnswerPrediction("q", "", None, None, 0.9, 0.0, ()))
+    assert nowhere.parts[1:] == [clip_text(context)]
+
+
+def test_residuals_are_numpys() -> None:
+    rng = np.random.default_rng()
+    truth, predicted = rng.normal(size=DRAWN + 500), rng.normal(size=DRAWN + 500)
+    scores = ScoreAnalysis()
+    for a, b in zip(truth.tolist(), predicted.tolist(), strict=True):
+        scores.add(TextExample("x", label=repr(a)), ScorePrediction(b))
+    cloud, rest, table = scores.sections()
+    assert isinstance(cloud, s.Scatter)
+    assert isinstance(rest, s.Scatter)
+    assert isinstance(table, s.TableSection)
+    assert cloud.x == truth[::2].tolist()
+    assert rest.y == (predicted - truth)[::2].tolist()
+    assert "750 of 1,500 examples" in rest.note
+    low, high = min(*truth, *predicted), max(*truth, *predicted)
+    assert cloud.line == ((low, low), (high, high))
+    assert rest.line == ((truth.min(), 0.0), (truth.max(), 0.0))
+    left = predicted - truth
+    expected = [
+        left.mean(),
+        abs(left).mean(),
+        (left**2).mean() ** 0.5,
+        *np.quantile(left, [0.05, 0.5, 0.95]),
+        abs(left).max(),
+    ]
+    assert [row[1] for row in table.rows] == pytest.approx(expected)
+    assert scores.cost(TextExample("x", label="2.5"), ScorePrediction(1.0)) == 2.25
+    assert (
+        "2.5, predicted 1" in scores.show(TextExample("x", "y", "2.5"), ScorePrediction(1.0)).truth
+    )
+
+
+def test_each_label_is_scikit_learns() -> None:
+    rng = np.random.default_rng()
+    names = ("a", "b", "c")
+    truth, chances = rng.random((80, 3)) < 0.4, rng.random((80, 3))
+    labels = LabelSetAnalysis(names)
+    for held, row in zip(truth, chances, strict=True):
+        example = MultilabelExample(
+            "x", None, tuple(n for n, h in zip(names, held, strict=True) if h)
+        )
+        given = tuple(n for n, c in zip(names, row, strict=True) if c >= 0.5)
+        labels.add(
+            example, MultilabelPrediction(given, dict(zip(names, row.tolist(), strict=True)))
+        )
+    table, curve, _ = labels.sections()
+    assert isinstance(table, s.TableSection)
+    assert isinstance(curve, s.Curves)
+    held, mean = calibration_curve(truth.ravel(), chances.ravel(), n_bins=15)
+    assert [part.confidence for part in labels.calibration.bins] == pytest.approx(mean)
+    assert [part.accuracy for part in labels.calibration.bins] == pytest.approx(held)
+    assert curve.lines[0].x == [part.confidence for part in labels.calibration.groups]
+    constants = [
+        f1_score(truth, np.broadcast_to(answer, truth.shape), average="micro")
+        for answer in itertools.product((False, True), repeat=3)
+        if any(answer)
+    ]
+    assert labels.baseline()["f1_micro"] == pytest.approx(max(constants))
+    scores = np.array(precision_recall_fscore_support(truth, chances >= 0.5)[:3]).T
+    assert [list(row[3:]) for row in table.rows] == [
+        [s.percentage(value) for value in row] for row in scores
+    ]
+    assert sum(part.examples for part in labels.calibration.bins) == 240
+
+
+def test_a_label_set_is_shown_by_what_is_furthest_from_the_truth() -> None:
+    labels = LabelSetAnalysis(("a", "b"))
+    example, prediction = (
+        MultilabelExample("x", "y", ("b",)),
+        MultilabelPrediction(("a", "b"), {"a": 0.9, "b": 0.7}),
+    )
+    assert labels.cost(example, prediction) == pytest.approx(-(np.log(0.1) + np.log(0.7)) / 2)
+    assert labels.doubt(example, prediction) == pytest.approx(0.9)
+    assert labels.doubt(example, MultilabelPrediction(("b",), {"a": 0.3, "b": 0.7})) is None
+    assert labels.show(example, prediction).guesses == [
+        s.ReportGuess("a", 0.9, False),
+        s.ReportGuess("b", 0.7, True),
+    ]
+    assert labels.show(MultilabelExample("x", None, ()), prediction).truth == "no label"
+
+
+def test_choices_are_counted_and_shown() -> None:
+    choices = ChoiceAnalysis()
+    example = ChoiceExample("It", ("rains", "snows", "ends"), 1)
+    wrong, right = (
+        ChoicePrediction(0, "rains", (0.85, 0.1, 0.05)),
+        ChoicePrediction(1, "snows", (0.1, 0.8, 0.1)),
+    )
+    for prediction in (wrong, right, right):
+        choices.add(example, prediction)
+    confusions, _, curve, _ = choices.sections()
+    assert isinstance(confusions, s.ConfusionMatrix)
+    assert confusions.counts == [[0, 0], [1, 2]]
+    assert choices.baseline() == {"accuracy": 1.0}
+    assert isinstance(curve, s.Curves)
+    assert curve.lines[0].x == pytest.approx([0.8, 0.85])
+    assert curve.lines[0].y == [1.0, 0.0]
+    assert choices.cost(example, wrong) == pytest.approx(-np.log(0.1))
+    assert choices.doubt(example, wrong) == pytest.approx(0.75)
+    assert choices.doubt(example, right) is None
+    shown = choices.show(example, wrong)
+    assert (shown.truth, shown.guesses[1]) == ("2. snows", s.ReportGuess("2. snows", 0.1, True))
+
+
+def ranked(query: str, labels: list[float], logits: list[float]) -> tuple[Any, Any]:
+    """A query with documents named d0, d1, …, and their scores."""
+    documents = tuple(f"d{at}" for at in range(len(labels)))
+    example = RankExample(query, documents, tuple(map(float, labels)), f"made:{query}")
+    return example, RankPrediction(query, documents, tuple(logits), tuple(logits))
+
+
+def test_rankings_are_counted_and_shown() -> None:
+    first, split, rest, tied, none = (
+        ranked("a", [0, 2, 1], [-1.0, 3.0, 0.5]),  # relevant documents on places 1 and 2
+        ranked("b", [0, 0], [4.0, 2.0]),
+        ranked("b", [1], [1.0]),  # the same query: its only relevant document is the third
+        ranked("c", [1, 0], [1.0, 1.0]),  # equal scores: the relevant one stands last
+        ranked("d", [0], [0.0]),
+    )
+    rankings = RankingAnalysis()
+    for pair in (first, split, rest, tied, none):
+        rankings.add(*pair)
+    curves, table, _, details = rankings.sections()
+    assert isinstance(table, s.TableSection)
+    assert table.rows == [
+        ["1", 1, "25.0 %"],
+        ["2", 1, "25.0 %"],
+        ["3", 1, "25.0 %"],
+        ["no relevant document", 1, "25.0 %"],
+    ]
+    assert isinstance(curves, s.Curves)
+    hits, recall, chance = (line.y for line in curves.lines)
+    assert hits == pytest.approx([1 / 3, 2 / 3, 1])
+    assert recall == pytest.approx([0.5 / 3, 2 / 3, 1])
+    assert chance == pytest.approx([(1 / 3 + 1 / 3 + 1 / 2) / 3, (2 / 3 + 2 / 3 + 1) / 3, 1])
+    assert isinstance(details, s.Details)
+    assert sum(part.examples for part in rankings.calibration.bins) == 9
+    learner = RerankingTask()
+    even = [ranked(e.query, list(e.labels), [0.0] * len(e.labels)) for e, _ in (first, tied, none)]
+    known = learner.score([*even, ranked("b", [0, 0, 1], [0.0] * 3)], ())
+    assert rankings.baseline() == pytest.approx(known)
+    assert rankings.cost(*first) == 0
+    assert rankings.cost(*none) == 0  # no order is better
+    late = ranked("e", [0, 0, 0, 1], [4.0, 3.0, 2.0, 1.0])
+    assert rankings.cost(*late) == pytest.approx(1 - 1 / np.log2(5))
+    assert rankings.doubt(*late) == pytest.approx(1 / (1 + np.exp(-4)) - 1 / (1 + np.exp(-1)))
+    assert rankings.doubt(*first) is None  # the first one is relevant
+    assert rankings.doubt(*ranked("f", [0, 1], [1.0, 0.0])) is None  # not sure
+    shown = rankings.show(*late)
+    assert shown.truth == "d3 (place 4 of 4)"
+    assert [(guess.answer, guess.right) for guess in shown.guesses] == [
+        ("d0", False), ("d1", False), ("d2", False), ("d3", True),
+    ]  # fmt: skip
+    assert rankings.show(*none).truth == "no relevant document"
+
+
+def test_without_a_relevant_document_there_are_no_curves() -> None:
+    rankings = RankingAnalysis()
+    rankings.add(*ranked("a", [0, 0], [1.0, 2.0]))
+    table, *_ = rankings.sections()
+    assert isinstance(table, s.TableSection)
+    assert table.rows == [["no relevant document", 1, "100.0 %"]]
+
+
+def toy_task(
+    folder: Path, definition: Task[Any, Any], labels: tuple[str, ...]
+) -> TaskLearner[Any, Any]:
+    torch.manual_seed(0)
+    config = EncoderConfig(len(VOCABULARY), 16, 2, 2, 32, position=Learned(64), initial_range=0.3)
+    heads = {head.kind: head for head in (PoolerHead(), *definition.heads(labels, None))}
+    return definition.learner(
+        Model(config, heads.values()), make_tokenizer(folder), labels, 24
+    ).eval()
+
+
+TEXTS = make_examples(30, 3)
+WORDS = [
+    TagExample(
+        tuple(e.text.split()),
+        tuple(("O", "B-X")[w in {"good", "bad"}] for w in e.text.split()),
+        e.where,
+    )
+    for e in TEXTS
+]
+CASES: list[tuple[Task[Any, Any], tuple[str, ...], list[Any], str]] = [
+    (TaggingTask(), ("O", "B-X", "I-X"), WORDS, "Outcomes of entities"),
+    (
+        RegressionTask(),
+        ("score",),
+        [TextExample(e.text, None, str(at % 5), e.where) for at, e in enumerate(TEXTS)],
+        "Residuals",
+    ),
+    (
+        MultilabelTask(),
+        ("neg", "pos"),
+        [MultilabelExample(e.text, None, (str(e.label),), e.where) for e in TEXTS],
+        "Each label",
+    ),
+    (
+        ChoiceTask(),
+        (),
+        [ChoiceExample(e.text, ("the rain", "a play"), 1, where=e.where) for e in TEXTS],
+        "ending 2",
+    ),
+    (
+        QuestionAnsweringTask(),
+        (),
+        [Question(e.where, "the film", e.text, ((e.text.split()[0], 0),), False) for e in TEXTS],
+        "another place",
+    ),
+    (
+        RerankingTask(),
+        ("relevance",),
+        [RankExample("the film", (e.text, "the rain"), (1.0, 0.0), e.where) for e in TEXTS],
+        "The first relevant document",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("definition", "labels", "examples", "said"), CASES, ids=[case[0].name for case in CASES]
+)
+def test_every_trainable_task_has_a_page(
+    tmp_path: Path,
+    definition: Task[Any, Any],
+    labels: tuple[str, ...],
+    examples: list[Any],
+    said: str,
+) -> None:
+    task = toy_task(tmp_path, definition, labels)
+    analysis = analyse(task, examples)
+    assert analysis.examples == 30
+    write_report(task, analysis, tmp_path / "report.html", model="toy", data="made")
+    page = html.unescape((tmp_path / "report.html").read_text(encoding="utf8"))
+    shown = page[page.index('class="figures"') : page.index("</dl>")]
+    assert all((name.replace("_", " ") in shown) == ("/" not in name) for name in analysis.metrics)
+    assert all(name in page for name in analysis.metrics)
+    for part in (
+        said,
+        "toy on made",
+        "Parts of the data",
+        "The hardest examples",
+        f"task {definition.name}",
+    ):
+        assert part in page
+
+
+def test_no_trainable_task_is_left_out() -> None:
+    """A fine-tuning run writes a page at its end; that of classify is tested in test_report.py."""
+    assert {definition.name for definition, *_ in CASES} | {"classify"} == TASKS.keys()
+
+
+def test_a_task_without_right_and_wrong_has_no_report(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no report on the task embed"):
+        analysis_of(toy_task(tmp_path, SentenceEmbeddingTask(), ()))

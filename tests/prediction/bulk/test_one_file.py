@@ -1,0 +1,148 @@
+"""Predictions as one file, and columns that are kept on standard output."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+
+from bothways.cli.main import app
+from bothways.core.errors import ConfigError, DataError
+from bothways.prediction.bulk import run
+from bothways.prediction.bulk.one_file import parts_folder, rejects_file
+from bothways.prediction.bulk.request import BulkRequest
+from bothways.prediction.bulk.run import predict_files
+from toy_bulk import make_classifier
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_classifier(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Texts with keys; some hold what a table must quote."""
+    texts = ['a "good" film, really', "a bad play", "two\nlines", "tab\tbed"] * 3
+    with (tmp_path / "new.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["id", "text"])
+        rows.writerows([f"k{n}", text] for n, text in enumerate(texts))
+    return tmp_path / "new.csv"
+
+
+def command(*words: object) -> None:
+    app([str(word) for word in words], result_action="return_value")
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_standard_output_keeps_columns_in_order(
+    model: str, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command("predict", model, table)
+    plain = printed(capsys)
+    command("predict", model, table, "--keep", "id", "--keep", "text=body", "--window", "5")
+    kept = printed(capsys)
+    assert [row.pop("id") for row in kept] == [f"k{n}" for n in range(12)]
+    assert kept[2].pop("body") == "two\nlines"
+    assert [{"label": row["label"], "probabilities": row["probabilities"]} for row in kept] == plain
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv", "out.tsv", "out.parquet"])
+def test_a_file_has_the_rows_of_standard_output(
+    name: str, model: str, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command("predict", model, table, "--keep", "text", "--keep", "id")
+    expected, out = printed(capsys), table.with_name(name)
+    command("predict", model, table, "--out", out, "--keep", "text", "--keep", "id", "--rows", "5")
+    assert capsys.readouterr().out == ""
+    assert [file.name for file in sorted(table.parent.glob("*out*"))] == [name]
+    assert not parts_folder(out).exists()
+    flat = [
+        {**row, **{f"probabilities.{key}": item for key, item in row["probabilities"].items()}}
+        for row in expected
+    ]
+    for row in flat:
+        del row["probabilities"]
+    match out.suffix:
+        case ".jsonl":
+            assert [json.loads(line) for line in out.read_text().splitlines()] == expected
+        case ".parquet":
+            rows = parquet.read_table(out).to_pylist()
+            assert [
+                {**row, "probabilities": dict(row["probabilities"])} for row in rows
+            ] == expected
+        case ".csv":
+            with out.open(newline="") as file:
+                assert [*csv.DictReader(file)] == [
+                    {name: str(value) for name, value in row.items()} for row in flat
+                ]
+        case _:
+            lines = out.read_text().splitlines()
+            assert len(lines) == 13
+            assert lines[3].split("\t")[:2] == ["two lines", "k2"]
+            assert lines[4].split("\t")[:2] == ["tab bed", "k3"]
+
+
+def test_an_interrupted_file_is_absent_and_continues(
+    model: str, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = BulkRequest(model, (str(table),), keep=("id",), rows=4)
+    whole, out = table.with_name("whole.csv"), table.with_name("out.csv")
+    predict_files(request, whole)
+    take, taken = run._BulkRun.take, []
+
+    def interrupted(self: Any, result: Any) -> None:
+        """Write one part, then be interrupted."""
+        if taken:
+            raise KeyboardInterrupt
+        taken.append(result)
+        take(self, result)
+
+    monkeypatch.setattr(run._BulkRun, "take", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        predict_files(request, out)
+    monkeypatch.undo()
+    assert not out.exists()
+    done = predict_files(request, out)
+    assert (done.rows, done.again) == (12, 1)
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_rejected_rows_are_in_a_file_beside_it(model: str, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"id": 1, "text": "a good film"}\n{"id": 2, "text": 3}\n')
+    out = tmp_path / "out.jsonl"
+    with pytest.raises(DataError):
+        predict_files(BulkRequest(model, (str(rows),), keep=("id",)), out)
+    assert not out.exists()
+    out.unlink(missing_ok=True)
+    command("predict", model, rows, "--keep", "id", "--rejects", "--out", tmp_path / "b.jsonl")
+    [row] = (tmp_path / "b.jsonl").read_text().splitlines()
+    assert json.loads(row)["id"] == 1
+    [rejected] = rejects_file(tmp_path / "b.jsonl").read_text().splitlines()
+    assert json.loads(rejected)["where"].endswith("rows.jsonl:2")
+
+
+def test_names_that_cannot_be_written_are_refused(model: str, table: Path) -> None:
+    for words, where in (
+        (["--out", "x.json"], "--out"),
+        (["--out", "x.csv", "--format", "parquet"], "format"),
+        (["--keep", "label", "--keep", "text=label"], "keep"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            command("predict", model, table, *words)
+        assert refused.value.where == where
+    before = table.read_bytes()
+    with pytest.raises(DataError, match="is the input, too"):
+        command("predict", model, table, "--out", table)
+    with pytest.raises(DataError, match="'nothing'"):
+        command("predict", model, table, "--keep", "nothing")
+    assert table.read_bytes() == before

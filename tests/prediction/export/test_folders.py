@@ -1,0 +1,345 @@
+"""Exported folders: verified, complete or absent, read by other programs, and computed by `--runtime onnxruntime`."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from tokenizers import Tokenizer as Backend
+
+import bothways
+from bothways.cli.main import app
+from bothways.core.config import reader as configs
+from bothways.core.errors import BothwaysError, ConfigError, DivergedError, FolderError
+from bothways.core.runtime.tuning import TUNING
+from bothways.hub.model_folder import load_model, save_model
+from bothways.model.config import LSTMConfig
+from bothways.model.families.catalogue import preset
+from bothways.model.heads import BiLMHead
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.prediction import session_model
+from bothways.prediction.export import folder as exporting
+from bothways.prediction.export.folder import Int8Gate, convert_to_openvino, write_export
+from bothways.prediction.export.int8_weights import with_int8_weights
+from bothways.prediction.predictor import Predictor, open_task
+from bothways.prediction.session_model import FILES, CompiledModel
+from toy_folder import VOCABULARY, make_examples, make_folder, write_tsv
+from toy_predictors import TASKS, predictor
+
+ONNX, OPENVINO = FILES["onnxruntime"], FILES["openvino"]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("bert") / "bert", max_position_embeddings=40)
+
+
+def saved(bert: Path, name: str, place: Path) -> Path:
+    """A folder with random heads for a task, as a run saves it."""
+    learner = predictor(bert, name, length=24).learner
+    kinds = {head.kind for head in learner.task.heads(learner.labels, None)}
+    heads = [h for h in learner.model.specification if h.kind in kinds]
+    loaded = load_model(bert)
+    model = Model(loaded.model.config, heads, loaded.model.encoder)
+    torch.manual_seed(8)
+    for parameter in model.heads.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    extra = {"task": configs.to_dict(learner.task), "length": 24}
+    labels = learner.labels if kinds & {"labels", "tags"} else ()
+    save_model(place, model, loaded.tokenizer(), labels=labels, extra=extra)
+    return place
+
+
+@pytest.fixture(scope="module")
+def classifier(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(bert, "classify", tmp_path_factory.mktemp("classifier") / "model")
+
+
+@pytest.fixture(scope="module")
+def exported(classifier: Path) -> Path:
+    write_export(classifier, classifier.parent / "exported")
+    return classifier.parent / "exported"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tsv(tmp_path_factory.mktemp("data") / "dev.tsv", make_examples(24, 2))
+
+
+def numbers(value: Any) -> list[float]:
+    """All numbers in a prediction, in order."""
+    match value:
+        case dict():
+            return [number for each in value.values() for number in numbers(each)]
+        case list():
+            return [number for each in value for number in numbers(each)]
+        case float() | int():
+            return [float(value)]
+        case _:
+            return []
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_predicts_the_same_in_onnxruntime(bert: Path, name: str, tmp_path: Path) -> None:
+    source, inputs = saved(bert, name, tmp_path / "model"), TASKS[name][1][:12]
+    write_export(source, tmp_path / "out", task=TASKS[name][0].name)
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    mine, theirs = open_task(source), open_task(tmp_path / "out", runtime="onnxruntime")
+    assert theirs.learner.task.name == mine.learner.task.name
+    for ours, other in zip(mine(inputs), theirs(inputs), strict=True):
+        assert numbers(other.to_json()) == pytest.approx(numbers(ours.to_json()), abs=2e-5)
+        assert [str(key) for key in other.to_json()] == [str(key) for key in ours.to_json()]
+
+
+def test_many_tokens_at_once_are_predicted_by_a_graph(exported: Path, classifier: Path) -> None:
+    """Enough of them for weights to be packed first, of which a graph has none."""
+    texts = ["a good film " * 6] * (TUNING.prepare_tokens // 18 + 1)
+    found = bothways.load(exported, runtime="onnxruntime")(texts)
+    assert len(found) == len(texts)
+    expected = numbers(bothways.load(classifier)(texts[0]).to_json())
+    assert numbers(found[-1].to_json()) == pytest.approx(expected, abs=1e-5)
+
+
+def test_sentence_transformers_and_tokenizers_read_the_files(bert: Path, tmp_path: Path) -> None:
+    write_export(
+        bert, tmp_path / "out", ["onnx", "openvino"], task="embed", settings=["pooling=cls"]
+    )
+    assert json.loads((tmp_path / "out/1_Pooling/config.json").read_text())[
+        "pooling_mode_cls_token"
+    ]
+    text = TASKS["embed"][1][0]
+    ids = Backend.from_file(str(tmp_path / "out/tokenizer.json")).encode(text).ids
+    given = {"input_ids": np.array([ids]), "attention_mask": np.array([ids]) * 0 + 1}
+    given["token_type_ids"] = np.array([ids]) * 0
+    wanted = bothways.load(bert, task="embed", pooling="cls").encode(text)
+    compiled = CompiledModel(tmp_path / "out" / OPENVINO["fp32"])
+    for run in (session_model.Session(tmp_path / "out" / ONNX["fp32"]), compiled):
+        np.testing.assert_allclose(run(given)["sentence_embedding"][0], wanted, atol=1e-5)
+    # With weights beside the files, sentence-transformers pools in the same way.
+    (tmp_path / "out/model.safetensors").write_bytes((bert / "model.safetensors").read_bytes())
+    theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu", local_files_only=True)
+    np.testing.assert_allclose(theirs.encode(text), wanted, atol=1e-5)
+
+
+def test_int8_is_smaller_and_passes_its_gate(classifier: Path, data: Path, tmp_path: Path) -> None:
+    gate = Int8Gate(lambda opened: opened.evaluate(data), limit=100.0)
+    result = write_export(classifier, tmp_path / "out", int8=gate)
+    assert result.sizes[ONNX["int8"]] < result.sizes[ONNX["fp32"]]
+    [report] = result.int8.values()
+    opened = open_task(tmp_path / "out", precision="int8", runtime="onnxruntime")
+    assert (opened.precision, report.metric) == ("int8", "accuracy")
+    assert opened.evaluate(data) == report.int8.metrics
+    assert report.fp32.metrics == pytest.approx(open_task(classifier).evaluate(data))
+
+
+def test_openvino_alone(classifier: Path, data: Path, tmp_path: Path) -> None:
+    out, gate = tmp_path / "out", Int8Gate(lambda opened: opened.evaluate(data), limit=100.0)
+    result = write_export(classifier, out, "openvino", int8=gate)
+    assert [comparison.runtime for comparison in result.comparisons] == ["onnxruntime", "OpenVINO"]
+    files = {
+        str(Path(name).with_suffix(end)) for name in OPENVINO.values() for end in (".xml", ".bin")
+    }
+    assert set(result.sizes) == files
+    sizes = [result.sizes[str(Path(OPENVINO[p]).with_suffix(".bin"))] for p in ("fp32", "int8")]
+    assert sizes[1] < 0.5 * sizes[0]
+    text = TASKS["classify"][1][0]
+    wanted = open_task(classifier)(text).probabilities
+    fp32 = open_task(out, runtime="openvino")
+    assert fp32(text).probabilities == pytest.approx(wanted, abs=1e-5)
+    int8 = open_task(out, runtime="openvino", precision="int8")
+    assert int8.evaluate(data) == result.int8["openvino"].int8.metrics
+    assert int8(text).probabilities != fp32(text).probabilities
+    assert int8(text).probabilities == pytest.approx(wanted, abs=0.05)
+    with pytest.raises(FolderError, match=r"has no onnx/model.onnx"):
+        open_task(out, runtime="onnxruntime")
+    (out / OPENVINO["fp32"]).write_text("<net/>", "utf8")
+    with pytest.raises(FolderError, match="OpenVINO cannot open it: "):
+        open_task(out, runtime="openvino")
+    del fp32, int8
+    gc.collect()
+    # Else the next signal ends the process.
+    assert stack_of_signals_is_mapped()
+
+
+def stack_of_signals_is_mapped() -> bool:
+    """True if the alternate stack of this thread (`sigaltstack`) is none, or memory of the process."""
+
+    class Stack(ctypes.Structure):
+        _fields_ = [
+            ("base", ctypes.c_void_p),
+            ("flags", ctypes.c_int),
+            ("size", ctypes.c_size_t),
+        ]
+
+    stack = Stack()
+    assert ctypes.CDLL(None).sigaltstack(None, ctypes.byref(stack)) == 0
+    maps = Path("/proc/self/maps").read_text("utf8").splitlines()
+    ranges = [line.split()[0].split("-") for line in maps]
+    return stack.base is None or any(
+        int(low, 16) <= stack.base < int(high, 16) for low, high in ranges
+    )
+
+
+def test_shared_weights_are_in_the_files_once(bert: Path, tmp_path: Path) -> None:
+    """An ALBERT: twelve layers with the weights of one."""
+    config = replace(preset("albert-base-v2"), vocab=len(VOCABULARY), width=64, heads=2, embedding=64,
+                     intermediate_size=2048, position=Learned(40))  # fmt: skip
+    assert config.depth == 12
+    model = Model(config, ())
+    save_model(tmp_path / "albert", model, load_model(bert).tokenizer())
+    gate = Int8Gate(lambda opened: {"spearman": 1.0}, limit=100.0)
+    result = write_export(tmp_path / "albert", tmp_path / "out", task="embed", int8=gate)
+    weights = sum(parameter.numel() for parameter in model.encoder.parameters())
+    file = tmp_path / "out" / ONNX["fp32"]
+    convert_to_openvino(file, tmp_path / OPENVINO["fp32"], "none")
+    sizes = [
+        result.sizes[ONNX["fp32"]],
+        (tmp_path / OPENVINO["fp32"]).with_suffix(".bin").stat().st_size,
+    ]
+    # Nodes and constants are the rest; a second copy of the layer would be more.
+    assert all(3.9 * weights < size < 4.6 * weights for size in sizes)
+    assert result.sizes[ONNX["int8"]] < 1.8 * weights
+    stored = with_int8_weights(onnx.load(file)).graph.initializer
+    assert len({tensor.name for tensor in stored}) == len(stored)
+    assert sum(len(tensor.raw_data) for tensor in stored) < 1.3 * weights
+
+
+def test_nothing_is_written_if_int8_loses_too_much(classifier: Path, tmp_path: Path) -> None:
+    def worse(opened: Predictor) -> dict[str, float]:
+        return {"accuracy": 0.9 if opened.precision == "fp32" else 0.89}
+
+    with pytest.raises(ConfigError, match=r"int8 loses 1.00 points of accuracy here; the limit"):
+        write_export(classifier, tmp_path / "out", int8=Int8Gate(worse))
+    assert not any(tmp_path.iterdir())
+
+
+def test_nothing_is_written_if_a_runtime_computes_something_else(
+    classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(*arguments: Any) -> onnx.ModelProto:
+        graph = build(*arguments)
+        weight = next(t for t in graph.graph.initializer if t.name.endswith("mlp.up.bias"))
+        values = onnx.numpy_helper.to_array(weight) + np.float32(1e-2)
+        weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+        return graph
+
+    build = exporting.build_graph
+    monkeypatch.setattr(exporting, "build_graph", damaged)
+    with pytest.raises(DivergedError, match=r"its outputs in onnxruntime differ from the model's"):
+        write_export(classifier, tmp_path / "out")
+    assert not any(tmp_path.iterdir())
+
+
+def test_many_weights_are_in_a_file_beside_the_graph(
+    classifier: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "INLINE_BYTES", 1000)
+    result = write_export(classifier, tmp_path / "out")
+    assert sorted(result.sizes) == ["onnx/model.onnx", "onnx/model.onnx_data"]
+    found = (open_task(folder, runtime="onnxruntime") for folder in (exported, tmp_path / "out"))
+    assert len({opened("a good film").probabilities["pos"] for opened in found}) == 1
+
+
+def test_an_earlier_export_is_replaced_and_nothing_else(
+    classifier: Path, exported: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(exported, out)
+    (out / "openvino").mkdir()
+    write_export(classifier, out)
+    assert not (out / "openvino").exists()
+    (out / "notes.txt").touch()
+    with pytest.raises(FolderError, match=r"holds files that are not of an export.*notes.txt"):
+        write_export(classifier, out)
+    with pytest.raises(BothwaysError, match="the output is also an input"):
+        write_export(classifier, classifier)
+    (tmp_path / "file").touch()
+    with pytest.raises(FolderError, match="is a file, not a folder"):
+        write_export(classifier, tmp_path / "file")
+
+
+def test_what_cannot_be_exported_is_refused(bert: Path, classifier: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(
+        ConfigError, match=r"other programs pool the last layer, and this task reads"
+    ):
+        write_export(bert, out, task="embed", settings=["layers=[0]"])
+    with pytest.raises(FolderError, match="is for no known task"):
+        write_export(bert, out)
+    recurrent = Model(LSTMConfig(30, 4, 8, 1), (BiLMHead(),))
+    save_model(tmp_path / "elmo", recurrent, load_model(bert).tokenizer())
+    with pytest.raises(FolderError, match="has a recurrent encoder, and only Transformers"):
+        write_export(tmp_path / "elmo", out, task="embed")
+    assert not out.exists()
+
+
+def test_folders_that_onnxruntime_cannot_open(
+    bert: Path, classifier: Path, exported: Path, tmp_path: Path
+) -> None:
+    def opened(folder: Path, task: str | None = None, **settings: Any) -> Predictor:
+        return open_task(folder, task, runtime="onnxruntime", **settings)
+
+    with pytest.raises(FolderError, match=r"holds no weights.*\n.*with runtime=\"onnxruntime\""):
+        open_task(exported)
+    with pytest.raises(FolderError, match=r"has no onnx/model.onnx\n  Export the model first"):
+        opened(classifier)
+    with pytest.raises(FolderError, match=r"has no onnx/model_quantized.onnx\n.*int8=LABELLED"):
+        opened(exported, precision="int8")
+    with pytest.raises(ConfigError, match="an exported model is in fp32 or in int8, not in bf16"):
+        opened(exported, precision="bf16")
+    with pytest.raises(ConfigError, match="an exported model runs on the CPU, not on cuda"):
+        opened(exported, device="cuda")
+    with pytest.raises(FolderError, match="reads vectors; this export ends in the head labels"):
+        opened(exported, "embed")
+    with pytest.raises(FolderError, match="the task 'tag' needs the head 'tags'; this model has"):
+        opened(exported, "tag")
+    write_export(bert, tmp_path / "vectors", task="embed")
+    with pytest.raises(ConfigError, match="an exported model has its last layer alone"):
+        opened(tmp_path / "vectors", settings=["layers=[0]"])("good")
+    file = tmp_path / "vectors" / ONNX["fp32"]
+    graph = onnx.load(file)
+    del graph.metadata_props[:]
+    onnx.save(graph, file)
+    with pytest.raises(FolderError, match="was not written by bothways export"):
+        opened(tmp_path / "vectors")
+    file.write_bytes(b"no graph")
+    with pytest.raises(FolderError, match="onnxruntime cannot open it: "):
+        opened(tmp_path / "vectors")
+
+
+def test_the_command(
+    classifier: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*words: object) -> str:
+        app([str(word) for word in words], result_action="return_value")
+        return capsys.readouterr().out
+
+    out = tmp_path / "out"
+    said = run("export", classifier, "--out", out, "--int8", data, "--limit", 100)
+    assert "onnxruntime: differs by" in said
+    assert "int8 loses" in said
+    onnxruntime = ("--runtime", "onnxruntime")
+    assert json.loads(run("evaluate", out, data, "--json", *onnxruntime)) == pytest.approx(
+        json.loads(run("evaluate", classifier, data, "--json"))
+    )
+    both = run("evaluate", out, data, "--precision", "int8", "--limit", 100, *onnxruntime)
+    assert "int8 loses" in both
+    (tmp_path / "texts.txt").write_text("a good film\n", encoding="utf8")
+    lines = [run("predict", *words) for words in (
+        (out, tmp_path / "texts.txt", *onnxruntime), (classifier, tmp_path / "texts.txt"),
+    )]  # fmt: skip
+    first, second = (numbers(json.loads(line)) for line in lines)
+    assert first == pytest.approx(second, abs=1e-5)
+    with pytest.raises(ConfigError, match="limits the loss of int8, and --int8 is not given"):
+        run("export", classifier, "--out", tmp_path / "other", "--limit", 1)

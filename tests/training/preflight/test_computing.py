@@ -1,0 +1,135 @@
+"""What a run's speed is compared with, and what its ranks draw, as two ranks hand it to the loop that is theirs together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from bothways.core.runtime import devices
+from bothways.data.batching import ExampleBudget
+from bothways.data.corpus import Corpus
+from bothways.data.masking import Masking
+from bothways.finetuning import fit as fine_fit
+from bothways.finetuning import run as fine_tuning
+from bothways.finetuning.config import finetune_adam
+from bothways.finetuning.prepare import FinetuneConfig
+from bothways.model.config import EncoderConfig
+from bothways.model.flops import forward_flops
+from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
+from bothways.pretraining import run as pre_training
+from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.evaluation import HeldOut
+from bothways.training import run as loop
+from bothways.training.durations import Steps
+from bothways.training.parallel import Replicated, Single
+from bothways.training.preflight import machine as computing
+from bothways.training.state import RunState
+from bothways.training.trackers import Peak
+from toy_folder import make_examples, make_folder, write_tsv
+
+RATE = 5e9
+FP32 = replace(finetune_adam(), until=Steps(2), precision="fp32")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose matrix products are known, of twice the speed in half the precision."""
+    monkeypatch.setattr(computing, "gemm_rate", lambda _, dtype: RATE * 4 / dtype.itemsize)
+    monkeypatch.setattr(devices, "has_bf16", lambda _: True)
+
+
+@pytest.mark.parametrize("world", [1, 2, 6])
+def test_a_step_is_three_forward_passes_on_all_ranks(world: int) -> None:
+    plan = Single() if world == 1 else Replicated(0, world, 0)
+    assert computing.peak_of(100.0, FP32, CPU, plan) == Peak(300.0, world * RATE)
+    assert computing.peak_of(100.0, replace(FP32, precision="bf16"), CPU, plan) == Peak(
+        300.0, world * 2 * RATE
+    )
+
+
+def on_two_ranks(
+    recipe: ModuleType,
+    begin: Callable[[], object],
+    monkeypatch: pytest.MonkeyPatch,
+    caller: ModuleType = loop,
+) -> tuple[list[Peak], list[torch.Tensor]]:
+    """What each rank of a run hands to the loop to compare with, and what it would draw there first."""
+    peaks, draws = [], []
+
+    def train(*_: object, peak: Peak, **__: object) -> RunState:
+        peaks.append(peak)
+        draws.append(torch.rand(4))
+        return RunState()
+
+    monkeypatch.setattr(caller, "train", train)
+    monkeypatch.setattr(recipe, "connected", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(recipe, "require_agreement", lambda *_, **__: None)
+    for rank in (0, 1):
+        monkeypatch.setattr(recipe, "plan_here", lambda rank=rank: Replicated(rank, 2, rank))
+        begin()
+    return peaks, draws
+
+
+class Unasked(HeldOut):
+    """Held-out text that is not scored: the real one asks the other rank."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def names(self) -> list[str]:
+        return []
+
+
+def test_ranks_that_pre_train_draw_by_their_number(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = EncoderConfig(corpus.tokenizer.size, 32, 2, 2, 64)
+    settings = PretrainConfig(
+        encoder,
+        FP32,
+        phases=(PretrainPhase(32),),
+        batch=ExampleBudget(8),
+        held_out=0.1,
+        evaluation_tokens=400,
+        sharding=None,  # the ranks of this test are not connected
+    )
+    settings = replace(settings, objective=replace(settings.objective, masking=Masking(rate=0.3)))
+    monkeypatch.setattr(pre_training, "HeldOut", Unasked)
+    peaks, draws = on_two_ranks(
+        pre_training, lambda: pre_training.pretrain(settings, corpus, tmp_path / "run"), monkeypatch
+    )
+    forward = forward_flops(
+        encoder, (MaskedHead(), PoolerHead(), PairHead()), 32, settings.objective.predicted
+    )
+    assert peaks == [Peak(3 * forward, 2 * RATE)] * 2
+    assert not torch.equal(*draws)
+    torch.manual_seed(settings.seed + 1)
+    assert torch.equal(torch.rand(4), draws[0])
+
+
+def test_ranks_that_fine_tune_draw_by_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = str(write_tsv(tmp_path / "train.tsv", make_examples(32, 0)))
+    settings = FinetuneConfig(
+        model=str(make_folder(tmp_path / "bert")), train=train, training=FP32, length=16
+    )
+    begin = partial(fine_tuning.finetune, settings, tmp_path / "run", device="cpu")
+    peaks, draws = on_two_ranks(fine_tuning, begin, monkeypatch, fine_fit)
+    ready = fine_tuning.prepare_run(settings, tmp_path / "other", CPU)
+    lengths = [len(sequence.ids) for sequence in ready.data.sequences]
+    forward = forward_flops(
+        ready.learner.model.config, (LabelHead(2), PoolerHead()), sum(lengths) // len(lengths)
+    )
+    assert peaks == [Peak(3 * forward, 2 * RATE)] * 2
+    assert not torch.equal(*draws)
+    torch.manual_seed(settings.ordered_by + 1)
+    assert torch.equal(torch.rand(4), draws[0])

@@ -1,0 +1,318 @@
+"""Preflight: every finding is reached by data that deserves it, and by none that does not."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from bothways.core.errors import BothwaysError
+from bothways.core.finding import Finding, places, report_findings
+from bothways.model.config import EncoderConfig
+from bothways.model.flops import kept_floats
+from bothways.model.heads import LabelHead, PoolerHead
+from bothways.model.positions import Learned
+from bothways.tasks.classification.checks import check_examples
+from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.text_examples import TextExample
+from bothways.training.checkpoint import Keep
+from bothways.training.durations import Steps
+from bothways.training.optimizers import AdamW
+from bothways.training.preflight import machine as preflight
+from bothways.training.preflight.machine import check_machine
+from bothways.training.preflight.memory import Load
+from bothways.training.preflight.text import check_casing, check_inputs, check_model
+from bothways.training.run import Training
+from bothways.training.schedules import WSD, Constant
+from toy_task import VOCABULARY, WORDS, make_tokenizer
+
+CPU = torch.device("cpu")
+
+
+def said(findings: list[Finding]) -> list[tuple[str, str]]:
+    return [(finding.check, finding.severity) for finding in findings]
+
+
+def fair(count: int, start: int = 0) -> list[TextExample]:
+    return [
+        TextExample(f"text {number}", None, "xy"[number % 2], f"a:{number}")
+        for number in range(start, start + count)
+    ]
+
+
+def test_good_data_gets_a_baseline_and_no_complaint() -> None:
+    (finding,) = check_examples(fair(40), fair(10, 40))
+    assert (finding.check, finding.severity) == ("balance", "note")
+    assert finding.what == "always answering 'x' would be right for 50.0% of the training data"
+
+
+@pytest.mark.parametrize(
+    ("train", "dev", "expected", "message"),
+    [
+        (
+            [TextExample(" ", None, "x", "a:3")],
+            [],
+            ("rows", "error"),
+            "1 example has an empty text: a:3",
+        ),
+        (
+            [TextExample("t", "", "x", "a:4")],
+            [],
+            ("rows", "error"),
+            "1 example has an empty text: a:4",
+        ),
+        (
+            [TextExample("t", None, None, "a:5")],
+            [],
+            ("labels", "error"),
+            r"1 example has no label .*: a:5",
+        ),
+        (
+            [],
+            [TextExample("t", None, "z", "d:1")],
+            ("labels", "error"),
+            r"1 dev example has labels without a training example: d:1 \('z'\)",
+        ),
+        (
+            [TextExample("t", None, "z", "a:6")],
+            fair(4, 90),
+            ("labels", "warning"),
+            "no dev example has one of the labels z",
+        ),
+        (
+            [TextExample(f"t{n}", None, "x") for n in range(500)],
+            [],
+            ("balance", "warning"),
+            r"96.3% of the training examples are 'x'",
+        ),
+        (
+            [TextExample(f"t{n}", None, "xy"[n % 2]) for n in range(200)]
+            + [TextExample("t", None, "z")],
+            [],
+            ("balance", "warning"),
+            r"classes with less than 1% of the training examples are hardly learned: z \(1\)",
+        ),
+        (
+            [],
+            [TextExample("text 3", None, "y", "d:9")],
+            ("overlap", "warning"),
+            "1 of 1 dev examples is also in the training data: d:9",
+        ),
+        (
+            [TextExample(f"t{n}", None, f"{n % 5}.{n}") for n in range(90)],
+            [],
+            ("labels", "warning"),
+            r"the 92 labels look like scores \(0\.0, ",
+        ),
+    ],
+)
+def test_flaws_of_examples_are_found(
+    train: list[TextExample], dev: list[TextExample], expected: tuple[str, str], message: str
+) -> None:
+    import re
+
+    findings = check_examples([*fair(40), *train], dev)
+    found = [finding for finding in findings if (finding.check, finding.severity) == expected]
+    assert any(re.search(message, finding.what) for finding in found), findings
+
+
+def test_one_class_and_none_are_errors() -> None:
+    one = check_examples([TextExample(f"t{n}", None, "x") for n in range(9)], [])
+    assert [finding.what for finding in one] == [
+        "training needs at least two classes, and the only label is 'x'"
+    ]
+    [none] = check_examples([TextExample("t", None, None, "a:1")], [])
+    assert (none.severity, none.what[:30]) == ("error", "no example has a label: its co")
+
+
+def test_texts_that_differ_in_the_second_are_no_overlap() -> None:
+    train, dev = (
+        [TextExample("a", "b", "x"), TextExample("c", "d", "y")],
+        [TextExample("a", "c", "x"), TextExample("a", None, "y")],
+    )
+    assert "overlap" not in {finding.check for finding in check_examples(train, dev)}
+
+
+def test_ids_and_positions_are_held_against_the_tables(tmp_path: Path) -> None:
+    tokenizer, size = make_tokenizer(tmp_path), len(VOCABULARY)
+    encoder = EncoderConfig(size, 8, 1, 1, 8, position=Learned(16))
+    assert check_model(encoder, tokenizer, 16) == []
+    ids, positions = check_model(dataclasses.replace(encoder, vocab=size - 1), tokenizer, 17)
+    assert (ids.check, ids.severity) == ("ids", "error")
+    assert f"ids up to {size - 1}, but the model's embedding has {size - 1} rows" in ids.what
+    assert (positions.check, positions.severity) == ("positions", "error")
+    assert positions.what == "sequences of 17 tokens are longer than the model's 16 positions"
+
+
+def test_casing_is_held_against_the_vocabulary(tmp_path: Path) -> None:
+    lower, capital = [" ".join(WORDS)], [" ".join(WORDS).title()]
+    uncased, keeping = (
+        make_tokenizer(tmp_path / "a"),
+        make_tokenizer(tmp_path / "b", lowercase=False),
+    )
+    assert check_casing(uncased, capital) == check_casing(keeping, lower) == []
+    (finding,) = check_casing(keeping, capital)
+    assert (finding.check, finding.severity) == ("casing", "warning")
+    assert "100.0% of tokens are unknown, lower-cased 0.0%" in finding.what
+    cased = (*VOCABULARY[:5], *WORDS[:5], *(word.title() for word in WORDS[5:]))
+    (finding,) = check_casing(make_tokenizer(tmp_path / "c", cased), lower)
+    assert finding.what.startswith(
+        "the vocabulary is cased (50% of its tokens have capitals), but the tokenizer lower-cases"
+    )
+    assert check_casing(make_tokenizer(tmp_path / "d", cased, lowercase=False), ["Fox"]) == []
+
+
+def test_a_sample_of_the_texts_decides_about_casing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bothways.training.preflight.text.SAMPLE", 4)
+    texts = ["ape"] * 96 + ["APE"] * 4
+    assert check_casing(make_tokenizer(tmp_path, lowercase=False), texts) == []
+    assert check_casing(make_tokenizer(tmp_path, lowercase=False), texts[::-1]) != []
+
+
+def test_what_is_cut_and_what_is_unknown_is_counted(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path)
+    short, long = (
+        TextExample("ape bee", None, "x"),
+        TextExample("ape bee cat dog elk fox", None, "x"),
+    )
+    assert (
+        check_inputs(ClassificationTask().encode([short] * 3, tokenizer, ("x",), 8), tokenizer, 8)
+        == []
+    )
+    (finding,) = check_inputs(
+        ClassificationTask().encode([short, short, short, long], tokenizer, ("x",), 6), tokenizer, 6
+    )
+    assert (finding.check, finding.severity) == ("truncation", "warning")
+    assert finding.what == (
+        "1 of 4 examples (25.0%) is longer than 6 tokens and is cut: 16.7% of all tokens are not read"
+    )
+    (finding,) = check_inputs(
+        ClassificationTask().encode([TextExample("ape yak", None, "x")], tokenizer, ("x",), 8),
+        tokenizer,
+        8,
+    )
+    assert (finding.check, finding.what) == (
+        "unknown",
+        "25.0% of the tokens are unknown to the vocabulary",
+    )
+
+
+LOAD = Load(
+    ((EncoderConfig(1000, 64, 2, 2, 128), (PoolerHead(), LabelHead(2))),),
+    length=128,
+    microbatch=4096,
+    training=Training(Steps(1), AdamW(), Constant(), keep=Keep(1)),
+)
+
+
+def with_training(**changes: object) -> Load:
+    training = dataclasses.replace(LOAD.training, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(LOAD, training=training)
+
+
+def test_an_average_and_the_checkpoint_of_a_plateau_take_room() -> None:
+    more = with_training(ema=0.9, schedule=WSD())
+    assert (LOAD.checkpoints, more.checkpoints) == (3, 4)
+    assert (LOAD.saved, more.saved) == (12 * LOAD.parameters, 16 * LOAD.parameters)
+    assert more.memory(CPU).total - LOAD.memory(CPU).total == 4 * LOAD.parameters
+
+
+def test_a_model_that_fits_the_machine_is_not_mentioned(tmp_path: Path) -> None:
+    assert check_machine(LOAD, tmp_path, CPU) == []
+
+
+def test_two_models_take_the_memory_of_both() -> None:
+    """Parameters that they have in common count once."""
+    two = dataclasses.replace(LOAD, models=(*LOAD.models, *LOAD.models), shared=1000)
+    assert two.parameters == 2 * LOAD.parameters - 1000
+    assert two.memory(CPU).total == 2 * LOAD.memory(CPU).total - 16 * 1000
+    assert (two.saved, two.fixed) == (12 * two.parameters, 16 * two.parameters)
+
+
+def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = LOAD.parameters * (3 * 12 + 4)
+    monkeypatch.setattr(preflight, "disk_free", lambda folder: needed)
+    assert check_machine(LOAD, tmp_path, CPU) == []
+    monkeypatch.setattr(preflight, "disk_free", lambda folder: needed - 1)
+    (finding,) = check_machine(LOAD, tmp_path, CPU)
+    assert (finding.check, finding.severity, finding.where) == ("disk", "error", str(tmp_path))
+    monkeypatch.setattr(preflight, "disk_free", lambda folder: 2**18)
+    assert (
+        check_machine(LOAD, tmp_path, CPU)[0].what
+        == "3 checkpoints and the model take 6.4 MiB, but 0.2 MiB are free"
+    )
+
+
+def test_checkpoints_of_the_run_itself_are_room_for_a_resumed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = LOAD.parameters * (3 * 12 + 4)
+    for name in ("step-5", "model"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(bytes(1000))
+    monkeypatch.setattr(preflight, "disk_free", lambda folder: needed - 2000)
+    assert check_machine(LOAD, tmp_path, CPU) == []
+    monkeypatch.setattr(preflight, "disk_free", lambda folder: needed - 2001)
+    assert said(check_machine(LOAD, tmp_path, CPU)) == [("disk", "error")]
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [(1.01, []), (0.99, [("memory", "warning")]), (0.0, [("memory", "error")])],
+)
+def test_memory_is_forecast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, expected: list[tuple[str, str]]
+) -> None:
+    fixed = 16 * LOAD.parameters
+    free = int(fixed + (LOAD.memory(CPU).total - fixed) * share) - (share == 0)
+    monkeypatch.setattr(preflight, "memory_available", lambda device: free)
+    assert said(check_machine(LOAD, tmp_path, CPU)) == expected
+
+
+def test_recomputation_is_advised_where_it_would_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "memory_available", lambda device: 16 * LOAD.parameters)
+    again = with_training(recompute=True)
+    assert again.memory(CPU).total < LOAD.memory(CPU).total
+    fixes = [check_machine(load, tmp_path, CPU)[0].fix for load in (LOAD, again)]
+    assert fixes == [
+        "Halve it; it is 4096. Or set training.recompute=true.",
+        "Halve it; it is 4096.",
+    ]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_memory_forecast_is_of_weights_and_of_the_tokens_of_a_microbatch(
+    recompute: bool,
+) -> None:
+    """In fp32, with a gradient and two moments for each weight."""
+    load = with_training(recompute=recompute)
+    tokens = 4 * kept_floats(LOAD.models[0][0], LOAD.length, CPU, recompute) * LOAD.microbatch
+    assert load.memory(CPU).total == 16 * LOAD.parameters + tokens
+
+
+def test_errors_are_listed_in_one_message_and_the_rest_is_returned() -> None:
+    note, warning = (
+        Finding("time", "note", "n"),
+        Finding("unknown", "warning", "w", "tokenizer", "Change it."),
+    )
+    assert report_findings([note, warning]) == [warning, note]
+    assert str(warning) == "tokenizer: w. Change it."
+    one = Finding("rows", "error", "one", "a:1", "Mend it.")
+    with pytest.raises(BothwaysError, match=r"^a:1: one\n  Mend it\.$"):
+        report_findings([note, one, warning])
+    with pytest.raises(
+        BothwaysError,
+        match=r"^2 errors must be corrected before training:\n  1\. a:1: one. Mend it\.\n  2\. two$",
+    ):
+        report_findings([one, warning, Finding("labels", "error", "two")])
+
+
+def test_only_the_first_places_are_named() -> None:
+    assert places(["a", "b"]) == "a, b"
+    assert places([str(n) for n in range(12)]) == "0, 1, 2, 3, 4 and 7 more"

@@ -1,0 +1,159 @@
+"""The memory of a rank by its parts, and the placement chosen for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from bothways.core.errors import ResourceError
+from bothways.model.config import EncoderConfig
+from bothways.model.flops import LossFloats, kept_floats
+from bothways.model.heads import MaskedHead, PairHead
+from bothways.model.model import Model
+from bothways.training.durations import Steps
+from bothways.training.optimizers import (
+    AdamW,
+    BertAdam,
+    Lamb,
+    Muon,
+    StableAdamW,
+    build_optimizer,
+    update,
+)
+from bothways.training.preflight.memory import USABLE, Load, choose_placement
+from bothways.training.run import Training
+from bothways.training.schedules import Constant
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+VOCABULARY, WIDTH, DEPTH = 1000, 64, 4
+ENCODER = EncoderConfig(VOCABULARY, WIDTH, DEPTH, 2, 4 * WIDTH)
+TRAINING = Training(Steps(1), AdamW(), Constant(), precision="fp32")
+LOAD = Load(
+    ((ENCODER, (MaskedHead(), PairHead())),),
+    length=128,
+    microbatch=1024,
+    training=TRAINING,
+    losses=LossFloats(2 * 0.15 * VOCABULARY),
+)
+BLOCK = 12 * WIDTH**2 + 13 * WIDTH
+"""Four matrices of attention and two of the feed-forward layer, their biases, two LayerNorms."""
+
+
+def test_blocks_are_counted_apart_from_the_rest() -> None:
+    largest, outside = LOAD.block_sizes
+    assert largest == BLOCK
+    assert outside == LOAD.parameters - DEPTH * BLOCK
+    two = dataclasses.replace(LOAD, models=(*LOAD.models, *LOAD.models), shared=7)
+    assert two.block_sizes == (BLOCK, 2 * outside - 7)
+
+
+def test_the_parts_of_a_whole_rank() -> None:
+    memory = LOAD.memory(CPU)
+    kept = kept_floats(ENCODER, 128, CPU, precision="fp32") + 2 * 0.15 * VOCABULARY
+    assert memory.weights == memory.gradients == 4 * LOAD.parameters
+    assert memory.optimizer == 8 * LOAD.parameters
+    assert memory.activations == pytest.approx(4 * 1024 * kept)
+    assert memory.gathered == 0
+    assert LOAD.memory(CPU, "replicated", 8) == memory
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        AdamW(), AdamW(lr="auto"), BertAdam(), Lamb(), StableAdamW(), Muon(),
+        functools.partial(torch.optim.SGD, lr=0.1),
+        functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        functools.partial(torch.optim.AdamW, amsgrad=True),
+    ],
+)  # fmt: skip
+def test_the_moments_are_those_that_the_optimizer_keeps(optimizer: Any) -> None:
+    encoder = dataclasses.replace(ENCODER, depth=2)
+    model = Model(encoder, (MaskedHead(), PairHead()))
+    matrices = {
+        f"{name}.{own}": count
+        for name, module in model.named_modules()
+        for own, count in getattr(module, "hidden_matrices", {}).items()
+    }
+    given = dataclasses.replace(optimizer, lr=1.0) if hasattr(optimizer, "kind") else optimizer
+    real = build_optimizer(given, model.named_parameters(), matrices=matrices)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    update(real, None)
+    kept = sum(
+        value.nbytes
+        for parameter, state in real.state.items()
+        for value in state.values()
+        if value.shape == parameter.shape
+    )
+    training = dataclasses.replace(TRAINING, optimizer=optimizer)
+    load = dataclasses.replace(
+        LOAD, models=((encoder, (MaskedHead(), PairHead())),), training=training
+    )
+    assert load.memory(CPU).optimizer == kept
+    assert load.saved == 4 * load.parameters + kept
+    assert load.memory(CPU, "sharded", 4).optimizer == kept / 4
+
+
+def test_a_shard_holds_its_part_and_what_it_gathers() -> None:
+    whole, shard = LOAD.memory(CPU), LOAD.memory(CPU, "sharded", 4)
+    assert shard.weights == whole.weights / 4
+    assert shard.optimizer == whole.optimizer / 4
+    assert shard.activations == whole.activations
+    assert shard.gathered == 8 * (2 * BLOCK + LOAD.parameters - DEPTH * BLOCK)
+
+
+def test_a_device_of_another_machine_needs_no_driver() -> None:
+    """Its attention kernels keep no probabilities, so that a token takes as much at any length."""
+    assert LOAD.memory(GPU) == dataclasses.replace(LOAD, length=16).memory(GPU)
+
+
+@pytest.mark.parametrize("placement", ["single", "sharded"])
+def test_the_largest_microbatch_is_the_last_that_fits(placement: str) -> None:
+    free = 1.5 * LOAD.memory(CPU, placement, 2).total  # type: ignore[arg-type]
+    most = LOAD.largest_microbatch(free, CPU, placement, 2)  # type: ignore[arg-type]
+    for tokens, fits in ((most, True), (most + 1, False)):
+        each = dataclasses.replace(LOAD, microbatch=tokens)
+        assert each.fits(free, CPU, placement, 2) == fits  # type: ignore[arg-type]
+    assert LOAD.largest_microbatch(1.0, CPU) == 0
+
+
+def test_the_simplest_placement_that_fits_is_chosen() -> None:
+    # Weights and moments outweigh the activations of few tokens, so that shards are smaller.
+    load = dataclasses.replace(
+        LOAD, models=((dataclasses.replace(ENCODER, depth=40), (MaskedHead(),)),), microbatch=128
+    )
+    whole = 1.001 * load.memory(CPU).total / USABLE
+    shard = 1.001 * load.memory(CPU, "sharded", 8).total / USABLE
+    assert shard < whole
+    assert choose_placement(load, 1, whole, CPU).placement == "single"
+    assert choose_placement(load, 8, whole, CPU).placement == "replicated"
+    chosen = choose_placement(load, 8, shard, CPU)
+    assert chosen.placement == "sharded"
+    assert chosen.memory == load.memory(CPU, "sharded", 8)
+    with pytest.raises(ResourceError, match=r"of memory on each rank\.$"):
+        choose_placement(load, 8, shard / 50, CPU)
+
+
+def test_each_remedy_of_a_refusal_fits() -> None:
+    recomputed = dataclasses.replace(LOAD, training=dataclasses.replace(TRAINING, recompute=True))
+    free = 1.001 * recomputed.memory(CPU).total / USABLE
+    with pytest.raises(ResourceError, match=r"^memory: a step takes") as refused:
+        choose_placement(LOAD, 1, free, CPU)
+    fix = refused.value.fix or ""
+    assert "This would fit: training.recompute=true; " in fix
+    [tokens] = map(int, re.findall(r"microbatch_tokens=(\d+)", fix))
+    assert tokens % LOAD.length == 0
+    for load in (recomputed, dataclasses.replace(LOAD, microbatch=tokens)):
+        assert choose_placement(load, 1, free, CPU).placement == "single"
+
+    one = dataclasses.replace(LOAD, microbatch=128)
+    free = 1.001 * one.memory(CPU, "sharded", 4).total / USABLE
+    with pytest.raises(ResourceError) as refused:
+        choose_placement(one, 1, free, CPU)
+    [ranks] = map(int, re.findall(r"(\d+) ranks, sharded", refused.value.fix or ""))
+    assert ranks == 4
