@@ -68,13 +68,13 @@ def test_text_that_only_looks_like_a_parameter_stays() -> None:
 
 
 LIBRARY = Path(bothways.__file__).parent
-COMMANDS = {"commands", "cli.py", "quickstart", "paper", "bench", "serving"}
+COMMANDS = {"cli", "lab", "serving"}
 """Only commands reach these, or a message of theirs is for who starts a server."""
 
 
 def test_advice_of_the_library_names_no_option() -> None:
     """Options are spelled by `argument`, unless only a command has the parameter."""
-    only = "rows|spread|positions|keep-going|max-restarts|resume|tokens|corpus|hardware|grid|ray"
+    only = "rows|spread|positions|keep-going|max-restarts|tokens|corpus|hardware|ray"
     option = re.compile(rf"""fix\s*\+?=\s*\(?\s*f?["'][^"']*?--(?!(?:{only})\b)[a-z]""")
     found = [
         f"{file.relative_to(LIBRARY)}: {match.group()}"

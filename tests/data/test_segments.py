@@ -663,7 +663,7 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_one_message(tmp_path, name
     source.build(plan)
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(
-        DataError, match=r"is shorter than .*\n.*same command again, with --resume"
+        DataError, match=r"is shorter than .*\n.*repeat the same call, with resume=True"
     ) as caught:
         source.build(plan) if name == "tokens" else next(source.read(Cursor(1)))
     assert caught.value.where == str(tmp_path / name)

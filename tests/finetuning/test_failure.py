@@ -79,7 +79,7 @@ def test_a_rate_that_is_far_too_high_is_found_out(data: LabelledData) -> None:
     assert "for all 60 dev examples; its accuracy on the dev data, 0." in text
     assert "its training loss, " in text
     assert text.endswith(
-        "Try other seeds (--seeds 5), more epochs (training.until; it made 10 updates) and a lower rate "
+        "Try other seeds (seed=1), more epochs (training.until; it made 10 updates) and a lower rate "
         "(training.optimizer.lr=0.0003)."
     )
 
@@ -253,7 +253,7 @@ def test_a_task_without_a_baseline_of_its_own_knows_none() -> None:
             AdamW(2e-5),
             Linear(Steps(100)),
             False,
-            "Try other seeds (--seeds 5) and more epochs (training.until).",
+            "Try other seeds (seed=1) and more epochs (training.until).",
         ),
         (
             BertAdam(5e-5),
@@ -277,7 +277,7 @@ def test_nothing_is_advised_that_was_done(
 def test_a_short_run_is_advised_to_go_on_and_no_lower_rate() -> None:
     failed = Failure(("one",), finetune_adam(), updates=3)
     assert str(failed).endswith(
-        "Try other seeds (--seeds 5) and more epochs (training.until; it made 3 updates)."
+        "Try other seeds (seed=1) and more epochs (training.until; it made 3 updates)."
     )
     assert "a lower rate" in str(Failure(("one",), finetune_adam(), updates=3_000))
 

@@ -247,6 +247,24 @@ def test_questions_in_rows_are_numbered_as_in_files(tmp_path: Path) -> None:
     assert {e.id for e in of_rows.train + of_rows.dev} == {"1", "2", "3"}
 
 
+def test_folds_of_rows_in_memory_are_scored_and_predicted(tmp_path: Path) -> None:
+    toy_folder.make_folder(tmp_path / "bert")
+    examples = toy_folder.make_examples(24, 0)
+    rows = ({"text": example.text, "label": example.label} for example in examples)
+    kinds = set[str]()
+    result = bothways.finetune(
+        tmp_path / "bert", rows, folds=2, epochs=1, progress=False,
+        metrics={"mistakes": lambda predictions, examples: 0.0},
+        on_event=lambda event: kinds.add(type(event).__name__),
+    )  # fmt: skip
+    assert [row["truth"] for row in result.predictions] == [e.label for e in examples]
+    assert {row["fold"] for row in result.predictions} == {1, 2}
+    assert set(result.metrics) == set(result.deviations) > {"accuracy", "mistakes"}
+    assert result.folder is None
+    assert kinds
+    assert "CrossValidation(accuracy=" in repr(result)
+
+
 def test_folds_predict_each_row_once(tmp_path: Path) -> None:
     toy_folder.make_folder(tmp_path / "bert")
     examples = toy_folder.make_examples(30, 0)

@@ -111,7 +111,7 @@ def test_a_full_disk_of_one_rank_is_the_same_message_on_all(tmp_path: Path) -> N
         assert first.startswith(f"ResourceError {tmp_path / name / 'step-3'}: cannot be written: ")
         assert "File too large" in first
         assert first.count("\n") == 1
-        assert "run the same command again, with --resume" in first
+        assert "repeat the same call, with resume=True" in first
         assert not [*(tmp_path / name).glob(".writing-*")]
     assert "(rank 1)" in (tmp_path / "parts-0").read_text()
 

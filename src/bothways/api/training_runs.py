@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from bothways.api.arguments import choice, dev_source, given_corpora, source_name
 from bothways.core.bar import shown_progress
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from bothways.finetuning.fit import FinetuneResult
     from bothways.finetuning.metrics import OwnMetrics
     from bothways.finetuning.prepare import Rows
+    from bothways.lab.sweeps.folds import CrossValidation
     from bothways.model.config import ModelConfig
     from bothways.objectives.objective import Objective
     from bothways.pretraining.adapt import Adaptation
@@ -181,12 +182,37 @@ def adapt(  # noqa: PLR0913 – one option per question
         )
 
 
+@overload
+def finetune(
+    model: str | Path,
+    train: Rows,
+    dev: Rows | float | None = None,
+    task: str | Trainable = "classify",
+    *,
+    folds: None = None,
+    **settings: Any,
+) -> FinetuneResult: ...
+
+
+@overload
+def finetune(
+    model: str | Path,
+    train: Rows,
+    dev: None = None,
+    task: str | Trainable = "classify",
+    *,
+    folds: int,
+    **settings: Any,
+) -> CrossValidation: ...
+
+
 def finetune(  # noqa: PLR0913 – one option per question
     model: str | Path,
     train: Rows,
     dev: Rows | float | None = None,
     task: str | Trainable = "classify",
     *,
+    folds: int | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     seed: int = 0,
@@ -196,7 +222,7 @@ def finetune(  # noqa: PLR0913 – one option per question
     progress: Progress | bool = True,
     on_event: Callable[[Event], object] = lambda event: None,
     **settings: Any,
-) -> FinetuneResult:
+) -> FinetuneResult | CrossValidation:
     """Fine-tune a model on labelled data; with `out`, save it in `out/model`.
 
     Args:
@@ -205,6 +231,8 @@ def finetune(  # noqa: PLR0913 – one option per question
             `dev=0.2` splits a fifth from `train`, by class, with equal texts on one side, and
             `group="user"` keeps the rows with equal values of a column together.
         task: a name such as "classify", "ner" or "qa", or a task.
+        folds: number of folds of a cross-validation: a run per fold of `train`, which is then the
+            dev data. The result has `metrics`, `deviations` and `predictions` for all rows.
         out: folder of the run with checkpoints and metrics; `None` trains in memory.
         resume: continue from the newest checkpoint in `out`.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
@@ -243,12 +271,16 @@ def finetune(  # noqa: PLR0913 – one option per question
         >>> result = bothways.finetune("my-bert", **data, metrics=fewest, metric="mistakes")
         >>> result.metrics["mistakes"]
         0.0
+        >>> result = bothways.finetune("my-bert", rows * 8, folds=2, epochs=1)
+        >>> [row["truth"] for row in result.predictions][:3], "accuracy" in result.deviations
+        (['yes', 'no', 'yes'], True)
     """
     from bothways.core.config.reader import replaced_members
     from bothways.core.errors import ConfigError
     from bothways.finetuning import run
     from bothways.finetuning.config import RECIPES
     from bothways.finetuning.prepare import FinetuneConfig, load_config
+    from bothways.lab.sweeps.folds import cross_validate, first_fold
     from bothways.tasks.base import Task
     from bothways.tasks.catalogue import trainable_task
 
@@ -258,7 +290,7 @@ def finetune(  # noqa: PLR0913 – one option per question
         what = f"must be a name or a task, not {type(chosen).__name__}"
         fix = 'Write task="regress"; with settings, task=RegressionTask(lstm=768).'
         raise ConfigError(what, where="task", fix=fix)
-    dev_name, dev_rows = dev_source(dev)
+    dev_name, dev_rows = dev_source(dev if folds is None else first_fold(folds, dev))
     base = FinetuneConfig(
         model=str(model),
         train=source_name(train, "train"),
@@ -271,6 +303,12 @@ def finetune(  # noqa: PLR0913 – one option per question
     with shown_progress(progress) as shown:
         for note in replaced_members(config, base):
             shown.message(f"note: {note}")
+        if folds is not None:
+            rows = list(train) if isinstance(train, Iterator) else train
+            return cross_validate(
+                config, folds, folder, rows,
+                resume=resume, device=device, progress=shown, on_event=on_event,
+            )  # fmt: skip
         return run.finetune(
             config,
             folder,

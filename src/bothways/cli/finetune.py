@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from bothways.finetuning.prepare import FinetuneConfig
     from bothways.finetuning.run import FinetuneResult
+    from bothways.lab.sweeps.folds import CrossValidation
     from bothways.lab.sweeps.runs import Series
 
 
@@ -97,7 +98,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     from bothways.core.bar import error_console
     from bothways.core.errors import ConfigError
     from bothways.finetuning import run as job
-    from bothways.lab.sweeps.folds import finetune_folds
+    from bothways.lab.sweeps.folds import cross_validate, first_fold
     from bothways.lab.sweeps.runs import SweepFolder
     from bothways.lab.sweeps.seeds import finetune_seeds, parse_seeds
 
@@ -106,18 +107,22 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     options = {"lr": lr, "batch_size": batch_size, "max_length": max_length, "group": group}
     columns = {"text": text, "text_b": text_b, "label": label}
     taught = None if teacher is None else {"folder": teacher}
+    if folds is not None:
+        if seeds is not None:
+            what = "and --folds are both given"
+            raise ConfigError(what, where="--seeds", fix="Leave out one of the two.")
+        dev = first_fold(folds, dev)
     data = {"model": model, "train": train, "dev": dev, "teacher": taught}
     given = (*overrides, *end.settings)
     settings = settings_from({**data, **options}, columns, given, task, recipe, config)
     console = error_console()
     say_kernels(device)
     if folds is not None:
-        if seeds is not None:
-            what = "and --folds are both given"
-            raise ConfigError(what, where="--seeds", fix="Leave out one of the two.")
         with run_progress(out, console) as progress:
-            series = finetune_folds(settings, folds, SweepFolder(out, resume, device, progress))
-        print_folds(series, out, console)
+            scores = cross_validate(
+                settings, folds, out, resume=resume, device=device, progress=progress
+            )
+        print_folds(scores, out, console)
     elif seeds is None:
         with run_progress(out, console) as progress:
             done = job.finetune(settings, out, resume=resume, device=device, progress=progress)
@@ -208,22 +213,18 @@ def print_series(series: Series, out: Path, console: Console) -> None:
         say(console, failed if series.all_failed else said)
 
 
-def print_folds(series: Series, out: Path, console: Console) -> None:
+def print_folds(scores: CrossValidation, out: Path, console: Console) -> None:
     """Print mean and deviation of each metric; raise KeyboardInterrupt if a run was interrupted."""
     from bothways.core.report.terminal import metric_table
-    from bothways.lab.sweeps.folds import PREDICTIONS, fold_spread
+    from bothways.lab.sweeps.folds import PREDICTIONS
     from bothways.training.parallel import is_main, plan_here
 
-    if not series.finished:
+    if not scores.series.finished:
         stop_saved(console)
     if not is_main(plan_here()):
         return
-    spread = fold_spread(series)
-    columns = {
-        "mean": {name: one.mean for name, one in spread.items()},
-        "deviation": {name: one.deviation for name, one in spread.items()},
-    }
-    title = f"{counted(len(series.scored), 'folds')}, each scored by the model of the others"
+    columns = {"mean": scores.metrics, "deviation": scores.deviations}
+    title = f"{counted(len(scores.series.scored), 'folds')}, each scored by the model of the others"
     show_lines(output_console(), metric_table(title, columns))
     say(console, f"A prediction for each row is in {out / PREDICTIONS}.")
 

@@ -18,7 +18,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 import bothways
 from bothways.cli import mistakes
-from bothways.core.advice import interface
+from bothways.core.advice import interface, render
 from bothways.core.errors import AGAIN, BothwaysError, LostRankError
 from bothways.core.runtime.allocator import tune_allocator
 from bothways.core.runtime.limits import limit_threads
@@ -222,7 +222,7 @@ def _run() -> None:
             raise
         if error.filename is not None or not _is_full(sys.stdout.fileno()):
             what = f"{error.filename or 'a file'}: cannot be read or written: {error.strerror}"
-            _fail(f"{what}\n  Look at the disk, then {AGAIN}.")
+            _fail(f"{what}\n  Look at the disk, then {render(AGAIN)}.")
         # Python flushes stdout once more at exit; send that to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail(f"the output cannot be written: {error.strerror}\n  Free some space for it.")

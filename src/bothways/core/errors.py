@@ -22,11 +22,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from bothways.core.advice import Interface, render
+from bothways.core.advice import Interface, argument, render
 from bothways.core.terminal import printable, shortened
 
-AGAIN = "run the same command again, with --resume if it has this option"
-"""What continues any work that was ended, for the sentence that says what to do."""
+AGAIN = f"repeat the same call, with {argument(resume=True)} if it has this option"
+"""How to continue any work that has ended, for the advice of an error."""
 
 
 _LONG_PATH = 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,16 @@ def listed(names: Iterable[str], limit: int = 8) -> str:
     names = list(names)
     more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
+
+
+def result_line(name: str, metrics: Mapping[str, float], **fields: object) -> str:
+    """Return the `repr` of a result: its metrics to four digits, then the fields that are not None.
+
+    Example: "FinetuneResult(accuracy=0.9125, f1=0.9071, steps=120)".
+    """
+    shown = {key: f"{value:.4g}" for key, value in metrics.items()}
+    shown |= {key: str(value) for key, value in fields.items() if value is not None}
+    return printable(f"{name}({', '.join(f'{key}={value}' for key, value in shown.items())})")
 
 
 _OF_ONE = {

@@ -30,7 +30,6 @@ from bothways.training.run import Training
 from bothways.training.schedules import GoogleLinear, Linear
 from bothways.training.shorthands import (
     SAME_SETTINGS,
-    TRAINING_ELSEWHERE,
     TRAINING_NAMES,
     expand_names,
 )
@@ -220,7 +219,6 @@ SHORTHANDS: Mapping[str, str] = {
 """Common names of settings → their dotted paths; `expand_shorthands` accepts `batch=16`, too."""
 
 ELSEWHERE: Mapping[str, str] = {
-    **TRAINING_ELSEWHERE,
     "per_device_train_batch_size": "batch_size", "train_batch_size": "batch_size",
     "compute_metrics": "metrics", "train_dataset": "train", "eval_dataset": "dev",
     "class_weights": "task.weighting", "text_column": "columns", "label_column": "columns",

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from bothways.core.advice import argument, render
 from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress, track
 from bothways.core.sequence import Sequence
@@ -87,7 +88,7 @@ class Failure:
         """Return the signs and the advice; for one of several runs, without the advice of other
         seeds.
         """
-        seeds = () if several or self.unfinished else ("other seeds (--seeds 5)",)
+        seeds = () if several or self.unfinished else (f"other seeds ({render(argument(seed=1))})",)
         verdict = "could learn more" if self.unfinished else "has probably failed"
         advice = _join([*seeds, *self._advice()])
         return f"this run {verdict}: {'; '.join(self.reasons)}. Try {advice}."

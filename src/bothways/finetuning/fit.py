@@ -22,6 +22,7 @@ from bothways.core.config.checks import require_choice
 from bothways.core.finding import Finding
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import device_of
+from bothways.core.terminal import result_line
 from bothways.data.loader import Share, ahead
 from bothways.finetuning.automatic import usual_rate
 from bothways.finetuning.config import FinetuneSettings
@@ -75,7 +76,7 @@ class FinetuneResult:
         origin: the data and the model of the run, for the record in `bothways.json`.
     """
 
-    learner: TaskLearner[Any, Any] = field(repr=False)
+    learner: TaskLearner[Any, Any]
     metrics: Metrics
     progress: RunState
     settings: FinetuneSettings
@@ -87,6 +88,15 @@ class FinetuneResult:
     card: Card | None = None
     baseline: Metrics = field(default_factory=dict)
     origin: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return result_line(
+            "FinetuneResult",
+            self.metrics,
+            steps=self.progress.steps,
+            finished=None if self.finished else False,
+            folder=self.folder,
+        )
 
     def predictor(self, precision: PredictPrecision = "fp32") -> Predictor:
         """Return the model prepared for predictions.

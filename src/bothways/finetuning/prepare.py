@@ -29,6 +29,7 @@ from bothways.finetuning.automatic import choose_automatic, tokens_read
 from bothways.finetuning.config import (
     ELSEWHERE,
     RECIPES,
+    SHORTHANDS,
     FinetuneSettings,
     expand_shorthands,
     tinybert_finetuning,
@@ -162,7 +163,7 @@ def load_config(
         )
         raise ConfigError(what, where="sharding", fix=fix)
     check_names(tree, ELSEWHERE)
-    return configs.load(FinetuneConfig, base=base, file=file, overrides=tree)
+    return configs.load(FinetuneConfig, base=base, file=file, overrides=tree, aliases=SHORTHANDS)
 
 
 @dataclass(frozen=True)

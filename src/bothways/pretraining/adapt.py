@@ -33,6 +33,7 @@ from bothways.core.json_reader import read_object
 from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Part, Progress
 from bothways.core.runtime.devices import choose_device
+from bothways.core.terminal import result_line
 from bothways.data.batching import TokenBudget
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import read_documents
@@ -115,6 +116,17 @@ class Adaptation:
     after: Mapping[str, Mapping[str, float]]
     vocabulary: VocabularyFit
     new_head: bool
+
+    def __repr__(self) -> str:
+        scores = {"before": self.before, "after": self.after}
+        metrics = {
+            f"{corpus}/perplexity {when}": values["perplexity"]
+            for when, corpora in scores.items()
+            for corpus, values in corpora.items()
+            if "perplexity" in values
+        }
+        steps = self.run.progress.steps
+        return result_line("Adaptation", metrics, steps=steps, folder=self.folder)
 
     @property
     def folder(self) -> Path | None:

@@ -33,9 +33,7 @@ from bothways.training.optimizers import AdamW, BertAdam, peak_rate
 from bothways.training.parallel import Sharding
 from bothways.training.run import Training
 from bothways.training.shorthands import (
-    TRAINING_ELSEWHERE,
     TRAINING_NAMES,
-    check_names,
     expand_names,
 )
 
@@ -169,7 +167,8 @@ def load_config(
             what = f"{tree[name]} is given, but a batch is a number of sequences or of tokens"
             fix = f"Write batch.kind=examples batch.n={tree[name]}, or batch.kind=tokens batch.n=…"
             raise ConfigError(what, where=name, fix=fix)
-    check_names(tree, TRAINING_ELSEWHERE)
     if "mixture" in tree and base.mixture is None:
         base = dataclasses.replace(base, mixture=Smoothed())
-    return configs.load(PretrainConfig, base=base, file=file, overrides=tree)
+    return configs.load(
+        PretrainConfig, base=base, file=file, overrides=tree, aliases=TRAINING_NAMES
+    )

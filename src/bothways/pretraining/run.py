@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.source import TrainingStep
+from bothways.core.terminal import result_line
 from bothways.data.corpus import Corpus
 from bothways.data.epoch_order import AllBut, DocumentIds
 from bothways.data.loader import ahead
@@ -75,10 +76,15 @@ class PretrainResult:
         folder: the model folder; None for an interrupted run.
     """
 
-    learner: Learner = field(repr=False)
+    learner: Learner
     progress: RunState
     metrics: Mapping[str, float]
     folder: Path | None = None
+
+    def __repr__(self) -> str:
+        metrics = {name.removeprefix("held-out/"): value for name, value in self.metrics.items()}
+        steps = self.progress.steps
+        return result_line("PretrainResult", metrics, steps=steps, folder=self.folder)
 
     @property
     def model(self) -> Model:

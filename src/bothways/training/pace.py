@@ -18,6 +18,7 @@ from typing import Literal
 
 import torch
 
+from bothways.core.advice import argument, render
 from bothways.training.parallel import Plan, all_gather, lost_contact
 
 SLOW = 1.5
@@ -127,8 +128,9 @@ class Watchdog:
 
     def message(self, doing: Doing, step: int) -> str:
         """Return the message for the end of the limit."""
+        resume = render(argument(resume=True))
         return (
             f"step {step}: rank {self._plan.rank} has been {doing} for more than "
             f"{self._limit:g} seconds, and ends.\n  The rank that did not wait for others is the "
-            f"cause. Look at its batch: bothways inspect-step RUN {step}; continue with --resume."
+            f"cause. Look at its batch: bothways inspect-step RUN {step}; continue with {resume}."
         )

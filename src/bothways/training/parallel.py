@@ -29,6 +29,7 @@ from torch.distributed.rendezvous import rendezvous
 from typing_extensions import assert_never
 
 import bothways
+from bothways.core.advice import argument
 from bothways.core.errors import BothwaysError, ConfigError, LostRankError, ResourceError
 from bothways.core.learner import Learner
 
@@ -282,10 +283,11 @@ def lost_contact(plan: Plan, error: BaseException, when: str = "") -> LostRankEr
     if cause is None:
         return None
     fix = "Its own message says why: above, or in the log of its machine. "
+    resume = argument(resume=True)
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        fix += "torchrun starts all ranks again while --max-restarts allows it; else add --resume."
+        fix += f"torchrun starts all ranks again while --max-restarts allows it; else add {resume}."
     else:
-        fix += "Start all ranks again with --resume: they continue from the last checkpoint."
+        fix += f"Start all ranks again with {resume}: they continue from the last checkpoint."
     what = f"{when}rank {plan.rank} has lost contact with another rank, which has probably ended"
     return LostRankError(what, fix=fix)
 

@@ -19,21 +19,15 @@ TRAINING_NAMES: Mapping[str, str] = {
 
 SAME_SETTINGS: Mapping[str, tuple[str, str]] = {
     "num_train_epochs": ("epochs", "{}"), "num_epochs": ("epochs", "{}"),
-    "max_steps": ("until", "{} steps"), "warmup_steps": ("warmup", "{} steps"),
-    "warmup_ratio": ("warmup", "{}"), "max_grad_norm": ("training.clip_norm", "{}"),
-    "lr_scheduler_type": ("schedule", "{}"), "eval_steps": ("evaluate", "{} steps"),
+    "max_steps": ("until", "{} steps"), "steps": ("until", "{} steps"),
+    "warmup_steps": ("warmup", "{} steps"), "warmup_ratio": ("warmup", "{}"),
+    "max_grad_norm": ("training.clip_norm", "{}"), "lr_scheduler_type": ("schedule", "{}"),
+    "eval_steps": ("evaluate", "{} steps"),
     "save_steps": ("training.save", "{} steps"), "logging_steps": ("training.report", "{} steps"),
     "patience": ("training.early_stopping", "{}"),
     "early_stopping_patience": ("training.early_stopping", "{}"),
 }  # fmt: skip
 """Names of transformers that mean the same → the name here, and the value here of a value there."""
-
-TRAINING_ELSEWHERE: Mapping[str, str] = {
-    "steps": "until", "gradient_accumulation_steps": "microbatch_tokens", "optim": "optimizer",
-    "fp16": "precision", "bf16": "precision", "eval_strategy": "evaluate",
-    "callbacks": "on_event", "output_dir": "out", "report_to": "training.trackers",
-}  # fmt: skip
-"""Names of transformers that mean something else → the nearest here."""
 
 
 def expand_names(

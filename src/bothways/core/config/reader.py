@@ -46,6 +46,7 @@ def load(
     base: C | None = None,
     file: Path | None = None,
     overrides: Tree | Iterable[str] = (),
+    aliases: Iterable[str] = (),
 ) -> C:
     """Load a configuration: defaults, then a TOML file, then overrides, of which later ones win.
 
@@ -53,6 +54,7 @@ def load(
         cls: the dataclass to build.
         base: the defaults; None for those of the class.
         overrides: a tree, or texts such as "encoder.depth=6".
+        aliases: common names of settings, which the error of an unknown key suggests, too.
 
     Raises:
         ConfigError: a key is unknown, a value is missing or not allowed, or a text is not a
@@ -60,7 +62,11 @@ def load(
     """
     low = read_toml(file) if file else {}
     top = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    known = [*(field.name for field in _fields(cls)), *aliases]
     try:
+        for key in top:
+            if key not in known:
+                raise _unknown("key", key, known, key, _deeper(key, base))
         return read(cls, merge(low, top), base=base)
     except ConfigError as error:
         place = str(error.where)

@@ -7,17 +7,20 @@ trusted; the predictions find wrong labels, and are what a second model may be t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import statistics
+import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bothways.core.atomic_files import replace_text
 from bothways.core.errors import ConfigError
-from bothways.core.progress import Progress
+from bothways.core.progress import SILENT, Progress
+from bothways.core.terminal import result_line
 from bothways.finetuning.prepare import FinetuneConfig, Rows, read_split
 from bothways.finetuning.run import finetune
 from bothways.finetuning.splits import SplitResult, fold_name
@@ -34,6 +37,7 @@ from bothways.lab.sweeps.runs import (
 from bothways.prediction.engine import predict
 from bothways.tasks.base import examples_fingerprint
 from bothways.training.parallel import is_main, plan_here
+from bothways.training.run import OnEvent
 
 PREDICTIONS = "out_of_fold.jsonl"
 """The file with the predictions, in the folder of a fold and of the series."""
@@ -49,14 +53,40 @@ class MetricSpread:
 
 
 @dataclass(frozen=True)
+class CrossValidation:
+    """The scores and predictions of a cross-validation.
+
+    Attributes:
+        metrics: mean of each metric over the folds.
+        deviations: standard deviation of each metric over the folds.
+        predictions: a prediction for each row by the model that was not trained on it, in the order
+            of the rows: a dict with "row" (from 1), "where", "truth", "prediction" and "fold".
+        series: the runs, one per fold.
+        folder: folder of the runs; None in memory.
+    """
+
+    metrics: Mapping[str, float]
+    deviations: Mapping[str, float]
+    predictions: tuple[dict[str, Any], ...]
+    series: Series
+    folder: Path | None = None
+
+    def __repr__(self) -> str:
+        folds = len(self.series.runs)
+        return result_line("CrossValidation", self.metrics, folds=folds, folder=self.folder)
+
+
+@dataclass(frozen=True)
 class FoldRun(FinetuneRun):
     """The run whose dev data is one fold.
 
     Attributes:
-        rows: to read instead of the source that the settings name.
+        rows: training data to read instead of the source in the settings.
+        on_event: called after each step, report, evaluation and checkpoint.
     """
 
     rows: Rows | None = None
+    on_event: OnEvent = field(default=lambda event: None, repr=False)
 
     def digests(self) -> dict[str, str]:
         """Return the sha256 of all rows of the fold's two sides, and of the model."""
@@ -74,7 +104,13 @@ class FoldRun(FinetuneRun):
     ) -> SweepOutcome | None:
         """Fine-tune, and write the predictions for the fold."""
         done = finetune(
-            self.settings, folder, train=self.rows, resume=resume, device=device, progress=progress
+            self.settings,
+            folder,
+            train=self.rows,
+            resume=resume,
+            device=device,
+            progress=progress,
+            on_event=self.on_event,
         )
         if not done.finished:
             return None
@@ -100,8 +136,61 @@ class FoldRun(FinetuneRun):
         )
 
 
+def cross_validate(
+    settings: FinetuneConfig,
+    folds: int,
+    out: Path | None = None,
+    rows: Rows | None = None,
+    *,
+    resume: bool = False,
+    device: str = "auto",
+    progress: Progress = SILENT,
+    on_event: OnEvent = lambda event: None,
+) -> CrossValidation:
+    """Fine-tune once per fold as `finetune_folds`, and read the scores and predictions.
+
+    Args:
+        out: folder of the runs; None for a temporary one, in which only one model is kept.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        keep: Literal["all", "best"] = "best" if out is None else "all"
+        place = SweepFolder(folder, resume, device, progress, keep=keep)
+        series = finetune_folds(settings, folds, place, rows, on_event)
+        file, lines = folder / PREDICTIONS, list[str]()
+        if series.finished and file.exists():  # on the main rank
+            lines = file.read_text(encoding="utf8").split("\n")[:-1]
+    spread = fold_spread(series)
+    return CrossValidation(
+        {name: one.mean for name, one in spread.items()},
+        {name: one.deviation for name, one in spread.items()},
+        tuple(json.loads(line) for line in lines),
+        series,
+        out,
+    )
+
+
+def first_fold(folds: int, dev: object = None) -> str:
+    """Return the name of the first fold, the dev data in the settings of a cross-validation.
+
+    Raises:
+        ConfigError: fewer than two folds, or dev data in addition.
+    """
+    if folds < 2:
+        fix = "Give 2 or more, such as 5."
+        raise ConfigError(f"must be at least 2, not {folds}", where="folds", fix=fix)
+    if dev is not None:
+        what = "is given, and the dev data of each run is a fold of the training data"
+        raise ConfigError(what, where="dev", fix="Leave out one of the two.")
+    return fold_name(1, folds)
+
+
 def finetune_folds(
-    settings: FinetuneConfig, folds: int, place: SweepFolder, rows: Rows | None = None
+    settings: FinetuneConfig,
+    folds: int,
+    place: SweepFolder,
+    rows: Rows | None = None,
+    on_event: OnEvent = lambda event: None,
 ) -> Series:
     """Fine-tune once per fold, in `fold-N`; each needs the time of a run.
 
@@ -109,22 +198,20 @@ def finetune_folds(
     example by its row, counted from 1. Examples whose label no other has are in no fold.
 
     Args:
-        settings: of each run; their dev data is that of the folds.
+        settings: settings of each run; their dev data is None or the first fold.
         rows: to read instead of the source that the settings name; not an iterator.
 
     Raises:
         ConfigError: fewer than two folds, or dev data in addition.
         BothwaysError: the errors of `runs.run_all`.
     """
-    if folds < 2:
-        fix = "Give 2 or more, such as 5."
-        raise ConfigError(f"must be at least 2, not {folds}", where="folds", fix=fix)
-    if settings.dev is not None:
-        what = "is given, and the dev data of each run is a fold of the training data"
-        raise ConfigError(what, where="dev", fix="Leave out one of the two.")
+    first_fold(folds, None if settings.dev == fold_name(1, folds) else settings.dev)
     runs = [
         FoldRun(
-            f"fold-{number}", dataclasses.replace(settings, dev=fold_name(number, folds)), rows=rows
+            f"fold-{number}",
+            dataclasses.replace(settings, dev=fold_name(number, folds)),
+            rows=rows,
+            on_event=on_event,
         )
         for number in range(1, folds + 1)
     ]
