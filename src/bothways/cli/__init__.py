@@ -1,1 +1,3 @@
-"""The command line: one file per command, on top of the public functions."""
+"""The commands: one file per command, which parses, calls a public function and prints."""
+
+from bothways.cli.main import app as app
