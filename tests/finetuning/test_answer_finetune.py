@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from bothways.cli.main import main as cli
+from bothways.cli import main as cli
 from bothways.core.batch import pack
 from bothways.prediction.predictor import open_learner, open_task
 from bothways.tasks.question_answering.task import QuestionAnsweringTask

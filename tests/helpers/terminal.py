@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from bothways.cli.main import main as cli
+from bothways.cli import main as cli
 
 _SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1]
 

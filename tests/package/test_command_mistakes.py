@@ -7,7 +7,7 @@ import shlex
 import pytest
 from cyclopts import CycloptsError
 
-from bothways.cli.main import main as cli
+from bothways.cli import main as cli
 from bothways.cli.mistakes import explain, rename_options
 
 

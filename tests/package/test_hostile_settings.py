@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import bothways
-from bothways.cli.main import main as cli
+from bothways.cli import main as cli
 from bothways.core.errors import BothwaysError, ConfigError, ResourceError
 from bothways.core.folder_lock import lock_folder
 from bothways.core.loss import perplexity

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bothways.cli import main as cli
 from bothways.cli.main import app
-from bothways.cli.main import main as cli
 from bothways.cli.options import argument_text
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.core.urls import local_path

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bothways.cli.main import main as cli
+from bothways.cli import main as cli
 
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 

@@ -14,8 +14,8 @@ import torch
 from rich.console import Console
 
 from bothways.api.progress import run_progress, stop_saved
+from bothways.cli import main as cli
 from bothways.cli import mistakes
-from bothways.cli.main import main as cli
 from bothways.core.errors import BothwaysError, DataError, ResourceError
 from bothways.data.documents import Document
 from bothways.lab.quickstart.labelled_data import labelled_examples

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from bothways.cli import main as cli
 from bothways.cli.main import app
-from bothways.cli.main import main as cli
 from terminal import run_command
 from toy_bulk import make_classifier, make_rows, write_rows
 from toy_folder import make_examples, write_tsv

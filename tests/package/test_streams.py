@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
+from bothways.cli import main as cli
 from bothways.cli import mistakes
-from bothways.cli.main import main as cli
 
 
 @pytest.mark.parametrize(

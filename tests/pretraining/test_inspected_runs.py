@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bothways.cli.main import main as cli
+from bothways.cli import main as cli
 from bothways.core.config import reader as configs
 from bothways.core.errors import CheckpointError, ConfigError
 from bothways.data.batching import ExampleBudget

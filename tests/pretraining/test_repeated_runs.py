@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 import bothways
-from bothways.cli.main import main as cli
+from bothways.cli import main as cli
 from bothways.core.errors import CheckpointError, ConfigError
 from bothways.data.batching import ExampleBudget, TokenRamp
 from bothways.data.corpus import Corpus, build_corpus

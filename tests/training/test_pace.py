@@ -8,7 +8,7 @@ import sys
 import pytest
 from torch.distributed import DistNetworkError
 
-from bothways.cli.main import main as cli
+from bothways.cli import main as cli
 from bothways.core.errors import DivergedError
 from bothways.training import meter
 from bothways.training.pace import ENDED_BY_WATCHDOG, Pace, Watchdog, stragglers
