@@ -21,7 +21,7 @@ from bothways.finetuning.config import FinetuneSettings, finetune_adam
 from bothways.finetuning.data import LabelledData
 from bothways.finetuning.in_memory_run import fit_task
 from bothways.hub.model_folder import load_model
-from bothways.model.config import ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.heads import PoolerHead
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ from finetuning import DATA, Data, read
 
 
 def score(
-    start: Model | ModelConfig, data: LabelledData, job: Data, rate: float, seed: int
+    start: Model | EncoderConfig, data: LabelledData, job: Data, rate: float, seed: int
 ) -> float:
     """Fine-tune once; return the dev score at the end."""
     training = dataclasses.replace(finetune_adam(), optimizer=AdamW(lr=rate), evaluate=None)

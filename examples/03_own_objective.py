@@ -21,7 +21,7 @@ from bothways.core.sequence import Sequence
 from bothways.core.targets import TokenTargets
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Vocabulary
-from bothways.model.config import ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.heads import MaskedHead
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.objectives.objective import ModelSpec, Objective
@@ -34,7 +34,7 @@ class LastToken(Objective):
     segments: FullSentences = FullSentences()
     kind: Literal["last_token"] = "last_token"
 
-    def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
+    def models(self, encoder: EncoderConfig) -> dict[str, ModelSpec]:
         """Return one model with a masked LM head."""
         return {"model": ModelSpec(encoder, (MaskedHead(),))}
 

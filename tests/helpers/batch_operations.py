@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 import torch
 
-from bothways.model.config import EncoderConfig, ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.disentangled import row_of
 from bothways.model.heads import Head, MaskedHead
 from bothways.model.positions import Disentangled
 
 
-def batch_flops(config: ModelConfig, heads: Iterable[Head], longest: int) -> float:
+def batch_flops(config: EncoderConfig, heads: Iterable[Head], longest: int) -> float:
     """Operations that make keys and queries of relative positions, in all layers, where the longest sequence is so long."""
     if not isinstance(config, EncoderConfig) or not isinstance(config.position, Disentangled):
         return 0.0

@@ -10,7 +10,7 @@ import torch
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.model.attention.patterns import Blocks, Full, Window
-from bothways.model.config import Dropouts, EncoderConfig, Gated, LSTMConfig, ModelConfig, Sharing
+from bothways.model.config import Dropouts, EncoderConfig, Gated, Sharing
 from bothways.model.families.catalogue import PRESETS, preset
 from bothways.model.positions import Disentangled, Rotary
 
@@ -18,10 +18,8 @@ LENGTHS = [70, 9, 70, 21, 1]
 SMALL = EncoderConfig(50, 16, 3, 2, 24, dropout=Dropouts(0.2, 0.3))
 
 
-def shrunk(config: ModelConfig) -> ModelConfig:
+def shrunk(config: EncoderConfig) -> EncoderConfig:
     """The family's own structure in a small size, with dropout wherever it has some."""
-    if isinstance(config, LSTMConfig):
-        return replace(config, vocab=50, projection=8, cells=12, depth=3, dropout=0.2)
     patterns = tuple(_small(pattern) for pattern in config.patterns)
     mlp = replace(config.mlp, dropout=0.2) if isinstance(config.mlp, Gated) else config.mlp
     dropout = replace(config.dropout, hidden=0.2, attention=0.3)
@@ -53,7 +51,7 @@ def _small(pattern: Any) -> Any:
 
 
 DISTINCT = {repr(shrunk(preset(name))): name for name in PRESETS}
-SHAPES: dict[str, ModelConfig] = {name: shrunk(preset(name)) for name in DISTINCT.values()} | {
+SHAPES: dict[str, EncoderConfig] = {name: shrunk(preset(name)) for name in DISTINCT.values()} | {
     "shared": replace(SMALL, depth=4, sharing=Sharing(groups=2, layers_per_group=2)),
     "window": replace(SMALL, patterns=(Window(2), Full()), position=Rotary(128)),
     "no dropout": replace(SMALL, dropout=Dropouts(0.0, 0.0)),
@@ -61,7 +59,7 @@ SHAPES: dict[str, ModelConfig] = {name: shrunk(preset(name)) for name in DISTINC
 }
 
 
-def batch_for(config: ModelConfig) -> Batch:
+def batch_for(config: EncoderConfig) -> Batch:
     layout = Layout.of(LENGTHS)
     ids = torch.randint(
         4, config.vocab, (layout.tokens,), generator=torch.Generator().manual_seed(3)

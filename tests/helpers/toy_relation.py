@@ -22,7 +22,7 @@ from bothways.core.batch import Batch
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
 from bothways.core.targets import IGNORED, Targets
-from bothways.model.config import ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, TagHead
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
@@ -69,7 +69,7 @@ class RelationTargets(Targets):
 class RelationOutput(nn.Module):
     """One dense layer on two vectors."""
 
-    def __init__(self, config: ModelConfig, count: int) -> None:
+    def __init__(self, config: EncoderConfig, count: int) -> None:
         super().__init__()
         self.dense = nn.Linear(2 * config.width, count)
 
@@ -86,13 +86,13 @@ class RelationHead(TagHead):
     title: ClassVar[str] = "relation head"
     suffix: ClassVar[str | None] = None
 
-    def build(self, config: ModelConfig) -> nn.Module:
+    def build(self, config: EncoderConfig) -> nn.Module:
         return RelationOutput(config, self.count)
 
-    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
+    def flops(self, config: EncoderConfig, length: int, predicted: float) -> float:
         return 4.0 * config.width * self.count / length
 
-    def share_read(self, config: ModelConfig, length: int, predicted: float) -> float:
+    def share_read(self, config: EncoderConfig, length: int, predicted: float) -> float:
         return 2 / length
 
 

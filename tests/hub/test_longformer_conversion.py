@@ -207,12 +207,10 @@ def test_what_cannot_be_made(
         lengthened(load_model(tmp_path).model, **settings)
 
 
-@pytest.mark.parametrize(
-    "name", ["modernbert-base", "albert-base-v2", "megatron-bert-345m", "elmo-small"]
-)
+@pytest.mark.parametrize("name", ["modernbert-base", "albert-base-v2", "megatron-bert-345m"])
 def test_encoders_of_another_build(name: str) -> None:
     with torch.device("meta"):
-        model = Model(preset(name), () if name == "elmo-small" else (MaskedHead(), PoolerHead()))
+        model = Model(preset(name), (MaskedHead(), PoolerHead()))
     with pytest.raises(ConfigError, match="differs from Longformer's by more than the attention"):
         lengthened(model, 10_000)
 

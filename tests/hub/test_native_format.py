@@ -17,20 +17,17 @@ from hypothesis import strategies as st
 
 from bothways.cli.main import app
 from bothways.core.batch import Batch
-from bothways.core.config import reader as configs
 from bothways.core.errors import FolderError
 from bothways.core.layout import Layout
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import load_model, save_model
-from bothways.hub.native_format import NativeConfig, native_settings
+from bothways.hub.native_format import native_settings
 from bothways.model.attention.patterns import Causal, Full, Window
 from bothways.model.config import (
     Bias,
     Dropouts,
     EncoderConfig,
     Gated,
-    LSTMConfig,
-    ModelConfig,
     Plain,
     PostNorm,
     PreNorm,
@@ -38,7 +35,6 @@ from bothways.model.config import (
 )
 from bothways.model.families.catalogue import family_for, preset
 from bothways.model.heads import (
-    BiLMHead,
     ChoiceHead,
     Head,
     LabelHead,
@@ -88,14 +84,7 @@ def draw_transformer(rng: random.Random) -> EncoderConfig:
     )  # fmt: skip
 
 
-def draw_recurrent(rng: random.Random) -> LSTMConfig:
-    projection = rng.randint(1, 4)
-    return LSTMConfig(
-        VOCAB, projection, projection + rng.randint(0, 2), rng.randint(1, 3), max_positions=9
-    )
-
-
-JOINT: list[Head] = [
+HEADS: list[Head] = [
     MaskedHead(),
     PoolerHead(),
     PairHead(),
@@ -106,17 +95,12 @@ JOINT: list[Head] = [
     ReplacedHead(),
     NextTokenHead(),
 ]
-APART: list[Head] = [BiLMHead(), LabelHead(3), TagHead(3), SpanHead(), ChoiceHead(0.5)]
 
 
 def draw_model(seed: int) -> Model:
-    rng, joint = random.Random(seed), seed % 2 == 0
+    rng = random.Random(seed)
     torch.manual_seed(seed)
-    heads = JOINT if joint else APART
-    model = Model(
-        draw_transformer(rng) if joint else draw_recurrent(rng),
-        rng.sample(heads, rng.randint(0, 4)),
-    ).eval()
+    model = Model(draw_transformer(rng), rng.sample(HEADS, rng.randint(0, 4))).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -163,7 +147,7 @@ FIRST = replace(
     preset("transformer-base"), vocab=VOCAB, width=8, heads=2, intermediate_size=8, depth=2
 )
 GEGLU = EncoderConfig(VOCAB, 8, 2, 2, 8, position=Learned(9), mlp=Gated())
-EXAMPLES: dict[str, tuple[ModelConfig, tuple[Head, ...]]] = {
+EXAMPLES: dict[str, tuple[EncoderConfig, tuple[Head, ...]]] = {
     "GeGLU BERT": (GEGLU, (MaskedHead(), PoolerHead(), PairHead())),
     "rotary with a pooler": (
         replace(GEGLU, mlp=Plain(), position=Rotary(9)),
@@ -174,7 +158,6 @@ EXAMPLES: dict[str, tuple[ModelConfig, tuple[Head, ...]]] = {
         (MaskedHead(),),
     ),
     "the first Transformer": (FIRST, (MaskedHead(),)),
-    "ELMo": (LSTMConfig(VOCAB, 4, 6), (BiLMHead(),)),
 }
 
 
@@ -262,10 +245,6 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         at("encoder", "order", to={"kind": "pots"}),
         rf"{ENCODER}\.order\.kind: .*did you mean post\?",
     ),
-    "an unknown encoder": (
-        at("encoder", to={"kind": "recurent"}),
-        rf"{ENCODER}\.kind: .*did you mean recurrent\?",
-    ),
     "a text for a number": (
         at("encoder", "width", to="8"),
         rf"{ENCODER}\.width: must be 8, not '8'",
@@ -310,10 +289,6 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         at("heads", to=["masked", "masked"]),
         r"bothways\.heads: must hold at most one head of each kind",
     ),
-    "a head for another encoder": (
-        at("heads", to=["bilm"]),
-        r"heads: the 'bilm' head requires a recurrent encoder",
-    ),
     "a head without its weights": (
         at("heads", to=["masked", "span"]),
         "does not hold the head span of this model",
@@ -355,25 +330,7 @@ def test_what_is_left_out_is_as_the_classes_have_it(tmp_path: Path) -> None:
 
 
 def test_a_preset_without_a_family_is_described(capsys: pytest.CaptureFixture[str]) -> None:
-    app(["describe", "elmo-original"], result_action="return_value")
+    app(["describe", "transformer-base"], result_action="return_value")
     text = capsys.readouterr().out
     assert "a preset without a class in transformers" in " ".join(text.split())
-    for said in (
-        "LSTMs: gates",
-        "8 × (16,384, 512)",
-        "67,108,864",
-        "91,255,808",
-        "LM head of both directions",
-    ):
-        assert said in text
-    assert "textbook" not in text
-
-
-def test_a_configuration_without_a_kind_is_a_transformers() -> None:
-    tree = configs.to_dict(NativeConfig(GEGLU, (MaskedHead(),)))
-    assert "kind" not in tree["encoder"]
-    assert configs.read(NativeConfig, tree) == NativeConfig(GEGLU, (MaskedHead(),))
-    changed = configs.read(
-        NativeConfig, {"encoder": {"cells": 9}}, base=NativeConfig(LSTMConfig(VOCAB, 4, 6))
-    )
-    assert changed.encoder == LSTMConfig(VOCAB, 4, 9)
+    assert "masked LM head" in text

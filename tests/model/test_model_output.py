@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bert_peers import Input, draw_config, draw_input, gradients, ours, peer
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
-from bothways.model.config import EncoderConfig, ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.head_modules import Pooler
 from bothways.model.heads import (
     ChoiceHead,
@@ -132,7 +132,7 @@ class MaxHead(TagHead):
     kind: Literal["max"] = "max"  # type: ignore[assignment]
     of_sequences: ClassVar[bool] = True
 
-    def build(self, config: ModelConfig) -> nn.Module:
+    def build(self, config: EncoderConfig) -> nn.Module:
         return MaxPooler(config)
 
 
@@ -178,12 +178,9 @@ def test_what_a_model_cannot_compute_is_one_message() -> None:
     ):
         model(text.batch, heads=["relation"])
     with pytest.raises(ConfigError, match=r"not a str\n.*model\.tokenizer\.batch\(texts\)"):
-        model._check("a text", attentions=False)  # types are checked earlier in tests
+        model._check("a text")  # types are checked earlier in tests
     most = config.max_positions
     with pytest.raises(ConfigError, match=rf"text 1 has {most + 1} tokens, .* {most} positions"):
         model(draw_input(config, [most, most + 1]).batch)
     with pytest.raises(ConfigError, match=rf"text 1 has {most + 1} tokens, .* {most} positions"):
         model.read("labels", draw_input(config, [most, most + 1]).batch)
-    recurrent = SHAPES["elmo-small"]
-    with pytest.raises(ConfigError, match="a recurrent encoder has no attentions"):
-        Model(recurrent, [])(batch_for(recurrent), output_attentions=True)

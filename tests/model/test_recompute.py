@@ -16,7 +16,7 @@ from bothways.finetuning.mixout import mix_out
 from bothways.model import block
 from bothways.model import flops as operations
 from bothways.model.attention.dispatch import AttentionCall, Compiled, choose
-from bothways.model.config import EncoderConfig, Gated, ModelConfig
+from bothways.model.config import EncoderConfig, Gated
 from bothways.model.encoder import Encoder
 from bothways.model.flops import kept_floats
 from bothways.model.heads import token_head
@@ -66,7 +66,7 @@ def test_activations_computed_again_change_nothing(
 
 
 @pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
-def test_losses_gradients_and_draws_are_bit_equal(config: ModelConfig) -> None:
+def test_losses_gradients_and_draws_are_bit_equal(config: EncoderConfig) -> None:
     model, batch = Model(config, (token_head(config),)).train(), batch_for(config)
     only = torch.tensor([0, 80, 99])
     weights = torch.randn(3, model.encoder.width)

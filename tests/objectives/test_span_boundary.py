@@ -203,4 +203,4 @@ def test_a_run_opens_in_transformers_and_its_boundary_network_resumes(
 
 def test_other_encoders_are_refused() -> None:
     with pytest.raises(ConfigError, match="does not fit this encoder"):
-        MaskedLMSpanBoundary().models(preset("elmo-small"))
+        MaskedLMSpanBoundary().models(preset("gpt2"))

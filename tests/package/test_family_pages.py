@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bothways.core.config.reader import config_difference, load, to_toml
+from bothways.core.config.reader import config_difference, load
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import FAMILIES, PRESETS, preset
 from bothways.model.parameters import parameter_table
@@ -27,13 +27,8 @@ def blocks(page: Path) -> dict[str, list[str]]:
 
 
 def settings(name: str) -> list[str]:
-    """What makes BERT-base the preset; all of it, where that is no encoder of this kind, as ELMo's is not."""
-    config = preset(name)
-    return (
-        config_difference(config, preset("bert-base"))
-        if isinstance(config, EncoderConfig)
-        else to_toml(config).splitlines()
-    )
+    """The settings in which a preset differs from BERT-base."""
+    return config_difference(preset(name), preset("bert-base"))
 
 
 def sizes(page: Path) -> dict[str, list[str]]:
@@ -55,9 +50,7 @@ def test_a_page_says_what_the_presets_are(page: Path) -> None:
         assert cells == [f"{config.depth} × {config.width}", f"{parameter_table(config).total:,}"]
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in PRESETS if isinstance(preset(name), EncoderConfig)]
-)
+@pytest.mark.parametrize("name", PRESETS)
 def test_the_lines_make_the_preset_of_bert(name: str, tmp_path: Path) -> None:
     base, wanted = preset("bert-base"), preset(name)
     (tmp_path / "lines.toml").write_text("\n".join(config_difference(wanted, base)))

@@ -13,16 +13,11 @@ import pytest
 import torch
 
 from bothways.cli.main import app
-from bothways.core.batch import pack
 from bothways.core.errors import ConfigError, DataError, FolderError
-from bothways.core.sequence import Sequence
-from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import save_model
-from bothways.model.config import LSTMConfig
 from bothways.model.families import gpt
-from bothways.model.heads import BiLMHead, NextTokenHead
+from bothways.model.heads import NextTokenHead
 from bothways.model.model import Model
-from bothways.objectives.causal_lm import BiLM
 from bothways.prediction.pair_suite import evaluate_suite, open_pairs
 from bothways.prediction.predictor import Predictor
 from bothways.text.tokenizer import Tokenizer
@@ -118,25 +113,6 @@ def test_every_pair_is_scored_as_by_transformers(scored: tuple, tmp_path: Path) 
     assert values["accuracy"] == sum(map(sum, right.values())) / 16
     assert values["mean"] == pytest.approx(np.mean([*accuracies.values()]))
     assert values["pairs"] == 16
-
-
-def test_a_model_of_two_directions_adds_both(tmp_path: Path) -> None:
-    torch.manual_seed(2)
-    tokenizer = make_tokenizer(tmp_path / "tokenizer")
-    config = LSTMConfig(len(VOCABULARY), projection=8, cells=12)
-    model = Model(config, (BiLMHead(),))
-    save_model(tmp_path / "model", model, tokenizer)
-    texts = ("ape bees dog", "cat " * 40)
-    found = Predictor(open_pairs(tmp_path / "model", device="cpu"))(texts)
-    vocabulary = Vocabulary.of(tokenizer)
-    learner = BiLM().learner({"model": model.eval()}, vocabulary)
-    for text, value in zip(texts, (found.first, found.second), strict=True):
-        ids = np.array([2, *tokenizer.encode([text])[0], 3], dtype=np.int32)
-        sequence = Sequence(ids, np.zeros(len(ids), dtype=np.int8))
-        batch = pack([BiLM().prepare(sequence, vocabulary, np.random.default_rng())])
-        with torch.no_grad():
-            losses = learner(batch)
-        assert value == pytest.approx(-sum(float(loss.total) for loss in losses.values()), rel=1e-5)
 
 
 def test_the_command_prints_phenomena_and_the_overall_accuracy(

@@ -17,7 +17,7 @@ from bothways.core.sequence import Sequence
 from bothways.finetuning.mixout import mix_out
 from bothways.model.attention.patterns import Window
 from bothways.model.block import Block
-from bothways.model.config import EncoderConfig, Gated, LSTMConfig, PreNorm
+from bothways.model.config import EncoderConfig, Gated, PreNorm
 from bothways.model.encoder import Encoder
 from bothways.model.families.catalogue import preset
 from bothways.model.heads import LabelHead, MaskedHead
@@ -219,10 +219,6 @@ def test_many_tokens_go_through_prepared_layers_where_kernels_are_faster_for_any
 
 
 def test_int8_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    recurrent = Model(LSTMConfig(50, 8, 16, 1), ())
-    monkeypatch.setattr(prepared, "has_int8", lambda device: True)
-    with pytest.raises(ConfigError, match="this model has none"):
-        prepare_model(recurrent, "int8")
     monkeypatch.setattr(prepared, "has_int8", lambda device: False)
     with pytest.raises(ConfigError, match="int8 needs instructions"):
         prepare_model(Model(config(), ()), "int8")
@@ -230,9 +226,9 @@ def test_int8_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_layers_stay_where_nothing_can_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "packs_weights", lambda device: False)
-    for model in (Model(config(), ()), Model(LSTMConfig(50, 8, 16, 1), ())):
-        kept = dict(model.named_parameters())
-        result = prepare_model(model)
-        assert result is not model
-        assert dict(result.named_parameters()).keys() == kept.keys()
-        assert all(parameter is kept[name] for name, parameter in result.named_parameters())
+    model = Model(config(), ())
+    kept = dict(model.named_parameters())
+    result = prepare_model(model)
+    assert result is not model
+    assert dict(result.named_parameters()).keys() == kept.keys()
+    assert all(parameter is kept[name] for name, parameter in result.named_parameters())

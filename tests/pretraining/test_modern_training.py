@@ -19,7 +19,7 @@ from bothways.data.corpus import Corpus
 from bothways.hub.model_folder import load_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import preset
-from bothways.objectives.causal_lm import BiLM
+from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.objectives.objective import Objective
 from bothways.pretraining.build import build_models, fit_to_corpus, loader_of, vocabulary_of
@@ -109,11 +109,11 @@ def test_the_average_is_saved_and_the_log_shows_growing_updates(
     assert all("loss/z" in line for line in lines if "learning_rate" in line)
 
 
-@pytest.mark.parametrize("objective", [MaskedLM(z_loss=0.5), BiLM(z_loss=0.5)])
+@pytest.mark.parametrize("objective", [MaskedLM(z_loss=0.5), CausalLM(z_loss=0.5)])
 def test_the_z_loss_is_a_loss_of_its_own_over_all_predictions(
     objective: Objective, corpus: Corpus
 ) -> None:
-    encoder = preset("bert-tiny" if isinstance(objective, MaskedLM) else "elmo-small")
+    encoder = preset("bert-tiny" if isinstance(objective, MaskedLM) else "gpt2")
     encoder = dataclasses.replace(fit_to_corpus(encoder, corpus.tokenizer), depth=1)
     config = dataclasses.replace(modern(encoder), objective=objective)
     learner = objective.learner(
@@ -135,7 +135,7 @@ def test_the_z_loss_is_a_loss_of_its_own_over_all_predictions(
     assert mean == pytest.approx(torch.tensor(corpus.tokenizer.size).log().item(), rel=0.05)
 
 
-@pytest.mark.parametrize("kind", [MaskedLM, BiLM])
+@pytest.mark.parametrize("kind", [MaskedLM, CausalLM])
 @pytest.mark.parametrize("coefficient", [-1e-4, float("nan")])
 def test_a_z_loss_that_is_subtracted_is_refused(kind: type[MaskedLM], coefficient: float) -> None:
     with pytest.raises(ConfigError, match="must be at least 0") as caught:
@@ -156,16 +156,6 @@ def test_settings_are_read_from_words_and_files(corpus: Corpus, tmp_path: Path) 
     assert config.batch == TokenRamp(100, 1000, 5000)
     (tmp_path / "c.toml").write_text(configs.to_toml(config))
     assert configs.load(PretrainConfig, file=tmp_path / "c.toml") == config
-
-
-def test_muon_on_recurrent_layers_is_refused(corpus: Corpus) -> None:
-    encoder = fit_to_corpus(preset("elmo-small"), corpus.tokenizer)
-    config = modern(encoder)
-    training = dataclasses.replace(config.training, optimizer=Muon(), until=Steps(2))
-    with pytest.raises(
-        ConfigError, match="matrices of Transformer blocks, and this model has none"
-    ):
-        pretrain(dataclasses.replace(config, training=training), corpus)
 
 
 def test_a_learner_without_declared_matrices_has_none() -> None:

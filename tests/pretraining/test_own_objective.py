@@ -23,7 +23,7 @@ from bothways.data.corpus import Corpus
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import load_model
-from bothways.model.config import Dropouts, EncoderConfig, ModelConfig
+from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import MaskedHead, PairHead, PoolerHead, ReplacedHead, TagHead
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
@@ -46,7 +46,7 @@ class ShuffledTokens(Objective):
 
     kind = "shuffled_tokens"
 
-    def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
+    def models(self, encoder: EncoderConfig) -> dict[str, ModelSpec]:
         return {"model": ModelSpec(encoder, (PoolerHead(), PairHead()))}
 
     def prepare(
@@ -90,7 +90,7 @@ class TokenClasses(Objective):
 
     kind = "token_classes"
 
-    def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
+    def models(self, encoder: EncoderConfig) -> dict[str, ModelSpec]:
         return {"model": ModelSpec(encoder, (TagHead(3),))}
 
     def prepare(
@@ -119,7 +119,7 @@ class TokenClassLearner(ShuffledLearner):
 class TwoHeads(TokenClasses):
     """Has heads that no class of transformers has together."""
 
-    def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
+    def models(self, encoder: EncoderConfig) -> dict[str, ModelSpec]:
         return {"model": ModelSpec(encoder, (MaskedHead(), TagHead(3)))}
 
 
@@ -127,7 +127,7 @@ class TwoHeads(TokenClasses):
 class OtherFamily(TokenClasses):
     """Has a head that ELECTRA has and BERT has not."""
 
-    def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
+    def models(self, encoder: EncoderConfig) -> dict[str, ModelSpec]:
         return {"model": ModelSpec(encoder, (ReplacedHead(),))}
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bothways.finetuning.metrics import OwnMetrics
     from bothways.finetuning.prepare import Rows
     from bothways.lab.sweeps.folds import CrossValidation
-    from bothways.model.config import ModelConfig
+    from bothways.model.config import EncoderConfig
     from bothways.objectives.objective import Objective
     from bothways.pretraining.adapt import Adaptation
     from bothways.pretraining.config import PretrainConfig
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def pretrain(  # noqa: PLR0913 – one option per question
     corpus: Corpora,
-    model: str | ModelConfig | None = None,
+    model: str | EncoderConfig | None = None,
     objective: str | Objective | None = None,
     *,
     until: str | None = None,

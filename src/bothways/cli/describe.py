@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from bothways.hub.load_report import LoadReport
-    from bothways.model.config import ModelConfig
+    from bothways.model.config import EncoderConfig
     from bothways.model.heads import Head
 
 
@@ -56,7 +56,7 @@ _DEFINITION = (
 @dataclass(frozen=True)
 class _Found:
     origin: str
-    config: ModelConfig
+    config: EncoderConfig
     heads: tuple[Head, ...]
     report: LoadReport | None = None
 
@@ -70,7 +70,6 @@ def _find(model: str) -> _Found:
 
 
 def _preset(name: str) -> _Found:
-    from bothways.model.config import LSTMConfig
     from bothways.model.families.catalogue import FAMILIES, family_for, preset
     from bothways.model.heads import (
         MaskedHead,
@@ -82,7 +81,7 @@ def _preset(name: str) -> _Found:
     )
 
     config = preset(name)
-    if isinstance(config, LSTMConfig) or family_for(config) is None:
+    if family_for(config) is None:
         what = "a preset without a class in transformers, with the head of pre-training"
         return _Found(what, config, (token_head(config),))
     able = [family for family in FAMILIES if family.config_rules.write(config) is not None]

@@ -75,6 +75,11 @@ class TokenTargets(Targets):
         return type(self)(self.index[:0], self.ids[:0])
 
 
+def next_tokens(ids: NDArray[np.int32]) -> TokenTargets:
+    """Return the targets of a left-to-right model: at each token but the last, the next one."""
+    return TokenTargets(np.arange(len(ids) - 1), ids[1:].astype(np.int64))
+
+
 @dataclass(frozen=True)
 class LabelTargets(Targets):
     """One label per sequence, `(1)`: a class of int64, or a score of float32.

@@ -24,7 +24,7 @@ from bothways.finetuning.config import FinetuneSettings
 from bothways.finetuning.data import LabelledData, updates_per_epoch
 from bothways.finetuning.lora import LoRA
 from bothways.hub.model_folder import LoadedModel
-from bothways.model.config import ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.parameters import parameter_table
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import AdamW, BertAdam
@@ -53,7 +53,7 @@ def tokens_read(loaded: LoadedModel) -> float:
     return float(tokens) if isinstance(tokens, int | float) else UNKNOWN
 
 
-def usual_rate(encoder: ModelConfig, tokens: float = UNKNOWN, lora: LoRA | None = None) -> float:
+def usual_rate(encoder: EncoderConfig, tokens: float = UNKNOWN, lora: LoRA | None = None) -> float:
     """Return the usual peak rate for an encoder, to two digits.
 
     Args:
@@ -73,7 +73,7 @@ def enough_epochs(updates: float, labels: int) -> int:
 
 
 def choose_automatic(
-    settings: S, encoder: ModelConfig, data: LabelledData, tokens: float = UNKNOWN
+    settings: S, encoder: EncoderConfig, data: LabelledData, tokens: float = UNKNOWN
 ) -> tuple[S, list[Finding]]:
     """Return the settings with numbers for `auto`, and notes of what was chosen.
 

@@ -38,10 +38,11 @@ from bothways.core.runtime.devices import device_of
 from bothways.core.sequence import Sequence
 from bothways.core.targets import IGNORED, TokenTargets
 from bothways.data.loader import in_batches
+from bothways.model.encoder import Encoder
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.kernels.dropout import Dropout
 from bothways.model.layer_mix import LayerChoice, build_mix, chosen_layers
-from bothways.model.lstm import AnyEncoder, BiLSTM
+from bothways.model.lstm import BiLSTM
 from bothways.tasks.base import EncodedExample
 
 Stored = Literal["float16", "float32"]
@@ -105,7 +106,7 @@ class Features:
 
 def open_features(
     folder: Path,
-    encoder: AnyEncoder,
+    encoder: Encoder,
     inputs: Many[EncodedExample],
     layers: tuple[int, ...],
     stored: Stored = "float32",
@@ -151,7 +152,7 @@ def open_features(
 
 def holds(
     folder: Path,
-    encoder: AnyEncoder,
+    encoder: Encoder,
     inputs: Many[EncodedExample],
     layers: tuple[int, ...],
     stored: Stored,
@@ -162,7 +163,7 @@ def holds(
     )
 
 
-def _about(encoder: AnyEncoder, inputs: Many[EncodedExample], stored: Stored) -> dict[str, object]:
+def _about(encoder: Encoder, inputs: Many[EncodedExample], stored: Stored) -> dict[str, object]:
     return {"key": _key(encoder, inputs), "stored": stored}
 
 
@@ -182,7 +183,7 @@ def _held(folder: Path, about: Mapping[str, object]) -> tuple[int, ...]:
     return tuple(layers) if record == about and isinstance(layers, list) else ()
 
 
-def _key(encoder: AnyEncoder, inputs: Many[EncodedExample]) -> str:
+def _key(encoder: Encoder, inputs: Many[EncodedExample]) -> str:
     """Return the sha256 of what features depend on: weights, tokens and first tokens of words."""
     result = hashlib.sha256(repr(encoder.config).encode())
     for name, tensor in sorted(encoder.state_dict().items()):
@@ -198,7 +199,7 @@ def _key(encoder: AnyEncoder, inputs: Many[EncodedExample]) -> str:
 
 @torch.no_grad()
 def extract(
-    encoder: AnyEncoder,
+    encoder: Encoder,
     inputs: Many[EncodedExample],
     layers: tuple[int, ...],
     table: NDArray[np.floating],

@@ -34,9 +34,9 @@ from bothways.finetuning.data import LabelledData, label
 from bothways.finetuning.splits import parse_part, split_examples
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve_run
+from bothways.model.encoder import Encoder
 from bothways.model.flops import BACKWARD
 from bothways.model.layer_mix import LayerChoice, chosen_layers
-from bothways.model.lstm import AnyEncoder
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.tagging.task import Tagger, TaggingTask
 from bothways.training.durations import Duration, Epochs, Hours, Steps, Tokens
@@ -242,7 +242,7 @@ def words_in(item: EncodedExample) -> int:
     return sum(len(sequence.target("tag", TokenTargets).index) for sequence in item.sequences)
 
 
-def encoder_speed(encoder: AnyEncoder, inputs: Many[EncodedExample]) -> float:
+def encoder_speed(encoder: Encoder, inputs: Many[EncodedExample]) -> float:
     """Return the tokens per second of the encoder, timed on a sample of the data."""
     ordered = sorted((item for item in inputs if item.sequences), key=tokens_in)
     every = max(1, sum(map(tokens_in, ordered)) // SAMPLE)
@@ -257,7 +257,7 @@ def encoder_speed(encoder: AnyEncoder, inputs: Many[EncodedExample]) -> float:
 
 
 def tagger_speed(
-    settings: FeatureConfig, encoder: AnyEncoder, inputs: Many[EncodedExample], labels: int
+    settings: FeatureConfig, encoder: Encoder, inputs: Many[EncodedExample], labels: int
 ) -> float:
     """Return the words per second in training, timed on one batch; torch's generator is used."""
     counts = _batch_of(sorted(filter(None, map(words_in, inputs))), settings.batch)

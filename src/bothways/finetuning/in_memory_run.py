@@ -22,7 +22,7 @@ from bothways.finetuning.fit import FinetuneResult, fit
 from bothways.finetuning.lora import add_changes
 from bothways.finetuning.scaled_head import scale_outputs
 from bothways.finetuning.stability import apply_stability, fresh_pooler
-from bothways.model.config import ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.training.parallel import Single
@@ -31,7 +31,7 @@ from bothways.training.run import OnEvent
 from bothways.training.store import MemoryStore
 
 
-def start_from(start: Model | ModelConfig, heads: Iterable[Head], seed: int) -> Model:
+def start_from(start: Model | EncoderConfig, heads: Iterable[Head], seed: int) -> Model:
     """Return a model with new heads and the encoder of `start`.
 
     The pooler of `start` is copied if both have one. A configuration gives random weights.
@@ -47,7 +47,7 @@ def start_from(start: Model | ModelConfig, heads: Iterable[Head], seed: int) -> 
 
 @own_torch_state(torch.float32)
 def fit_task(
-    start: Model | ModelConfig,
+    start: Model | EncoderConfig,
     data: LabelledData,
     method: FinetuneSettings = USUAL,
     *,
@@ -99,7 +99,7 @@ def fit_task(
     )
 
 
-def _check_start(start: Model | ModelConfig, method: FinetuneSettings) -> None:
+def _check_start(start: Model | EncoderConfig, method: FinetuneSettings) -> None:
     for name in ("reinitialise", "frozen", "mixout", "pull"):
         if not isinstance(start, Model) and getattr(method.stability, name):
             what = "needs pre-trained weights, and this run starts from random ones"

@@ -23,7 +23,7 @@ from bothways.data.list_source import ListSource, Shuffled
 from bothways.data.loader import Loader, Share, ahead, unchanged
 from bothways.finetuning.config import FinetuneSettings
 from bothways.finetuning.data import LabelledData
-from bothways.model.config import ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
 from bothways.objectives.distillation import Distillation
 from bothways.objectives.distillation_learner import DistillationLearner
@@ -105,7 +105,7 @@ def _at_stage(make: Any) -> Any:
         raise ConfigError(error.what, where=where, fix=fix or None) from error
 
 
-def objective_of(stage: LayerStage, teacher: str, student: ModelConfig) -> Distillation:
+def objective_of(stage: LayerStage, teacher: str, student: EncoderConfig) -> Distillation:
     """Return the objective of the stage, for a student that it fits.
 
     Raises:

@@ -25,7 +25,6 @@ from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.keyed_rng import rng
 from bothways.finetuning.scaled_head import ScaledLinear
-from bothways.model.config import LSTMConfig
 from bothways.model.model import Model
 
 
@@ -109,15 +108,9 @@ def add_changes(model: Model, lora: LoRA | None, seed: int, frozen: int = 0) -> 
     Args:
         lora: None leaves the model as it is.
         frozen: the number of lowest parts without changes, as in `Stability`: embeddings, block 1 …
-
-    Raises:
-        ConfigError: the encoder has no matrices to change.
     """
     if lora is None:
         return
-    if isinstance(model.config, LSTMConfig):
-        what = "changes the matrices of attention, and a recurrent encoder has none"
-        raise ConfigError(what, where="lora", fix="Leave it out.")
     for parameter in model.encoder.parameters():
         parameter.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):

@@ -24,7 +24,6 @@ from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding
 from bothways.core.keyed_rng import rng
 from bothways.finetuning.mixout import mix_out
-from bothways.model.config import LSTMConfig
 from bothways.model.init import initialise
 from bothways.model.model import Model
 from bothways.training.optimizers import ParameterRule, ParameterRules
@@ -114,16 +113,11 @@ def apply_stability(
         fresh: heads that start at random.
 
     Raises:
-        ConfigError: the encoder has too few blocks or no dense layers to mix, or a part would be
+        ConfigError: the encoder has too few blocks, or a part would be
             both frozen and reinitialised.
     """
     depth = len(model.encoder.blocks)
     _check(stability, depth)
-    if stability.mixout and isinstance(model.config, LSTMConfig):
-        what = "mixout works on dense layers, and a recurrent encoder has none"
-        raise ConfigError(
-            what, where="stability.mixout", fix="Set it to 0; stability.pull has the same aim."
-        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng(seed, "reinitialise").integers(2**63)))
         for part in _reinitialised(model, stability):

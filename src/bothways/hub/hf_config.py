@@ -24,7 +24,7 @@ from bothways.hub.native_format import (
     read_native,
 )
 from bothways.hub.weight_files import check_adapter
-from bothways.model.config import EncoderConfig, LSTMConfig, ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import FAMILIES, family_for, family_named
 from bothways.model.families.config_rules import read_choice, read_number
 from bothways.model.families.family import Architecture, Family
@@ -64,7 +64,7 @@ class HFConfig:
     raw: Mapping[str, Any]
     where: Path
     model_type: str
-    encoder: ModelConfig
+    encoder: EncoderConfig
     keys: KeyTable
     architecture: Architecture | None
     heads: tuple[Head, ...] | None = None
@@ -129,7 +129,7 @@ class HFConfig:
     def with_names(self, names: Collection[str]) -> HFConfig:
         """Return the same with what the names of the folder's tensors add to the configuration."""
         family = family_named(self.model_type)
-        if family is None or not isinstance(self.encoder, EncoderConfig):
+        if family is None:
             return self
         encoder = family.seen(self.encoder, names)
         return replace(self, encoder=encoder, keys=family.keys_for(encoder, names))
@@ -277,7 +277,7 @@ def write_hf_config(
     if any(isinstance(head, LabelHead) and head.lstm for head in model.specification):
         known = None  # no class of transformers has a BiLSTM
     outputs = _output_settings(model, labels, problem, where)
-    if family is None or known is None or isinstance(config, LSTMConfig):
+    if family is None or known is None:
         heads = model.specification
         raw = {**native_settings(config, heads), **outputs}
         keys, own = native_keys(heads), native_architecture(heads)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from bothways._version import __version__
 from bothways.core.finding import Finding
-from bothways.model.config import LSTMConfig, ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.families.family import Architecture
-from bothways.model.heads import BiLMHead, MaskedHead, NextTokenHead, token_head
+from bothways.model.heads import MaskedHead, NextTokenHead, token_head
 from bothways.training.durations import Duration
 from bothways.training.state import RunState
 
@@ -25,7 +25,6 @@ _PIPELINES = {
 _PREDICTS = {
     MaskedHead: "masked tokens",
     NextTokenHead: "the next token",
-    BiLMHead: "the next and the previous token, each from one side alone",
 }
 _LIMITS = "## Limits\n\n"
 UNSEEN = "Language and domain are those of its data; other languages and domains were not measured."
@@ -146,7 +145,7 @@ def run_of(until: Duration, progress: RunState) -> str:
 
 
 def limits_of_pretrained(
-    encoder: ModelConfig, lengths: Iterable[int], tokens: int, corpus_tokens: int
+    encoder: EncoderConfig, lengths: Iterable[int], tokens: int, corpus_tokens: int
 ) -> tuple[str, ...]:
     """Return what a pre-trained model cannot be relied on for.
 
@@ -156,7 +155,7 @@ def limits_of_pretrained(
         corpus_tokens: those of all its text.
     """
     longest, epochs = max(lengths), tokens / max(1, corpus_tokens)
-    unread = 0 if isinstance(encoder, LSTMConfig) else encoder.max_positions - longest
+    unread = encoder.max_positions - longest
     untrained = f"; its last {unread} positions are untrained" if unread > 0 else ""
     predicts = _PREDICTS[type(token_head(encoder))]
     return (

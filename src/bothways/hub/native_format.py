@@ -15,7 +15,7 @@ from typing import Any
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import join_path
 from bothways.core.errors import ConfigError, FolderError
-from bothways.model.config import EncoderConfig, LSTMConfig, ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.families.config_rules import LARGEST, check_size
 from bothways.model.families.family import Architecture
 from bothways.model.families.weight_names import KeyTable, Rename
@@ -43,7 +43,7 @@ class NativeConfig:
         heads: the heads of the folder, at most one of each kind.
     """
 
-    encoder: EncoderConfig | LSTMConfig
+    encoder: EncoderConfig
     heads: tuple[Head, ...] = ()
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ def native_architecture(heads: Iterable[Head]) -> Architecture:
     return Architecture("bothways.Model", frozenset(head.kind for head in heads), own=True)
 
 
-def native_settings(config: ModelConfig, heads: tuple[Head, ...]) -> dict[str, Any]:
+def native_settings(config: EncoderConfig, heads: tuple[Head, ...]) -> dict[str, Any]:
     """Return the content of `config.json`, without labels."""
     return {
         "architectures": [native_architecture(heads).name],
@@ -70,7 +70,7 @@ def native_settings(config: ModelConfig, heads: tuple[Head, ...]) -> dict[str, A
 
 def read_native(
     raw: Mapping[str, Any], file: Path, own: Iterable[Head] = ()
-) -> tuple[ModelConfig, tuple[Head, ...]]:
+) -> tuple[EncoderConfig, tuple[Head, ...]]:
     """Return the encoder and the heads that a `config.json` in our own format describes.
 
     Args:

@@ -16,7 +16,7 @@ from bothways.core.errors import ConfigError
 from bothways.model.activation import Activation
 from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
 from bothways.model.positions import Disentangled, Learned, Position, Rotary
-from bothways.model.readout import Own, Readout
+from bothways.model.readout import Readout
 
 T = TypeVar("T")
 
@@ -357,93 +357,11 @@ class EncoderConfig:
             )
 
 
-@dataclass(frozen=True)
-class LSTMConfig:
-    """The shape of two stacks of LSTMs, one per direction, as in ELMo (Devlin et al. 2018, fig. 3).
-
-    Source: Peters et al. 2018, section 3.1.
-
-    Attributes:
-        vocab: rows of the token embedding.
-        projection: features of a token in one direction, and of the token embedding.
-        cells: memory cells of an LSTM; if they exceed its features, a matrix projects them.
-        depth: layers, L.
-        dropout: on what each layer reads, and on what heads read.
-        initial_range: σ of the truncated normal that the embedding and the heads are drawn from.
-        pad: the id of the padding token, which no packed sequence contains; None without one.
-        max_positions: the longest input that is asked of it, in tokens. An LSTM could go on.
-    """
-
-    vocab: int
-    projection: int = 512
-    cells: int = 4096
-    depth: int = 2
-    dropout: float = 0.1
-    initial_range: float = 0.02
-    pad: int | None = 0
-    max_positions: int = 512
-    kind: Literal["recurrent"] = "recurrent"
-
-    @property
-    def head_dropout(self) -> float:
-        """The rate in heads without one of their own."""
-        return self.dropout
-
-    @property
-    def width(self) -> int:
-        """Features of a token: those of the forward direction, then those of the backward one."""
-        return 2 * self.projection
-
-    @property
-    def embedding_width(self) -> int:
-        """Features of a token before the first layer."""
-        return self.projection
-
-    @property
-    def segments(self) -> int:
-        """0: there is no segment embedding."""
-        return 0
-
-    @property
-    def readout(self) -> Readout:
-        """Heads of sequences read the mean: at [CLS] the forward direction has seen nothing yet."""
-        return Readout(labels=Own(reads="mean"), choice=Own(reads="mean"))
-
-    @property
-    def bias(self) -> Bias:
-        """All layers of heads have one."""
-        return Bias()
-
-    @property
-    def norm_epsilon(self) -> float:
-        """Added to the variance in the LayerNorms of heads."""
-        return 1e-12
-
-    def __post_init__(self) -> None:
-        sizes = ("vocab", "projection", "cells", "depth", "max_positions")
-        require_at_least(1, "encoder", **{name: getattr(self, name) for name in sizes})
-        if self.cells < self.projection:
-            what = f"{self.cells} cells cannot give {self.projection} features"
-            raise ConfigError(what, where="encoder.cells", fix=f"Use {self.projection} or more.")
-        require_probability("encoder", dropout=self.dropout)
-        _require_positive(initial_range=self.initial_range)
-        _check_pad(self.pad, self.vocab)
-
-
-ModelConfig = EncoderConfig | LSTMConfig
-"""The shape of any encoder."""
-
-
-C = TypeVar("C", bound=ModelConfig)
-
-
-def with_vocabulary(encoder: C, size: int, pad: int | None) -> C:
+def with_vocabulary(encoder: EncoderConfig, size: int, pad: int | None) -> EncoderConfig:
     """Return the encoder with another vocabulary size and padding id.
 
     RoBERTa's positions count from the padding id.
     """
-    if isinstance(encoder, LSTMConfig):
-        return replace(encoder, vocab=size, pad=pad)
     position = encoder.position
     if isinstance(position, Learned) and position.offset and pad is not None:
         position = replace(position, offset=pad + 1)

@@ -15,7 +15,7 @@ from typing_extensions import assert_never
 from bothways.core.runtime.devices import Precision, resolve_precision
 from bothways.model.attention.dispatch import AttentionCall, Compiled, choose
 from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window, sees_all
-from bothways.model.config import EncoderConfig, Gated, LSTMConfig, ModelConfig
+from bothways.model.config import EncoderConfig, Gated
 from bothways.model.heads import Head, MaskedHead, PoolerHead, with_pooler
 from bothways.model.positions import Disentangled
 
@@ -54,7 +54,7 @@ def _seen_in_blocks(pattern: Blocks, length: int) -> float:
 
 
 def forward_flops(
-    config: ModelConfig, heads: Iterable[Head], length: int, predicted: float = 0.15
+    config: EncoderConfig, heads: Iterable[Head], length: int, predicted: float = 0.15
 ) -> float:
     """Return floating-point operations per token of a forward pass.
 
@@ -72,9 +72,6 @@ def forward_flops(
     """
     wanted = with_pooler(config, heads)
     of_heads = sum(head.flops(config, length, predicted) for head in wanted)
-    if isinstance(config, LSTMConfig):
-        e, m = config.projection, config.cells
-        return 2.0 * config.depth * 2 * (4 * m * (e + e) + (e * m if m > e else 0)) + of_heads
     blocks = sum(_block_flops(config, layer, length) for layer in range(config.depth))
     projection = 0 if config.embedding is None else 2 * config.embedding * config.width
     unread = (1 - _share_read(config, wanted, length, predicted)) * _tail_flops(config)
@@ -135,7 +132,7 @@ def _share_read(
 
 
 def kept_floats(
-    config: ModelConfig,
+    config: EncoderConfig,
     length: int,
     device: torch.device,
     recompute: bool = False,
@@ -147,10 +144,6 @@ def kept_floats(
     attention kernel keeps no probabilities; nor do a GPU's kernels without scores of relative
     positions. The device may be of another machine.
     """
-    if isinstance(config, LSTMConfig):
-        # Per layer and direction: gates, cells before and after activation, input, dropped, output.
-        layer = 2.0 * (7 * config.cells + 4 * config.projection)
-        return layer + (config.depth - 1) * (2 * config.projection if recompute else layer)
     # Per block: inputs of norms, products and dropouts. Attention in rectangles also keeps
     # probabilities with their mask, and queries, keys and values once more.
     plain = not config.has_relative_scores
@@ -173,15 +166,13 @@ def kept_floats(
 
 
 def passing_floats(
-    config: ModelConfig, length: int, device: torch.device, precision: Precision = "auto"
+    config: EncoderConfig, length: int, device: torch.device, precision: Precision = "auto"
 ) -> float:
     """Estimate the numbers of each token that exist at once in a pass without gradient.
 
     That is at the widest place of a block: between the matrices of the feed-forward layer, or in
     attention. Kernels that keep no scores need as much at any length.
     """
-    if isinstance(config, LSTMConfig):
-        return 2.0 * (7 * config.cells + 4 * config.projection)
     relative, attention = config.has_relative_scores, [0.0]
     for pattern in (config.pattern(layer) for layer in range(config.depth)):
         dtype = resolve_precision(precision, device) if device.type == "cpu" else torch.bfloat16

@@ -5,8 +5,6 @@ They take packed tokens and return a row for each token or each sequence.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -14,7 +12,7 @@ from typing_extensions import assert_never
 
 from bothways.core.layout import Layout
 from bothways.model.activation import activate
-from bothways.model.config import EncoderConfig, LSTMConfig, ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.init import initialise, layer_norm
 from bothways.model.kernels.dropout import Dropout
 from bothways.model.kernels.linear import on_round_rows
@@ -87,7 +85,7 @@ class LinearOutput(nn.Module):
     Source: Devlin et al. 2018, section 3.1, Task #2, sections 4.1 to 4.4 and 5.3.
     """
 
-    def __init__(self, config: ModelConfig, labels: int, dropout: float = 0.0) -> None:
+    def __init__(self, config: EncoderConfig, labels: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.dropout = Dropout(dropout)
         self.dense = nn.Linear(config.width, labels)
@@ -104,10 +102,10 @@ class OwnOutput(nn.Module):
     Source: RoBERTa's, ELECTRA's and DistilBERT's classification heads, and all of ModernBERT's.
     """
 
-    def __init__(self, config: ModelConfig, own: Own, outputs: int, dropout: float) -> None:
+    def __init__(self, config: EncoderConfig, own: Own, outputs: int, dropout: float) -> None:
         super().__init__()
         self.activation, self.reads = own.activation, own.reads
-        self.causal = isinstance(config, EncoderConfig) and config.is_causal
+        self.causal = config.is_causal
         self.first = Dropout(dropout if own.dropout_first else own.input_dropout)
         self.dropout = Dropout(dropout)
         self.inner = nn.Linear(config.width, config.width, bias=config.bias.head)
@@ -153,7 +151,7 @@ class LSTMOutput(nn.Module):
     Source: Devlin et al. 2018, section 5.1, "+ BiLSTM"; its size is not in the paper.
     """
 
-    def __init__(self, config: ModelConfig, hidden: int, outputs: int, dropout: float) -> None:
+    def __init__(self, config: EncoderConfig, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__()
         self.lstm = BiLSTM(config.width, hidden)
         self.dropout = Dropout(dropout)
@@ -232,29 +230,6 @@ class NextTokenOutput(nn.Module):
         """Return logits of the token after each, given the encoder's token embedding."""
         weight = embedding if self.output is None else self.output.weight
         return on_round_rows(lambda rows: nn.functional.linear(rows, weight), x)
-
-
-class BiLMOutput(nn.Module):
-    """The transposed token embedding plus a bias per token, one softmax for both directions.
-
-    Source: Peters et al. 2018, section 3.1.
-    """
-
-    def __init__(self, config: LSTMConfig) -> None:
-        super().__init__()
-        self.dropout = Dropout(config.head_dropout)
-        self.bias = nn.Parameter(torch.zeros(config.vocab))
-
-    def forward(
-        self,
-        x: Float[Tensor, "tokens width"],
-        embedding: Float[Tensor, "vocab half"],
-        neighbour: Literal["next", "previous"] = "next",
-    ) -> Float[Tensor, "tokens vocab"]:
-        """Return logits of the token after each, or of the one before."""
-        ahead, back = x.chunk(2, dim=-1)
-        read = self.dropout(ahead if neighbour == "next" else back)
-        return on_round_rows(lambda rows: nn.functional.linear(rows, embedding, self.bias), read)
 
 
 def pooled_tokens(layout: Layout, causal: bool) -> Int[Tensor, " sequences"]:

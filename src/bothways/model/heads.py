@@ -15,9 +15,8 @@ from torch import nn
 
 from bothways.core.config.checks import require_at_least, require_probability
 from bothways.core.errors import ConfigError
-from bothways.model.config import EncoderConfig, LSTMConfig, ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.head_modules import (
-    BiLMOutput,
     DeepOutput,
     LinearOutput,
     LSTMOutput,
@@ -28,9 +27,6 @@ from bothways.model.head_modules import (
     ReplacedOutput,
 )
 from bothways.model.readout import FromPooler, Own
-
-Neighbour = Literal["next", "previous"]
-"""The neighbour of a token that a language model predicts."""
 
 
 class HeadValue:
@@ -52,7 +48,7 @@ class HeadValue:
         """Outputs per row; None for one per token of the vocabulary, and for vectors."""
         return self.fixed_outputs
 
-    def build(self, config: ModelConfig) -> nn.Module:
+    def build(self, config: EncoderConfig) -> nn.Module:
         """Return a new module for an encoder of this shape.
 
         Raises:
@@ -60,19 +56,19 @@ class HeadValue:
         """
         raise NotImplementedError
 
-    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
+    def flops(self, config: EncoderConfig, length: int, predicted: float) -> float:
         """Return operations per token, where this share of tokens is predicted."""
         raise NotImplementedError
 
-    def reads_one_token(self, config: ModelConfig) -> bool:
+    def reads_one_token(self, config: EncoderConfig) -> bool:
         """Return whether it reads one token of each sequence, that of the pooler, and no other."""
         return False
 
-    def share_read(self, config: ModelConfig, length: int, predicted: float) -> float:
+    def share_read(self, config: EncoderConfig, length: int, predicted: float) -> float:
         """Return the share of tokens whose last vectors it reads."""
         return 1 / length if self.reads_one_token(config) else 1.0
 
-    def reads_pooler(self, config: ModelConfig) -> bool:
+    def reads_pooler(self, config: EncoderConfig) -> bool:
         """Return whether it reads the pooled vector."""
         return False
 
@@ -85,20 +81,19 @@ class MaskedHead(HeadValue):
     title: ClassVar[str] = "masked LM head"
     suffix: ClassVar[str | None] = "ForMaskedLM"
 
-    def build(self, config: ModelConfig) -> nn.Module:
+    def build(self, config: EncoderConfig) -> nn.Module:
         """Return a `MaskedOutput`."""
-        shape = _transformer(config, self.kind)
-        if shape.readout.masked == "direct" and shape.embedding is not None:
+        if config.readout.masked == "direct" and config.embedding is not None:
             what = "a direct head reads the encoder's width, and the embeddings have another"
             raise ConfigError(what, where="encoder.readout.masked", fix="Use an activation.")
-        return MaskedOutput(shape)
+        return MaskedOutput(config)
 
-    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
+    def flops(self, config: EncoderConfig, length: int, predicted: float) -> float:
         """Count its layers, at the predicted tokens."""
         dense = 0 if config.readout.masked == "direct" else config.width
         return predicted * 2 * config.embedding_width * (dense + config.vocab)
 
-    def share_read(self, config: ModelConfig, length: int, predicted: float) -> float:
+    def share_read(self, config: EncoderConfig, length: int, predicted: float) -> float:
         """Return the predicted share."""
         return predicted
 
@@ -108,19 +103,19 @@ class _PooledValue(HeadValue):
 
     of_sequences: ClassVar[bool] = True
 
-    def _source(self, config: ModelConfig) -> FromPooler | Own:
+    def _source(self, config: EncoderConfig) -> FromPooler | Own:
         return FromPooler()
 
-    def reads_pooler(self, config: ModelConfig) -> bool:
+    def reads_pooler(self, config: EncoderConfig) -> bool:
         """Return whether it has no dense layer of its own."""
         return isinstance(self._source(config), FromPooler)
 
-    def reads_one_token(self, config: ModelConfig) -> bool:
+    def reads_one_token(self, config: EncoderConfig) -> bool:
         """Return True, but for the mean of all tokens."""
         source = self._source(config)
         return not (isinstance(source, Own) and source.reads != "first")
 
-    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
+    def flops(self, config: EncoderConfig, length: int, predicted: float) -> float:
         """Count its layers once per sequence, a dense layer of a "late" head on each token."""
         source, outputs = self._source(config), self.outputs or 0
         if isinstance(source, Own) and source.reads == "late":
@@ -135,15 +130,15 @@ class PoolerHead(_PooledValue):
     kind: Literal["pooler"] = "pooler"
     title: ClassVar[str] = "pooler"
 
-    def build(self, config: ModelConfig) -> nn.Module:
+    def build(self, config: EncoderConfig) -> nn.Module:
         """Return a `Pooler`."""
-        return Pooler(_transformer(config, self.kind))
+        return Pooler(config)
 
-    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
+    def flops(self, config: EncoderConfig, length: int, predicted: float) -> float:
         """Count its dense layer once per sequence."""
         return 2 * config.width**2 / length
 
-    def reads_pooler(self, config: ModelConfig) -> bool:
+    def reads_pooler(self, config: EncoderConfig) -> bool:
         """Return False: it is the pooler."""
         return False
 
@@ -156,10 +151,9 @@ class PairHead(_PooledValue):
     title: ClassVar[str] = "next sentence head"
     fixed_outputs: ClassVar[int | None] = 2
 
-    def build(self, config: ModelConfig) -> nn.Module:
+    def build(self, config: EncoderConfig) -> nn.Module:
         """Return a `LinearOutput`."""
-        shape = _transformer(config, self.kind)
-        return LinearOutput(shape, 2, shape.readout.pair_dropout)
+        return LinearOutput(config, 2, config.readout.pair_dropout)
 
 
 @dataclass(frozen=True)
@@ -188,25 +182,25 @@ class LabelHead(_PooledValue):
         """The number of labels."""
         return self.count
 
-    def _source(self, config: ModelConfig) -> FromPooler | Own:
+    def _source(self, config: EncoderConfig) -> FromPooler | Own:
         return config.readout.labels
 
-    def build(self, config: ModelConfig) -> nn.Module:
+    def build(self, config: EncoderConfig) -> nn.Module:
         """Return a `LinearOutput`, an `OwnOutput` or an `LSTMOutput`."""
         if self.lstm:
             rate = config.head_dropout if self.dropout is None else self.dropout
             return LSTMOutput(config, self.lstm, self.count, rate)
         return _output(config, self._source(config), self.count, self.dropout)
 
-    def reads_pooler(self, config: ModelConfig) -> bool:
+    def reads_pooler(self, config: EncoderConfig) -> bool:
         """Return False for a BiLSTM."""
         return not self.lstm and super().reads_pooler(config)
 
-    def reads_one_token(self, config: ModelConfig) -> bool:
+    def reads_one_token(self, config: EncoderConfig) -> bool:
         """Return False for a BiLSTM."""
         return not self.lstm and super().reads_one_token(config)
 
-    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
+    def flops(self, config: EncoderConfig, length: int, predicted: float) -> float:
         """Count its layers once per sequence, a BiLSTM on each token."""
         if not self.lstm:
             return super().flops(config, length, predicted)
@@ -238,11 +232,11 @@ class TagHead(HeadValue):
         """The number of tags."""
         return self.count
 
-    def build(self, config: ModelConfig) -> nn.Module:
+    def build(self, config: EncoderConfig) -> nn.Module:
         """Return a `LinearOutput` or an `OwnOutput`."""
         return _output(config, config.readout.tokens, self.count, self.dropout)
 
-    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
+    def flops(self, config: EncoderConfig, length: int, predicted: float) -> float:
         """Count its layers on each token."""
         return _output_flops(config.readout.tokens, config.width, self.count)
 
@@ -256,15 +250,15 @@ class SpanHead(HeadValue):
     fixed_outputs: ClassVar[int | None] = 2
     suffix: ClassVar[str | None] = "ForQuestionAnswering"
 
-    def build(self, config: ModelConfig) -> nn.Module:
+    def build(self, config: EncoderConfig) -> nn.Module:
         """Return a `DeepOutput`, a `LinearOutput` or an `OwnOutput`."""
-        if isinstance(config, EncoderConfig) and config.readout.span is not None:
+        if config.readout.span is not None:
             return DeepOutput(config, 2)
         return _output(config, config.readout.tokens, 2, config.readout.span_dropout)
 
-    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
+    def flops(self, config: EncoderConfig, length: int, predicted: float) -> float:
         """Count its layers on each token."""
-        if isinstance(config, EncoderConfig) and config.readout.span is not None:
+        if config.readout.span is not None:
             return 4.0 * config.width * (config.intermediate_size + 1)
         return _output_flops(config.readout.tokens, config.width, 2)
 
@@ -286,10 +280,10 @@ class ChoiceHead(_PooledValue):
     def __post_init__(self) -> None:
         _check_outputs(self.kind, 1, self.dropout)
 
-    def _source(self, config: ModelConfig) -> FromPooler | Own:
+    def _source(self, config: EncoderConfig) -> FromPooler | Own:
         return config.readout.choice
 
-    def build(self, config: ModelConfig) -> nn.Module:
+    def build(self, config: EncoderConfig) -> nn.Module:
         """Return a `LinearOutput` or an `OwnOutput`."""
         return _output(config, self._source(config), 1, self.dropout)
 
@@ -302,11 +296,11 @@ class ReplacedHead(HeadValue):
     title: ClassVar[str] = "replaced-token head"
     fixed_outputs: ClassVar[int | None] = 1
 
-    def build(self, config: ModelConfig) -> nn.Module:
+    def build(self, config: EncoderConfig) -> nn.Module:
         """Return a `ReplacedOutput`."""
-        return ReplacedOutput(_transformer(config, self.kind))
+        return ReplacedOutput(config)
 
-    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
+    def flops(self, config: EncoderConfig, length: int, predicted: float) -> float:
         """Count both layers on each token."""
         return 2.0 * config.width * (config.width + 1)
 
@@ -317,47 +311,21 @@ class NextTokenHead(HeadValue):
 
     kind: Literal["causal"] = "causal"
     title: ClassVar[str] = "next-token head"
-    neighbours: ClassVar[tuple[Neighbour, ...]] = ("next",)
     suffix: ClassVar[str | None] = "LMHeadModel"
 
-    def build(self, config: ModelConfig) -> nn.Module:
+    def build(self, config: EncoderConfig) -> nn.Module:
         """Return a `NextTokenOutput`."""
-        shape = _transformer(config, self.kind)
-        if shape.embedding is not None and shape.readout.output == "embedding":
+        if config.embedding is not None and config.readout.output == "embedding":
             raise ConfigError(
-                f"the next-token head predicts with the token embedding, whose {shape.embedding} "
-                f"features differ from the encoder's {shape.width}",
+                f"the next-token head predicts with the token embedding, whose {config.embedding} "
+                f"features differ from the encoder's {config.width}",
                 where="encoder.embedding",
                 fix='Leave it out, or give the head its own matrix: readout.output = "own".',
             )
-        return NextTokenOutput(shape)
+        return NextTokenOutput(config)
 
-    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
+    def flops(self, config: EncoderConfig, length: int, predicted: float) -> float:
         """Count the product with the vocabulary on each token."""
-        return 2.0 * config.width * config.vocab
-
-
-@dataclass(frozen=True)
-class BiLMHead(HeadValue):
-    """Predicts the next token from the forward direction and the previous one from the backward.
-
-    For recurrent encoders, whose directions never meet (Peters et al. 2018, section 3.1).
-    """
-
-    kind: Literal["bilm"] = "bilm"
-    title: ClassVar[str] = "LM head of both directions"
-    neighbours: ClassVar[tuple[Neighbour, ...]] = ("next", "previous")
-
-    def build(self, config: ModelConfig) -> nn.Module:
-        """Return a `BiLMOutput`."""
-        if not isinstance(config, LSTMConfig):
-            what = "the 'bilm' head requires a recurrent encoder, whose directions never meet"
-            fix = f"Predict tokens with the head {token_head(config).kind!r}."
-            raise ConfigError(what, where="heads", fix=fix)
-        return BiLMOutput(config)
-
-    def flops(self, config: ModelConfig, length: int, predicted: float) -> float:
-        """Count the products with the vocabulary, each direction with half of the width."""
         return 2.0 * config.width * config.vocab
 
 
@@ -371,7 +339,6 @@ Head = (
     | ChoiceHead
     | ReplacedHead
     | NextTokenHead
-    | BiLMHead
 )
 HEADS: dict[str, type[Head]] = {
     each.__dataclass_fields__["kind"].default: each for each in get_args(Head)
@@ -379,30 +346,20 @@ HEADS: dict[str, type[Head]] = {
 """The heads by kind."""
 
 
-def token_head(config: ModelConfig) -> MaskedHead | NextTokenHead | BiLMHead:
+def token_head(config: EncoderConfig) -> MaskedHead | NextTokenHead:
     """Return the head that predicts tokens that the encoder has not read."""
-    if isinstance(config, LSTMConfig):
-        return BiLMHead()
     return NextTokenHead() if config.is_causal else MaskedHead()
 
 
-def with_pooler(config: ModelConfig, heads: Iterable[Head]) -> tuple[Head, ...]:
+def with_pooler(config: EncoderConfig, heads: Iterable[Head]) -> tuple[Head, ...]:
     """Return these heads, with the pooler in front if one of them reads it."""
     wanted = tuple(heads)
     needs = any(head.reads_pooler(config) for head in wanted)
     return (PoolerHead(), *wanted) if needs and PoolerHead() not in wanted else wanted
 
 
-def _transformer(config: ModelConfig, kind: str) -> EncoderConfig:
-    """Return the shape if it is a Transformer's."""
-    if isinstance(config, LSTMConfig):
-        what = f"the {kind!r} head reads vectors that know both sides; a recurrent encoder has none"
-        raise ConfigError(what, where="heads", fix="Predict tokens with the head 'bilm'.")
-    return config
-
-
 def _output(
-    config: ModelConfig, source: FromPooler | Own | None, outputs: int, dropout: float | None
+    config: EncoderConfig, source: FromPooler | Own | None, outputs: int, dropout: float | None
 ) -> nn.Module:
     rate = config.head_dropout if dropout is None else dropout
     if isinstance(source, Own):

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bothways.model.config import EncoderConfig, ModelConfig
+from bothways.model.config import EncoderConfig
 
 
-def layer_norm(config: ModelConfig, width: int | None = None) -> nn.LayerNorm | nn.RMSNorm:
+def layer_norm(config: EncoderConfig, width: int | None = None) -> nn.LayerNorm | nn.RMSNorm:
     """Return the norm of a configuration, over `width` or the encoder's features."""
-    if isinstance(config, EncoderConfig) and config.norm == "rms":
+    if config.norm == "rms":
         return nn.RMSNorm(width or config.width, config.norm_epsilon)
     return nn.LayerNorm(width or config.width, config.norm_epsilon, bias=config.bias.norm)
 
@@ -51,7 +51,7 @@ class _Undrawn(TorchFunctionMode):
 
 
 def initialise(module: nn.Module, initial_range: float) -> None:
-    """Initialise Linear, Conv1d, Embedding, norm and LSTM layers with torch's generator."""
+    """Initialise Linear, Conv1d, Embedding and norm layers with torch's generator."""
     for part in module.modules():
         match part:
             case nn.Linear() | nn.Conv1d():
@@ -66,21 +66,6 @@ def initialise(module: nn.Module, initial_range: float) -> None:
                     nn.init.zeros_(part.bias)
             case nn.RMSNorm():
                 nn.init.ones_(part.weight)
-            case nn.LSTM():
-                part.reset_parameters()
-                _open_forget_gates(part)
-
-
-@torch.no_grad()
-def _open_forget_gates(lstm: nn.LSTM) -> None:
-    """Set biases to 0 and those of forget gates to 1 (Jozefowicz et al. 2015, section 2.2)."""
-    cells = lstm.hidden_size
-    for name, parameter in lstm.named_parameters():
-        if name.startswith("bias"):
-            parameter.zero_()
-        if name.startswith("bias_ih"):
-            # torch's order of gates: input, forget, cell, output
-            parameter[cells : 2 * cells] = 1.0
 
 
 @torch.no_grad()

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
-from bothways.model.config import LSTMConfig, ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.encoder import Attentions, Encoder, Hidden, recorded_attentions
 from bothways.model.head_modules import (
-    BiLMOutput,
     DeepOutput,
     LinearOutput,
     LSTMOutput,
@@ -27,7 +26,6 @@ from bothways.model.head_modules import (
     pooled_tokens,
 )
 from bothways.model.heads import HEADS, Head, with_pooler
-from bothways.model.lstm import AnyEncoder, LSTMEncoder
 
 
 @dataclass(frozen=True)
@@ -76,12 +74,12 @@ class Model(nn.Module):
     kept: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
     def __init__(
-        self, config: ModelConfig, heads: Iterable[Head], encoder: AnyEncoder | None = None
+        self, config: EncoderConfig, heads: Iterable[Head], encoder: Encoder | None = None
     ) -> None:
         super().__init__()
         self.config = config
         self.specification = with_pooler(config, heads)
-        self.encoder = build_encoder(config) if encoder is None else encoder
+        self.encoder = Encoder(config) if encoder is None else encoder
         self.heads = nn.ModuleDict({head.kind: head.build(config) for head in self.specification})
 
     def before_masked(
@@ -96,7 +94,6 @@ class Model(nn.Module):
         head = self.heads["masked"]
         if not isinstance(head, MaskedOutput) or head.position is None or hidden.before is None:
             return hidden.last
-        assert isinstance(self.encoder, Encoder)
         queries = hidden.before + head.position(batch.layout.positions)
         return self.encoder.decode(batch, hidden.before, queries, only)
 
@@ -113,7 +110,7 @@ class Model(nn.Module):
         Args:
             batch: packed texts, as `Tokenizer.batch` returns them.
             heads: kinds of heads whose logits are computed. None for all but those that have an
-                output for each token of the vocabulary ("masked", "causal", "bilm"), which would
+                output for each token of the vocabulary ("masked", "causal"), which would
                 take longer than the rest of a small model.
             output_hidden_states: whether to return the output of each layer, too.
             output_attentions: whether to return attention probabilities, too. They are computed
@@ -121,9 +118,9 @@ class Model(nn.Module):
 
         Raises:
             ConfigError: no batch, a sequence longer than the model's positions, a head that the
-                model does not have; attentions of a recurrent encoder or of random blocks.
+                model does not have; attentions of random blocks.
         """
-        self._check(batch, output_attentions)
+        self._check(batch)
         kinds = self._usual_heads() if heads is None else tuple(heads)
         # Asked for its layers, an encoder runs them one by one.
         keep = output_hidden_states or output_attentions
@@ -146,7 +143,7 @@ class Model(nn.Module):
             if value.outputs is not None and HEADS.get(value.kind) is type(value)
         ]
 
-    def _check(self, batch: object, attentions: bool = False) -> None:
+    def _check(self, batch: object) -> None:
         if not isinstance(batch, Batch):
             what = f"a model reads a Batch, not a {type(batch).__name__}"
             raise ConfigError(what, where="batch", fix="Give model.tokenizer.batch(texts).")
@@ -156,9 +153,6 @@ class Model(nn.Module):
             what = f"text {number} has {length} tokens, and the model {most} positions"
             fix = f"Cut longer texts: tokenizer.batch(texts, length={most})."
             raise ConfigError(what, where="batch", fix=fix)
-        if attentions and not isinstance(self.encoder, Encoder):
-            what = "a recurrent encoder has no attentions"
-            raise ConfigError(what, where="output_attentions", fix="Leave it out.")
 
     def read(self, kind: str, batch: Batch) -> Float[Tensor, "rows ..."]:
         """Return the outputs of a head, from no more vectors than it reads.
@@ -169,8 +163,7 @@ class Model(nn.Module):
         self._check(batch)
         value, only = self._value(kind), None
         if value is not None and value.reads_one_token(self.config):
-            causal = not isinstance(self.config, LSTMConfig) and self.config.is_causal
-            only = pooled_tokens(batch.layout, causal)
+            only = pooled_tokens(batch.layout, self.config.is_causal)
         return self.outputs(kind, batch, self.encoder(batch, only=only))
 
     def outputs(
@@ -196,7 +189,7 @@ class Model(nn.Module):
         match head:
             case MaskedOutput():
                 result = head(self.before_masked(batch, hidden), hidden.table)
-            case NextTokenOutput() | BiLMOutput():
+            case NextTokenOutput():
                 result = head(hidden.last, hidden.table)
             case LSTMOutput() | Pooler() | ReplacedOutput():
                 result = head(hidden.last, layout)
@@ -218,8 +211,3 @@ class Model(nn.Module):
     def _is_of_sequences(self, kind: str) -> bool:
         value = self._value(kind)
         return value is not None and value.of_sequences
-
-
-def build_encoder(config: ModelConfig) -> AnyEncoder:
-    """Return an encoder of this shape with new weights."""
-    return LSTMEncoder(config) if isinstance(config, LSTMConfig) else Encoder(config)

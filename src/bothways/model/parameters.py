@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bothways.core.errors import ConfigError
-from bothways.model.config import EncoderConfig, ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head
 from bothways.model.init import without_weights
 from bothways.model.model import Model
@@ -72,14 +72,11 @@ _PARTS = _TEXTBOOK | {
     "attention biases": r"encoder\.blocks\..*attention\..*bias",
     "feed-forward biases": r"encoder\.blocks\..*mlp\..*bias",
     "LayerNorms": r"encoder\..*norm\..*",
-    "LSTMs: projections": r"encoder\.blocks\..*\.weight_hr_.*",
-    "LSTMs: gates": r"encoder\.blocks\..*\.weight_.*",
-    "LSTMs: biases": r"encoder\.blocks\..*\.bias_.*",
 }
 """The names of the tensors of an encoder's parts; the first pattern that fits decides."""
 
 
-def parameter_table(config: ModelConfig, heads: Iterable[Head] = ()) -> ParameterTable:
+def parameter_table(config: EncoderConfig, heads: Iterable[Head] = ()) -> ParameterTable:
     """Count the parameters of the encoder and of these heads, with the pooler if they read it.
 
     Raises:
@@ -95,8 +92,7 @@ def parameter_table(config: ModelConfig, heads: Iterable[Head] = ()) -> Paramete
     for name, parameter in model.named_parameters():
         part = next(part for part, names in parts.items() if re.fullmatch(names, name))
         found[part].append(tuple(parameter.shape))
-    textbook = _TEXTBOOK.keys() if isinstance(config, EncoderConfig) else ()
-    entries = (_entry(part, shapes, part in textbook) for part, shapes in found.items() if shapes)
+    entries = (_entry(part, shapes, part in _TEXTBOOK) for part, shapes in found.items() if shapes)
     return ParameterTable(tuple(entries))
 
 

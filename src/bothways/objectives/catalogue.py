@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bothways.data.next_sentence import NextSentence
-from bothways.model.config import ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.heads import token_head
-from bothways.objectives.causal_lm import BiLM, CausalLM
+from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.distillation import Distillation
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence
 from bothways.objectives.objective import Objective
@@ -23,16 +23,14 @@ AnyObjective = (
     | ReplacedLM
     | Distillation
     | CausalLM
-    | BiLM
 )
 
 _USUAL: dict[str, Objective] = {
     "masked": MaskedLMNextSentence(NextSentence(short=0.1)),
     "causal": CausalLM(),
-    "bilm": BiLM(),
 }
 
 
-def default_objective(encoder: ModelConfig) -> Objective:
+def default_objective(encoder: EncoderConfig) -> Objective:
     """Return BERT's objective, or the language model that fits an encoder of another kind."""
     return _USUAL[token_head(encoder).kind]

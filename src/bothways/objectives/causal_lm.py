@@ -1,19 +1,16 @@
-"""Language modelling: the next token from those before it, and in two directions also the reverse.
+"""Language modelling from left to right: the next token from those before it.
 
-Idea: an encoder that reads left to right predicts at each token the next one (GPT: Radford et al.
-2018, equation 1). One that reads both ways, without the two ever meeting, predicts the next token
-from the forward vectors and the previous one from the backward vectors, and the losses are added
-(ELMo: Peters et al. 2018, section 3.1). Devlin et al. 2018, figure 3, contrasts BERT with both.
+Source: Radford et al. 2018, equation 1; Devlin et al. 2018, figure 3, contrasts BERT with it.
 
 [CLS] and [SEP] are read and predicted like all others, so that the ends of a text are learned.
-The softmax is over the whole vocabulary, where ELMo's training sampled.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,106 +20,77 @@ from bothways.core.config.checks import require_at_least
 from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
-from bothways.core.targets import TokenTargets
+from bothways.core.targets import TokenTargets, next_tokens
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Vocabulary
-from bothways.model.config import ModelConfig
-from bothways.model.heads import BiLMHead, Neighbour, NextTokenHead
+from bothways.model.config import EncoderConfig
+from bothways.model.heads import NextTokenHead
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
-from bothways.model.neighbours import neighbour_logits, with_neighbours
 from bothways.objectives.losses import z_loss
 from bothways.objectives.objective import ModelSpec, Objective, require_head
 
 
-class LMObjective(Objective):
-    """Base class of objectives that predict the neighbours of each token.
+@dataclass(frozen=True)
+class CausalLM(Objective):
+    """The next token, left to right, as GPT.
 
-    They add the field `z_loss`, the coefficient of `losses.z_loss`; 0 for none.
+    Attributes:
+        segments: the segments of running text.
+        z_loss: coefficient of `losses.z_loss`; 0 for none.
     """
 
-    head: ClassVar[NextTokenHead | BiLMHead]
-    z_loss: float = 0.0
-
-    def __post_init__(self) -> None:
-        require_at_least(0, "objective", z_loss=self.z_loss)
-
-    def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
-        """Return the encoder with the head that predicts neighbours."""
-        require_head(self, encoder, self.head)
-        return {"model": ModelSpec(encoder, (self.head,))}
-
-    def prepare(
-        self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator
-    ) -> Sequence:
-        """Return the sequence with the neighbours of its tokens as targets."""
-        return with_neighbours(sequence, self.head.neighbours)
-
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> LMLearner:
-        """Return the module to train."""
-        return LMLearner(models["model"], self.head.neighbours, self.z_loss)
-
-
-@dataclass(frozen=True)
-class CausalLM(LMObjective):
-    """The next token, left to right, as GPT."""
-
-    head = NextTokenHead()
     segments: FullSentences = FullSentences()
     z_loss: float = 0.0
     kind: Literal["causal_lm"] = "causal_lm"
 
+    def __post_init__(self) -> None:
+        require_at_least(0, "objective", z_loss=self.z_loss)
 
-@dataclass(frozen=True)
-class BiLM(LMObjective):
-    """The next token from the left and the previous one from the right, as ELMo."""
+    def models(self, encoder: EncoderConfig) -> dict[str, ModelSpec]:
+        """Return the encoder with the head that predicts the next token."""
+        require_head(self, encoder, NextTokenHead())
+        return {"model": ModelSpec(encoder, (NextTokenHead(),))}
 
-    head = BiLMHead()
-    segments: FullSentences = FullSentences()
-    z_loss: float = 0.0
-    kind: Literal["bilm"] = "bilm"
+    def prepare(
+        self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator
+    ) -> Sequence:
+        """Return the sequence with the target "next"."""
+        return dataclasses.replace(sequence, targets={"next": next_tokens(sequence.ids)})
+
+    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> CausalLMLearner:
+        """Return the module to train."""
+        return CausalLMLearner(models["model"], self.z_loss)
 
 
-class LMLearner(Learner):
-    """Learns the neighbours of each token; its losses are named by the neighbour.
+class CausalLMLearner(Learner):
+    """Learns the next tokens; its loss is named "next".
 
     Args:
-        model: an encoder with a "causal" or a "bilm" head.
-        neighbours: those that are predicted.
-        z_loss: the coefficient of the loss "z", over all neighbours; 0 for none.
+        model: an encoder with a "causal" head.
+        z_loss: coefficient of the loss "z"; 0 for none.
     """
 
-    def __init__(
-        self, model: Model, neighbours: tuple[Neighbour, ...], z_loss: float = 0.0
-    ) -> None:
+    predicts = ("next",)
+
+    def __init__(self, model: Model, z_loss: float = 0.0) -> None:
         super().__init__()
         self.model = model
         self.coefficients = {"z": z_loss} if z_loss else {}
-        self.neighbours = self.predicts = neighbours
 
     def saved(self) -> Mapping[str, Model]:
         """Return the model."""
         return {"model": self.model}
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """Return the number of predictions of each neighbour, and their sum for "z"."""
-        weights = {
-            name: float(len(batch.target(name, TokenTargets).ids)) for name in self.neighbours
-        }
-        return weights | ({"z": sum(weights.values())} if "z" in self.coefficients else {})
+        """Return the number of predictions, for "next" and for "z"."""
+        count = float(len(batch.target("next", TokenTargets).ids))
+        return dict.fromkeys(("next", *self.coefficients), count)
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
-        """Return the loss of each neighbour, and "z"."""
-        hidden = self.model.encoder(batch)
-        targets = {name: batch.target(name, TokenTargets) for name in self.neighbours}
-        logits = {
-            name: neighbour_logits(self.model, hidden, torch.as_tensor(targets[name].index), name)
-            for name in self.neighbours
-        }
-        losses: dict[str, Loss] = {
-            name: cross_entropy(logits[name], torch.as_tensor(targets[name].ids))
-            for name in self.neighbours
-        }
-        if "z" in self.coefficients:
-            losses["z"] = z_loss(torch.cat([*logits.values()]))
-        return losses
+        """Return the loss of the next tokens, and "z"."""
+        hidden, targets = self.model.encoder(batch), batch.target("next", TokenTargets)
+        rows = torch.as_tensor(targets.index)
+        logits = self.model.heads["causal"](hidden.last[rows], hidden.table)
+        losses = {"next": cross_entropy(logits, torch.as_tensor(targets.ids))}
+        return losses | ({"z": z_loss(logits)} if "z" in self.coefficients else {})

@@ -31,7 +31,7 @@ from bothways.hub.infer_heads import heads_of
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.hub.weight_files import open_weights
 from bothways.model.attention.patterns import Full
-from bothways.model.config import EncoderConfig, ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.flops import LossFloats
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
@@ -118,7 +118,7 @@ class Distillation(Objective):
             return 1.0
         return 0.0 if self.masking is None else self.masking.rate
 
-    def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
+    def models(self, encoder: EncoderConfig) -> dict[str, ModelSpec]:
         """Return the student, "model", and the teacher with as many layers as are read."""
         heads = (MaskedHead(),)
         predicts = self.loss(SoftTargets) or self.loss(MaskedTokens)
@@ -126,15 +126,13 @@ class Distillation(Objective):
             require_head(self, encoder, MaskedHead())
         teacher = self._teacher()
         self._check_fit(encoder, teacher)
-        read = teacher
-        if isinstance(teacher, EncoderConfig) and isinstance(encoder, EncoderConfig):
-            read = dataclasses.replace(teacher, depth=self._depth_read(encoder, teacher))
+        read = dataclasses.replace(teacher, depth=self._depth_read(encoder, teacher))
         return {
             "model": ModelSpec(encoder, heads if predicts else ()),
             "teacher": ModelSpec(read, heads if self.loss(SoftTargets) else ()),
         }
 
-    def loss_floats(self, encoder: ModelConfig) -> LossFloats:
+    def loss_floats(self, encoder: EncoderConfig) -> LossFloats:
         """Return what the losses hold of the teacher's pass, and for their gradients."""
         teacher = self.models(encoder)["teacher"].encoder
         width, read, own, fixed = teacher.width, 0.0, 0.0, 0.0
@@ -170,7 +168,7 @@ class Distillation(Objective):
         """The teacher's folder."""
         return {"teacher": self.teacher}
 
-    def _teacher(self) -> ModelConfig:
+    def _teacher(self) -> EncoderConfig:
         """Return the configuration of the teacher."""
         folder = resolve(resolve_run(self.teacher))
         config = read_hf_config(folder)
@@ -219,7 +217,7 @@ class Distillation(Objective):
             raise ConfigError(what, where=where)
         return self.layers
 
-    def _check_fit(self, student: ModelConfig, teacher: ModelConfig) -> None:
+    def _check_fit(self, student: EncoderConfig, teacher: EncoderConfig) -> None:
         """Raise ConfigError if a loss does not fit the two encoders."""
         for number, loss in enumerate(self.losses):
             where = f"objective.losses.{number}"
@@ -235,16 +233,14 @@ class Distillation(Objective):
                         fix = f"Set encoder.width={teacher.width}, or leave out this loss."
                         raise ConfigError(what, where=where, fix=fix)
                 case HiddenStates():
-                    _transformers(loss.kind, where, student, teacher)
                     self.layer_map(student.depth, teacher.depth)
                 case AttentionScores():
                     self.layer_map(student.depth, teacher.depth)
-                    for one in _transformers(loss.kind, where, student, teacher):
+                    for one in (student, teacher):
                         _check_scores(one, where)
                     _check_heads(student, teacher, where)
                 case Relations():
-                    pair = _transformers(loss.kind, where, student, teacher)
-                    _check_relations(loss, *pair, where)
+                    _check_relations(loss, student, teacher, where)
                 case _:
                     assert_never(loss)
 
@@ -280,17 +276,6 @@ class Distillation(Objective):
         return [*findings, Finding("ids", "error", what, "objective.teacher", fix)]
 
 
-def _transformers(
-    kind: str, where: str, *encoders: ModelConfig
-) -> tuple[EncoderConfig, EncoderConfig]:
-    """Return the encoders; raises ConfigError for one without attention."""
-    student, teacher = encoders
-    if isinstance(student, EncoderConfig) and isinstance(teacher, EncoderConfig):
-        return student, teacher
-    what = f"{kind!r} compares the layers of Transformers, and an encoder is recurrent"
-    raise ConfigError(what, where=where, fix="Leave out this loss.")
-
-
 def _check_scores(encoder: EncoderConfig, where: str) -> None:
     absolute = isinstance(encoder.position, Learned) and not encoder.has_relative_scores
     if not absolute or not all(isinstance(pattern, Full) for pattern in encoder.patterns):
@@ -301,9 +286,7 @@ def _check_scores(encoder: EncoderConfig, where: str) -> None:
         raise ConfigError(what, where=where, fix='Set objective.losses=["relations"].')
 
 
-def _check_heads(student: ModelConfig, teacher: ModelConfig, where: str) -> None:
-    assert isinstance(student, EncoderConfig)
-    assert isinstance(teacher, EncoderConfig)
+def _check_heads(student: EncoderConfig, teacher: EncoderConfig, where: str) -> None:
     if student.heads != teacher.heads:
         what = f"the student has {student.heads} attention heads, the teacher {teacher.heads}"
         fix = f"Set encoder.heads={teacher.heads}, or compare relations."

@@ -15,8 +15,7 @@ from bothways.core.batch import Batch
 from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.targets import TokenTargets
-from bothways.model.config import EncoderConfig
-from bothways.model.encoder import Encoder, Hidden, recorded_projections
+from bothways.model.encoder import Hidden, recorded_projections
 from bothways.model.init import initialise
 from bothways.model.model import Model
 from bothways.objectives.distillation_losses import (
@@ -111,7 +110,6 @@ class DistillationLearner(Learner):
                 case HiddenStates():
                     weight = tokens * self.teacher.config.width
                 case AttentionScores():
-                    assert isinstance(self.model.config, EncoderConfig)
                     lengths = batch.layout.cu_seqlens.diff()[batch.layout.sequence_ids]
                     pairs = float((counted * lengths).sum(dtype=torch.float64))
                     weight = pairs * self.model.config.heads
@@ -170,8 +168,6 @@ class DistillationLearner(Learner):
     def _read(self, model: Model, batch: Batch, layers: frozenset[int]) -> _Read:
         """Run an encoder as far as the losses need it."""
         encoder, objective = model.encoder, self.objective
-        if not isinstance(encoder, Encoder):
-            return _Read(encoder(batch), {})
         soft = objective.loss(SoftTargets)
         masked = objective.loss(MaskedTokens) or (soft and soft.at == "masked")
         only: Tensor | None = batch.ids.new_zeros(0)

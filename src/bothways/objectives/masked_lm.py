@@ -39,7 +39,7 @@ from bothways.data.masking import (
 )
 from bothways.data.next_sentence import NextSentence
 from bothways.data.words import chinese_share, unpack_words
-from bothways.model.config import ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.encoder import Hidden
 from bothways.model.heads import Head, MaskedHead, PairHead, PoolerHead
 from bothways.model.kernels.cross_entropy import cross_entropy
@@ -67,7 +67,7 @@ class MaskedObjective(Objective):
     def __post_init__(self) -> None:
         require_at_least(0, "objective", z_loss=self.z_loss)
 
-    def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
+    def models(self, encoder: EncoderConfig) -> dict[str, ModelSpec]:
         """Return the encoder with a masked LM head and, for pairs, a pooler and a pair head."""
         require_head(self, encoder, MaskedHead())
         heads: tuple[Head, ...] = (PoolerHead(), PairHead()) if self.pairs else ()

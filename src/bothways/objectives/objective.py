@@ -21,7 +21,7 @@ from bothways.core.sequence import Sequence
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Vocabulary
 from bothways.data.segments import Segments
-from bothways.model.config import ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.flops import BACKWARD, LossFloats, forward_flops
 from bothways.model.heads import Head, token_head
 from bothways.model.model import Model
@@ -29,14 +29,14 @@ from bothways.training.meter import EvaluationScores
 
 S = TypeVar("S", bound=Segments)
 
-_PREDICTING = frozenset({"masked", "causal", "bilm"})
+_PREDICTING = frozenset({"masked", "causal"})
 """The kinds of heads that predict tokens from the whole vocabulary."""
 
 
 class ModelSpec(NamedTuple):
     """A model to build: the shape of its encoder and its heads."""
 
-    encoder: ModelConfig
+    encoder: EncoderConfig
     heads: tuple[Head, ...]
 
 
@@ -49,7 +49,7 @@ class Objective:
     kind: str
     segments: Segments
 
-    def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
+    def models(self, encoder: EncoderConfig) -> dict[str, ModelSpec]:
         """Return the models by role for a run on `encoder`; "model" is the one that is saved.
 
         Raises:
@@ -72,7 +72,7 @@ class Objective:
         """The roles whose new models begin with the embedding tables of another role: that role."""
         return {}
 
-    def shared_parameters(self, encoder: ModelConfig) -> int:
+    def shared_parameters(self, encoder: EncoderConfig) -> int:
         """Return the number of parameters that two of the models have in common."""
         return 0
 
@@ -108,7 +108,7 @@ class Objective:
         """The share of tokens that are predicted, for the count of operations."""
         return 1.0
 
-    def loss_floats(self, encoder: ModelConfig) -> LossFloats:
+    def loss_floats(self, encoder: EncoderConfig) -> LossFloats:
         """Return the numbers that the losses hold: predictions over the vocabulary and their
         gradient.
         """
@@ -119,7 +119,7 @@ class Objective:
         )
         return LossFloats(sum(scores))
 
-    def forward_flops(self, encoder: ModelConfig, length: int) -> float:
+    def forward_flops(self, encoder: EncoderConfig, length: int) -> float:
         """Return the operations per token of a forward pass of all models.
 
         That of a model without a backward pass counts by its share of a step.
@@ -131,7 +131,7 @@ class Objective:
         )
 
 
-def require_head(objective: Objective, encoder: ModelConfig, head: Head) -> None:
+def require_head(objective: Objective, encoder: EncoderConfig, head: Head) -> None:
     """Raise ConfigError unless `head` is the one that predicts tokens from this encoder."""
     able = token_head(encoder)
     if able == head:
@@ -139,9 +139,8 @@ def require_head(objective: Objective, encoder: ModelConfig, head: Head) -> None
     sees = {
         "masked": "lets each token see both sides",
         "causal": "reads from left to right",
-        "bilm": "reads in two directions that never meet",
     }
-    named = {"masked": "masked_lm", "causal": "causal_lm", "bilm": "bilm"}
+    named = {"masked": "masked_lm", "causal": "causal_lm"}
     what = f"{objective.kind!r} does not fit this encoder, which {sees[able.kind]}"
     fix = f"Set objective={named[able.kind]}, or another encoder."
     raise ConfigError(what, where="objective", fix=fix)

@@ -46,9 +46,9 @@ from bothways.core.sequence import Sequence
 from bothways.core.targets import Targets, TokenTargets
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Masking, Vocabulary
-from bothways.model.config import EncoderConfig, ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.embedding import Embedding
-from bothways.model.encoder import Encoder, Hidden
+from bothways.model.encoder import Hidden
 from bothways.model.heads import Head, MaskedHead, ReplacedHead
 from bothways.model.init import without_weights
 from bothways.model.kernels.cross_entropy import cross_entropy
@@ -149,10 +149,9 @@ class GeneratorObjective(MaskedObjective):
             if not (value > 0 and math.isfinite(value)):
                 raise ConfigError(f"must be above 0, not {value}", where=f"objective.{name}")
 
-    def models(self, encoder: ModelConfig) -> dict[str, ModelSpec]:
+    def models(self, encoder: EncoderConfig) -> dict[str, ModelSpec]:
         """Return the second network, "model", and the generator."""
         require_head(self, encoder, MaskedHead())
-        assert isinstance(encoder, EncoderConfig)
         generator = generator_of(encoder, self.generator)
         differs = generator.width != encoder.width
         if self.sharing == "shared" and differs and encoder.norm_after_projection:
@@ -177,9 +176,9 @@ class GeneratorObjective(MaskedObjective):
         """With disentangled sharing a new generator begins with the discriminator's tables."""
         return {"generator": "model"} if self.sharing == "disentangled" else {}
 
-    def shared_parameters(self, encoder: ModelConfig) -> int:
+    def shared_parameters(self, encoder: EncoderConfig) -> int:
         """Return the parameters of the tables and the LayerNorm, where they are shared."""
-        if self.sharing != "shared" or not isinstance(encoder, EncoderConfig):
+        if self.sharing != "shared":
             return 0
         with without_weights():
             embedding = Embedding(encoder)
@@ -367,8 +366,6 @@ class ReplacedTokensLearner(Learner):
         sharing: Sharing = "shared",
     ) -> None:
         super().__init__()
-        assert isinstance(model.encoder, Encoder)
-        assert isinstance(generator.encoder, Encoder)
         share_embedding(model.encoder.embedding, generator.encoder.embedding, sharing)
         self.model, self.generator, self.sharing = model, generator, sharing
         self.temperature = temperature

@@ -36,7 +36,7 @@ from bothways.data.masking import (
     hide,
 )
 from bothways.model.activation import activate
-from bothways.model.config import EncoderConfig, ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.init import initialise, layer_norm
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
@@ -92,9 +92,8 @@ class MaskedLMSpanBoundary(MaskedObjective):
         """Return the module to train."""
         return SpanBoundaryLearner(models["model"], self.boundary, self.z_loss)
 
-    def forward_flops(self, encoder: ModelConfig, length: int) -> float:
+    def forward_flops(self, encoder: EncoderConfig, length: int) -> float:
         """Return the operations per token of a forward pass, the boundary network included."""
-        assert isinstance(encoder, EncoderConfig)
         width, embedded = encoder.width, encoder.embedding_width
         parts = (2 * width + PLACE_WIDTH) * width + width * embedded + embedded * encoder.vocab
         return super().forward_flops(encoder, length) + 2 * self.predicted * parts
@@ -155,7 +154,6 @@ class SpanBoundaryLearner(MaskedLMLearner):
 
     def __init__(self, model: Model, factor: float = 1.0, z_loss: float = 0.0) -> None:
         super().__init__(model, z_loss)
-        assert isinstance(model.config, EncoderConfig)
         self.boundary = SpanBoundary(model.config)
         self.coefficients = {**self.coefficients, "boundary": factor}
 

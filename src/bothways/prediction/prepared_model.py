@@ -246,9 +246,9 @@ class PreparedModel(Model):
         nn.Module.__init__(self)
         self.config, self.specification, self.kept = parts.config, parts.specification, parts.kept
         self.precision, self.heads, encoder = precision, parts.heads, parts.encoder
-        if pack_head is not None and isinstance(encoder, Encoder):
+        if pack_head is not None:
             _pack_layers(encoder.embedding, ("project",), pack_head)
-        self.encoder = PreparedEncoder(encoder, pack) if isinstance(encoder, Encoder) else encoder
+        self.encoder = PreparedEncoder(encoder, pack)
         self.device = device_of(parts)
         self.autocast_dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.splits_batches = getattr(self.encoder, "max_tokens", 0.0) == math.inf
@@ -356,9 +356,6 @@ def _check_int8(model: Model, device: torch.device) -> None:
         what = f"int8 needs instructions that {describe_device(device)} does not have"
         fix = "Set the precision to auto or fp32, or the device to cpu."
         raise ConfigError(what, where="precision", fix=fix)
-    if not isinstance(model.encoder, Encoder):
-        what = "int8 is for the dense layers of Transformer blocks, and this model has none"
-        raise ConfigError(what, where="precision", fix="Set the precision to fp32.")
 
 
 def _pack_layers(module: nn.Module, names: tuple[str, ...], pack: PackLayer) -> None:

@@ -24,7 +24,7 @@ from bothways.hub.hf_config import read_hf_config
 from bothways.hub.load_report import LoadReport
 from bothways.hub.model_folder import LoadedModel, read_record
 from bothways.hub.resolve import resolve
-from bothways.model.config import ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.encoder import Hidden
 from bothways.prediction.prepared_model import PreparedModel
 
@@ -58,7 +58,7 @@ class SessionEncoder(nn.Module):
         run: computes the graph.
     """
 
-    def __init__(self, config: ModelConfig, head: str, run: Run) -> None:
+    def __init__(self, config: EncoderConfig, head: str, run: Run) -> None:
         super().__init__()
         self.config, self.head, self.width = config, head, config.width
         self._run = run
@@ -90,7 +90,7 @@ class SessionEncoder(nn.Module):
         return Hidden(torch.from_numpy(np.ascontiguousarray(rows)), torch.empty(0, 0))
 
 
-def padded_inputs(config: ModelConfig, head: str, batch: Batch) -> Arrays:
+def padded_inputs(config: EncoderConfig, head: str, batch: Batch) -> Arrays:
     """Return the inputs of a graph `(rows, longest)`, padded on the right."""
     place, shape = _places(batch), (batch.layout.sequences, batch.layout.max_seqlen)
     ids = np.full(shape, config.pad or 0, dtype=np.int64)
@@ -121,7 +121,7 @@ class SessionModel(PreparedModel):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: EncoderConfig,
         head: str,
         run: Run,
         precision: Literal["fp32", "int8"] = "fp32",

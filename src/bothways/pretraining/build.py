@@ -9,7 +9,7 @@ import math
 import operator
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from typing_extensions import assert_never
@@ -30,8 +30,7 @@ from bothways.data.remote_arrays import RemoteArray
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve, resolve_run
-from bothways.model.config import EncoderConfig, ModelConfig, with_vocabulary
-from bothways.model.encoder import Encoder
+from bothways.model.config import EncoderConfig, with_vocabulary
 from bothways.model.families.catalogue import FAMILIES, PRESETS, family_for, preset
 from bothways.model.heads import Head
 from bothways.model.model import Model
@@ -46,17 +45,16 @@ from bothways.training.preflight.memory import Load
 from bothways.training.preflight.text import check_model, unknown_tokens
 
 SINGLE = Single()
-C = TypeVar("C", bound=ModelConfig)
 
 
-def fit_to_corpus(encoder: C, tokenizer: Tokenizer) -> C:
+def fit_to_corpus(encoder: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
     """Return the encoder with the tokenizer's vocabulary size and padding id."""
     return with_vocabulary(encoder, tokenizer.size, tokenizer.specials.pad)
 
 
 def encoder_of(
-    model: str | ModelConfig | None, start: str | None, tokenizer: Tokenizer
-) -> ModelConfig:
+    model: str | EncoderConfig | None, start: str | None, tokenizer: Tokenizer
+) -> EncoderConfig:
     """Return the encoder of a run: a shape that is fitted to the corpus, or that of `start`.
 
     Args:
@@ -74,7 +72,7 @@ def encoder_of(
     return start_encoder(start)
 
 
-def start_encoder(source: str) -> ModelConfig:
+def start_encoder(source: str) -> EncoderConfig:
     """Return the configuration of the encoder in a model folder or on the Hub."""
     return read_hf_config(resolve(resolve_run(source))).encoder
 
@@ -159,7 +157,6 @@ def _frozen(source: str, spec: ModelSpec) -> Model:
     model = load_model(resolve(resolve_run(source)), spec.heads).model
     if model.config == spec.encoder:
         return model
-    assert isinstance(spec.encoder, EncoderConfig)
     return with_layers(model, spec.encoder, range(1, spec.encoder.depth + 1))
 
 
@@ -188,8 +185,6 @@ def build_models(settings: PretrainConfig, corpus: Corpus) -> dict[str, Model]:
 @torch.no_grad()
 def _copy_tables(source: Model, target: Model) -> None:
     """Give a model the values of another one's embedding tables."""
-    assert isinstance(source.encoder, Encoder)
-    assert isinstance(target.encoder, Encoder)
     values = source.encoder.embedding.tables()
     for name, table in target.encoder.embedding.tables().items():
         table.weight.copy_(values[name].weight)
@@ -416,7 +411,9 @@ def _data_findings(settings: PretrainConfig, corpus: Corpus) -> list[Finding]:
     return result
 
 
-def check_class(encoder: ModelConfig, heads: Iterable[Head], tokenizer: Tokenizer) -> list[Finding]:
+def check_class(
+    encoder: EncoderConfig, heads: Iterable[Head], tokenizer: Tokenizer
+) -> list[Finding]:
     """Return what is to be known of the class that the saved model will have."""
     family = family_for(encoder, tokenizer.kind)
     kinds = [head.kind for head in heads]
@@ -442,7 +439,7 @@ def check_class(encoder: ModelConfig, heads: Iterable[Head], tokenizer: Tokenize
     return [Finding("heads", "error", what, "objective", fix)]
 
 
-def _nearest_shape(encoder: ModelConfig, families: list[str]) -> str | None:
+def _nearest_shape(encoder: EncoderConfig, families: list[str]) -> str | None:
     """Return the preset of one of these families whose width is nearest to that of an encoder."""
     widths = {
         name: abs(width - encoder.width)

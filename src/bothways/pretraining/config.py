@@ -25,7 +25,7 @@ from bothways.data.mixture import Mixture, Smoothed
 from bothways.data.next_sentence import NextSentence
 from bothways.data.segments import Segments
 from bothways.data.sentence_order import SentenceOrder
-from bothways.model.config import ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.objectives.catalogue import AnyObjective
 from bothways.objectives.masked_lm import MaskedLMNextSentence, with_masking
 from bothways.objectives.objective import Objective, segments_for
@@ -97,7 +97,7 @@ class PretrainConfig:
         (True, 'masked_lm_nsp')
     """
 
-    encoder: ModelConfig
+    encoder: EncoderConfig
     training: Training
     objective: Annotated[Objective, Members(AnyObjective)] = MaskedLMNextSentence()
     phases: tuple[PretrainPhase, ...] = (PretrainPhase(128),)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from bothways.core.errors import ConfigError
 from bothways.data.corpus import Corpus
-from bothways.model.config import EncoderConfig, ModelConfig, with_vocabulary
+from bothways.model.config import EncoderConfig, with_vocabulary
 from bothways.model.families.catalogue import PRESETS, preset
 from bothways.pretraining.build import fit_to_corpus, start_encoder
 from bothways.pretraining.config import PretrainConfig
@@ -40,7 +40,7 @@ def distillation(
     source = start_encoder(teacher)
     most = source.max_positions
     if student is None:
-        encoder: ModelConfig = replace(source, depth=max(1, source.depth // 2))
+        encoder: EncoderConfig = replace(source, depth=max(1, source.depth // 2))
     elif student in PRESETS:
         encoder = preset(student)
         if corpus is None:
@@ -55,8 +55,6 @@ def distillation(
     settings = replace(settings, phases=tuple(phases))
     if student is not None and student not in PRESETS:
         return replace(settings, start=student)
-    if not isinstance(source, EncoderConfig) or not isinstance(encoder, EncoderConfig):
-        return settings
     if source.sharing is not None or layer_differences(source, encoder):
         return settings
     layers = spread_layers(encoder.depth, source.depth)

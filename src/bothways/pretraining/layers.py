@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from bothways.core.errors import ConfigError
-from bothways.model.config import EncoderConfig, ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 
@@ -40,7 +40,7 @@ def layer_differences(model: EncoderConfig, encoder: EncoderConfig) -> list[str]
     return [name for name in names if getattr(like, name) != getattr(model, name)]
 
 
-def with_layers(model: Model, encoder: ModelConfig, layers: Sequence[int]) -> Model:
+def with_layers(model: Model, encoder: EncoderConfig, layers: Sequence[int]) -> Model:
     """Return a model of shape `encoder` with these layers of another one, and its heads.
 
     Without a segment embedding, that of segment 0 is added to the positions: the same vectors for
@@ -54,9 +54,6 @@ def with_layers(model: Model, encoder: ModelConfig, layers: Sequence[int]) -> Mo
             layer does not exist.
     """
     own, where = model.config, "start_layers"
-    if not isinstance(own, EncoderConfig) or not isinstance(encoder, EncoderConfig):
-        what = "are chosen from a Transformer for a Transformer, and an encoder is recurrent"
-        raise ConfigError(what, where=where, fix="Leave them out.")
     if own.sharing is not None:
         what = "cannot be chosen: the layers of this model share their weights"
         raise ConfigError(what, where=where, fix="Leave them out, or start from another model.")

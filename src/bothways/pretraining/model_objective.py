@@ -10,7 +10,6 @@ import torch
 from bothways.core.errors import ConfigError, FolderError
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.resolve import resolve, resolve_run
-from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import family_for
 from bothways.model.heads import token_head
 from bothways.objectives.catalogue import default_objective
@@ -95,8 +94,6 @@ def _with_generator(loaded: LoadedModel, folder: Path) -> ReplacedTokens:
     """Return the objective for a discriminator and the generator in a folder."""
     generator, encoder = load_model(folder).model, loaded.model.config
     other = generator.config
-    assert isinstance(encoder, EncoderConfig)
-    assert isinstance(other, EncoderConfig)
     shapes: list[Narrower | Shallower] = [
         Narrower(min(1.0, other.width / encoder.width)),
         Shallower(min(1.0, other.depth / encoder.depth)),

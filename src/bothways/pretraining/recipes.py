@@ -17,7 +17,7 @@ from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import AnyToken, Masking, NGrams, RareTokens
-from bothways.model.config import EncoderConfig, LSTMConfig, ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import family_for
 from bothways.model.families.electra import READOUT
 from bothways.model.positions import Learned
@@ -45,7 +45,7 @@ from bothways.training.run import Training
 from bothways.training.schedules import GoogleLinear, Linear, Schedule
 
 
-def paper(encoder: ModelConfig) -> PretrainConfig:
+def paper(encoder: EncoderConfig) -> PretrainConfig:
     """Return the paper's settings (Devlin et al. 2018, appendix A.2) with those of its code: GELU
     by tanh, Adam without bias correction.
 
@@ -53,9 +53,7 @@ def paper(encoder: ModelConfig) -> PretrainConfig:
     the data.
     """
     return PretrainConfig(
-        encoder=encoder
-        if isinstance(encoder, LSTMConfig)
-        else dataclasses.replace(encoder, activation="gelu_tanh"),
+        encoder=dataclasses.replace(encoder, activation="gelu_tanh"),
         training=_google_training(1e-4),
         objective=with_masking(
             default_objective(encoder),
@@ -92,9 +90,7 @@ def _long_training(
     )
 
 
-def _without_dropout(encoder: ModelConfig) -> ModelConfig:
-    if isinstance(encoder, LSTMConfig):
-        return dataclasses.replace(encoder, dropout=0.0)
+def _without_dropout(encoder: EncoderConfig) -> EncoderConfig:
     return dataclasses.replace(
         encoder, dropout=dataclasses.replace(encoder.dropout, hidden=0.0, attention=0.0)
     )
@@ -104,7 +100,7 @@ RAMP = TokenRamp(512, 8192, over=8_000_000)
 """Small updates until a model has left word frequencies behind, large ones for speed after that."""
 
 
-def modern(encoder: ModelConfig) -> PretrainConfig:
+def modern(encoder: EncoderConfig) -> PretrainConfig:
     """Return modern settings for one machine: no dropout, fresh masks in every epoch, 40 % of the
     tokens masked, short sequences and small updates at first.
 
@@ -138,7 +134,7 @@ SHORT_BUDGET = Hours(0.5)
 """The longest run for which `short` is the better recipe (docs/decisions/007)."""
 
 
-def short(encoder: ModelConfig) -> PretrainConfig:
+def short(encoder: EncoderConfig) -> PretrainConfig:
     """Return a recipe for minutes on a CPU: many small updates, on short sequences at first.
 
     The second half reads 64 tokens. In five minutes a small BERT gets below the unigram baseline.
@@ -160,7 +156,7 @@ def short(encoder: ModelConfig) -> PretrainConfig:
     )
 
 
-def electra(encoder: ModelConfig) -> PretrainConfig:
+def electra(encoder: EncoderConfig) -> PretrainConfig:
     """Return the settings of ELECTRA-small (Clark et al. 2020, appendix A, and its code).
 
     A million updates of 128 sequences of 128 tokens. The larger sizes have 512 tokens and 2e-4:
@@ -181,9 +177,9 @@ def electra(encoder: ModelConfig) -> PretrainConfig:
     )
 
 
-def _with_heads(encoder: ModelConfig, objective: Objective) -> ModelConfig:
+def _with_heads(encoder: EncoderConfig, objective: Objective) -> EncoderConfig:
     """Return the shape of a BERT with ELECTRA's heads if it is to detect replaced tokens."""
-    if not isinstance(objective, ReplacedTokens) or not isinstance(encoder, EncoderConfig):
+    if not isinstance(objective, ReplacedTokens):
         return encoder
     made = dataclasses.replace(encoder, readout=READOUT)
     family = family_for(made)
@@ -195,7 +191,7 @@ _DETECTORS = {"electra": "electra-small", "deberta_v3": "deberta-v3-small"}
 """A preset for each recipe whose models detect replaced tokens."""
 
 
-def _require_detector(recipe: str, encoder: ModelConfig) -> None:
+def _require_detector(recipe: str, encoder: EncoderConfig) -> None:
     """Raise ConfigError if transformers has no class of this family for replaced tokens."""
     family = family_for(encoder)
     if family is not None and family.architecture_with(["replaced"]) is None:
@@ -204,12 +200,12 @@ def _require_detector(recipe: str, encoder: ModelConfig) -> None:
         raise ConfigError(what, where="model", fix=fix)
 
 
-def _full_length(encoder: ModelConfig) -> tuple[PretrainPhase, ...]:
+def _full_length(encoder: EncoderConfig) -> tuple[PretrainPhase, ...]:
     """Return one phase of 512 tokens, or of all positions of an encoder with fewer."""
     return (PretrainPhase(min(512, encoder.max_positions)),)
 
 
-def roberta(encoder: ModelConfig) -> PretrainConfig:
+def roberta(encoder: EncoderConfig) -> PretrainConfig:
     """Return the settings of RoBERTa base (Liu et al. 2019, table 9): full sentences, masked LM
     alone, new masks in every epoch.
 
@@ -231,7 +227,7 @@ def roberta(encoder: ModelConfig) -> PretrainConfig:
     )
 
 
-def albert(encoder: ModelConfig) -> PretrainConfig:
+def albert(encoder: EncoderConfig) -> PretrainConfig:
     """Return the settings of ALBERT (Lan et al. 2019; google-research/albert): sentence order,
     n-grams masked, LAMB, no dropout in the encoder.
 
@@ -255,7 +251,7 @@ def albert(encoder: ModelConfig) -> PretrainConfig:
     )
 
 
-def spanbert(encoder: ModelConfig) -> PretrainConfig:
+def spanbert(encoder: EncoderConfig) -> PretrainConfig:
     """Return the settings of SpanBERT large (Joshi et al. 2019, section 4.2): spans masked, their
     tokens predicted from the borders too, one segment that ends with its document.
 
@@ -276,7 +272,7 @@ def spanbert(encoder: ModelConfig) -> PretrainConfig:
     )
 
 
-def deberta(encoder: ModelConfig) -> PretrainConfig:
+def deberta(encoder: EncoderConfig) -> PretrainConfig:
     """Return the settings of DeBERTa base and large (He et al. 2020, appendix A.3, table 8): masked
     LM alone, n-grams of up to three words masked.
 
@@ -298,7 +294,7 @@ def deberta(encoder: ModelConfig) -> PretrainConfig:
     )
 
 
-def deberta_v3(encoder: ModelConfig) -> PretrainConfig:
+def deberta_v3(encoder: EncoderConfig) -> PretrainConfig:
     """Return the settings of DeBERTa version 3, base and small (He et al. 2021): replaced tokens, a
     generator of half the depth, disentangled embeddings.
 
@@ -333,7 +329,7 @@ RECIPES = {
 }
 
 
-def distilbert(encoder: ModelConfig, teacher: str) -> PretrainConfig:
+def distilbert(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
     """Return the settings of DistilBERT's code: soft targets at temperature 2, masked LM, cosine.
 
     Weights 5, 2 and 1; rare tokens are masked more often; three epochs of 4,000 sequences an
@@ -362,7 +358,7 @@ def distilbert(encoder: ModelConfig, teacher: str) -> PretrainConfig:
     )
 
 
-def tinybert(encoder: ModelConfig, teacher: str) -> PretrainConfig:
+def tinybert(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
     """Return the settings of TinyBERT's general stage: hidden states and attention scores, no
     masks.
 
@@ -384,7 +380,7 @@ def tinybert(encoder: ModelConfig, teacher: str) -> PretrainConfig:
     )
 
 
-def minilm(encoder: ModelConfig, teacher: str) -> PretrainConfig:
+def minilm(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
     """Return the settings of MiniLMv2 (Wang et al. 2020): relations of one layer, no masks.
 
     400,000 updates of 256 sequences of 512 tokens at 6e-4. 48 relation heads, 64 for a teacher of
@@ -417,7 +413,7 @@ DISTILLING = {"distilbert": distilbert, "tinybert": tinybert, "minilm": minilm}
 """The recipes that also need a teacher."""
 
 
-def recipe_named(name: str) -> Callable[[ModelConfig], PretrainConfig]:
+def recipe_named(name: str) -> Callable[[EncoderConfig], PretrainConfig]:
     """Return a recipe that needs no teacher.
 
     Raises:
@@ -429,7 +425,7 @@ def recipe_named(name: str) -> Callable[[ModelConfig], PretrainConfig]:
     return RECIPES[name]
 
 
-def settings_of(recipe: str, encoder: ModelConfig, start: str | None = None) -> PretrainConfig:
+def settings_of(recipe: str, encoder: EncoderConfig, start: str | None = None) -> PretrainConfig:
     """Return the settings of a recipe for a model.
 
     Args:
@@ -469,7 +465,7 @@ def recipe_for(until: Duration) -> str:
 
 def _changed(
     recipe: str,
-    encoder: ModelConfig,
+    encoder: EncoderConfig,
     start: str | None,
     change: Callable[[PretrainConfig], PretrainConfig],
 ) -> tuple[PretrainConfig, PretrainConfig]:
@@ -483,16 +479,15 @@ def _changed(
             _require_detector(recipe, settings.encoder)
         return base, settings
     heads = _with_heads(encoder, settings.objective)
-    if isinstance(heads, EncoderConfig) and isinstance(base.encoder, EncoderConfig):
-        base = dataclasses.replace(
-            base, encoder=dataclasses.replace(base.encoder, readout=heads.readout)
-        )
+    base = dataclasses.replace(
+        base, encoder=dataclasses.replace(base.encoder, readout=heads.readout)
+    )
     return base, change(base)
 
 
 def chosen_settings(
     recipe: str | None,
-    encoder: ModelConfig,
+    encoder: EncoderConfig,
     start: str | None,
     change: Callable[[PretrainConfig], PretrainConfig],
 ) -> tuple[PretrainConfig, list[str]]:

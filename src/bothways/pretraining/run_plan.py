@@ -294,7 +294,7 @@ def _operations(settings: PretrainConfig) -> list[float]:
 def _recomputed(settings: PretrainConfig, length: int) -> float:
     """Return how much longer a step takes for computing the blocks again."""
     encoder = settings.encoder
-    if not settings.training.recompute or not isinstance(encoder, EncoderConfig):
+    if not settings.training.recompute:
         return 1.0
     blocks = forward_flops(encoder, (), length) * (1 - 1 / encoder.depth)
     whole = settings.objective.forward_flops(encoder, length)

@@ -58,7 +58,7 @@ class Sharding:
     """How ranks share the weights, gradients and moments of one model (FSDP2).
 
     The trained blocks of Transformers are gathered one at a time, when they are computed;
-    embeddings, heads and recurrent encoders stay gathered from a forward pass to its backward pass.
+    embeddings and heads stay gathered from a forward pass to its backward pass.
     To keep less of the values in between, set `training.recompute`.
 
     Attributes:

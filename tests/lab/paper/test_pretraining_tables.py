@@ -27,7 +27,7 @@ from bothways.lab.paper.pretraining_page import difference, table_report, write_
 from bothways.lab.paper.pretraining_runs import TableRequest, base_settings, run_table
 from bothways.lab.paper.pretraining_tables import COLUMNS, TABLES
 from bothways.model.attention.patterns import Causal
-from bothways.model.config import EncoderConfig, LSTMConfig
+from bothways.model.config import EncoderConfig
 from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.masked_lm import MaskedLM, MaskedObjective
 from bothways.objectives.replaced_tokens import GeneratorObjective
@@ -125,14 +125,10 @@ def test_the_tasks_of_table_5() -> None:
         for phase in cells["no-nsp"].phases
     ), "the pairs stay, the loss goes"
     assert isinstance(cells["no-nsp"].objective, MaskedLM)
-    ltr, gpt, elmo = (cells[name].encoder for name in ("ltr", "gpt", "elmo"))
+    ltr, gpt = (cells[name].encoder for name in ("ltr", "gpt"))
     assert isinstance(cells["ltr"].objective, CausalLM)
-    assert isinstance(ltr, EncoderConfig)
-    assert isinstance(gpt, EncoderConfig)
     assert ltr.patterns == gpt.patterns == (Causal(),)
     assert (ltr.segments, gpt.segments) == (2, 0)
-    assert isinstance(elmo, LSTMConfig)
-    assert elmo.width == 768
 
 
 def test_sizes_masks_rates_and_formats() -> None:
@@ -231,9 +227,6 @@ def test_a_row_without_a_column_does_not_end_the_table(place: Path, tmp_path: Pa
     assert lstm.values("NER") == ()
     write_table_results(request, [usual, lstm])
     write_html(table_report(request, [usual, lstm], device="cpu"), tmp_path / "report.html")
-    alone = dataclasses.replace(request, cells=("elmo",))
-    with pytest.raises(DataError, match="a BiLSTM is for labels of texts"):
-        table_cost(alone, device="cpu")
 
 
 def test_an_interrupted_cell_goes_on(

@@ -13,11 +13,11 @@ from batch_operations import batch_flops
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.core.targets import TokenTargets
-from bothways.model.config import Dropouts, EncoderConfig, LSTMConfig, Sharing
+from bothways.model.config import Dropouts, EncoderConfig, Sharing
 from bothways.model.families.catalogue import FAMILIES
 from bothways.model.flops import forward_flops
 from bothways.model.heads import LabelHead, MaskedHead, TagHead
-from bothways.model.model import Model, build_encoder
+from bothways.model.model import Model
 from bothways.model.positions import Disentangled
 from bothways.objectives.masked_lm import MaskedLMLearner
 from drawn_settings import draw_settings
@@ -218,14 +218,3 @@ def test_dropout_is_drawn_for_each_that_is_asked_for() -> None:
     )
     first, second = (model.encoder(batch, only=asked).last for _ in range(2))
     assert not torch.equal(first, second)
-
-
-def test_a_recurrent_encoder_gives_all() -> None:
-    config = LSTMConfig(vocab=30, projection=4, cells=6, depth=2)
-    encoder, layout = build_encoder(config).eval(), Layout.of(LENGTHS)
-    batch = Batch(
-        torch.randint(30, (layout.tokens,)), torch.zeros(layout.tokens, dtype=torch.int64), layout
-    )
-    torch.testing.assert_close(
-        encoder(batch, only=torch.tensor([1])).last, encoder(batch).last, rtol=0, atol=0
-    )

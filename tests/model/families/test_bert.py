@@ -178,9 +178,6 @@ def test_every_preset_has_a_family_and_takes_another_vocabulary() -> None:
     assert without == {
         "transformer-base",
         "transformer-big",
-        "elmo-small",
-        "elmo-medium",
-        "elmo-original",
     }
     assert bert.small(4000) == dataclasses.replace(bert.small(), vocab=4000)
 

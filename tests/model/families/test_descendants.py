@@ -272,5 +272,5 @@ def test_the_ledger_counts_every_preset(name: str) -> None:
     assert parameter_table(config).total == sum(
         parameter.numel() for parameter in model.parameters()
     )
-    ours = name.startswith(("elmo-", "transformer-"))  # saved as a folder of our own type
+    ours = name.startswith("transformer-")  # saved as a folder of our own type
     assert (family_for(config) is None) is ours

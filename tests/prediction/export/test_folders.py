@@ -23,9 +23,7 @@ from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, DivergedError, FolderError
 from bothways.core.runtime.tuning import TUNING
 from bothways.hub.model_folder import load_model, save_model
-from bothways.model.config import LSTMConfig
 from bothways.model.families.catalogue import preset
-from bothways.model.heads import BiLMHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction import session_model
@@ -277,10 +275,6 @@ def test_what_cannot_be_exported_is_refused(bert: Path, classifier: Path, tmp_pa
         write_export(bert, out, task="embed", settings=["layers=[0]"])
     with pytest.raises(FolderError, match="is for no known task"):
         write_export(bert, out)
-    recurrent = Model(LSTMConfig(30, 4, 8, 1), (BiLMHead(),))
-    save_model(tmp_path / "elmo", recurrent, load_model(bert).tokenizer())
-    with pytest.raises(FolderError, match="has a recurrent encoder, and only Transformers"):
-        write_export(tmp_path / "elmo", out, task="embed")
     assert not out.exists()
 
 

@@ -17,10 +17,10 @@ from bothways.core.errors import FolderError
 from bothways.hub.model_folder import load_model
 from bothways.hub.sentence_transformers import Pooling, Projection, SentenceEncoderConfig
 from bothways.model.attention.patterns import Blocks, Causal, Full, Window
-from bothways.model.config import Bias, EncoderConfig, Gated, LSTMConfig, PreNorm, Sharing
+from bothways.model.config import Bias, EncoderConfig, Gated, PreNorm, Sharing
 from bothways.model.families.catalogue import FAMILIES
 from bothways.model.families.family import Architecture, Family
-from bothways.model.heads import HEADS, BiLMHead, Head, LabelHead
+from bothways.model.heads import HEADS, Head, LabelHead
 from bothways.model.model import Model
 from bothways.model.positions import (
     Convolution,
@@ -268,11 +268,8 @@ def test_names_and_axes_are_those_that_programs_expect() -> None:
 
 
 def test_models_without_a_graph_are_refused() -> None:
-    recurrent = Model(LSTMConfig(9, 4, 8, 1), (BiLMHead(),))
-    with pytest.raises(FolderError, match="has a recurrent encoder, and only Transformers can"):
-        build_graph(recurrent, ExportedPart("none"))
     bilstm = Model(EncoderConfig(9, 4, 1, 1, 8), (LabelHead(2, lstm=3),))
     with pytest.raises(FolderError, match="has a BiLSTM between the encoder and the labels"):
         build_graph(bilstm, ExportedPart("labels"))
-    with pytest.raises(FolderError, match="the head 'bilm' cannot be exported\n  Heads that can"):
-        head_kind("bilm")
+    with pytest.raises(FolderError, match="the head 'lm' cannot be exported\n  Heads that can"):
+        head_kind("lm")

@@ -28,7 +28,7 @@ from bothways.hub.convert.similar_rows import similar_tokens
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.sentence_transformers import kept_files
-from bothways.model.config import EncoderConfig, ModelConfig, with_vocabulary
+from bothways.model.config import EncoderConfig, with_vocabulary
 from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.model.positions import Learned
@@ -314,7 +314,7 @@ def _rows(old: Tensor, change: VocabularyChange, size: int, seed: int) -> Tensor
     return result
 
 
-def _shift_positions(state: dict[str, Tensor], old: ModelConfig, new: ModelConfig) -> None:
+def _shift_positions(state: dict[str, Tensor], old: EncoderConfig, new: EncoderConfig) -> None:
     """Move position rows to an offset that follows from another padding id, as RoBERTa's."""
     if not isinstance(old, EncoderConfig) or not isinstance(new, EncoderConfig):
         return

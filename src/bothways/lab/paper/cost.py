@@ -33,8 +33,8 @@ from bothways.hub.resolve import resolve_run
 from bothways.lab.paper.cells import features_folder, first_runs, place_of, restarts
 from bothways.lab.paper.experiment import Experiment, Frozen
 from bothways.lab.sweeps.runs import Series, read_finished
+from bothways.model.encoder import Encoder
 from bothways.model.flops import BACKWARD
-from bothways.model.lstm import AnyEncoder
 from bothways.tasks.base import EncodedExample, Task
 from bothways.tasks.catalogue import Trainable
 from bothways.text.tokenizer import Tokenizer
@@ -187,7 +187,7 @@ def estimate_frozen(experiments: Many[Frozen], out: Path, *, device: str) -> tup
 
 
 def _tagger_seconds(
-    settings: FeatureConfig, train: DataSize, dev: DataSize, encoder: AnyEncoder
+    settings: FeatureConfig, train: DataSize, dev: DataSize, encoder: Encoder
 ) -> float:
     """Return the duration of one run; a run not measured in epochs counts as one epoch."""
     words, dev_words = (

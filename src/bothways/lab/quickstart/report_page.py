@@ -14,7 +14,7 @@ from bothways.core.config.tree import flatten
 from bothways.core.report import sections as s
 from bothways.finetuning.fit import FinetuneResult
 from bothways.lab.quickstart.story import StoryResult
-from bothways.model.config import EncoderConfig, PreNorm
+from bothways.model.config import PreNorm
 from bothways.model.parameters import parameter_table
 from bothways.pretraining.run_page import curves, read_records
 from bothways.tasks.text_examples import TextExample
@@ -232,7 +232,7 @@ def _settings(result: StoryResult) -> s.TableSection:
         for name, value in flatten(configs.to_dict(table)).items()
     ]
     encoder = result.settings.encoder
-    pre = isinstance(encoder, EncoderConfig) and isinstance(encoder.order, PreNorm)
+    pre = isinstance(encoder.order, PreNorm)
     order = "pre-norm, saved as megatron-bert" if pre else "post-norm, as in BERT"
     return s.TableSection("Settings", ["setting", "value"], rows, note=f"The blocks are {order}.")
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 
 from bothways.core.errors import ConfigError
-from bothways.model.config import LSTMConfig, ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.families import (
     albert,
     bert,
@@ -14,7 +14,6 @@ from bothways.model.families import (
     deberta,
     distilbert,
     electra,
-    elmo,
     ernie,
     eurobert,
     gpt,
@@ -34,10 +33,10 @@ FAMILIES: tuple[Family, ...] = (
     bigbird.BIGBIRD, modernbert.MODERNBERT, gpt.GPT, gpt.GPT2, roberta.CAMEMBERT,
     ernie.ERNIE, mpnet.MPNET, nomic.NOMIC_BERT, gte.GTE, eurobert.EUROBERT,
 )  # fmt: skip
-PRESETS: dict[str, Callable[[], ModelConfig]] = {
+PRESETS: dict[str, Callable[[], EncoderConfig]] = {
     **bert.PRESETS, **roberta.PRESETS, **distilbert.PRESETS, **albert.PRESETS, **electra.PRESETS,
     **deberta.PRESETS, **longformer.PRESETS, **bigbird.PRESETS, **modernbert.PRESETS,
-    **gpt.PRESETS, **elmo.PRESETS, **transformer.PRESETS, **ernie.PRESETS, **mpnet.PRESETS,
+    **gpt.PRESETS, **transformer.PRESETS, **ernie.PRESETS, **mpnet.PRESETS,
     **nomic.PRESETS, **gte.PRESETS, **eurobert.PRESETS,
 }  # fmt: skip
 
@@ -48,7 +47,7 @@ def family_named(model_type: str) -> Family | None:
 
 
 def family_for(
-    config: ModelConfig, vocabulary: str | None = None, origin: str | None = None
+    config: EncoderConfig, vocabulary: str | None = None, origin: str | None = None
 ) -> Family | None:
     """Return the family that a configuration is saved as; None if no family can express it.
 
@@ -57,15 +56,13 @@ def family_for(
         vocabulary: the model of its tokenizer; families with this one have priority.
         origin: the `model_type` of the folder that it comes from, which has priority among these.
     """
-    if isinstance(config, LSTMConfig):
-        return None  # transformers has no LSTM encoders
     able = [family for family in FAMILIES if family.config_rules.write(config) is not None]
     # Without a vocabulary, or with one that no family is known by, all are alike.
     same = [family for family in able if vocabulary and family.vocabulary == vocabulary] or able
     return min(same, key=lambda family: family.model_type != origin, default=None)
 
 
-def preset(name: str) -> ModelConfig:
+def preset(name: str) -> EncoderConfig:
     """Return the configuration of a published model.
 
     Args:

@@ -15,7 +15,7 @@ from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
 from bothways.core.errors import ConfigError, FolderError
 from bothways.model.activation import Activation
-from bothways.model.config import EncoderConfig, ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.positions import Learned
 
 NUMBERS = {
@@ -216,7 +216,7 @@ class _RecordedSettings(Mapping[str, Any]):
         return len(self._settings)
 
 
-def check_size(config: ModelConfig, where: str) -> None:
+def check_size(config: EncoderConfig, where: str) -> None:
     """Check that a model of this configuration can be built before its weights are looked at.
 
     Raises:

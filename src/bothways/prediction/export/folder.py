@@ -122,8 +122,8 @@ def write_export(
         progress: receives the stages.
 
     Raises:
-        FolderError: the folder cannot be read, lacks the head of the task, is recurrent, or `out`
-            holds something else.
+        FolderError: the folder cannot be read, lacks the head of the task, or `out` holds
+            something else.
         ConfigError: a setting that the graph cannot have; int8 loses more than its limit.
         DivergedError: a runtime computes other outputs than the model.
         ResourceError: a package is missing, or `out` cannot be written.

@@ -24,7 +24,6 @@ from typing_extensions import assert_never
 from bothways._version import __version__
 from bothways.core.errors import FolderError
 from bothways.hub.sentence_transformers import Pooling, SentenceEncoderConfig
-from bothways.model.encoder import Encoder
 from bothways.model.head_modules import (
     DeepOutput,
     LinearOutput,
@@ -98,12 +97,9 @@ def build_graph(model: Model, part: ExportedPart) -> onnx.ModelProto:
         ['logits']
 
     Raises:
-        FolderError: the encoder is recurrent, or the head is a BiLSTM.
+        FolderError: the head is a BiLSTM.
     """
     encoder, kind = model.encoder, part.head
-    if not isinstance(encoder, Encoder):
-        what = "has a recurrent encoder, and only Transformers can be exported"
-        raise FolderError(what, fix="Serve it with bothways.")
     if kind != "none" and isinstance(model.heads[kind], LSTMOutput):
         what = "has a BiLSTM between the encoder and the labels, which cannot be exported"
         raise FolderError(what, fix="Serve it with bothways.")
@@ -215,7 +211,6 @@ class _HeadGraph:
         graph = self.graph
         if own is not None:
             return graph.dense(x, own)
-        assert isinstance(self.model.encoder, Encoder)
         table = graph.weight(self.model.encoder.embedding.token.weight)
         return graph.op("MatMul", x, graph.op("Transpose", table, perm=(1, 0)))
 

@@ -70,7 +70,6 @@ def compare(model: Model, part: ExportedPart, run: Run, runtime: str) -> Compari
         run: computes the graph in the runtime.
     """
     config = model.config
-    assert isinstance(config, EncoderConfig)
     session, shapes, shares = SessionModel(config, part.head, run), [], []
     for batch in probes(config, part):
         shapes.append((batch.layout.sequences, batch.layout.max_seqlen))

@@ -3,8 +3,7 @@
 The texts of a pair differ in one point of grammar, and the first is right, as in BLiMP (Warstadt et
 al. 2020). A model is right if the log-likelihood of the first text is higher: for a masked language
 model the pseudo-log-likelihood (Salazar et al. 2020), for one that reads left to right the sum of
-log p(token | tokens before it), for one in two directions the sum of both. No label and no training
-is needed.
+log p(token | tokens before it). No label and no training is needed.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ from typing_extensions import assert_never
 from bothways.core.batch import Batch
 from bothways.core.errors import DataError
 from bothways.core.sequence import Sequence
-from bothways.core.targets import TokenTargets
-from bothways.model.heads import BiLMHead, Head, MaskedHead, Neighbour, NextTokenHead
-from bothways.model.neighbours import neighbour_logits, with_neighbours
+from bothways.core.targets import TokenTargets, next_tokens
+from bothways.model.heads import Head, MaskedHead, NextTokenHead
 from bothways.tasks.base import (
     Direction,
     EncodedExample,
@@ -39,11 +37,6 @@ from bothways.tasks.text_examples import HOW, TextColumns, TextExample
 from bothways.tasks.zero_shot import ROWS, MaskedTask
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
-
-NEIGHBOURS: dict[str, tuple[Neighbour, ...]] = {
-    head.kind: head.neighbours for head in (NextTokenHead, BiLMHead)
-}
-"""The neighbours that a language model predicts, by the variant."""
 
 
 @dataclass(frozen=True)
@@ -66,18 +59,15 @@ class PairScorer(LikelihoodScorer[PreferencePrediction]):
             return super().outputs(batch)
         hidden = self.model.encoder(batch)
         sums = torch.zeros(batch.layout.sequences, dtype=torch.float64, device=batch.ids.device)
-        for direction in ("next", "previous"):
-            if direction not in batch.targets:
-                continue
-            targets = batch.target(direction, TokenTargets)
-            for rows, ids in zip(
-                torch.split(torch.as_tensor(targets.index), ROWS),
-                torch.split(torch.as_tensor(targets.ids), ROWS),
-                strict=True,
-            ):
-                logits = neighbour_logits(self.model, hidden, rows, direction).float()
-                logs = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].double()
-                sums.index_add_(0, batch.layout.sequence_ids[rows], logs)
+        targets = batch.target("next", TokenTargets)
+        for rows, ids in zip(
+            torch.split(torch.as_tensor(targets.index), ROWS),
+            torch.split(torch.as_tensor(targets.ids), ROWS),
+            strict=True,
+        ):
+            logits = self.model.heads["causal"](hidden.last[rows], hidden.table).float()
+            logs = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].double()
+            sums.index_add_(0, batch.layout.sequence_ids[rows], logs)
         return list(sums[:, None].float().cpu().numpy())
 
 
@@ -87,22 +77,19 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
 
     Attributes:
         variant: "original" and "word_l2r" are for masked models (`LikelihoodTask`), "causal" is for
-            models that read left to right, "bilm" for those in two directions. Without a setting it
-            is the one for the model's head.
+            models that read left to right. Without a setting it is the one for the model's head.
     """
 
     metric: ClassVar[str] = "accuracy"
     window: ClassVar[int] = 128
     learner_type: ClassVar[type[TaskLearner[Any, Any]]] = PairScorer
 
-    variant: Literal["original", "word_l2r", "causal", "bilm"] = "original"
+    variant: Literal["original", "word_l2r", "causal"] = "original"
     kind: Literal["prefer"] = "prefer"
 
     def fitted(self, heads: Collection[str]) -> MinimalPairTask:
         """Return the task with the variant for the head that predicts tokens."""
-        if "causal" in heads:
-            return dataclasses.replace(self, variant="causal")
-        return dataclasses.replace(self, variant="bilm") if "bilm" in heads else self
+        return dataclasses.replace(self, variant="causal") if "causal" in heads else self
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         """Return the head that predicts tokens."""
@@ -111,8 +98,6 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
                 return (MaskedHead(),)
             case "causal":
                 return (NextTokenHead(),)
-            case "bilm":
-                return (BiLMHead(),)
             case _:
                 assert_never(self.variant)
 
@@ -140,7 +125,7 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
             case "original" | "word_l2r":
                 scored = LikelihoodTask(variant=self.variant)
                 every = scored.encode(texts, tokenizer, labels, length)
-            case "causal" | "bilm":
+            case "causal":
                 every = self._encode_texts(texts, tokenizer, length)
             case _:
                 assert_never(self.variant)
@@ -161,7 +146,7 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
             """Yield the sequences of a text."""
             for start in range(0, len(ids), room):
                 bare = assemble(ids[start : start + room], None, tokenizer.template)
-                yield with_neighbours(bare, NEIGHBOURS[self.variant])
+                yield dataclasses.replace(bare, targets={"next": next_tokens(bare.ids)})
 
         encoded = tokenizer.encode([text.text for text in texts])
         return [EncodedExample(tuple(pieces(ids)), len(ids), 0) for ids in encoded]

@@ -31,8 +31,8 @@ from bothways.core.runtime.devices import (
     wait,
 )
 from bothways.model.block import Block
+from bothways.model.encoder import Encoder
 from bothways.model.flops import BACKWARD
-from bothways.model.lstm import AnyEncoder
 from bothways.training.optimizers import update
 from bothways.training.parallel import Plan, Sharding, Single, all_gather, shard
 from bothways.training.preflight.memory import Load
@@ -189,7 +189,7 @@ def _size(count: int | float) -> str:
     return f"{count / 2**20:,.1f} MiB"
 
 
-def compute_as(encoder: AnyEncoder, training: Training, device: torch.device) -> None:
+def compute_as(encoder: Encoder, training: Training, device: torch.device) -> None:
     """Set `training.recompute` and `training.compiled` on an encoder.
 
     Raises:

@@ -19,7 +19,7 @@ import torch
 from typing_extensions import assert_never
 
 from bothways.core.errors import ResourceError
-from bothways.model.config import ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.flops import LossFloats, kept_floats, passing_floats
 from bothways.model.heads import Head
 from bothways.model.init import without_weights
@@ -71,7 +71,7 @@ class RankMemory:
         return state + self.activations + self.gathered
 
 
-Models = tuple[tuple[ModelConfig, tuple[Head, ...]], ...]
+Models = tuple[tuple[EncoderConfig, tuple[Head, ...]], ...]
 """The encoder and the heads of each model."""
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from bothways.core.finding import Finding
 from bothways.core.sequence import Sequence
 from bothways.core.terminal import counted
-from bothways.model.config import ModelConfig
+from bothways.model.config import EncoderConfig
 from bothways.text.tokenizer import Tokenizer
 
 WHOLE, ROUND = 0.95, 32
@@ -100,7 +100,7 @@ def unknown_tokens(share: float, fix: str) -> Finding:
     return Finding("unknown", "warning", what, "tokenizer", fix)
 
 
-def check_model(encoder: ModelConfig, tokenizer: Tokenizer, length: int) -> list[Finding]:
+def check_model(encoder: EncoderConfig, tokenizer: Tokenizer, length: int) -> list[Finding]:
     """Check token ids against the embedding, and the length against the positions.
 
     Without the check, both fail late, as a "device-side assert".
