@@ -78,7 +78,7 @@ def test_only_the_settings_can_be_asked_for(
 ) -> None:
     calls = hub(monkeypatch, lambda *_: str(tmp_path))
     resolve("some/model", CONFIG_FILES)
-    assert calls == [("some/model", ["config.json", "modules.json"])]
+    assert calls == [("some/model", [*CONFIG_FILES])]
 
 
 def test_the_folder_inside_that_the_modules_name_is_fetched(

@@ -312,7 +312,7 @@ def test_an_unknown_family_names_the_nearest(kind: str, near: str | None, tmp_pa
 
 
 def test_files_that_may_be_a_part_of_the_model_are_not_passed_over(tmp_path: Path) -> None:
-    """SetFit's head and another safetensors file are reported, an adapter is refused."""
+    """SetFit's head and another safetensors file are reported."""
     config = transformers.BertConfig(**BERT, intermediate_size=24)
     transformers.BertModel(config).save_pretrained(tmp_path)
     for name in ("model_head.pkl", "head.safetensors", "tf_model.h5", "pytorch_model.bin"):
@@ -320,13 +320,6 @@ def test_files_that_may_be_a_part_of_the_model_are_not_passed_over(tmp_path: Pat
     report = load_model(tmp_path).report
     assert report.unread_files == ("head.safetensors", "model_head.pkl")
     assert "not read: head.safetensors, model_head.pkl" in str(report)
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(FolderError, match="adapter of another library") as caught:
-        load_model(tmp_path)
-    assert caught.value.where == tmp_path / "adapter_config.json"
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(FolderError, match="adapter of another library"):
-        load_model(tmp_path)
 
 
 def test_weights_under_another_name_are_named(tmp_path: Path) -> None:

@@ -234,9 +234,9 @@ def test_every_page_of_the_guide_is_in_both_languages_and_has_examples() -> None
     assert sum(language == "python" for page in PAGES for language, _ in fences(ROOT / page)) > 30
 
 
-def test_decisions_are_numbered_one_after_the_other() -> None:
+def test_decisions_have_a_number_of_their_own() -> None:
     files = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-    assert [file.name[:3] for file in files] == [f"{n:03}" for n in range(1, len(files) + 1)]
+    assert len({file.name[:3] for file in files}) == len(files)
     titles = [file.read_text("utf8").split(" · ")[0] for file in files]
     assert titles == [f"# {file.name[:3]}" for file in files]
 

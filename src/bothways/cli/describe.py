@@ -95,11 +95,10 @@ def _preset(name: str) -> _Found:
 def _folder(model: str, local: bool) -> _Found:
     """Return a model folder, or a model of the Hub without its weights."""
     from bothways.core.errors import FolderError
-    from bothways.hub.hf_config import read_hf_config
+    from bothways.hub.hf_config import open_model, read_hf_config
     from bothways.hub.infer_heads import heads_of
     from bothways.hub.model_folder import plan_model
     from bothways.hub.resolve import CONFIG_FILES, resolve, resolve_run
-    from bothways.hub.weight_files import open_weights
     from bothways.model.families.catalogue import nearest_preset
 
     try:
@@ -116,8 +115,7 @@ def _folder(model: str, local: bool) -> _Found:
     origin = f"{settings.model_type}, {named}"
     if not local:
         return _Found(origin, settings.encoder, heads_of(settings, ()))
-    weights = open_weights(folder)
-    settings = settings.with_names(weights.shapes)
+    settings, weights = open_model(folder)
     heads = heads_of(settings, weights.shapes)
     _, plan = plan_model(settings, weights, heads)
     return _Found(origin, settings.encoder, heads, plan.report)

@@ -49,6 +49,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     seeds: str | None = None,
     folds: int | None = None,
     teacher: str | None = None,
+    adapter_only: bool = False,
     resume: bool = False,
     device: Device = "auto",
 ) -> None:
@@ -91,6 +92,9 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     teacher
         A fine-tuned model whose outputs are learned in addition to the labels; teacher.weight=0.5
         and teacher.temperature=2 are its settings.
+    adapter_only
+        Train low-rank changes (lora.rank=8), and save them with the heads alone as an adapter of
+        PEFT.
     resume
         Continue from the newest checkpoint in the folder; skip finished runs of several.
     """
@@ -105,6 +109,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     if resume:
         check_begun(out)
     options = {"lr": lr, "batch_size": batch_size, "max_length": max_length, "group": group}
+    options["adapter_only"] = adapter_only or None
     columns = {"text": text, "text_b": text_b, "label": label}
     taught = None if teacher is None else {"folder": teacher}
     if folds is not None:

@@ -215,6 +215,7 @@ USUAL = FinetuneSettings()
 SHORTHANDS: Mapping[str, str] = {
     **TRAINING_NAMES, "batch_size": "batch.n", "max_length": "length",
     "early_stopping": "training.early_stopping", "columns": "task.columns", "group": "split.group",
+    "adapter_only": "lora.adapter_only",
 }  # fmt: skip
 """Common names of settings → their dotted paths; `expand_shorthands` accepts `batch=16`, too."""
 

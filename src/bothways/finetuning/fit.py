@@ -40,8 +40,10 @@ from bothways.finetuning.lora import merge_changes
 from bothways.finetuning.metrics import scored
 from bothways.finetuning.stability import parameter_rules
 from bothways.finetuning.teacher import TaughtLearner, Teacher
+from bothways.hub.adapter import LowRankChange, TrainedAdapter
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import save_model
+from bothways.hub.resolve import portable_name
 from bothways.model.kernels.library import runs_on
 from bothways.model.model import Model
 from bothways.prediction.predictor import Predictor
@@ -74,6 +76,7 @@ class FinetuneResult:
         folder: the model folder of a run in a folder; None in memory, and for an interrupted run.
         card: of the model folder.
         origin: the data and the model of the run, for the record in `bothways.json`.
+        changes: the low-rank changes of a run with `lora`, by layer; they are part of the weights.
     """
 
     learner: TaskLearner[Any, Any]
@@ -88,6 +91,7 @@ class FinetuneResult:
     card: Card | None = None
     baseline: Metrics = field(default_factory=dict)
     origin: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, LowRankChange] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
         return result_line(
@@ -135,8 +139,16 @@ class FinetuneResult:
             card=self.card,
             extra=record,
             extra_files=task.program_files(self.learner.length),
+            adapter=self._adapter(),
         )
         return place
+
+    def _adapter(self) -> TrainedAdapter | None:
+        lora = self.settings.lora
+        if lora is None or not lora.adapter_only:
+            return None
+        base = portable_name(self.origin["base"]["name"])
+        return TrainedAdapter(base, lora.alpha / lora.rank, self.changes)
 
 
 def fit(  # noqa: PLR0913 – one independent value per question that a run answers
@@ -210,7 +222,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     if training.keep.best is not None:
         progress.stage("reading the best weights")
         store.load_best(trained, training.keep.best)
-    merge_changes(learner.model)
+    done = dataclasses.replace(done, changes=merge_changes(learner.model))
     learner.eval()
     on_trained(done)
     metrics, usual, failure = conclude(learner, data, method, state.steps, losses, progress)

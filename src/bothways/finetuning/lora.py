@@ -5,7 +5,8 @@ in its place: y = W x + (α / r) · B A x, where A (r × inputs) starts at rando
 at 0, so that training starts from the model as it is. The heads are trained whole. A step needs no
 gradients and no moments of the encoder's weights, which saves memory and time.
 
-At the end of a run the changes are added to the matrices, so the saved model is a usual one.
+At the end of a run the changes are added to the matrices, so the saved model is a usual one, unless
+the folder is to hold the changes alone (`adapter_only`).
 
 Source: Hu et al., LoRA: Low-rank adaptation of large language models (2021), section 4.
 """
@@ -25,6 +26,7 @@ from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.keyed_rng import rng
 from bothways.finetuning.scaled_head import ScaledLinear
+from bothways.hub.adapter import LowRankChange
 from bothways.model.model import Model
 
 
@@ -37,11 +39,14 @@ class LoRA:
         alpha: the change is multiplied by alpha / rank.
         matrices: the matrices that are changed: "all" of attention and feed-forward layers, or
             "query_value", those that make queries and values, as in the paper.
+        adapter_only: whether the saved folder holds the changes and the heads alone, as an adapter
+            of PEFT, in place of all weights.
     """
 
     rank: int = 8
     alpha: float = 8.0
     matrices: Literal["all", "query_value"] = "all"
+    adapter_only: bool = False
 
     def __post_init__(self) -> None:
         require_at_least(1, "lora", rank=self.rank)
@@ -146,9 +151,19 @@ def _changed(lora: LoRA, name: str, stacked: int) -> tuple[int, ...]:
             assert_never(lora.matrices)
 
 
-def merge_changes(model: Model) -> None:
-    """Make low-rank changes and scales a part of the weights, in place; other layers stay."""
-    for parent in list(model.modules()):
+def merge_changes(model: Model) -> dict[str, LowRankChange]:
+    """Make low-rank changes and scales a part of the weights, in place; other layers stay.
+
+    Returns:
+        The low-rank changes by the name of their layer.
+    """
+    changes: dict[str, LowRankChange] = {}
+    for prefix, parent in list(model.named_modules()):
         for name, child in parent.named_children():
+            if isinstance(child, LoRALinear):
+                into, out = (factor.detach().cpu() for factor in (child.into, child.out))
+                change = LowRankChange(into, out, child.stacked, child.changed)
+                changes[f"{prefix}.{name}"] = change
             if isinstance(child, LoRALinear | ScaledLinear):
                 setattr(parent, name, child.merged())
+    return changes

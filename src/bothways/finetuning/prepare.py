@@ -43,7 +43,7 @@ from bothways.finetuning.scaled_head import scale_outputs, scaled_scores
 from bothways.finetuning.splits import DevPart, Split, SplitResult, parse_part, split_examples
 from bothways.finetuning.stability import apply_stability, fresh_pooler
 from bothways.finetuning.teacher import Teacher, with_teacher_scores
-from bothways.hub.model_folder import LoadedModel, load_model
+from bothways.hub.model_folder import LoadedModel, check_adapter_only, load_model
 from bothways.hub.provenance import digest_of_model, stamp
 from bothways.hub.resolve import resolve_run
 from bothways.model.flops import LossFloats
@@ -230,6 +230,8 @@ def prepare_run(
     torch.manual_seed(settings.seed)
     loaded = load_for(settings, task.heads(task.labels(first), settings.dropout))
     model, tokenizer = loaded.model, loaded.tokenizer()
+    if settings.lora is not None and settings.lora.adapter_only:
+        check_adapter_only(settings.model, model, tokenizer)
     data = examine(
         task, tokenizer, first, examples.get("dev", []), settings.length,
         model.config.max_positions, progress,

@@ -258,7 +258,9 @@ def _summary(done: FinetuneResult, labels: tuple[str, ...]) -> str:
 def _changed_settings(settings: FinetuneConfig, task: Task[Any, Any]) -> dict[str, object]:
     """Return the settings of task, stability and low-rank changes that differ from the defaults."""
     order = {} if settings.order_seed is None else {"seed of the order": settings.order_seed}
-    low_rank = {} if settings.lora is None else {"lora": _words(vars(settings.lora))}
+    lora = {} if settings.lora is None else vars(settings.lora)
+    shown = {name: value for name, value in lora.items() if value is not False}
+    low_rank = {"lora": _words(shown)} if shown else {}
     return {
         **_differences(task, type(task)()),
         **_differences(settings.stability, Stability()),

@@ -16,6 +16,7 @@ from bothways.core.advice import call
 from bothways.core.errors import FolderError
 from bothways.core.json_reader import read_object
 from bothways.core.terminal import counted, listed
+from bothways.hub.adapter import CONFIG, Adapter, apply_adapter, read_adapter
 from bothways.hub.native_format import (
     NATIVE,
     native_architecture,
@@ -23,7 +24,7 @@ from bothways.hub.native_format import (
     native_settings,
     read_native,
 )
-from bothways.hub.weight_files import check_adapter
+from bothways.hub.weight_files import Weights, open_weights
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import FAMILIES, family_for, family_named
 from bothways.model.families.config_rules import read_choice, read_number
@@ -41,6 +42,7 @@ RECORD = "bothways.json"
 DROPOUTS = "dropouts"
 """The key in `bothways.json` for the dropout of a head that transformers has no setting for."""
 MAX_LABELS = 1_000_000
+_OUTPUT_KEYS = ("id2label", "label2id", "num_labels", "problem_type")
 _WITH_DROPOUT: tuple[str, ...] = ("labels", "tags", "choice")
 
 
@@ -59,6 +61,7 @@ class HFConfig:
         dropouts: of heads with a dropout of their own, by kind; None means the encoder's.
         unknown: settings that the family is not known to have.
         record: what `bothways.json` has to hold because `config.json` has no setting for it.
+        outputs: of a configuration to be written, the settings of the heads alone.
     """
 
     raw: Mapping[str, Any]
@@ -71,6 +74,7 @@ class HFConfig:
     dropouts: Mapping[str, float | None] = field(default_factory=dict)
     unknown: Mapping[str, Any] = field(default_factory=dict)
     record: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def problem(self) -> Problem | None:
@@ -159,7 +163,8 @@ def read_hf_config(folder: Path, own: Iterable[Head] = ()) -> HFConfig:
         FolderError: the file is missing or malformed, the family is unknown, or a setting has no
             counterpart here.
     """
-    check_adapter(folder)
+    if (adapter := read_adapter(folder)) is not None:
+        return _read_adapted(adapter)
     file = folder / "config.json"
     if not file.is_file():
         fix = "Give the folder of one model, as transformers' save_pretrained writes it."
@@ -176,6 +181,51 @@ def read_hf_config(folder: Path, own: Iterable[Head] = ()) -> HFConfig:
         raise _unknown_family(raw, file)
     config = read_family_config(family, raw, file)
     return replace(config, dropouts={**config.dropouts, **_recorded_dropouts(folder)})
+
+
+def _read_adapted(adapter: Adapter) -> HFConfig:
+    """Return the configuration of the base model, with the class and outputs of its adapter."""
+    base = read_hf_config(adapter.base)
+    family = family_named(base.model_type)
+    if family is None:
+        what = "changes a model in our own format, which PEFT does not open"
+        raise FolderError(what, where=adapter.file, fix=f"Its base model is {adapter.base}.")
+    architecture = adapter.architecture(family) or base.architecture
+    raw = dict(base.raw)
+    if architecture is not None:
+        raw["architectures"] = [architecture.name]
+    outputs = adapter.outputs(architecture, base.keys)
+    if outputs is not None and outputs != len(base.labels()):
+        raw |= {"id2label": {str(i): label_name(i) for i in range(outputs)}, "num_labels": outputs}
+    record = adapter.folder / RECORD
+    recorded = read_object(record, FolderError).get(CONFIG, {}) if record.is_file() else {}
+    if not isinstance(recorded, dict):
+        what = f"{CONFIG} must be an object of settings, not {recorded!r:.40}"
+        raise FolderError(what, where=record)
+    if recorded:
+        replaced = {*_OUTPUT_KEYS, *(key for key, _ in family.dropouts.values())}
+        raw = {key: value for key, value in raw.items() if key not in replaced} | recorded
+    config = read_family_config(family, raw, base.where)
+    folder = adapter.folder if recorded else adapter.base
+    return replace(config, dropouts={**config.dropouts, **_recorded_dropouts(folder)})
+
+
+def open_model(folder: Path, own: Iterable[Head] = ()) -> tuple[HFConfig, Weights]:
+    """Return configuration and tensors of a model folder; an adapter with those of its base.
+
+    Args:
+        own: heads from outside the library, which the file may name.
+
+    Raises:
+        FolderError: as `read_hf_config` and `open_weights`.
+    """
+    config, adapter = read_hf_config(folder, own), read_adapter(folder)
+    weights = open_weights(folder if adapter is None else adapter.base)
+    config = config.with_names(weights.shapes)
+    if adapter is not None:
+        heads = config.architecture.heads if config.architecture else ()
+        weights = apply_adapter(weights, adapter, config.keys, heads)
+    return config, weights
 
 
 _RELATIVES = {
@@ -291,7 +341,10 @@ def write_hf_config(
         **(family.config_rules.write(config) or {}), **ids, **outputs, **dropouts,
     }  # fmt: skip
     keys = family.keys_for(config)
-    return HFConfig(raw, where, family.model_type, config, keys, known, record=record)
+    named = {"architectures": [known.name], **outputs, **dropouts}
+    return HFConfig(
+        raw, where, family.model_type, config, keys, known, record=record, outputs=named
+    )
 
 
 def _special_ids(tokenizer: Tokenizer) -> dict[str, int | None]:

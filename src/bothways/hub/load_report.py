@@ -24,6 +24,7 @@ class LoadReport:
         unknown_settings: settings of `config.json` that the family is not known to have.
         unread_files: files of the folder that may hold a part of the model and were not read.
         wrappers: prefixes such as `module.` that were removed from the file's names.
+        adapter: a note on the adapter that changed tensors; empty without one.
     """
 
     loaded: tuple[str, ...]
@@ -34,6 +35,7 @@ class LoadReport:
     unknown_settings: Mapping[str, Any] = field(default_factory=dict)
     wrappers: tuple[str, ...] = ()
     unread_files: tuple[str, ...] = ()
+    adapter: str = ""
 
     @property
     def fresh_heads(self) -> tuple[str, ...]:
@@ -52,6 +54,8 @@ class LoadReport:
 
     def __str__(self) -> str:
         lines = [f"{len(self.loaded)} tensors loaded", *self.faults]
+        if self.adapter:
+            lines.append(self.adapter)
         if self.wrappers:
             lines.append(f"names were read without {' and '.join(self.wrappers)}")
         if self.fresh:

@@ -27,19 +27,32 @@ from bothways.core.atomic_files import replace_folder
 from bothways.core.errors import ConfigError, FolderError
 from bothways.core.json_reader import read_object, read_utf8
 from bothways.core.terminal import listed
+from bothways.hub.adapter import CONFIG, TrainedAdapter, read_adapter
 from bothways.hub.hf_config import (
     DROPOUTS,
     RECORD,
     HFConfig,
     Problem,
+    open_model,
     read_hf_config,
     write_hf_config,
 )
 from bothways.hub.infer_heads import faults_of, heads_of, lacks
 from bothways.hub.load_report import LoadPlan, LoadReport, head_of, plan_loading
 from bothways.hub.model_card import Card, render_card
-from bothways.hub.resolve import MODEL_FILES, PICKLE_FILES, PROGRAM, modules_folder, resolve
-from bothways.hub.weight_files import AGAIN, Weights, open_weights, unread_files
+from bothways.hub.resolve import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
+    MODEL_FILES,
+    MODULES,
+    PICKLE_FILES,
+    PROGRAM,
+    modules_folder,
+    resolve,
+    resolve_run,
+)
+from bothways.hub.weight_files import AGAIN, Weights, unread_files
+from bothways.model.families.catalogue import family_named
 from bothways.model.families.family import Architecture
 from bothways.model.families.weight_names import KeyTable, to_theirs
 from bothways.model.heads import Head, LabelHead, PoolerHead, TagHead, with_pooler
@@ -51,6 +64,7 @@ if TYPE_CHECKING:
 
 VERSION = "bothways"
 VOCABULARY = "vocabulary"
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model")
 UNTRAINED = "untrained"
 """The keys in `bothways.json` for the library's version, the digest of the vocabulary, and heads
 that the class of transformers has and the model that was saved had not."""
@@ -70,6 +84,7 @@ class LoadedModel:
         extra: the rest of `bothways.json`.
         faults: why heads were left out: what the file lacks of them, by kind.
         untrained: kinds of heads that the file holds with random values, since nothing read them.
+        tokenizer_folder: the folder of the tokenizer, if it is another one, as for an adapter.
     """
 
     model: Model
@@ -80,6 +95,7 @@ class LoadedModel:
     extra: Mapping[str, Any] = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
+    tokenizer_folder: Path | None = None
 
     def tokenizer(self) -> Tokenizer:
         """Return the folder's tokenizer, with as many segments as the model has.
@@ -90,18 +106,19 @@ class LoadedModel:
         """
         from bothways.text.tokenizer import Tokenizer
 
-        tokenizer = Tokenizer.load(self.folder)
-        self._check_vocabulary(tokenizer)
+        folder = self.tokenizer_folder or self.folder
+        tokenizer = Tokenizer.load(folder)
+        self._check_vocabulary(tokenizer, folder)
         return tokenizer.for_segments(self.model.config.segments)
 
-    def _check_vocabulary(self, tokenizer: Tokenizer) -> None:
-        recorded = _read_record(self.folder).get(VOCABULARY)
+    def _check_vocabulary(self, tokenizer: Tokenizer, folder: Path) -> None:
+        recorded = _read_record(folder).get(VOCABULARY)
         if recorded is not None and recorded != vocabulary_digest(tokenizer):
             what = "holds another vocabulary than the model was saved with, by its digest"
             fix = f'Restore the tokenizer\'s files, or delete "{VOCABULARY}" from {RECORD}.'
-            raise FolderError(what, where=self.folder, fix=fix)
-        file = self.folder / "vocab.txt"
-        if recorded is not None or (self.folder / "tokenizer.json").exists() or not file.exists():
+            raise FolderError(what, where=folder, fix=fix)
+        file = folder / "vocab.txt"
+        if recorded is not None or (folder / "tokenizer.json").exists() or not file.exists():
             return
         rows, fix = self.model.config.vocab, "Copy or download vocab.txt again."
         # An embedding padded to a multiple of 8 has up to 127 rows more than there are tokens.
@@ -129,7 +146,7 @@ def _read_record(folder: Path) -> dict[str, Any]:
 
 def read_record(folder: Path) -> dict[str, Any]:
     """Return `bothways.json` without the parts that belong to the format of the folder."""
-    known = (VERSION, DROPOUTS, VOCABULARY, UNTRAINED)
+    known = (VERSION, DROPOUTS, VOCABULARY, UNTRAINED, CONFIG)
     return {key: value for key, value in _read_record(folder).items() if key not in known}
 
 
@@ -162,8 +179,7 @@ def load_model(
         768
     """
     folder, given = resolve(source), None if heads is None else tuple(heads)
-    config, weights = read_hf_config(folder, given or ()), open_weights(folder)
-    config = config.with_names(weights.shapes)
+    config, weights = open_model(folder, given or ())
     _check_depth(config, weights)
     if given is None:
         requested = heads_of(config, weights.shapes)
@@ -187,8 +203,15 @@ def load_model(
     named = [h for h in wanted if isinstance(h, LabelHead | TagHead) and h.kind not in fresh]
     labels = config.labels() if named else ()
     untrained = tuple(kinds & {*_read_record(folder).get(UNTRAINED, ())})
+    extra, tokenizer_folder = read_record(folder), None
+    if (adapter := read_adapter(folder)) is not None:
+        # PEFT saves neither tokenizer nor poolings; other programs write theirs next to it.
+        tokenizer_folder = (
+            folder if any((folder / f).is_file() for f in TOKENIZER) else adapter.base
+        )
+        folder = folder if extra or (folder / MODULES).is_file() else adapter.base
     return LoadedModel(
-        model, report, folder, labels, config.problem, read_record(folder), faults, untrained
+        model, report, folder, labels, config.problem, extra, faults, untrained, tokenizer_folder
     )
 
 
@@ -230,6 +253,7 @@ def plan_model(
         plan.report,
         unknown_settings=config.unknown,
         wrappers=weights.wrappers,
+        adapter=weights.adapter,
         unread_files=unread_files(weights.file.parent, weights.file),
     )
     return model, replace(plan, report=report)
@@ -303,7 +327,7 @@ def _read_exact(weights: Weights, name: str) -> Tensor:
     return tensor.to(torch.float32)
 
 
-def save_model(
+def save_model(  # noqa: PLR0913 – one independent value per kind of content
     folder: str | Path,
     model: Model,
     tokenizer: Tokenizer | None = None,
@@ -313,6 +337,7 @@ def save_model(
     card: Card | None = None,
     extra: Mapping[str, Any] | None = None,
     extra_files: Mapping[str, Any] | None = None,
+    adapter: TrainedAdapter | None = None,
 ) -> Architecture:
     """Save a model folder, which appears complete or not at all, and replaces an older one.
 
@@ -330,6 +355,8 @@ def save_model(
         extra: the content of `bothways.json`: tuned thresholds, the training's record. JSON only.
         extra_files: JSON files of other programs, by name, such as those of sentence-transformers;
             under "config.json" settings in addition to the model's own.
+        adapter: the low-rank changes that made the model of its base; the folder is then an adapter
+            of PEFT, and holds the changes and the heads in place of all weights.
 
     Returns:
         The class of transformers that the folder is for, or a stand-in with `own=True`.
@@ -361,7 +388,14 @@ def save_model(
     new = {UNTRAINED: ["pooler"]} if _needs_pooler(model, architecture) else {}
     record = {VERSION: __version__, **digest, **new, **(extra or {}), **config.record}
     files = {RECORD: record, **(extra_files or {})}
-    files["config.json"] = {**config.raw, **files.get("config.json", {})}
+    state = _state(model, architecture)
+    if adapter is None:
+        files["config.json"] = {**config.raw, **files.get("config.json", {})}
+        weights_file, tensors = "model.safetensors", _tensors(state, config.keys, architecture)
+    else:
+        files[RECORD][CONFIG] = {**config.outputs, **files.pop("config.json", {})}
+        weights_file = ADAPTER_WEIGHTS
+        files[ADAPTER], tensors = adapter.files(state, config.keys, architecture)
     with replace_folder(place) as hidden:
         for name, tree in files.items():
             (hidden / name).parent.mkdir(exist_ok=True)
@@ -372,11 +406,31 @@ def save_model(
             tokenizer.save(
                 hidden, positions=model.config.max_positions, segments=model.config.segments > 1
             )
-        weights = hidden / "model.safetensors"
-        _write_weights(weights, model, config.keys, architecture)
+        weights = hidden / weights_file
+        try:
+            save_file(tensors, weights, metadata={"format": "pt"})
+        except SafetensorError as error:  # hides an OSError, such as a full disk
+            raise OSError(str(error)) from error
         # safetensors creates files that only their owner can read, whatever the umask.
         weights.chmod((hidden / RECORD).stat().st_mode)
     return architecture
+
+
+def check_adapter_only(source: str, model: Model, tokenizer: Tokenizer) -> None:
+    """Raise ConfigError if PEFT could not open the changes of a model as an adapter of its base."""
+    folder, where = resolve(resolve_run(source)), "lora.adapter_only"
+    fix = "Leave it out: the folder then holds all weights."
+    if (folder / ADAPTER).is_file():
+        what = f"needs a whole model as its base, and {source} is an adapter itself"
+        raise ConfigError(what, where=where, fix=fix)
+    architecture = write_hf_config(model, tokenizer, (), None, folder).architecture
+    family = family_named(read_hf_config(folder).model_type)
+    if family is None or architecture is None or architecture.own:
+        what = "transformers has no class with this encoder and these heads that PEFT could adapt"
+        raise ConfigError(what, where=where, fix=fix)
+    if family.other_keys:
+        what = f"the modules of {family.model_type} in transformers have other names than its files"
+        raise ConfigError(what, where=where, fix=fix)
 
 
 def file_content(tree: Any) -> bytes:
@@ -404,8 +458,8 @@ def _needs_pooler(model: Model, architecture: Architecture) -> bool:
     return "pooler" in architecture.idle - set(model.heads)
 
 
-def _write_weights(file: Path, model: Model, table: KeyTable, architecture: Architecture) -> None:
-    """Write the weights; parts of the class that the model lacks and nothing reads are new."""
+def _state(model: Model, architecture: Architecture) -> dict[str, Tensor]:
+    """Return the weights in fp32, with new values for a pooler that only the class has."""
     state = {
         name: tensor.detach().to("cpu", torch.float32)
         for name, tensor in model.state_dict().items()
@@ -416,11 +470,14 @@ def _write_weights(file: Path, model: Model, table: KeyTable, architecture: Arch
             torch.default_generator.manual_seed(0)
             pooler = PoolerHead().build(model.config).state_dict()
         state |= {f"heads.pooler.{name}": tensor for name, tensor in pooler.items()}
+    return state
+
+
+def _tensors(
+    state: Mapping[str, Tensor], table: KeyTable, architecture: Architecture
+) -> dict[str, Tensor]:
+    """Return the weights by their names in the file."""
     prefix = table.prefix if architecture.bare else ""
     theirs = to_theirs(table, state)
     theirs |= {spare.theirs: theirs[name] for name, spare in table.spares.items() if name in theirs}
-    tensors = {name.removeprefix(prefix): tensor.clone() for name, tensor in theirs.items()}
-    try:
-        save_file(tensors, file, metadata={"format": "pt"})
-    except SafetensorError as error:  # hides an OSError, such as a full disk
-        raise OSError(str(error)) from error
+    return {name.removeprefix(prefix): tensor.clone() for name, tensor in theirs.items()}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bothways.core.atomic_files import file_digest
+from bothways.hub.adapter import read_adapter
 from bothways.hub.hf_config import RECORD
 from bothways.hub.resolve import MODEL_FILES, PICKLE_FILES, SENTENCE_FILES, resolve, resolve_run
 
@@ -40,7 +41,10 @@ def digest_of_model(name: str) -> str:
     Raises:
         FolderError: as `resolve`.
     """
-    return _digest_of_files(resolve(resolve_run(name)), _DECISIVE)
+    folder = resolve(resolve_run(name))
+    digest = _digest_of_files(folder, _DECISIVE)
+    adapter = read_adapter(folder)
+    return digest if adapter is None else _joined(digest, digest_of_model(str(adapter.base)))
 
 
 def digest_of_folder(name: str) -> str:
@@ -56,8 +60,14 @@ def digest_of_folder(name: str) -> str:
         FolderError: as `resolve`.
     """
     folder = resolve(resolve_run(name))
-    pickles = () if any(folder.glob("model*.safetensors")) else PICKLE_FILES
-    return _digest_of_files(folder, (*MODEL_FILES, *pickles))
+    pickles = () if any(folder.glob("*model*.safetensors")) else PICKLE_FILES
+    digest = _digest_of_files(folder, (*MODEL_FILES, *pickles))
+    adapter = read_adapter(folder)
+    return digest if adapter is None else _joined(digest, digest_of_folder(str(adapter.base)))
+
+
+def _joined(*digests: str) -> str:
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def _digest_of_files(folder: Path, patterns: tuple[str, ...]) -> str:

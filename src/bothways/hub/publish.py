@@ -11,7 +11,7 @@ from bothways.core.errors import FolderError, installed
 from bothways.core.urls import local_path
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import save_model
-from bothways.hub.resolve import MODEL_FILES
+from bothways.hub.resolve import MODEL_FILES, is_model_folder
 from bothways.model.model import Model
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def push_to_hub(
             save_model(folder, source, tokenizer, card=card)
             return _upload(folder, repo_id, private, message)
     folder = local_path(source)
-    if not (folder / "config.json").is_file():
+    if not is_model_folder(folder):
         fix = "Give the folder that save_model wrote."
         raise FolderError("is not a model folder: it has no config.json", where=folder, fix=fix)
     return _upload(folder, repo_id, private, message)

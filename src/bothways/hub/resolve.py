@@ -14,18 +14,22 @@ from bothways.core.urls import local_path, require_utf8
 
 MODULES, PROGRAM = "modules.json", "config_sentence_transformers.json"
 """Files of sentence-transformers: the modules of a model, and the settings of the program."""
-CONFIG_FILES = ("config.json", MODULES)
+ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""Files of PEFT."""
+CONFIG_FILES = ("config.json", MODULES, ADAPTER, ADAPTER_WEIGHTS)
 SENTENCE_FILES = (
     "sentence_bert_config.json", PROGRAM, "[0-9]_Pooling*", "[0-9]_Dense*", "[0-9]_Normalize*",
 )  # fmt: skip
 """Files and folders that sentence-transformers adds."""
 MODEL_FILES = (
-    *CONFIG_FILES, *SENTENCE_FILES, "adapter_config.json", "bothways.json", "tokenizer.json",
+    *CONFIG_FILES, *SENTENCE_FILES, "bothways.json", "tokenizer.json",
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
     "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model",
     "model.safetensors", "model.safetensors.index.json", "model-*.safetensors", "vocabulary.tsv",
 )  # fmt: skip
-PICKLE_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
+PICKLE_FILES = (
+    "pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin", "adapter_model.bin",
+)  # fmt: skip
 """Downloaded only where there is no safetensors file."""
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -57,8 +61,12 @@ def resolve_run(name: str) -> str | Path:
     """
     inner = local_path(name) / "model"
     _recover(inner)
-    is_run = (inner / "config.json").is_file() and not (inner.parent / "config.json").exists()
-    return inner if is_run else name
+    return inner if is_model_folder(inner) and not is_model_folder(inner.parent) else name
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Look for the configuration of a model, or of an adapter of one."""
+    return (folder / "config.json").is_file() or (folder / ADAPTER).is_file()
 
 
 def resolve(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
@@ -90,9 +98,16 @@ def resolve(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
     snapshot = _download(hub_id, files)
     if inner := _inner(snapshot):
         snapshot = _download(hub_id, files, inner)
-    if files is MODEL_FILES and not any(snapshot.glob("model*.safetensors")):
+    if files is MODEL_FILES and not any(snapshot.glob("*model*.safetensors")):
         snapshot = _download(hub_id, PICKLE_FILES, inner)
     return snapshot
+
+
+def portable_name(name: str) -> str:
+    """Return a name by which a model is found from elsewhere: its Hub id, or an absolute path."""
+    run = resolve_run(name)
+    hub_id = None if local_path(run).is_dir() else _hub_id(run)
+    return hub_id or str(resolve(run).absolute())
 
 
 def _recover(folder: Path) -> None:

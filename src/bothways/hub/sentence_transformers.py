@@ -150,7 +150,8 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
     whole = modules_folder(folder)
     file = whole / PROGRAM
     program = read_object(file, FolderError) if file.is_file() else {}
-    config = read_object(folder / "config.json", FolderError)
+    settings = folder / "config.json"  # an adapter has none
+    config = read_object(settings, FolderError) if settings.is_file() else {}
     section: Any = config.get(_SECTION)
     length = min(positions, _read_length(folder) or positions)
     named = [config[_OLDEST]] if _OLDEST in config else []

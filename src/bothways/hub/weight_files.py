@@ -24,6 +24,7 @@ from bothways.core.advice import argument
 from bothways.core.errors import FolderError
 from bothways.core.json_reader import read_object
 from bothways.core.terminal import listed
+from bothways.hub.resolve import ADAPTER_WEIGHTS
 from bothways.model.families.weight_names import Shape
 
 _SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
@@ -40,12 +41,27 @@ class Weights:
         shapes: the shape of every tensor, by name.
         read: returns a tensor by name, on the CPU, as stored; it shares no memory with others.
         wrappers: prefixes of wrapper modules, such as `module.`, that were removed from names.
+        adapter: a note on the adapter that changes the tensors; empty without one.
     """
 
     file: Path
     shapes: Mapping[str, Shape]
     read: Callable[[str], Tensor]
     wrappers: tuple[str, ...] = ()
+    adapter: str = ""
+
+
+def open_adapter_weights(folder: Path) -> Weights:
+    """Open the tensors of an adapter of PEFT.
+
+    Raises:
+        FolderError: as `open_weights`.
+    """
+    if (folder / ADAPTER_WEIGHTS).is_file():
+        return _open_safetensors(folder / ADAPTER_WEIGHTS)
+    if (pickled := folder / "adapter_model.bin").is_file():
+        return _open_pickle(pickled)
+    raise FolderError(f"holds no {ADAPTER_WEIGHTS}", where=folder, fix=AGAIN)
 
 
 def open_weights(folder: Path) -> Weights:
@@ -108,16 +124,6 @@ _DTYPES = {
     "C64": torch.complex64,
 }  # fmt: skip
 """The element types of safetensors that torch has."""
-
-ADAPTER = "adapter_config.json"
-
-
-def check_adapter(folder: Path) -> None:
-    """Refuse a folder whose weights are changed by an adapter that is not read."""
-    if (folder / ADAPTER).is_file():
-        what = "is the adapter of another library, such as PEFT, and would be left out"
-        fix = "Merge it into its model (merge_and_unload), save that, and give the new folder."
-        raise FolderError(what, where=folder / ADAPTER, fix=fix)
 
 
 def unread_files(folder: Path, weights: Path) -> tuple[str, ...]:

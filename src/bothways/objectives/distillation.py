@@ -26,10 +26,9 @@ from bothways.core.sequence import Sequence
 from bothways.data.corpus import Corpus
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Masking, Vocabulary, mask_tokens
-from bothways.hub.hf_config import read_hf_config
+from bothways.hub.hf_config import open_model, read_hf_config
 from bothways.hub.infer_heads import heads_of
 from bothways.hub.resolve import resolve, resolve_run
-from bothways.hub.weight_files import open_weights
 from bothways.model.attention.patterns import Full
 from bothways.model.config import EncoderConfig
 from bothways.model.flops import LossFloats
@@ -171,9 +170,9 @@ class Distillation(Objective):
     def _teacher(self) -> EncoderConfig:
         """Return the configuration of the teacher."""
         folder = resolve(resolve_run(self.teacher))
-        config = read_hf_config(folder)
+        config, weights = open_model(folder)
         if self.loss(SoftTargets):
-            known = heads_of(config, open_weights(folder).shapes)
+            known = heads_of(config, weights.shapes)
             if "masked" not in {head.kind for head in known}:
                 what = f"{self.teacher} has no masked LM head, which soft targets are read from"
                 fix = 'Choose another teacher, or losses without it: objective.losses=["relations"]'

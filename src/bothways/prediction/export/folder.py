@@ -29,10 +29,9 @@ from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_choice
 from bothways.core.config.tree import Tree
 from bothways.core.errors import FolderError, optional, require
-from bothways.core.json_reader import read_object
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import listed
-from bothways.hub.hf_config import RECORD
+from bothways.hub.hf_config import RECORD, read_hf_config
 from bothways.hub.model_folder import VERSION, VOCABULARY, file_content, vocabulary_digest
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.hub.sentence_transformers import program_files
@@ -205,8 +204,7 @@ def _write_companions(
         "length": learner.length,
     }
     files: dict[str, Any] = {RECORD: record, **learner.task.program_files(learner.length)}
-    config = read_object(source / "config.json", FolderError)
-    files["config.json"] = {**config, **files.get("config.json", {})}
+    files["config.json"] = {**read_hf_config(source).raw, **files.get("config.json", {})}
     if part.sentence is not None:
         files |= program_files(part.sentence, model)
     for name, tree in files.items():

@@ -1,0 +1,355 @@
+"""Adapters of PEFT, in both directions: low-rank changes of a model that the folder names.
+
+    adapter_config.json        rank, scale, and the folder or Hub id of the base model
+    adapter_model.safetensors  lora_A and lora_B of each changed module; other modules whole
+
+An adapter is read as the weights that it makes: W + s B A for a changed matrix. What else PEFT can
+do to a module (DoRA, biases, other kinds of adapters) is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bothways.core.errors import FolderError
+from bothways.core.json_reader import read_object
+from bothways.core.terminal import counted, listed
+from bothways.core.urls import local_path
+from bothways.hub.resolve import ADAPTER, resolve, resolve_run
+from bothways.hub.weight_files import AGAIN, Weights, open_adapter_weights
+from bothways.model.families.family import Architecture, Family
+from bothways.model.families.weight_names import KeyTable, TensorPlacement, Transpose
+
+CONFIG = "config"
+"""The key in `bothways.json` of an adapter for settings that a model folder has in `config.json`:
+with that file, transformers would look for the model's weights next to it."""
+_FIX = "Merge it into its model (merge_and_unload), save that, and give the new folder."
+_PREFIX = "base_model.model."
+_TASK_TYPES = {
+    "SEQ_CLS": "ForSequenceClassification", "TOKEN_CLS": "ForTokenClassification",
+    "QUESTION_ANS": "ForQuestionAnswering", "FEATURE_EXTRACTION": "Model",
+}  # fmt: skip
+"""Task types of PEFT → the end of the class of the base model."""
+_WHOLE = ("classifier", "score", "qa_outputs")
+"""Modules that PEFT keeps whole for these task types, whatever an adapter says."""
+_FACTOR = re.compile(r"(.+)\.lora_(embedding_)?([AB])(?:\.weight)?")
+_READ = frozenset(
+    {
+        "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out",
+        "task_type", "auto_mapping", "base_model_name_or_path",
+        # These choose or initialise modules in training; the tensors of the file show the outcome.
+        "target_modules", "exclude_modules", "modules_to_save", "layers_to_transform",
+        "layers_pattern", "lora_dropout", "inference_mode", "eva_config", "ensure_weight_tying",
+        "peft_version", "megatron_core", "qalora_group_size",
+    }
+)  # fmt: skip
+"""Settings that are read, or that do not change what a trained adapter computes."""
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",), "bias": ("none",), "revision": (None, "main"),
+    # Other starts, such as PiSSA's, change the base model's weights, too.
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
+}  # fmt: skip
+"""Settings with the values that are supported; any other setting must be off."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter folder.
+
+    Attributes:
+        folder: the folder.
+        settings: the content of `adapter_config.json`.
+        base: the local folder of the base model.
+        weights: the tensors, by their names without PEFT's prefix.
+    """
+
+    folder: Path
+    settings: Mapping[str, Any]
+    base: Path
+    weights: Weights
+
+    @property
+    def file(self) -> Path:
+        """The file with the settings."""
+        return self.folder / ADAPTER
+
+    def architecture(self, family: Family) -> Architecture | None:
+        """Return the class that was adapted; None for the class of the base model."""
+        task, mapping = self.settings.get("task_type"), self.settings.get("auto_mapping") or {}
+        if task is None and not mapping:
+            return None
+        name = mapping.get("base_model_class") if isinstance(mapping, dict) else None
+        for known in family.architectures:
+            if known.name == name or (task and known.name.endswith(_TASK_TYPES.get(task, "\0"))):
+                return known
+        what = f"has task_type {task!r:.40}, class {name!r:.80}: no class of {family.model_type}"
+        fix = f"Supported are {', '.join(_TASK_TYPES)} and the family's other classes."
+        raise FolderError(what, where=self.file, fix=fix)
+
+    def outputs(self, architecture: Architecture | None, table: KeyTable) -> int | None:
+        """Return the number of labels or tags; None if the adapter has no head for them."""
+        shapes = {table.full_name(name): shape for name, shape in self.weights.shapes.items()}
+        kinds = {"labels", "tags"} & (architecture.heads if architecture else frozenset())
+        names = (table.place(f"heads.{kind}.dense.weight").names[0] for kind in kinds)
+        return next((shapes[name][0] for name in names if name in shapes), None)
+
+    def scale(self, module: str, rank: int) -> float:
+        """Return the factor of a module's change: α / r, or α / √r.
+
+        Raises:
+            FolderError: the file holds factors of another rank.
+        """
+        config = self.settings
+        expected = _by_pattern(config.get("rank_pattern"), module, config.get("r"))
+        alpha = _by_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha"))
+        if rank != expected or isinstance(alpha, bool) or not isinstance(alpha, int | float):
+            what = f"gives {module} rank {expected!r:.20}, alpha {alpha!r:.20}; its rank is {rank}"
+            raise FolderError(what, where=self.file, fix=AGAIN)
+        return float(alpha) / (rank**0.5 if config.get("use_rslora") else rank)
+
+
+def _by_pattern(patterns: Any, module: str, default: Any) -> Any:
+    """Return the value of the first pattern that is the end of a module's name."""
+    for pattern, value in (patterns or {}).items():
+        if re.fullmatch(rf"(.*\.)?({pattern})", module):
+            return value
+    return default
+
+
+def read_adapter(folder: Path) -> Adapter | None:
+    """Open the adapter in a folder; None for a folder without one.
+
+    Raises:
+        FolderError: a setting is not supported, the base model is not here, or the file of the
+            tensors is missing or damaged.
+    """
+    file = folder / ADAPTER
+    if not file.is_file():
+        return None
+    settings = read_object(file, FolderError)
+    wrong = {
+        key: value
+        for key, value in {"peft_type": None, **settings}.items()
+        if (value not in _ONLY[key] if key in _ONLY else key not in _READ and value)
+    }
+    if wrong:
+        pairs = listed([f"{key} = {value!r:.60}" for key, value in wrong.items()])
+        raise FolderError(f"has settings that are not read: {pairs}", where=file, fix=_FIX)
+    base = _base_folder(settings.get("base_model_name_or_path"), file)
+    weights = open_adapter_weights(folder)
+    names = {
+        name.removeprefix(_PREFIX).replace(".base_layer.", "."): name for name in weights.shapes
+    }
+    shapes = {bare: weights.shapes[name] for bare, name in names.items()}
+    return Adapter(
+        folder,
+        settings,
+        base,
+        Weights(weights.file, shapes, lambda bare: weights.read(names[bare])),
+    )
+
+
+def _base_folder(name: Any, file: Path) -> Path:
+    """Return the folder of the base model; a relative path may begin at the adapter's folder."""
+    fix = (
+        f"Set base_model_name_or_path in {ADAPTER} to the folder of the base model, or its Hub id."
+    )
+    if not isinstance(name, str) or not name:
+        raise FolderError("names no base model", where=file, fix=fix)
+    beside = file.parent / name
+    try:
+        base = resolve(
+            beside if not local_path(name).exists() and beside.is_dir() else resolve_run(name)
+        )
+    except FolderError as error:
+        what = f"names a base model that cannot be read: {error.where}: {error.what}"
+        raise FolderError(what, where=file, fix=fix) from error
+    if (base / ADAPTER).is_file():
+        what = f"names a base model that is an adapter itself, {name!r:.80}"
+        raise FolderError(what, where=file, fix=_FIX)
+    return base
+
+
+def apply_adapter(
+    base: Weights, adapter: Adapter, table: KeyTable, heads: Collection[str]
+) -> Weights:
+    """Return the tensors of the base model as the adapter changes them.
+
+    Args:
+        table: the weight names of the base model.
+        heads: kinds of heads of the adapted class.
+
+    Raises:
+        FolderError: a tensor is of no known kind, or does not fit the base model.
+    """
+    names = {table.full_name(name): name for name in base.shapes}
+    whole, factors = dict[str, str](), dict[str, dict[str, str]]()
+    for name in adapter.weights.shapes:
+        if factor := _FACTOR.fullmatch(name):
+            factors.setdefault(factor[1], {})[(factor[2] or "") + factor[3]] = name
+        elif "lora_" in name or not table.knows(name):
+            what = f"holds {name}, which is no tensor of LoRA nor of the base model's family"
+            raise FolderError(what, where=adapter.weights.file, fix=_FIX)
+        else:
+            full = table.full_name(name)
+            whole[names.get(full, full)] = name
+    shapes = {**base.shapes, **{name: adapter.weights.shapes[of] for name, of in whole.items()}}
+    changes = dict[str, Callable[[], Tensor]]()
+    for module, pair in factors.items():
+        full = table.full_name(f"{module}.weight")
+        target = names.get(full, full)
+        changes[target] = _change(adapter, module, pair, shapes.get(target))
+    for full, tie in table.ties.items():
+        if names.get(full, full) in {*changes, *whole} and tie.part.removeprefix("heads.") in heads:
+            what = f"changes {full}, but not the output layer that the base model ties to it"
+            raise FolderError(what, where=adapter.weights.file, fix=_FIX)
+
+    def read(name: str) -> Tensor:
+        """Return a tensor of the adapter or of the base model, with its change."""
+        tensor = adapter.weights.read(whole[name]) if name in whole else base.read(name)
+        # Quantised weights are refused by the caller.
+        change = name in changes and tensor.is_floating_point()
+        return tensor.to(torch.float32) + changes[name]() if change else tensor
+
+    note = f"{counted(len(changes), 'matrices')} changed, {counted(len(whole), 'tensors')} replaced"
+    return Weights(base.file, shapes, read, base.wrappers, f"{note} by {adapter.weights.file}")
+
+
+def _change(
+    adapter: Adapter, module: str, names: Mapping[str, str], target: tuple[int, ...] | None
+) -> Callable[[], Tensor]:
+    """Return the function that computes the change of a weight, from the names of its factors."""
+    embedding = set(names) == {"embedding_A", "embedding_B"}
+    if not embedding and set(names) != {"A", "B"}:
+        what = f"holds one factor of {module} without the other"
+        raise FolderError(what, where=adapter.weights.file, fix=AGAIN)
+    into, out = sorted(names.values())
+    (rank, inputs), (outputs, other) = (adapter.weights.shapes[name] for name in (into, out))
+    turned = embedding or bool(adapter.settings.get("fan_in_fan_out"))
+    shape = (inputs, outputs) if turned else (outputs, inputs)
+    if target != shape or rank != other:
+        what = f"changes {module} by a matrix of {list(shape)}"
+        held = "does not have it" if target is None else f"has {list(target)} there"
+        raise FolderError(
+            f"{what}, and the base model {held}",
+            where=adapter.weights.file,
+            fix="Check base_model_name_or_path.",
+        )
+    scale = adapter.scale(module, rank)
+
+    def change() -> Tensor:
+        """Return s B A, in the order of the weight."""
+        left, right = (adapter.weights.read(name).to(torch.float32) for name in (out, into))
+        product = scale * (left @ right)
+        return product.t() if turned else product
+
+    return change
+
+
+@dataclass(frozen=True)
+class LowRankChange:
+    """A trained low-rank change of one of our matrices, which may stack several.
+
+    Attributes:
+        into: the matrices A, one after the other `(changed · rank, inputs)`.
+        out: the matrices B `(changed, outputs of one, rank)`.
+        stacked: the number of matrices stacked in the weight.
+        changed: the numbers of those that are changed.
+    """
+
+    into: Tensor
+    out: Tensor
+    stacked: int
+    changed: tuple[int, ...]
+
+    def factors(self, place: TensorPlacement) -> Iterable[tuple[str, Tensor, Tensor]]:
+        """Yield name, A and B of each tensor of a file that the matrix is in.
+
+        Matrices that a file has in one tensor, such as queries and keys, share factors of a higher
+        rank: B is zero outside their own rows.
+        """
+        count, rows, rank = self.out.shape
+        full = self.out.new_zeros(self.stacked * rows, count * rank)
+        used = torch.zeros(full.shape)
+        for number, index in enumerate(self.changed):
+            block = (
+                slice(index * rows, (index + 1) * rows),
+                slice(number * rank, (number + 1) * rank),
+            )
+            full[block], used[block] = self.out[number], 1.0
+        # A transposed weight has the same factors; PEFT's fan_in_fan_out turns their product.
+        turned = isinstance(place.rule, Transpose)
+        parts, masks = ([each] if turned else place.split(each) for each in (full, used))
+        for name, part, mask in zip(place.names, parts, masks, strict=True):
+            columns = mask.any(0)
+            if columns.any():
+                yield name.removesuffix(".weight"), self.into[columns], part[:, columns]
+
+
+@dataclass(frozen=True)
+class TrainedAdapter:
+    """The result of low-rank training, to be saved as changes of its base model.
+
+    Attributes:
+        base: the folder or the Hub id of the base model.
+        scale: the factor of each change.
+        changes: the changes, by the names of our modules.
+    """
+
+    base: str
+    scale: float
+    changes: Mapping[str, LowRankChange]
+
+    def files(
+        self, state: Mapping[str, Tensor], table: KeyTable, architecture: Architecture
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return `adapter_config.json` and the tensors of `adapter_model.safetensors`.
+
+        Args:
+            state: the model's tensors by our names; those of heads are saved whole.
+            table: the weight names of the family.
+            architecture: the class of transformers that PEFT shall adapt.
+        """
+        prefix = table.prefix if architecture.bare else ""
+        tensors, ranks, heads = dict[str, Tensor](), dict[str, int](), dict[str, None]()
+        turned = False
+        for ours, change in self.changes.items():
+            place = table.place(f"{ours}.weight")
+            turned |= isinstance(place.rule, Transpose)
+            for name, into, out in change.factors(place):
+                module = name.removeprefix(prefix)
+                ranks[module] = len(into)
+                tensors[f"{_PREFIX}{module}.lora_A.weight"] = into
+                tensors[f"{_PREFIX}{module}.lora_B.weight"] = out
+        for ours, tensor in state.items():
+            if ours.startswith("heads."):
+                place = table.place(ours)
+                for full, part in zip(place.names, place.split(tensor), strict=True):
+                    name = full.removeprefix(prefix)
+                    first = name.partition(".")[0]
+                    module = first if first in _WHOLE else name.rpartition(".")[0]
+                    heads[module] = None
+                    tensors[f"{_PREFIX}{name}"] = part
+        rank = min(ranks.values())
+        suffix = next(
+            (t for t, end in _TASK_TYPES.items() if architecture.name.endswith(end)), None
+        )
+        mapping = {"base_model_class": architecture.name, "parent_library": "transformers"}
+        wide = {re.escape(module): value for module, value in ranks.items() if value != rank}
+        config = {
+            "peft_type": "LORA", "task_type": suffix, "auto_mapping": None if suffix else mapping,
+            "base_model_name_or_path": self.base, "inference_mode": True, "bias": "none",
+            "r": rank, "lora_alpha": self.scale * rank, "lora_dropout": 0.0,
+            "rank_pattern": wide,
+            "alpha_pattern": {module: self.scale * value for module, value in wide.items()},
+            "target_modules": sorted(ranks), "modules_to_save": sorted(heads) or None,
+            "fan_in_fan_out": turned, "use_rslora": False, "init_lora_weights": True,
+        }  # fmt: skip
+        return config, {name: tensor.contiguous().clone() for name, tensor in tensors.items()}

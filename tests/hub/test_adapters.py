@@ -1,0 +1,298 @@
+"""Adapters of PEFT: read as the weights that they make, and written so that PEFT computes the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import bothways
+from bothways.core.batch import Batch
+from bothways.core.errors import ConfigError, FolderError
+from bothways.core.layout import Layout
+from bothways.finetuning.lora import LoRA, LoRALinear, add_changes, merge_changes
+from bothways.hub.adapter import TrainedAdapter
+from bothways.hub.model_folder import load_model, save_model
+from bothways.hub.provenance import digest_of_model
+from bothways.model.heads import LabelHead, PoolerHead
+from bothways.model.model import Model
+from drawn_settings import draw_settings
+from toy_folder import make_examples, make_folder, write_tsv
+
+pytestmark = [  # of peft itself
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning"),
+]
+IDS = torch.tensor([2, 7, 5, 9, 11, 3])
+FAMILIES = ("bert", "roberta", "modernbert", "electra", "deberta-v2")
+
+
+def make_base(folder: Path, kind: str = "bert", name: str = "AutoModel", **settings: Any) -> Path:
+    """A random model of transformers, every parameter moved away from where it starts."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **{**draw_settings(kind, 0, 0.0), **settings})
+    config.pad_token_id = 0
+    model = getattr(transformers, name).from_config(config)
+    moved(model)
+    model.save_pretrained(folder)
+    return folder
+
+
+def moved(module: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+
+
+def make_adapter(base: Path, folder: Path, name: str, **settings: Any) -> nn.Module:
+    """Save a random adapter of a random model; return the model with it, in evaluation mode."""
+    cls = getattr(transformers, name)
+    labels = {"num_labels": 3} if "Classification" in name else {}
+    model = cls.from_pretrained(base, **labels)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(**settings))
+    adapted.eval()
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    adapted.save_pretrained(folder)
+    return adapted
+
+
+def batch() -> Batch:
+    return Batch(IDS, torch.zeros_like(IDS), Layout.of([len(IDS)]))
+
+
+def logits(folder: Path, kind: str = "labels") -> Tensor:
+    model = load_model(folder).model
+    with torch.no_grad():
+        return (
+            model.read(kind, batch())
+            if kind == "labels"
+            else model(batch(), heads=[kind]).logits[kind]
+        )
+
+
+def reference(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        output: Tensor = model(input_ids=IDS[None]).logits[0]
+    return output
+
+
+def assert_equal(actual: Tensor, expected: Tensor) -> None:
+    scale = max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(actual.view(expected.shape), expected, rtol=0, atol=1e-6 * scale)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_classifier_equals_peft(kind: str, tmp_path: Path) -> None:
+    """The base has the head, parts of which "all-linear" changes."""
+    name = "AutoModelForSequenceClassification"
+    base = make_base(tmp_path / "base", kind, name, num_labels=3)
+    expected = make_adapter(
+        base, tmp_path / "adapter", name, task_type="SEQ_CLS",
+        target_modules="all-linear", r=3, lora_alpha=5,
+    )  # fmt: skip
+    loaded = load_model(tmp_path / "adapter")
+    assert loaded.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert "changed" in loaded.report.adapter
+    assert not loaded.report.faults
+    assert_equal(logits(tmp_path / "adapter"), reference(expected))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_rslora": True, "rank_pattern": {"value": 2}, "alpha_pattern": {"0.attention.*": 3}},
+        {"target_modules": ["word_embeddings", "query"]},
+        {"target_modules": ["pooler.dense", "key"], "modules_to_save": ["classifier", "layer.1"]},
+        {"layers_to_transform": [1], "fan_in_fan_out": False, "init_lora_weights": "gaussian"},
+    ],
+)
+def test_settings_of_lora(settings: dict[str, Any], tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base")
+    settings = {"target_modules": ["query", "value"], "task_type": "SEQ_CLS", **settings}
+    expected = make_adapter(
+        base, tmp_path / "adapter", "AutoModelForSequenceClassification", **settings
+    )
+    assert_equal(logits(tmp_path / "adapter"), reference(expected))
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "kind"),
+    [
+        ("TOKEN_CLS", "AutoModelForTokenClassification", "tags"),
+        (None, "BertForMaskedLM", "masked"),
+    ],
+)
+def test_other_classes(task: str | None, name: str, kind: str, tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", name="AutoModelForMaskedLM")
+    expected = make_adapter(
+        base, tmp_path / "adapter", name, task_type=task, target_modules=["query"]
+    )
+    assert_equal(logits(tmp_path / "adapter", kind), reference(expected))
+
+
+def test_tied_embedding_is_refused(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", name="AutoModelForMaskedLM")
+    make_adapter(base, tmp_path / "adapter", "BertForMaskedLM", target_modules=["word_embeddings"])
+    with pytest.raises(FolderError) as caught:
+        load_model(tmp_path / "adapter")
+    assert caught.value.where == tmp_path / "adapter" / "adapter_model.safetensors"
+
+
+def test_encoder_with_the_tokenizer_of_its_base(tmp_path: Path) -> None:
+    """A relative path of the base may begin at the adapter; the base's content counts in digests."""
+    make_folder(tmp_path / "base")
+    adapted = make_adapter(
+        tmp_path / "base", tmp_path / "adapter", "AutoModel",
+        task_type="FEATURE_EXTRACTION", target_modules=["query", "dense"],
+    )  # fmt: skip
+    change_settings(tmp_path / "adapter", base_model_name_or_path="../base")
+    loaded = bothways.load_model(tmp_path / "adapter")
+    batch = loaded.tokenizer.batch(["the good film"])
+    with torch.no_grad():
+        expected = adapted(input_ids=batch.ids[None]).last_hidden_state[0]
+        assert_equal(loaded(batch).last_hidden_state, expected)
+    before = digest_of_model(str(tmp_path / "adapter"))
+    (tmp_path / "base/vocab.txt").write_text("changed")
+    assert digest_of_model(str(tmp_path / "adapter")) != before
+
+
+def change_settings(folder: Path, **changes: object) -> None:
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use_dora": True},
+        {"peft_type": "IA3"},
+        {"bias": "all"},
+        {"init_lora_weights": "pissa"},
+        {"trainable_token_indices": [1]},
+        {"a_setting_of_tomorrow": 3},
+        {"revision": "v2"},
+        {"task_type": "SEQ_2_SEQ_LM", "auto_mapping": None},
+        {"r": 5},
+        {"lora_alpha": "8"},
+        {"base_model_name_or_path": None},
+        {"base_model_name_or_path": "./elsewhere"},
+    ],
+)
+def test_unsupported_settings_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base")
+    make_adapter(base, tmp_path / "adapter", "BertModel", target_modules=["query"])
+    change_settings(tmp_path / "adapter", **changes)
+    with pytest.raises(FolderError) as caught:
+        load_model(tmp_path / "adapter")
+    assert caught.value.where == tmp_path / "adapter" / "adapter_config.json"
+    key = next(iter(changes))
+    if key not in ("r", "lora_alpha", "base_model_name_or_path"):
+        assert key in caught.value.what
+
+
+def test_another_base_is_refused(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base")
+    make_adapter(base, tmp_path / "adapter", "BertModel", target_modules=["query"])
+    other = make_base(tmp_path / "other", hidden_size=48)
+    change_settings(tmp_path / "adapter", base_model_name_or_path=str(other))
+    with pytest.raises(FolderError) as caught:
+        load_model(tmp_path / "adapter")
+    assert "query" in caught.value.what
+    (tmp_path / "adapter/adapter_model.safetensors").unlink()
+    with pytest.raises(FolderError) as caught:
+        load_model(tmp_path / "adapter")
+    assert caught.value.where == tmp_path / "adapter"
+
+
+@pytest.mark.parametrize("matrices", ["all", "query_value"])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_written_adapter_equals_peft(kind: str, matrices: Any, tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", kind)
+    loaded = load_model(base, heads=())
+    heads = (LabelHead(3),) if kind != "bert" else (PoolerHead(), LabelHead(3))
+    model = Model(loaded.model.config, heads, loaded.model.encoder)
+    model.kept = loaded.model.kept
+    moved(model.heads)
+    lora = LoRA(3, 5.0, matrices)
+    add_changes(model, lora, 0)
+    for module in model.modules():
+        if isinstance(module, LoRALinear):
+            nn.init.normal_(module.out, std=0.2)
+    adapter = TrainedAdapter(str(base), lora.alpha / lora.rank, merge_changes(model))
+    save_model(tmp_path / "ours", model, labels=("a", "b", "c"), adapter=adapter)
+    assert not (tmp_path / "ours/config.json").exists()
+    with torch.no_grad():
+        expected = model.eval().read("labels", batch())
+    plain = transformers.AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
+    assert_equal(
+        reference(peft.PeftModel.from_pretrained(plain, tmp_path / "ours").eval())[None], expected
+    )
+    assert_equal(logits(tmp_path / "ours"), expected)
+    assert load_model(tmp_path / "ours").labels == ("a", "b", "c")
+
+
+def test_transposed_weights(tmp_path: Path) -> None:
+    """GPT-2 has its matrices the other way round, which PEFT calls fan_in_fan_out."""
+    base = make_base(tmp_path / "base", "gpt2")
+    targets = ["c_attn", "c_proj", "c_fc"]
+    adapted = make_adapter(base, tmp_path / "adapter", "GPT2Model", target_modules=targets)
+    with torch.no_grad():
+        expected = adapted(input_ids=IDS[None]).last_hidden_state[0]
+        assert_equal(load_model(tmp_path / "adapter").model.encoder(batch()).last, expected)
+    loaded = load_model(base)
+    lora = LoRA(2, 6.0, "query_value")
+    add_changes(loaded.model, lora, 0)
+    for module in loaded.model.modules():
+        if isinstance(module, LoRALinear):
+            nn.init.normal_(module.out, std=0.2)
+    adapter = TrainedAdapter(str(base), 3.0, merge_changes(loaded.model))
+    save_model(tmp_path / "ours", loaded.model, adapter=adapter)
+    model = peft.PeftModel.from_pretrained(
+        transformers.GPT2Model.from_pretrained(base), tmp_path / "ours"
+    )
+    with torch.no_grad():
+        expected = model.eval()(input_ids=IDS[None]).last_hidden_state[0]
+        assert_equal(loaded.model.encoder(batch()).last, expected)
+
+
+@pytest.mark.parametrize("task", ["classify", "tag"])
+def test_run_with_adapter_only(task: str, tmp_path: Path) -> None:
+    base = make_folder(tmp_path / "base")
+    if task == "classify":
+        train: Any = str(write_tsv(tmp_path / "train.tsv", make_examples(32, 0)))
+    else:
+        train = [{"tokens": ["the", "good", "film"], "tags": ["O", "B-X", "O"]}] * 8
+    done = bothways.finetune(
+        base, train, task=task, out=tmp_path / "run", epochs=1, adapter_only=True
+    )
+    folder = tmp_path / "run/model"
+    assert done.folder == folder
+    names = {file.name for file in folder.iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names
+    assert not names & {"config.json", "model.safetensors"}
+    text = {"classify": "the good film", "tag": {"tokens": ["the", "good", "film"]}}[task]
+    assert bothways.load(tmp_path / "run")(text) == done.predictor()(text)
+    cls = {"classify": "Sequence", "tag": "Token"}[task]
+    auto = getattr(transformers, f"AutoModelFor{cls}Classification")
+    again = bothways.load_model(tmp_path / "run")
+    model = auto.from_pretrained(folder, num_labels=len(again.labels)).eval()
+    packed = again.tokenizer.batch(["the good film"])
+    with torch.no_grad():
+        ours = again(packed).logits["labels" if task == "classify" else "tags"]
+        assert_equal(ours, model(input_ids=packed.ids[None]).logits[0].view(ours.shape))
+    with pytest.raises(ConfigError) as caught:  # an adapter of an adapter
+        bothways.finetune(tmp_path / "run", train, task=task, epochs=1, adapter_only=True)
+    assert caught.value.where == "lora.adapter_only"
+    more = bothways.finetune(tmp_path / "run", train, task=task, epochs=1, out=tmp_path / "more")
+    assert more.finished
+    assert (tmp_path / "more/model/model.safetensors").is_file()
