@@ -359,7 +359,7 @@ def test_files_of_other_algorithms_are_refused(
     assert caught.value.where == tmp_path
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", ""])
+@pytest.mark.parametrize("kind", ["roberta", ""])
 def test_ends_of_words_without_their_class_are_refused(kind: str, tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="ends of words by </w>") as caught:
         Tokenizer.load(word_ends(tmp_path, None, kind))
@@ -460,3 +460,22 @@ def test_pieces_that_are_not_of_their_class_are_refused(
     (folder / "tokenizer.json").write_text(json.dumps(spec | change))
     with pytest.raises(TokenizerError, match="XLMRobertaTokenizer, the tokenizer class"):
         Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("model", "file"),
+    [("roberta", "vocab.txt"), ("albert", "vocab.txt"), ("bert", "vocab.json")],
+)
+def test_a_vocabulary_of_another_class_than_the_models_is_refused(
+    model: str, file: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model}))
+    (tmp_path / file).write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    with pytest.raises(TokenizerError) as caught:
+        Tokenizer.load(tmp_path)
+    assert caught.value.where == tmp_path
+    assert file in caught.value.what
+    if file == "vocab.txt":
+        named = {"tokenizer_class": "BertTokenizer"}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+        assert Tokenizer.load(tmp_path).size == 6

@@ -268,9 +268,15 @@ def _find(folder: Path, naming: Naming) -> Path:
             own = ["tokenizer.json"]
         if own:
             return folder / own[0]
-        if naming.explicit:
-            what = f"holds no vocabulary of {known.name}, the tokenizer class that it names"
-            fix = f"Fetch {' or '.join(('tokenizer.json', *known.files))}, or name another class."
+        if naming.explicit or names:
+            # Of a class that follows from the model type, another file would be read wrongly.
+            source = "that it names" if naming.explicit else "of its model type"
+            what = f"holds no vocabulary of {known.name}, the tokenizer class {source}"
+            what += f", but {', '.join(names)}" if names else ""
+            fix = (
+                f"Fetch {' or '.join(('tokenizer.json', *known.files))}, or name another class in "
+                f'{CONFIG}, such as "tokenizer_class": "BertTokenizer" for vocab.txt.'
+            )
             raise TokenizerError(what, where=folder, fix=fix)
     if names[:1] == ["tokenizer.json"] or len(names) == 1:
         return folder / names[0]
