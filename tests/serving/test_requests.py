@@ -84,6 +84,31 @@ def test_unknown_fields_are_refused_by_their_name(client: httpx.Client, path: st
             assert refusal(client, path, wrong)[:3] == (422, "invalid", f"{inner}.{name}")
 
 
+ROWS: list[tuple[str, dict[str, Any]]] = [
+    ("/classify", {"text": "a", "label": "pos"}),
+    ("/models/regress/regress", {"text": "a", "text_b": "b"}),
+    ("/choice", {"context": "a", "endings": ["b", "c"]}),
+    ("/models/choice", {"context": "a", "endings": ["b", "c"]}),
+    ("/tag", {"words": ["a", "b"]}),
+    ("/answer", {**QUESTION, "id": "1"}),
+    ("/fill", {"text": "[MASK]"}),
+    ("/models/classify/explain", {"text": "a"}),
+]
+
+
+@pytest.mark.parametrize(("path", "row"), ROWS)
+def test_columns_that_a_task_ignores_are_refused(
+    client: httpx.Client, path: str, row: dict[str, Any]
+) -> None:
+    fields: dict[str, Any] = {}
+    if path.endswith("explain"):
+        fields = {"method": "leave_one_out", "label": "pos"}
+    answer(client, path, {"inputs": row, **fields})
+    for inputs in ({**row, "note": "x"}, {"note": None, **row}):
+        wrong = refusal(client, path, {"inputs": inputs, **fields})
+        assert wrong[:3] == (422, "invalid", "inputs.note")
+
+
 def test_a_name_that_is_nearly_right_is_named(client: httpx.Client) -> None:
     for path, body, param, near in (
         ("/embed", {"input": "a"}, "input", "'inputs'"),

@@ -98,7 +98,7 @@ def explain(models: Models, request: ExplainRequest) -> Query:
 def _leave_one_out(model: ServedModel, given: Any, target: ExplainedOutput) -> Query:
     learner = model.learner
     try:
-        example = _example(model, given)
+        example = model.example(given)
         words = words_of(learner.tokenizer, example)
         if len(words) > MOST_WORDS:
             limit = ("words to leave out", len(words), "explained_words", MOST_WORDS)
@@ -205,13 +205,6 @@ def _attention(model: ServedModel, given: Any, layer: int) -> Query:
         }
 
     return Query(model, [given], write, jobs=jobs)
-
-
-def _example(model: ServedModel, given: Any) -> Any:
-    """Return the example in an input; errors as `Task.example`."""
-    from bothways.prediction.predictor import read_input
-
-    return read_input(model.learner, given, 1)
 
 
 def _words(words: Many[Word], effects: Many[float]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from bothways.core.errors import BothwaysError
 from bothways.prediction.predictor import Predictor, read_input
 from bothways.serving.errors import RequestError, nothing_given, over_limit
 from bothways.serving.limits import Limits
-from bothways.tasks.base import EncodedExample, Task, TaskLearner
+from bothways.tasks.base import EncodedExample, Task, TaskLearner, did_you_mean
 
 OVER_THE_VOCABULARY = ("fill", "likelihood", "prefer")
 """Tasks whose products with the vocabulary are not batch-invariant."""
@@ -87,10 +87,7 @@ class ServedModel:
             raise over_limit("too_many_texts", "inputs", len(inputs), "texts", limits.texts)
         for item in inputs:
             _check_row(item, limits)
-        try:
-            examples = [read_input(self.learner, item, n) for n, item in enumerate(inputs, 1)]
-        except BothwaysError as error:
-            raise as_request_error(error) from error
+        examples = [self.example(item, n) for n, item in enumerate(inputs, 1)]
         texts = characters = 0
         for example in examples:
             lengths = [*map(len, self.learner.task.texts(example))]
@@ -105,6 +102,25 @@ class ServedModel:
             limit = ("characters of all pairs", characters, "request_characters")
             raise over_limit("text_too_long", *limit, limits.request_characters)
         return examples
+
+    def example(self, value: Any, number: int = 1) -> Any:
+        """Read the `number`-th input of a request: a text, a pair, or an object with columns.
+
+        Raises:
+            RequestError: the task cannot read it, or an object has a field that the task ignores.
+        """
+        row = _RequestRow(value) if isinstance(value, dict) else value
+        try:
+            example = read_input(self.learner, row, number)
+        except BothwaysError as error:
+            raise as_request_error(error) from error
+        unused = [name for name in row if name not in row.used] if row is not value else ()
+        if unused:
+            path = f"inputs.{unused[0][:100]}"
+            near = did_you_mean(unused[0], row.used)
+            message = f"{path} is unknown{near}; the task {self.kind} reads {', '.join(row.used)}"
+            raise RequestError("invalid", message, param=path)
+        return example
 
     def encode(self, examples: Many[Any]) -> Many[EncodedExample]:
         """Return the model inputs of examples.
@@ -126,6 +142,34 @@ def _check_row(item: Any, limits: Limits) -> None:
         if isinstance(value, list) and len(value) > limits.text_characters:
             limit = (f"items of {name[:100]}", len(value), "text_characters")
             raise over_limit("text_too_long", *limit, limits.text_characters)
+
+
+class _RequestRow(Mapping[str, Any]):
+    """An object with columns that records which of its fields the task reads.
+
+    Args:
+        fields: the object.
+
+    Attributes:
+        used: names of the fields that were read, in order.
+    """
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._fields, self.used = fields, dict[str, None]()
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._fields[name]
+        self.used[name] = None
+        return value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._fields
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
 
 
 def chunks(model: ServedModel, examples: Many[Any]) -> Iterator[tuple[int, int]]:
