@@ -43,7 +43,7 @@ def test_the_help_of_a_command_is_its_docstring(capsys: pytest.CaptureFixture[st
     app(["serve", "--help"], result_action="return_value")
     shown = " ".join(capsys.readouterr().out.split())
     assert "in the shapes of OpenAI, TEI, Hugging Face and Jina." in shown
-    assert "SIGHUP reads the file of keys again" in shown
+    assert "twice ends at once" in shown
     assert "--empty-limit" not in shown
     assert "[default: ()]" not in shown
 

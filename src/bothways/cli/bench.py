@@ -138,7 +138,7 @@ def _serve(model: str, task: str | None, file: Path | None, seconds: float) -> N
         f"in one process: {offline.tokens_per_second:,.0f} tokens/s, "
         f"{offline.idle:.2f} ms for one text"
     )
-    console.print(f"most for texts one by one: --workers {best.workers} --threads {best.threads}")
+    console.print(f"most for texts one by one: --threads {best.threads}")
     console.print(f"{describe_device(choose_device('cpu'))}, {describe_kernels()}", style="dim")
 
 

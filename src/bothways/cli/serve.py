@@ -29,7 +29,6 @@ def serve(  # noqa: PLR0913 – one option per question
     no_auth: Annotated[bool, Parameter(negative="")] = False,
     allow_host: tuple[str, ...] = (),
     drain_delay: float = 0.0,
-    workers: int = 1,
     threads: int | None = None,
     traces: str | None = None,
     log: Literal["requests", "errors"] = "requests",
@@ -40,8 +39,7 @@ def serve(  # noqa: PLR0913 – one option per question
     One process answers for every task. Requests are computed in batches, and in fp32 every answer
     is that of `bothways predict`, whatever else is asked at the time. GET /info lists models and
     limits, /metrics counts, /openapi.json describes the routes. Ctrl-C finishes what is under way
-    and ends; twice ends at once. SIGHUP reads the file of keys again, and opens folders that have
-    changed.
+    and ends; twice ends at once.
 
     Parameters
     ----------
@@ -63,8 +61,8 @@ def serve(  # noqa: PLR0913 – one option per question
         request_tokens, queue_tokens, batch_tokens, connections, head_seconds, body_seconds,
         deadline_seconds, drain_seconds.
     api_key_file
-        A file with keys, one a line, of which clients give one: Authorization: Bearer KEY. It is
-        read again on SIGHUP. Default: the variable BOTHWAYS_API_KEY, if it is set.
+        A file with keys, one a line, of which clients give one: Authorization: Bearer KEY.
+        Default: the variable BOTHWAYS_API_KEY, if it is set.
     no_auth
         Listen on an address of the network without keys.
     allow_host
@@ -73,12 +71,8 @@ def serve(  # noqa: PLR0913 – one option per question
     drain_delay
         Seconds between a signal to stop, when /ready begins to fail, and the end of accepting
         connections.
-    workers
-        Processes that share the port, each with all models and on cores of its own; limits are
-        those of one process. bothways bench serve FOLDER measures what is fastest.
     threads
-        Threads that compute in each process. Default: all cores, with several workers an equal
-        share.
+        Threads that compute; default: all cores.
     traces
         The address of an OpenTelemetry collector, such as http://localhost:4318, to which spans of
         requests are sent (OTLP over HTTP).
@@ -92,7 +86,7 @@ def serve(  # noqa: PLR0913 – one option per question
     from bothways.core.config import reader as configs
     from bothways.core.config.checks import require_at_least
 
-    require_at_least(1, workers=workers, threads=threads or 1)
+    require_at_least(1, threads=1 if threads is None else threads)
     require_server("bothways serve")
     from bothways.serving.deployment import Deployment, named_models
     from bothways.serving.limits import DEFAULT_LIMITS, Limits
@@ -112,29 +106,21 @@ def serve(  # noqa: PLR0913 – one option per question
         traces=traces, requests=log == "requests", delay=drain_delay,
         playground=local if play is None else play,
     )  # fmt: skip
-    _listen(deployment, host, port, workers, threads)
+    _listen(deployment, host, port, threads)
 
 
-def _listen(
-    deployment: Deployment, host: str, port: int, workers: int, threads: int | None
-) -> None:
-    """Serve in this process, or in several, until a signal; print the address when it answers."""
+def _listen(deployment: Deployment, host: str, port: int, threads: int | None) -> None:
+    """Serve until a signal; print the address when the server answers."""
     import time
 
-    from bothways.core.terminal import counted, listed
+    import torch
+
+    from bothways.core.terminal import listed
     from bothways.serving.run import announce, bind, serve, url_of
-    from bothways.serving.workers import pinned_cores, serve_by
 
     start = time.perf_counter()
     with bind(host, port) as bound:
-        if workers > 1:
-            cores = pinned_cores(workers, threads)
-            how = f"{url_of(bound)}, by {workers} processes of {counted(len(cores[0]), 'threads')}"
-            serve_by(deployment, bound, cores, f"serving {listed(deployment.models)} on {how}")
-            return
         if threads is not None:
-            import torch
-
             torch.set_num_threads(threads)
         application = deployment.app()
         names = listed(f"{model.name} ({model.kind})" for model in application.models)
@@ -147,16 +133,15 @@ def _listen(
         serve(application, bound, deployment, opened=opened)
 
 
-def _keys(file: Path | None) -> tuple[str, ...] | Path:
-    """Return the keys of clients: a file that can be read again, or the keys themselves."""
+def _keys(file: Path | None) -> tuple[str, ...]:
+    """Return the keys of clients, from the file or the environment."""
     import os
 
     from bothways.serving.deployment import read_keys
 
-    if file is None:
-        return tuple(os.environ.get("BOTHWAYS_API_KEY", "").split())
-    keys = read_keys(file)  # a mistake is told before the models are opened
-    return file if file.is_file() else tuple(keys)  # a pipe is read once
+    return (
+        tuple(os.environ.get("BOTHWAYS_API_KEY", "").split()) if file is None else read_keys(file)
+    )
 
 
 def play(

@@ -156,11 +156,6 @@ class App:
                 raise
             # Else the text is beyond a limit, such as a likelihood that is too long.
 
-    def replace_keys(self, keys: Many[str]) -> bool:
-        """Ask for one of these keys from the next request on; return whether they are others."""
-        before, self._keys = self._keys, _encoded(keys)
-        return self._keys != before
-
     def drain(self) -> None:
         """Let `/ready` fail; requests are still answered."""
         self.draining = True

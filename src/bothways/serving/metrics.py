@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import functools
-import os
-from typing import Any, Literal, get_args
+from typing import Any
 
 from bothways.core.errors import optional
 
-ReloadResult = Literal["replaced", "unchanged", "failed"]
-SHARED = "PROMETHEUS_MULTIPROC_DIR"
-"""The variable that names the folder of several processes."""
 SECONDS = tuple(0.0005 * 2**n for n in range(18))
 """Upper bounds of durations, 0.5 ms to 65 s."""
 SIZES = tuple(float(2**n) for n in range(15))
@@ -19,9 +15,7 @@ SIZES = tuple(float(2**n) for n in range(15))
 class Metrics:
     """The metrics of one server, in a registry of their own.
 
-    Labels have few values: routes and models that exist, statuses of the catalogue. Where the
-    variable PROMETHEUS_MULTIPROC_DIR names a folder, the processes that share it are counted
-    together, those that have ended included.
+    Labels have few values: routes and models that exist, statuses of the catalogue.
 
     Args:
         queue_tokens: the limit of what may wait.
@@ -36,7 +30,7 @@ class Metrics:
         counter = functools.partial(Counter, **kept)
         seconds = functools.partial(Histogram, buckets=SECONDS, **kept)
         sizes = functools.partial(Histogram, buckets=SIZES, **kept)
-        gauge = functools.partial(Gauge, multiprocess_mode="livesum", **kept)
+        gauge = functools.partial(Gauge, **kept)
         labels = ("route", "model", "status")
         self._requests = counter("bothways_requests", "Requests answered.", labels)
         said = "From the first byte of a request to its answer."
@@ -49,19 +43,12 @@ class Metrics:
         self._tokens = counter("bothways_tokens", "Tokens of inputs answered.", ("model",))
         said = "Inputs longer than the model reads."
         self._cut = counter("bothways_truncated_texts", said, ("model",))
-        result = ("model", "result")
-        self._reloads = counter("bothways_reloads", "Folders opened again.", result)
         self._queued = gauge("bothways_queue_tokens", "Tokens that wait.")
         said = "Tokens that may wait; more are refused."
         gauge("bothways_queue_limit_tokens", said).set(queue_tokens)
-        self._ready = gauge("bothways_ready", "Processes that welcome new requests.")
-        self._loaded = Gauge(
-            "bothways_model_opened_seconds",
-            "When the model was opened, in seconds since 1970; of several processes the earliest.",
-            ("model",),
-            multiprocess_mode="livemin",
-            **kept,
-        )
+        self._ready = gauge("bothways_ready", "1 while new requests are welcome, else 0.")
+        said = "When the model was opened, in seconds since 1970."
+        self._loaded = gauge("bothways_model_opened_seconds", said, ("model",))
 
     def request(self, route: str, model: str, status: int, seconds: float) -> None:
         """Count a request, answered or refused."""
@@ -93,25 +80,14 @@ class Metrics:
         """Keep when a model was opened, and show its counters from the first scrape on.
 
         Prometheus computes no increase for a counter that first appears with a value above 0, so
-        an alert would miss the first reload that fails.
+        an alert would miss the first one.
         """
         self._loaded.labels(model).set(created)
         for counter in (self._texts, self._tokens, self._cut):
             counter.labels(model)
-        for result in get_args(ReloadResult):
-            self._reloads.labels(model, result)
-
-    def reload(self, model: str, result: ReloadResult) -> None:
-        """Count a folder that was opened again, or left as it is since its files are the same."""
-        self._reloads.labels(model, result).inc()
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        from prometheus_client import CollectorRegistry, generate_latest
-        from prometheus_client.multiprocess import MultiProcessCollector
+        from prometheus_client import generate_latest
 
-        if not os.environ.get(SHARED):
-            return generate_latest(self.registry)
-        together = CollectorRegistry()
-        MultiProcessCollector(together)  # type: ignore[no-untyped-call]
-        return generate_latest(together)
+        return generate_latest(self.registry)

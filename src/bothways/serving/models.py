@@ -201,10 +201,6 @@ class Models:
     def __init__(self, models: Mapping[str, ServedModel]) -> None:
         self.by_name = dict(models)
 
-    def replace(self, model: ServedModel) -> None:
-        """Answer by this model instead of the one with its name."""
-        self.by_name[model.name] = model
-
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self.by_name.values())
 

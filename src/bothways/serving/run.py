@@ -13,7 +13,6 @@ import sys
 import time
 from asyncio import TimerHandle
 from collections.abc import Callable, Iterator, Mapping
-from multiprocessing.connection import Connection as Pipe
 from types import FrameType
 from typing import Any
 
@@ -21,7 +20,7 @@ import orjson
 
 from bothways.core.errors import ResourceError, optional
 from bothways.serving.app import App, requests_log
-from bothways.serving.deployment import Deployment, Reloader, events_log
+from bothways.serving.deployment import Deployment
 from bothways.serving.errors import RequestError
 
 with optional("serve", "serving"):
@@ -372,13 +371,12 @@ def logged_as_json(*, requests: bool) -> Iterator[None]:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
     roots = [logging.getLogger(name) for name in ("bothways.serving", "uvicorn.error")]
-    loggers = [*roots, requests_log, events_log]
+    loggers = [*roots, requests_log]
     before = [(logger, logger.handlers, logger.propagate, logger.level) for logger in loggers]
     for logger in roots:
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.WARNING)
     requests_log.setLevel(logging.INFO if requests else logging.WARNING)
-    events_log.setLevel(logging.INFO)
     try:
         yield
     finally:
@@ -393,9 +391,8 @@ def serve(
     deployment: Deployment,
     *,
     opened: Callable[[], None] = lambda: None,
-    parent: Pipe | None = None,
 ) -> None:
-    """Serve until a signal ends it; see `Server`. SIGHUP lets `Reloader` look for changes.
+    """Serve until a signal ends it; see `Server`.
 
     Meanwhile the log is written as JSON to standard error.
 
@@ -404,39 +401,17 @@ def serve(
         bound: the socket.
         deployment: what is served.
         opened: called when all models have computed a text.
-        parent: a pipe from the process above, at whose end the server stops; None for none.
 
     Raises:
         FolderError: a model fails.
         ResourceError: the thread of the models has ended, so that nothing is answered any more.
     """
-    server, reloader = Server(app, deployment.delay, opened), Reloader(app, deployment)
-    terminal = sys.stderr.isatty()
-
-    def hang_up() -> None:
-        """End if the terminal was closed; else look for changes."""
-        if terminal and not sys.stderr.isatty():  # the terminal was closed
-            server.handle_exit(signal.SIGHUP, None)
-        else:
-            reloader.request()
-
-    async def run() -> None:
-        """Serve until a signal, or the end of the process above."""
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, hang_up)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # `Workers` blocks it
-        if parent is not None:
-            loop.add_reader(parent.fileno(), _orphaned, server, parent)
-        await server.serve([bound])
-
+    server = Server(app, deployment.delay, opened)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, server.handle_exit)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     with logged_as_json(requests=deployment.requests):
-        asyncio.run(run())
+        asyncio.run(server.serve([bound]))
         if server.fault is not None:
             fix = "Start the server again; its log has the reason."
             raise ResourceError(server.fault, where="serve", fix=fix)
-
-
-def _orphaned(server: Server, parent: Pipe) -> None:
-    asyncio.get_running_loop().remove_reader(parent.fileno())
-    server.handle_exit(signal.SIGTERM, None)

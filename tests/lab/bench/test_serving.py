@@ -166,8 +166,8 @@ def test_drawn_texts_have_real_lengths(predictors: dict[str, Predictor]) -> None
 
 
 def test_divisions_use_all_cores() -> None:
-    assert bench.divisions(2) == [bench.Division(1, 2), bench.Division(2, 1)]
-    assert [division.workers for division in bench.divisions(12)] == [1, 2, 3, 4, 6, 12]
+    assert bench.divisions(2) == [bench.Division(1, 1), bench.Division(1, 2)]
+    assert [division.threads for division in bench.divisions(12)] == [1, 2, 3, 4, 6, 12]
 
 
 def test_a_refusal_ends_a_measurement_and_the_connection_is_opened_again(

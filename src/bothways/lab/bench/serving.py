@@ -1,4 +1,4 @@
-"""The measurements of `bothways bench serve`: processes × threads, idle, full, and beyond full.
+"""The measurements of `bothways bench serve`: threads, idle, full, and beyond full.
 
 Each server is a process of `bothways serve` on the loopback address, asked from this process, which
 takes a share of the same cores: figures are those of a machine that also runs its clients.
@@ -141,8 +141,8 @@ class Division:
 
 
 def divisions(cores: int) -> list[Division]:
-    """Return the ways to divide cores among processes of equal size."""
-    return [Division(n, cores // n) for n in range(1, cores + 1) if cores % n == 0]
+    """Return one process with each number of threads that divides the cores."""
+    return [Division(1, n) for n in range(1, cores + 1) if cores % n == 0]
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def _server(
     words += ["--port", "0", "--log", "errors"]
     for name, most in asdict(limits).items():
         words += ["--limit", f"{name}={most}"]
-    words += ["--workers", str(division.workers), "--threads", str(division.threads)]
+    words += ["--threads", str(division.threads)]
     start = time.perf_counter()
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
