@@ -18,11 +18,12 @@ from hypothesis import strategies as some
 
 from bothways.cli.main import app as cli
 from bothways.core.errors import BothwaysError, ConfigError
-from bothways.serving.app import POSTS, App, app
+from bothways.serving.app import App, app
 from bothways.serving.deployment import named_models
 from bothways.serving.errors import STATUS, RequestError
 from bothways.serving.exchange import json_object, read_body
 from bothways.serving.limits import Limits
+from bothways.serving.routes import ROUTES
 from running_server import running
 from toy_folder import make_folder
 from toy_predictors import predictor
@@ -316,14 +317,14 @@ VALUES = some.recursive(
 )
 
 
-@given(some.sampled_from(sorted(POSTS)), some.dictionaries(FIELDS, VALUES, max_size=6))
+@given(some.sampled_from(sorted(ROUTES)), some.dictionaries(FIELDS, VALUES, max_size=6))
 @settings(max_examples=150)
 def test_no_object_is_an_internal_error(application: App, path: str, body: dict[str, Any]) -> None:
     """Requests are read to the point where they would be queued: no model is needed."""
 
     def read() -> None:
         copy = json.loads(json.dumps(body))
-        query = POSTS[path].query(application.models, copy, application.limits)
+        query = ROUTES[path].query(application.models, copy, application.limits)
         query.model.encode(query.model.examples(query.inputs, application.limits))
 
     assert status_of(read) < 500

@@ -8,10 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from bothways.serving.app import POSTS, App, app
+from bothways.serving.app import App, app
 from bothways.serving.limits import Limits
 from bothways.serving.openapi import document
-from bothways.serving.schemas import OPERATIONS
+from bothways.serving.routes import ROUTES
+from bothways.serving.schemas import PREDICTIONS
 from running_server import running
 from toy_folder import make_folder
 from toy_predictors import TASKS, predictor
@@ -31,16 +32,15 @@ def url(application: App) -> Iterator[str]:
 
 
 def test_every_route_is_in_the_document(application: App, url: str) -> None:
-    routes = POSTS.keys() | {"/tokenize", "/explain"}
-    missing = f"add the predictions of a new task to PREDICTIONS: {routes - OPERATIONS.keys()}"
-    assert OPERATIONS.keys() == routes, missing
+    assert {f"/{kind}" for kind in PREDICTIONS} <= ROUTES.keys(), "add new tasks to PREDICTIONS"
+    routes = ROUTES.keys() | {"/tokenize", "/explain"}
     shown = httpx.get(f"{url}/openapi.json").json()["paths"]
     gets = {path for path, entry in shown.items() if "get" in entry and "{" not in path}
     assert gets == {p for p in application._gets(None) if not p.startswith("/play")}
     named = {path for path in shown if "{" in path}
     assert named == {"/v1/models/{model}"}
     posts = {path for path, entry in shown.items() if "post" in entry and "{" not in path}
-    wanted = OPERATIONS.keys() - {"/prefer"}  # no model here prefers
+    wanted = routes - {"/prefer"}  # no model here prefers
     assert posts == wanted, f"add a new task to TASKS of toy_predictors.py: {wanted - posts}"
 
 
@@ -54,29 +54,27 @@ def test_routes_without_a_model_are_left_out(application: App) -> None:
     assert shown["paths"]["/ready"]["get"]["security"] == []
 
 
-def test_every_field_is_described_once_for_reading_and_for_the_document() -> None:
-    for path, operation in OPERATIONS.items():
-        if operation.request is not None and path in POSTS:
-            assert POSTS[path].request is operation.request
-
-
-def unnamed(value: Any, schema: dict[str, Any]) -> set[str]:
-    """The names of fields in a value that its schema, which has no references, does not name."""
+def unnamed(value: Any, schema: dict[str, Any], schemas: dict[str, Any]) -> set[str]:
+    """The names of fields in a value that its schema does not name."""
+    schema = schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
     if isinstance(value, list) and "items" in schema:
-        return set().union(*(unnamed(item, schema["items"]) for item in value))
+        return set().union(*(unnamed(item, schema["items"], schemas) for item in value))
     if not isinstance(value, dict) or "properties" not in schema:
         return set()
     known = schema["properties"]
-    below = (unnamed(item, known[name]) for name, item in value.items() if name in known)
+    below = (unnamed(item, known[name], schemas) for name, item in value.items() if name in known)
     return (value.keys() - known.keys()).union(*below)
 
 
 def test_every_field_of_what_needs_no_model_is_named(url: str) -> None:
-    for path, entry in httpx.get(f"{url}/openapi.json").json()["paths"].items():
+    whole = httpx.get(f"{url}/openapi.json").json()
+    for path, entry in whole["paths"].items():
         described = entry.get("get", {"responses": {}})["responses"].get("200", {"content": {}})
         for kind, content in described["content"].items():
             answer = httpx.get(url + path.replace("{model}", "embed"))
-            assert kind != "application/json" or not unnamed(answer.json(), content["schema"]), path
+            if kind == "application/json":
+                schemas = whole["components"]["schemas"]
+                assert not unnamed(answer.json(), content["schema"], schemas), path
 
 
 def test_every_example_is_answered(url: str) -> None:
@@ -105,6 +103,8 @@ def types_of(schema: dict[str, Any]) -> set[str]:
         return set().union(*map(types_of, schema["anyOf"]))
     if "enum" in schema or "const" in schema:
         return {"string"}
+    if "$ref" in schema:
+        return {"object"}
     types = schema.get("type", list(KINDS))
     return {types} if isinstance(types, str) else set(types)
 

@@ -22,15 +22,15 @@ from typing import Any, TypeVar
 
 from bothways.core.errors import ConfigError, FolderError, optional
 from bothways.prediction.predictor import Predictor
-from bothways.serving import explain, hugging_face, openai, openapi, play, rerank, tei
+from bothways.serving import openai, openapi, play, tei
 from bothways.serving.batcher import Batcher, Ticket, internal, late, settle
 from bothways.serving.errors import FAILURES, RequestError, over_limit
 from bothways.serving.limits import DEFAULT_LIMITS, Limits
 from bothways.serving.metrics import Metrics
 from bothways.serving.models import Models, ServedModel, chunks
-from bothways.serving.shapes import Answer, Query, Route, own
+from bothways.serving.routes import EXPLAIN, ROUTES, TOKENIZE
+from bothways.serving.shapes import Answer, Query
 from bothways.serving.tracing import Tracing
-from bothways.tasks.catalogue import ALL_TASKS
 
 with optional("serve", "serving"):
     import orjson
@@ -61,21 +61,6 @@ OPEN = ("/live", "/ready", "/health", "/ping")
 """Routes without a key: probes."""
 requests_log = logging.getLogger("bothways.serving.requests")
 
-POSTS: dict[str, Route] = {
-    **{f"/{kind}": own(kind) for kind in ALL_TASKS if kind not in ("embed", "rerank")},
-    "/embed": Route(tei.EmbedRequest, tei.embed),
-    "/predict": Route(tei.PredictRequest, tei.predict),
-    "/similarity": Route(tei.SimilarityRequest, tei.similarity),
-    **dict.fromkeys(
-        ("/rerank", "/v1/rerank", "/v2/rerank"), Route(rerank.RerankRequest, rerank.rerank)
-    ),
-    **dict.fromkeys(
-        ("/v1/embeddings", "/embeddings"), Route(openai.EmbeddingsRequest, openai.embeddings)
-    ),
-    "/": Route(hugging_face.request_of, hugging_face.pipeline),
-}
-"""The routes that compute. Each also exists as `/models/NAME/…` for one model."""
-
 
 class App:
     """An ASGI app for predictors; see `app`.
@@ -99,8 +84,8 @@ class App:
             raise ConfigError("there is no model to serve", where="predictors")
         self.limits, self.hosts = limits, hosts
         self._files = play.pages() if playground else {}
-        explaining = {"/explain": Route(explain.ExplainRequest, explain.explain)}
-        self._posts = {**POSTS, **(explaining if playground else {})}
+        explaining = {"/explain": EXPLAIN} if playground else {}
+        self._posts = {**ROUTES, "/tokenize": TOKENIZE, **explaining}
         self.models = Models(models)
         self.draining, self._warm = False, False
         self._keys, self._tracing = _encoded(keys), tracing
@@ -283,7 +268,7 @@ class App:
         if path == "/play" and path in self._files and scope["path"].endswith("/"):
             return play.MOVED
         name, path = self._split(path)
-        posts = path in self._posts or path == "/tokenize"
+        posts = path in self._posts
         known = posts or path in self._gets(name)
         if not known:
             raise RequestError("not_found", f"there is no {path[:200]!r}; GET /info lists models")
@@ -301,9 +286,10 @@ class App:
         deadline = time.monotonic() + self._seconds(headers)
         request = self._work(len(data) > INLINE_BYTES, deadline)
         url = scope.get("query_string", b"")
-        if path == "/tokenize":
-            return await request(self._tokenized, data, url, name)
-        query, examples = await request(self._query, path, data, url, name)
+        read = await request(self._query, path, data, url, name)
+        if not isinstance(read, tuple):
+            return read
+        query, examples = read
         return await self._answer(query, examples, request, deadline, headers, receive, exchange)
 
     def _work(self, large: bool, deadline: float) -> Work:
@@ -329,19 +315,14 @@ class App:
 
         return call
 
-    def _query(
-        self, path: str, data: bytes, url: bytes, name: str | None
-    ) -> tuple[Query, list[Any]]:
-        """Return the query in a body, and its examples."""
+    def _query(self, path: str, data: bytes, url: bytes, name: str | None) -> Any:
+        """Return the query in a body with its examples, or an answer that needs no model."""
         body = json_object(data, url, "parameters" if path == "/" else None)
         body = body if name is None else {**body, "model": name}
         query = self._posts[path].query(self.models, body, self.limits)
+        if not isinstance(query, Query):
+            return query
         return query, query.model.examples(query.inputs, self.limits)
-
-    def _tokenized(self, data: bytes, url: bytes, name: str | None) -> Any:
-        body = json_object(data, url, None)
-        body = body if name is None else {**body, "model": name}
-        return tei.tokenized(self.models, body, self.limits)
 
     def _split(self, path: str) -> tuple[str | None, str]:
         """Return the model that a path names, if any, and the route without it."""

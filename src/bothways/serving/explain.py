@@ -14,6 +14,7 @@ from collections.abc import Sequence as Many
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
+from typing_extensions import TypedDict
 
 from bothways.core.errors import BothwaysError
 from bothways.prediction.explanation import (
@@ -63,6 +64,56 @@ class ExplainRequest(RequestBody):
     layer: Annotated[Count, Field(description="absent: the last")] | None = None
 
 
+class WordEffect(TypedDict):
+    """A word with its effect; null where it cannot be left out."""
+
+    text: str
+    start: int
+    stop: int
+    part: int
+    effect: float | None
+
+
+class LeftOut(TypedDict):
+    """How far the output falls without each word."""
+
+    method: Literal["leave_one_out"]
+    label: str | None
+    value: float
+    words: list[WordEffect]
+
+
+class Attributions(TypedDict):
+    """Each word's share of the log odds."""
+
+    method: Literal["integrated_gradients"]
+    label: str | None
+    value: float
+    baseline: float
+    error: float
+    steps: int
+    words: list[WordEffect]
+
+
+class SequenceToken(TypedDict):
+    """A token of a sequence."""
+
+    id: int
+    text: str
+    special: bool
+
+
+class Attentions(TypedDict):
+    """The attentions of a layer's heads, and the rollout of all layers."""
+
+    method: Literal["attention"]
+    tokens: list[SequenceToken]
+    layer: int
+    layers: int
+    heads: list[list[list[float]]]
+    rollout: list[list[float]]
+
+
 def explain(models: Models, request: ExplainRequest) -> Query:
     """Read a request of `/explain`: `method`, `inputs`, and what the method needs.
 
@@ -107,7 +158,7 @@ def _leave_one_out(model: ServedModel, given: Any, target: ExplainedOutput) -> Q
     except BothwaysError as error:
         raise as_request_error(error) from error
 
-    def write(answer: Answer) -> Any:
+    def write(answer: Answer) -> LeftOut:
         """Return how far the output falls without each word."""
         first, *others = answer.predictions
         try:
@@ -151,7 +202,7 @@ def _integrated_gradients(
             for part in path.parts(size)
         ]
 
-    def write(answer: Answer) -> Any:
+    def write(answer: Answer) -> Attributions:
         """Return the attribution of each word."""
         (path,) = planned
         result = path.attribution(answer.predictions)
@@ -207,7 +258,7 @@ def _attention(model: ServedModel, given: Any, layer: int) -> Query:
     return Query(model, [given], write, jobs=jobs)
 
 
-def _words(words: Many[Word], effects: Many[float]) -> list[dict[str, Any]]:
+def _words(words: Many[Word], effects: Many[float]) -> list[WordEffect]:
     return [
         {
             "text": word.text,

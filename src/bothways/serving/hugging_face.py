@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
+from typing_extensions import NotRequired, TypedDict
 
 from bothways.serving import rerank, tei
 from bothways.serving.errors import RequestError
@@ -22,7 +23,6 @@ from bothways.serving.requests import (
     Flag,
     Items,
     Options,
-    Prompt,
     RequestBody,
     Text,
     Texts,
@@ -33,16 +33,14 @@ from bothways.serving.requests import (
 )
 from bothways.serving.shapes import (
     Answer,
+    LabelScore,
     OwnRequest,
     Query,
     as_input,
     as_list,
     class_scores,
     own,
-    prompted,
-    shortened,
 )
-from bothways.serving.tei import PromptParameters
 from bothways.tasks.mask_filling.task import MaskFillingTask
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 
@@ -54,19 +52,25 @@ _QUESTION = {
 }
 
 
-class _Classified(Truncation):
+class ClassificationParameters(Truncation):
+    """Parameters of classifications."""
+
     refused = MappingProxyType({"return_all_scores": "is not known: all scores are returned"})
     top_k: Count | None = None
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
 
 
-class _Tagged(Truncation):
+class TaggingParameters(Truncation):
+    """Parameters of tags."""
+
     refused = MappingProxyType({"stride": "cannot be chosen: the windows are those of the task"})
     aggregation_strategy: Literal["none", "simple", "first", "average", "max"] = "simple"
     ignore_labels: list[Text] = Field(default=["O"])
 
 
-class _Answered(Truncation):
+class AnswerParameters(Truncation):
+    """Parameters of answers."""
+
     refused = MappingProxyType(
         dict.fromkeys(
             ("doc_stride", "max_seq_len", "max_question_len", "align_to_words", "padding"),
@@ -80,13 +84,11 @@ class _Answered(Truncation):
     ) = None
 
 
-class _Filled(Truncation):
+class FillParameters(Truncation):
+    """Parameters of masks."""
+
     refused = MappingProxyType({"targets": "is not known: the tokens cannot be chosen"})
     top_k: Count | None = None
-
-
-class _Embedded(PromptParameters):
-    normalize: Flag | None = None
 
 
 class _PipelineRequest(TruncatedRequest):
@@ -97,37 +99,28 @@ class ClassificationRequest(_PipelineRequest):
     """Texts and pairs to classify."""
 
     inputs: Annotated[Items, WithJsonSchema(either(_LABELLED, list_of(_LABELLED, minItems=1)))]
-    parameters: _Classified = _Classified()
+    parameters: ClassificationParameters = ClassificationParameters()
 
 
 class TaggingRequest(_PipelineRequest):
     """Texts to tag."""
 
     inputs: Texts
-    parameters: _Tagged = _Tagged()
+    parameters: TaggingParameters = TaggingParameters()
 
 
 class AnswerRequest(_PipelineRequest):
     """Questions with the texts that may answer them."""
 
     inputs: Annotated[Items, WithJsonSchema(either(_QUESTION, list_of(_QUESTION, minItems=1)))]
-    parameters: _Answered = _Answered()
+    parameters: AnswerParameters = AnswerParameters()
 
 
 class FillRequest(_PipelineRequest):
     """Texts with masks."""
 
     inputs: Texts
-    parameters: _Filled = _Filled()
-
-
-class FeatureRequest(_PipelineRequest):
-    """Texts to embed; clients send these fields at the root or among the parameters."""
-
-    inputs: Texts
-    parameters: _Embedded = _Embedded()
-    normalize: Flag | None = None
-    prompt_name: Prompt | None = None
+    parameters: FillParameters = FillParameters()
 
 
 class TaskRequest(OwnRequest):
@@ -141,7 +134,7 @@ REQUESTS: Mapping[str, type[RequestBody]] = {
     "tag": TaggingRequest,
     "answer": AnswerRequest,
     "fill": FillRequest,
-    "embed": FeatureRequest,
+    "embed": tei.EmbedRequest,
 }
 """The requests of the hosted API by task."""
 
@@ -176,15 +169,55 @@ def pipeline(models: Models, request: Any) -> Query:
             return _question_answering(model, request)
         case FillRequest():
             return _fill_mask(model, request)
-        case FeatureRequest():
-            return _feature_extraction(model, request)
+        case tei.EmbedRequest():
+            return tei.embed(models, request, normalise=False)
         case _:
-            return own(model.kind).read(models, request)
+            query: Query = own(model.kind).read(models, request)
+            return query
 
 
 def _truncates(request: Any) -> bool:
     return bool(request.truncate and request.parameters.truncate)
 
+
+class Entity(TypedDict):
+    """An entity, or with `aggregation_strategy` "none" a word with its tag."""
+
+    entity_group: NotRequired[str]
+    entity: NotRequired[str]
+    score: float
+    index: NotRequired[int]
+    word: str
+    start: int
+    end: int
+
+
+class FoundAnswer(TypedDict):
+    """An answer in a context."""
+
+    answer: str
+    score: float
+    start: int
+    end: int
+
+
+class Filling(TypedDict):
+    """A token for a mask."""
+
+    score: float
+    token: int
+    token_str: str
+    sequence: str
+
+
+ANSWERS: Mapping[str, Any] = {
+    **dict.fromkeys(tei.CLASSIFIERS, list[list[LabelScore]]),
+    "tag": list[Entity] | list[list[Entity]],
+    "answer": FoundAnswer | list[FoundAnswer] | list[list[FoundAnswer]],
+    "fill": list[Filling] | list[list[Filling]] | list[list[list[Filling]]],
+    "embed": list[list[float]] | list[float],
+}
+"""The answers of the hosted API by task; other tasks answer as `own`."""
 
 _FUNCTIONS = {
     "classify": "softmax",
@@ -203,7 +236,7 @@ def _text_classification(model: ServedModel, request: ClassificationRequest) -> 
         raise RequestError("invalid", message, param="parameters.function_to_apply")
     inputs = [_classified(item) for item in (value if isinstance(value, list) else [value])]
 
-    def write(answer: Answer) -> Any:
+    def write(answer: Answer) -> list[list[LabelScore]]:
         """Return labels with scores, the highest first, for each text."""
         # A list of lists for a single text too: the clients take its first element.
         labels = answer.model.learner.labels
@@ -235,15 +268,20 @@ def _token_classification(model: ServedModel, request: TaggingRequest) -> Query:
     )
     texts, several = as_list(request.inputs), isinstance(request.inputs, list)
 
-    def write(answer: Answer) -> Any:
+    def write(answer: Answer) -> list[Entity] | list[list[Entity]]:
         """Return the entities of each text, or its words with their tags."""
         pairs = zip(answer.examples, answer.predictions, strict=True)
-        rows = [
+        rows: list[list[Entity]] = [
             _words(example, prediction, ignored)
             if strategy == "none" or prediction.entities is None
             else [
-                {"entity_group": e.type, "score": e.score, "word": e.text}
-                | {"start": e.start, "end": e.end}
+                {
+                    "entity_group": e.type,
+                    "score": e.score,
+                    "word": e.text,
+                    "start": e.start,
+                    "end": e.end,
+                }
                 for e in prediction.entities
                 if e.type not in ignored
             ]
@@ -254,7 +292,7 @@ def _token_classification(model: ServedModel, request: TaggingRequest) -> Query:
     return Query(model, texts, write, _truncates(request))
 
 
-def _words(example: Any, prediction: Any, ignored: list[Any]) -> list[dict[str, Any]]:
+def _words(example: Any, prediction: Any, ignored: list[str]) -> list[Entity]:
     scores = prediction.probabilities.max(1).tolist()
     words = zip(prediction.tags, scores, example.words, example.spans, strict=True)
     return [
@@ -322,35 +360,29 @@ def _fill_mask(model: ServedModel, request: FillRequest) -> Query:
     return Query(model, texts, write, _truncates(request))
 
 
-def _fillings(model: ServedModel, text: str, prediction: Any, top: int | None) -> list[Any]:
+def _fillings(
+    model: ServedModel, text: str, prediction: Any, top: int | None
+) -> list[Filling] | list[list[Filling]]:
     """Return the tokens of a mask, each with its text; for several masks a list of these."""
     tokenizer = model.learner.tokenizer
     mask = tokenizer.token(tokenizer.specials.mask)
     single = len(prediction.masks) == 1
-    masks = []
+    masks: list[list[Filling]] = []
     for number, guesses in enumerate(prediction.masks):
-        found = []
+        fillings: list[Filling] = []
         for guess, filling in zip(guesses[:top], prediction.fillings, strict=False):
             id = tokenizer.id(guess.token)
             assert id is not None
             piece, parts = tokenizer.decode([id]), text.split(mask)
             left, right = mask.join(parts[: number + 1]), mask.join(parts[number + 1 :])
             sequence = filling.text if single else left + piece + right
-            found.append(
-                {"score": guess.probability, "token": id, "token_str": piece}
-                | {"sequence": sequence}
+            fillings.append(
+                {
+                    "score": guess.probability,
+                    "token": id,
+                    "token_str": piece,
+                    "sequence": sequence,
+                }
             )
-        masks.append(found)
+        masks.append(fillings)
     return masks[0] if single else masks
-
-
-def _feature_extraction(model: ServedModel, request: FeatureRequest) -> Query:
-    parameters = request.parameters
-    inputs = prompted(model, as_list(request.inputs), request.prompt_name or parameters.prompt_name)
-    normalise = bool(parameters.normalize if request.normalize is None else request.normalize)
-
-    def write(answer: Answer) -> Any:
-        """Return a vector for each text."""
-        return list(shortened(answer, None, normalise=normalise))
-
-    return Query(model, inputs, write, _truncates(request))

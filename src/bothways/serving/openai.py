@@ -6,6 +6,7 @@ import base64
 from typing import Annotated, Any, Literal
 
 from pydantic import WithJsonSchema
+from typing_extensions import TypedDict
 
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
@@ -37,6 +38,30 @@ class EmbeddingsRequest(TruncatedRequest):
     user: Meaningless = None
 
 
+class Embedding(TypedDict):
+    """A vector, as numbers or in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(TypedDict):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(TypedDict):
+    """The vectors of texts."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
 def embeddings(models: Models, request: EmbeddingsRequest) -> Query:
     """Read a request of `/v1/embeddings`; vectors have length 1, as OpenAI's.
 
@@ -48,10 +73,10 @@ def embeddings(models: Models, request: EmbeddingsRequest) -> Query:
     check_components(count, model)
     inputs = prompted(model, _texts(request.input, model), request.prompt_name)
 
-    def write(answer: Answer) -> Any:
+    def write(answer: Answer) -> Embeddings:
         """Return a vector for each text, as numbers or in base64."""
         vectors = shortened(answer, count, normalise=True)
-        data = [
+        data: list[Any] = [
             base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
             if encoding == "base64"
             else vector
@@ -106,8 +131,25 @@ def text_of_ids(ids: list[int], model: ServedModel) -> str:
     return tokenizer.decode(ids)
 
 
-def described(model: ServedModel) -> dict[str, Any]:
-    """Return what `/v1/models` says of a model."""
+class Model(TypedDict):
+    """A model of the server."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    task: str
+
+
+class ModelList(TypedDict):
+    """The models of the server."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+def described(model: ServedModel) -> Model:
+    """Describe a model for `/v1/models`."""
     return {
         "id": model.name,
         "object": "model",

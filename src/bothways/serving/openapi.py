@@ -2,43 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Literal, Union
+
+from typing_extensions import TypedDict
 
 from bothways import __version__
+from bothways.serving import hugging_face, openai, rerank, tei
 from bothways.serving.errors import STATUS, TRY_AGAIN
 from bothways.serving.limits import Limits
 from bothways.serving.models import Models, ServedModel
-from bothways.serving.requests import TEXT, Schema, list_of, schema_of
-from bothways.serving.schemas import (
-    COUNT,
-    EXAMPLES,
-    FLAG,
-    NUMBER,
-    OPERATIONS,
-    PREDICTIONS,
-    Operation,
-    maybe,
-    obj,
-    reference_to,
-    request_schemas,
-)
+from bothways.serving.requests import TEXT, RequestBody, Schema, build_schema
+from bothways.serving.routes import EXPLAIN, RERANK, ROUTES, TOKENIZE
+from bothways.serving.schemas import COUNT, EXAMPLES
+from bothways.serving.shapes import Route
 
-_JSON = "application/json"
-_INTERNAL = ("client_left",)
-"""Codes that no client receives."""
-_ANSWERED = {
+JSON = "application/json"
+CODES = [code for code in STATUS if code != "client_left"]
+"""The codes that a client can receive."""
+HEADERS = {
     "x-compute-tokens": "tokens that the model read",
     "x-truncated": "inputs that were cut",
     "server-timing": "milliseconds of tokenizing, queue and model",
 }
-_PROBES = ("/live", "/ready", "/health", "/ping")
+"""The headers of a computed answer."""
+PROBES = ("/live", "/ready", "/health", "/ping")
+
+
+class Status(TypedDict):
+    """The answer of a probe."""
+
+    status: Literal["live", "ready"]
+
+
+GETS: dict[str, Any] = {
+    "/": Status,
+    "/info": tei.ServerInfo,
+    "/metrics": None,
+    "/openapi.json": dict[str, Any],
+    "/v1/models": openai.ModelList,
+    "/v1/models/{model}": openai.Model,
+    **dict.fromkeys(PROBES, Status),
+}
+"""The answers of the routes that compute nothing; None for plain text."""
 
 
 def document(
     models: Models, limits: Limits, *, guarded: bool, playground: bool = False
 ) -> dict[str, Any]:
-    """Return the document.
+    """Build the document.
 
     Args:
         models: of the server; routes for which there is none are left out.
@@ -46,40 +58,48 @@ def document(
         guarded: whether clients need a key.
         playground: whether there is the route `/explain`.
     """
-    operations = {path: o for path, o in OPERATIONS.items() if playground or path != "/explain"}
+    schemas: dict[str, Schema] = {"Error": _error_schema()}
+    paths = {path: {"get": _get(path, answer, models, schemas)} for path, answer in GETS.items()}
+    routes = {**ROUTES, "/tokenize": TOKENIZE, **({"/explain": EXPLAIN} if playground else {})}
+    for path, route in routes.items():
+        fitting = [model for model in models if not route.kinds or model.kind in route.kinds]
+        if fitting:
+            paths.setdefault(path, {})["post"] = _post(
+                path, route, fitting, limits, schemas, several=len(models.by_name) > 1
+            )
+    components: dict[str, Any] = {"schemas": schemas, "responses": _responses()}
     info = {
         "title": "bothways",
         "version": __version__,
         "description": "Every POST route also exists for one model, as /models/NAME/ROUTE.",
     }
-    components: dict[str, Any] = {"schemas": _schemas(), "responses": _responses()}
-    result = {"openapi": "3.1.0", "info": info, "paths": _paths(models, limits, operations)}
+    result = {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
     if not guarded:
-        return {**result, "components": components}
+        return result
     bearer = {"type": "http", "scheme": "bearer"}
     header = {"type": "apiKey", "in": "header", "name": "x-api-key"}
     components["securitySchemes"] = {"bearer": bearer, "key": header}
-    return {**result, "components": components, "security": [{"bearer": []}, {"key": []}]}
+    return {**result, "security": [{"bearer": []}, {"key": []}]}
 
 
-def _schemas() -> dict[str, Schema]:
-    codes = [code for code in STATUS if code not in _INTERNAL]
-    error = {
+def _error_schema() -> Schema:
+    fields = {
         "message": TEXT,
         "type": {"enum": ["invalid_request_error", "server_error"]},
-        "code": {"enum": codes},
-        "param": maybe(TEXT),
+        "code": {"enum": CODES},
+        "param": {"type": ["string", "null"]},
     }
-    return {**PREDICTIONS, "Error": obj({"error": obj(error), "error_type": {"enum": codes}})}
+    error = {"type": "object", "properties": fields, "required": list(fields)}
+    both = {"error": error, "error_type": {"enum": CODES}}
+    return {"type": "object", "properties": both, "required": list(both)}
 
 
 def _responses() -> dict[str, Any]:
-    """Return one response for each status of the catalogue of errors."""
+    """Build one response for each status of the catalogue of errors."""
     by_status: dict[int, list[str]] = {}
-    for code, status in STATUS.items():
-        if code not in _INTERNAL:
-            by_status.setdefault(status, []).append(code)
-    content = {_JSON: {"schema": reference_to("Error")}}
+    for code in CODES:
+        by_status.setdefault(STATUS[code], []).append(code)
+    content = {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}
     seconds = {"description": "seconds", "required": True, "schema": COUNT}
     return {
         str(status): {
@@ -95,127 +115,79 @@ def _errors(statuses: Iterable[int]) -> dict[str, Any]:
     return {str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses}
 
 
-def _paths(models: Models, limits: Limits, operations: Mapping[str, Operation]) -> dict[str, Any]:
-    names = _in_path([model.name for model in models])
-    paths = {path: {"get": _get(path, answer, names)} for path, answer in _gets().items()}
-    for path, operation in operations.items():
-        fitting = [m for m in models if not operation.kinds or m.kind in operation.kinds]
-        if not fitting:
-            continue
-        entry = _post(path, operation, fitting, limits, several=len(list(models)) > 1)
-        paths.setdefault(path, {})["post"] = entry
-    return paths
-
-
-def _get(path: str, answer: Schema | None, names: dict[str, Any]) -> dict[str, Any]:
-    kind = "text/plain" if answer is None else _JSON
+def _get(path: str, answer: Any, models: Models, schemas: dict[str, Schema]) -> dict[str, Any]:
+    kind = "text/plain" if answer is None else JSON
+    schema = TEXT if answer is None else build_schema(answer, schemas)
     statuses = (401, 403, 404) if "{" in path else (401, 403)
-    statuses = (403, 500, 503) if path in _PROBES else statuses
+    statuses = (403, 500, 503) if path in PROBES else statuses
     statuses = (401, 403, 503) if path == "/" else statuses
-    content = {kind: {"schema": TEXT if answer is None else answer}}
-    entry: dict[str, Any] = {
-        "responses": {"200": {"description": "OK", "content": content}, **_errors(statuses)}
-    }
+    ok = {"description": "OK", "content": {kind: {"schema": schema}}}
+    entry: dict[str, Any] = {"responses": {"200": ok, **_errors(statuses)}}
     if "{" in path:
-        entry["parameters"] = [names]
-    if path in _PROBES:
+        names = {"enum": list(models.by_name)}
+        entry["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": names}]
+    if path in PROBES:
         entry["security"] = []
     return entry
 
 
-def _in_path(names: list[str]) -> dict[str, Any]:
-    return {"name": "model", "in": "path", "required": True, "schema": {"enum": names}}
-
-
-def _gets() -> dict[str, Schema | None]:
-    """Return the answers of the routes that compute nothing; None for plain text."""
-    status = obj({"status": TEXT})
-    described = obj({"id": TEXT, "object": TEXT, "created": COUNT, "owned_by": TEXT, "task": TEXT})
-    return {
-        "/": status,
-        "/info": _info(),
-        "/metrics": None,
-        "/openapi.json": {"type": "object"},
-        "/v1/models": obj({"object": TEXT, "data": list_of(described)}),
-        "/v1/models/{model}": described,
-        **dict.fromkeys(_PROBES, status),
-    }
-
-
-def _info() -> Schema:
-    model = {
-        "name": TEXT,
-        "task": TEXT,
-        "length": COUNT,
-        "precision": TEXT,
-        "labels": list_of(TEXT),
-        "since": COUNT,
-        "digest": maybe(TEXT),
-        "pairs": FLAG,
-        "layers": COUNT,
-        "mask": TEXT,
-        "specials": obj({"single": COUNT, "pair": COUNT}),
-        "long_texts": TEXT,
-    }
-    return obj(
-        {
-            "model_id": TEXT,
-            "served_model_name": TEXT,
-            "model_dtype": TEXT,
-            "model_type": {"type": "object"},
-            "max_input_length": COUNT,
-            "max_batch_tokens": COUNT,
-            "max_client_batch_size": COUNT,
-            "auto_truncate": FLAG,
-            "version": TEXT,
-            "limits": {"type": "object", "additionalProperties": NUMBER},
-            "models": list_of(obj(model, {"prompts": list_of(TEXT)})),
-        }
-    )
-
-
 def _post(
-    path: str, operation: Operation, fitting: list[ServedModel], limits: Limits, *, several: bool
+    path: str,
+    route: Route,
+    models: list[ServedModel],
+    limits: Limits,
+    schemas: dict[str, Schema],
+    *,
+    several: bool,
 ) -> dict[str, Any]:
-    example = dict(operation.example)
+    example, names = dict(route.example), [model.name for model in models]
     if example.get("inputs", "") is None:
-        example["inputs"] = example_input(fitting[0])
-    if operation.request is None:
-        requests = request_schemas({model.kind: model for model in fitting})
-    else:
-        requests = [operation.request]
-    names = [model.name for model in fitting]
-    bodies = [schema_of(request) for request in requests]
+        example["inputs"] = example_input(models[0])
+    requests, answer = _types(route, dict.fromkeys(model.kind for model in models))
+    bodies = [build_schema(request, schemas) for request in requests]
     for body in bodies:
-        if len(fitting) > 1:
+        if len(names) > 1:
             body["properties"]["model"] = {"enum": names}
             body["required"] = [*body.get("required", ()), "model"]
             example["model"] = names[0]
         elif several:
             body["properties"]["model"] = {"enum": [*names, None]}
-        if operation.one_of:
-            body["oneOf"] = [{"required": [name]} for name in operation.one_of]
     body = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
-    about = f"At most {limits.texts:,} inputs of {limits.text_characters:,} characters each."
     headers = {
         name: {"description": text, "required": True, "schema": TEXT}
-        for name, text in _ANSWERED.items()
+        for name, text in HEADERS.items()
         if path != "/tokenize"
     }
-    content = {_JSON: {"schema": operation.answer}}
-    statuses = sorted({status for code, status in STATUS.items() if code not in _INTERNAL} - {405})
+    content = {JSON: {"schema": build_schema(answer, schemas)}}
     return {
-        "summary": operation.summary,
-        "description": about,
+        "summary": route.summary,
+        "description": f"At most {limits.texts:,} inputs of {limits.text_characters:,} characters "
+        "each.",
         "requestBody": {
             "required": True,
-            "content": {_JSON: {"schema": body, "examples": {"one": {"value": example}}}},
+            "content": {JSON: {"schema": body, "examples": {"one": {"value": example}}}},
         },
         "responses": {
             "200": {"description": "OK", "headers": headers, "content": content},
-            **_errors(statuses),
+            **_errors(sorted({STATUS[code] for code in CODES} - {405})),
         },
     }
+
+
+def _types(route: Route, kinds: Iterable[str]) -> tuple[list[type[RequestBody]], Any]:
+    """Return the requests and the answer of a route; of Hugging Face's for tasks of models."""
+    if isinstance(route.request, type):
+        return [route.request], route.answer
+    requests, answers = list[type[RequestBody]](), list[Any]()
+    for kind in kinds:
+        requests.append(hugging_face.REQUESTS.get(kind, hugging_face.TaskRequest))
+        answers.append(hugging_face.ANSWERS.get(kind) or ROUTES[f"/{kind}"].answer)
+        if kind == "embed":
+            requests.append(tei.SimilarityRequest)
+        elif kind == "rerank":
+            requests.append(rerank.RerankRequest)
+            answers.append(RERANK.answer)
+    return list(dict.fromkeys(requests)), Union[tuple(answers)]  # noqa: UP007 – of a tuple
 
 
 def example_input(model: ServedModel) -> Any:

@@ -5,7 +5,9 @@
         normalize: Flag = True
 
 From such a declaration come the validation, the message about a field that is unknown or has
-another type, and the schema in the OpenAPI document. Null is as good as absent.
+another type, and the schema in the OpenAPI document. Answers are declared by a TypedDict next to
+the function that writes them: mypy compares both, and the document is built from it. Null is as
+good as absent.
 """
 
 from __future__ import annotations
@@ -20,12 +22,16 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     StrictStr,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import CoreSchema
 
 from bothways.serving.errors import RequestError, over_limit
 from bothways.serving.limits import Limits
@@ -127,6 +133,18 @@ class Fields(BaseModel):
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     refused: ClassVar[Mapping[str, str]] = {}
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> Schema:
+        """Build the JSON schema, in which fields that may be absent may be null."""
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        for name in schema["properties"].keys() - schema.get("required", ()):
+            field = schema["properties"][name]
+            if {"type": "null"} not in field.get("anyOf", ()):
+                schema["properties"][name] = either(field, {"type": "null"})
+        return schema
+
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, data: Any) -> Any:
@@ -217,45 +235,23 @@ def _fields_at(request: type[Fields], names: list[str]) -> type[Fields]:
     return request
 
 
-def schema_of(request: type[Fields]) -> Schema:
-    """Return the JSON schema of a request, without references; what may be absent may be null."""
-    whole = request.model_json_schema()
-    definitions = whole.pop("$defs", {})
-    result: Schema = _nullable(_inlined(whole, definitions))
-    return result
+class _Schemas(GenerateJsonSchema):
+    """JSON schemas without titles, which repeat the names of fields."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        """Return False."""
+        return False
 
 
-def _inlined(node: Any, definitions: Mapping[str, Any]) -> Any:
-    if isinstance(node, list):
-        return [_inlined(item, definitions) for item in node]
-    if not isinstance(node, dict):
-        return node
-    if "$ref" in node:
-        return _inlined(definitions[node["$ref"].rpartition("/")[2]], definitions)
-    return {
-        name: {field: _inlined(schema, definitions) for field, schema in value.items()}
-        if name == "properties"
-        else _inlined(value, definitions)
-        for name, value in node.items()
-        if name != "title" and not (name == "default" and not isinstance(value, str | bool | int))
-    }
+def build_schema(annotation: Any, definitions: dict[str, Schema]) -> Schema:
+    """Build the JSON schema of a request or an answer from its type.
 
-
-def _nullable(node: Schema) -> Schema:
-    """Let the fields of objects that are not required be null."""
-    properties = {
-        name: _nullable(schema) if name in node.get("required", ()) else _or_null(_nullable(schema))
-        for name, schema in node.get("properties", {}).items()
-    }
-    return {**node, "properties": properties} if properties else node
-
-
-def _or_null(schema: Schema) -> Schema:
-    if isinstance(schema.get("type"), str):
-        schema = {**schema, "type": [schema["type"], "null"]}
-        return {**schema, "enum": [*schema["enum"], None]} if "enum" in schema else schema
-    if "enum" in schema:
-        return {**schema, "enum": [*schema["enum"], None]}
-    if "anyOf" in schema and {"type": "null"} not in schema["anyOf"]:
-        return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
+    Args:
+        annotation: a model of pydantic, a TypedDict, or a type made of these.
+        definitions: receives the schemas of types within it, by their names.
+    """
+    schema: Schema = TypeAdapter(annotation).json_schema(
+        ref_template="#/components/schemas/{model}", schema_generator=_Schemas
+    )
+    definitions.update(schema.pop("$defs", {}))
     return schema

@@ -10,10 +10,12 @@ import uuid
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, WithJsonSchema
+from typing_extensions import NotRequired, TypedDict
 
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models
+from bothways.serving.openai import Usage
 from bothways.serving.requests import (
     TEXT,
     Count,
@@ -45,6 +47,9 @@ Documents = Annotated[
 class RerankRequest(TruncatedRequest):
     """A query and its documents: `documents` as Cohere and Jina call them, or `texts` as TEI."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": ["documents"]}, {"required": ["texts"]}]}
+    )
     query: Text
     documents: Documents | None = None
     texts: Documents | None = None
@@ -52,6 +57,38 @@ class RerankRequest(TruncatedRequest):
     raw_scores: Flag = False
     return_documents: Flag | None = None
     return_text: Flag | None = None
+
+
+class TextScore(TypedDict):
+    """A document in TEI's answer."""
+
+    index: int
+    score: float
+    text: NotRequired[str]
+
+
+class DocumentText(TypedDict):
+    """The text of a document."""
+
+    text: str
+
+
+class RankedDocument(TypedDict):
+    """A document in the answer of Cohere and Jina."""
+
+    index: int
+    relevance_score: float
+    document: NotRequired[DocumentText]
+
+
+class Ranking(TypedDict):
+    """The answer of Cohere and Jina."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: Usage
+    meta: dict[str, Any]
 
 
 def rerank(models: Models, request: RerankRequest) -> Query:
@@ -72,22 +109,21 @@ def rerank(models: Models, request: RerankRequest) -> Query:
     documents = [_document(item) for item in request.texts or request.documents or ()]
     with_text = bool(request.return_text or request.return_documents)
 
-    def write(answer: Answer) -> Any:
+    def write(answer: Answer) -> Ranking | list[TextScore]:
         """Return the documents by falling score."""
         logits = np.array([prediction.logits[0] for prediction in answer.predictions])
         scores = logits if raw else sigmoid(logits)
         order = np.argsort(-logits, kind="stable")[:top].tolist()
         if tei:
-            return [
-                {"index": n, "score": float(scores[n])}
-                | ({"text": documents[n]} if with_text else {})
-                for n in order
-            ]
-        results = [
-            {"index": n, "relevance_score": float(scores[n])}
-            | ({"document": {"text": documents[n]}} if with_text else {})
-            for n in order
+            rows: list[TextScore] = [{"index": n, "score": float(scores[n])} for n in order]
+            for row in rows if with_text else ():
+                row["text"] = documents[row["index"]]
+            return rows
+        results: list[RankedDocument] = [
+            {"index": n, "relevance_score": float(scores[n])} for n in order
         ]
+        for result in results if with_text else ():
+            result["document"] = {"text": documents[result["index"]]}
         tokens = answer.tokens
         return {
             "id": f"rerank-{uuid.uuid4().hex}",

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float32
 from pydantic import WithJsonSchema
+from typing_extensions import TypedDict
 
 from bothways.core.errors import ConfigError
 from bothways.serving.batcher import ModelJob
@@ -30,6 +31,7 @@ from bothways.serving.requests import (
     list_of,
     parse,
 )
+from bothways.serving.schemas import PREDICTIONS
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.metrics import sigmoid
 from bothways.tasks.predictions import RankPrediction
@@ -89,18 +91,27 @@ class Query:
 
 @dataclass(frozen=True)
 class Route:
-    """What a POST route reads.
+    """A POST route: its request, its answer, and what the OpenAPI document says of them.
 
     Attributes:
-        request: the fields, or a function that chooses them by the models and the body.
-        read: returns the query; RequestError for what the fields alone do not exclude.
+        request: fields of a request, or a function that chooses them by the models and the body.
+        read: builds the query, or an answer that needs no model; raises a RequestError for what the
+            fields alone do not exclude.
+        answer: type of an answer.
+        summary: one line.
+        kinds: tasks of models that answer; empty for all.
+        example: a request; None as `inputs` is an input of the task.
     """
 
     request: type[RequestBody] | Callable[[Models, Mapping[str, Any]], type[RequestBody]]
-    read: Callable[[Models, Any], Query]
+    read: Callable[[Models, Any], Any]
+    answer: Any
+    summary: str
+    kinds: tuple[str, ...] = ()
+    example: Mapping[str, Any] = field(default_factory=lambda: {"inputs": None})
 
-    def query(self, models: Models, body: Mapping[str, Any], limits: Limits) -> Query:
-        """Return the query in the body of a request; errors as `requests.parse` and `read`."""
+    def query(self, models: Models, body: Mapping[str, Any], limits: Limits) -> Any:
+        """Read the body of a request; errors as `requests.parse` and `read`."""
         request = self.request
         if not isinstance(request, type):
             request = request(models, body)
@@ -192,7 +203,9 @@ def own(kind: str) -> Route:
 
         return Query(model, inputs, write, request.truncate)
 
-    return Route(OwnRequest, read)
+    answers = either(PREDICTIONS[kind], list_of(PREDICTIONS[kind]))
+    summary = f"Task {kind}: lines of `bothways predict`"
+    return Route(OwnRequest, read, Annotated[Any, WithJsonSchema(answers)], summary, (kind,))
 
 
 def as_input(value: Any) -> Any:
@@ -209,7 +222,14 @@ def as_input(value: Any) -> Any:
     raise RequestError("invalid", message, param="inputs")
 
 
-def class_scores(prediction: Any, labels: Many[str], *, raw: bool = False) -> list[dict[str, Any]]:
+class LabelScore(TypedDict):
+    """A label with its score."""
+
+    label: str
+    score: float
+
+
+def class_scores(prediction: Any, labels: Many[str], *, raw: bool = False) -> list[LabelScore]:
     """Return labels with scores, the highest first; a score by itself has its one label."""
     if isinstance(prediction, RankPrediction):
         (logit,) = prediction.logits

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
+from typing_extensions import NotRequired, TypedDict
 
 from bothways import __version__
 from bothways.serving.errors import RequestError, nothing_given, over_limit
@@ -27,10 +27,10 @@ from bothways.serving.requests import (
     bounded,
     either,
     list_of,
-    parse,
 )
 from bothways.serving.shapes import (
     Answer,
+    LabelScore,
     Query,
     as_list,
     check_components,
@@ -40,31 +40,49 @@ from bothways.serving.shapes import (
     shortened,
 )
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
+from bothways.text.tokenizer import Tokenizer
 
 CLASSIFIERS = ("classify", "multilabel", "regress", "rerank")
 """The tasks whose predictions `class_scores` writes as labels with scores."""
 
 
-class EmbedRequest(TruncatedRequest):
-    """Texts to embed."""
+class PromptParameters(Truncation):
+    """Parameters of vectors."""
 
-    inputs: Texts
-    normalize: Flag = True
-    dimensions: Count | None = None
     prompt_name: Prompt | None = None
 
 
-def embed(models: Models, request: EmbedRequest) -> Query:
-    """Read a request of `/embed`."""
-    model = models.choose(request.model, ("embed",))
+class EmbedParameters(PromptParameters):
+    """Parameters of vectors that are answered."""
+
+    normalize: Flag | None = None
+
+
+class EmbedRequest(TruncatedRequest):
+    """Texts to embed; Hugging Face's clients send fields at the root or among the parameters."""
+
+    inputs: Texts
+    normalize: Flag | None = None
+    dimensions: Count | None = None
+    prompt_name: Prompt | None = None
+    parameters: EmbedParameters = EmbedParameters()
+    options: Options = Options()
+
+
+def embed(models: Models, request: EmbedRequest, *, normalise: bool = True) -> Query:
+    """Read a request of `/embed`; `normalise` is the default of `normalize`."""
+    model, parameters = models.choose(request.model, ("embed",)), request.parameters
     check_components(request.dimensions, model)
+    for choice in (parameters.normalize, request.normalize):
+        normalise = normalise if choice is None else choice
 
     def write(answer: Answer) -> Any:
         """Return a vector for each text."""
-        return list(shortened(answer, request.dimensions, normalise=request.normalize))
+        return list(shortened(answer, request.dimensions, normalise=normalise))
 
-    texts = prompted(model, as_list(request.inputs), request.prompt_name)
-    return Query(model, texts, write, request.truncate)
+    prompt = request.prompt_name or parameters.prompt_name
+    texts = prompted(model, as_list(request.inputs), prompt)
+    return Query(model, texts, write, request.truncate and parameters.truncate)
 
 
 class PredictRequest(TruncatedRequest):
@@ -102,7 +120,7 @@ def predict(models: Models, request: PredictRequest) -> Query:
         _pair(value)
     inputs = [_pair(item) for item in ([value] if one else value)]
 
-    def write(answer: Answer) -> Any:
+    def write(answer: Answer) -> list[LabelScore] | list[list[LabelScore]]:
         """Return labels with scores, the highest first, for each text."""
         labels = answer.model.learner.labels
         rows = [class_scores(p, labels, raw=raw) for p in answer.predictions]
@@ -132,12 +150,6 @@ class SimilarityInputs(Fields):
     sentences: Annotated[
         list[Text], BeforeValidator(bounded), WithJsonSchema(list_of(TEXT, minItems=1))
     ]
-
-
-class PromptParameters(Truncation):
-    """Parameters of vectors."""
-
-    prompt_name: Prompt | None = None
 
 
 class SimilarityRequest(TruncatedRequest):
@@ -170,43 +182,92 @@ class TokenizeRequest(RequestBody):
     add_special_tokens: Flag = True
     prompt_name: Prompt | None = None
 
+    @field_validator("inputs")
+    @classmethod
+    def _bound_characters(cls, inputs: Any, info: ValidationInfo) -> Any:
+        """Refuse more characters than the longest text may have."""
+        characters, limits = sum(map(len, as_list(inputs))), info.context
+        if isinstance(limits, Limits) and characters > limits.text_characters:
+            limit = ("characters", characters, "text_characters", limits.text_characters)
+            raise over_limit("text_too_long", *limit)
+        return inputs
 
-def tokenized(models: Models, body: Mapping[str, Any], limits: Limits) -> Any:
-    """Return the tokens of texts, each with its id, its characters, and whether it is special."""
-    request = parse(TokenizeRequest, body, limits)
-    model, given = models.choose(request.model), as_list(request.inputs)
-    if not given:
+
+class TextToken(TypedDict):
+    """A token of a text; special ones have no characters."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+def tokenize(models: Models, request: TokenizeRequest) -> list[list[TextToken]]:
+    """Tokenize texts: each token with its id, its characters, and whether it is special."""
+    model, inputs = models.choose(request.model), as_list(request.inputs)
+    if not inputs:
         raise nothing_given()
-    texts = [item.prompt + item.text for item in prompted(model, given, request.prompt_name)]
-    characters = sum(map(len, texts))
-    if characters > limits.text_characters:
-        limit = ("characters", characters, "text_characters", limits.text_characters)
-        raise over_limit("text_too_long", *limit)
+    texts = [item.prompt + item.text for item in prompted(model, inputs, request.prompt_name)]
     return [_tokens(model, text, special=request.add_special_tokens) for text in texts]
 
 
-def _tokens(model: ServedModel, text: str, *, special: bool) -> list[dict[str, Any]]:
+def _tokens(model: ServedModel, text: str, *, special: bool) -> list[TextToken]:
     tokenizer = model.learner.tokenizer
     (encoded,) = tokenizer.encode_with_offsets([text])
     pairs = zip(encoded.ids.tolist(), encoded.offsets.tolist(), strict=True)
-    inner = [
+    inner: list[TextToken] = [
         {"id": id, "text": tokenizer.token(id), "special": False, "start": start, "stop": stop}
         for id, (start, stop) in pairs
     ]
     if not special:
         return inner
     before, after = (
-        [
-            {"id": int(id), "text": tokenizer.token(id), "special": True}
-            | {"start": None, "stop": None}
-            for id in gap.ids
-        ]
+        [_special(tokenizer, int(id)) for id in gap.ids]
         for gap in (tokenizer.template.before, tokenizer.template.after)
     )
     return [*before, *inner, *after]
 
 
-def info(models: Models, limits: Limits) -> dict[str, Any]:
+def _special(tokenizer: Tokenizer, id: int) -> TextToken:
+    return {"id": id, "text": tokenizer.token(id), "special": True, "start": None, "stop": None}
+
+
+class ModelInfo(TypedDict):
+    """A model of the server."""
+
+    name: str
+    task: str
+    length: int
+    precision: str
+    labels: list[str]
+    since: int
+    digest: str | None
+    prompts: NotRequired[list[str]]
+    pairs: bool
+    layers: int
+    mask: str
+    specials: dict[Literal["single", "pair"], int]
+    long_texts: str
+
+
+class ServerInfo(TypedDict):
+    """The server: TEI's names for the first model, then all models and limits."""
+
+    model_id: str
+    served_model_name: str
+    model_dtype: str
+    model_type: dict[str, Any]
+    max_input_length: int
+    max_batch_tokens: int
+    max_client_batch_size: int
+    auto_truncate: bool
+    version: str
+    limits: dict[str, float]
+    models: list[ModelInfo]
+
+
+def info(models: Models, limits: Limits) -> ServerInfo:
     """Return what `/info` says: TEI's names for the first model, then all models and limits."""
     first = next(iter(models))
     return {
@@ -224,11 +285,11 @@ def info(models: Models, limits: Limits) -> dict[str, Any]:
     }
 
 
-def _described(model: ServedModel) -> dict[str, Any]:
+def _described(model: ServedModel) -> ModelInfo:
     task = model.learner.task
     columns = getattr(task, "columns", None)
     tokenizer = model.learner.tokenizer
-    return {
+    described: ModelInfo = {
         "name": model.name,
         "task": model.kind,
         "length": model.learner.length,
@@ -236,13 +297,15 @@ def _described(model: ServedModel) -> dict[str, Any]:
         "labels": list(model.learner.labels),
         "since": model.created,
         "digest": model.digest or None,
-        **({"prompts": list(task.prompts)} if isinstance(task, SentenceEmbeddingTask) else {}),
         "pairs": getattr(columns, "text_b", None) is not None,
         "layers": model.learner.model.config.depth,
         "mask": tokenizer.token(tokenizer.specials.mask),
         "specials": {"single": tokenizer.template.single, "pair": tokenizer.template.pair},
         "long_texts": _long_texts(model),
     }
+    if isinstance(task, SentenceEmbeddingTask):
+        described["prompts"] = list(task.prompts)
+    return described
 
 
 def _long_texts(model: ServedModel) -> str:
