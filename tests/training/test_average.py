@@ -12,7 +12,7 @@ from bothways.core.errors import ConfigError
 from bothways.training.average import Average, use_average
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Steps
-from bothways.training.run import Event, TrainingPhase, train
+from bothways.training.run import Event, Run, TrainingPhase
 from bothways.training.store import FolderStore, MemoryStore, Store
 from toy_training import SINGLE, TRAINING, Toy, steps, toy
 
@@ -40,10 +40,10 @@ def run(
         scored.append(copied())
         return {"score": float(-len(scored))}
 
-    train(
+    Run(
         learner, [TrainingPhase(Steps(until), steps)], training, SINGLE, store,
         evaluation=evaluation, on_event=note,
-    )  # fmt: skip
+    ).train()  # fmt: skip
     return learner, weights, scored
 
 

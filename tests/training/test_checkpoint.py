@@ -30,6 +30,7 @@ from bothways.training.checkpoint import (
 )
 from bothways.training.optimizers import AdamW, build_optimizer
 from bothways.training.parallel import Replicated
+from bothways.training.saved_state import RunTensors
 from bothways.training.state import RunState
 from bothways.training.store import FolderStore
 from toy_training import CONFIG, SINGLE, Toy, fit_toy, processes, steps, toy
@@ -53,7 +54,7 @@ def save_at(run, step, metrics=None, learner=None):
     )
     progress = RunState(steps=step, tokens=step * 30, cursor=Cursor(1, 0, step))
     new_checkpoint(
-        run, learner, optimizer, SINGLE, progress, metrics=metrics or {}, config=CONFIG
+        run, RunTensors(learner, optimizer, SINGLE), progress, metrics=metrics or {}, config=CONFIG
     ).write()
     return run / f"step-{step}"
 
@@ -61,7 +62,8 @@ def save_at(run, step, metrics=None, learner=None):
 def restore(folder, learner=None, config=CONFIG):
     learner = learner or toy()
     return read_checkpoint(folder).restore(
-        learner, build_optimizer(AdamW(lr=0.01), learner.named_parameters()), SINGLE, config
+        RunTensors(learner, build_optimizer(AdamW(lr=0.01), learner.named_parameters()), SINGLE),
+        config,
     )
 
 
@@ -74,13 +76,17 @@ def test_everything_comes_back(tmp_path):
     learner, optimizer = trained()
     progress = RunState(3, 90, 0.5, 1.25, Cursor(0, 2, 1), 1, (Cursor(0, 1, 4),))
     new_checkpoint(
-        tmp_path, learner, optimizer, SINGLE, progress, metrics={"loss": 2.5}, config=CONFIG
+        tmp_path,
+        RunTensors(learner, optimizer, SINGLE),
+        progress,
+        metrics={"loss": 2.5},
+        config=CONFIG,
     ).write()
     expected = torch.rand(3)
     again = toy()
     other = build_optimizer(AdamW(lr=0.5), again.named_parameters())
     found = read_checkpoint(tmp_path / "step-3")
-    assert found.restore(again, other, SINGLE, CONFIG) == progress
+    assert found.restore(RunTensors(again, other, SINGLE), CONFIG) == progress
     assert (found.metrics, found.config) == (
         {"loss": 2.5},
         {"learner": {"dropout": 0.2}, "betas": [0.9, 0.999]},
@@ -234,7 +240,8 @@ def test_another_optimizer_is_refused(saved):
     learner.words.weight.requires_grad_(False)
     with pytest.raises(CheckpointError, match=r"state\.pt does not fit this model"):
         read_checkpoint(saved).restore(
-            learner, build_optimizer(AdamW(), learner.named_parameters()), SINGLE, CONFIG
+            RunTensors(learner, build_optimizer(AdamW(), learner.named_parameters()), SINGLE),
+            CONFIG,
         )
 
 
@@ -439,7 +446,11 @@ def test_frozen_parts_are_not_in_a_checkpoint_and_survive_its_restoration(tmp_pa
     learner = Taught()
     optimizer = build_optimizer(AdamW(), learner.trained_parameters())
     new_checkpoint(
-        tmp_path, learner, optimizer, SINGLE, RunState(steps=1), metrics={}, config=CONFIG
+        tmp_path,
+        RunTensors(learner, optimizer, SINGLE),
+        RunState(steps=1),
+        metrics={},
+        config=CONFIG,
     ).write()
     folder = tmp_path / "step-1"
     assert not any(name.startswith("teacher") for name in load_file(folder / "model.safetensors"))

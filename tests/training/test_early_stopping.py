@@ -12,7 +12,7 @@ from bothways.core.errors import ConfigError
 from bothways.training.checkpoint import Best, Keep, checkpoints
 from bothways.training.durations import Steps
 from bothways.training.early_stopping import EarlyStopping
-from bothways.training.run import TrainingPhase, train
+from bothways.training.run import Run, TrainingPhase
 from bothways.training.state import RunState
 from bothways.training.store import FolderStore
 from toy_training import SINGLE, TRAINING, steps, toy
@@ -36,13 +36,13 @@ def test_what_is_counted(best: Best, values: list[float], waited: int) -> None:
     for stop in range(len(values)):
         whole, broken = EarlyStopping(2, best), EarlyStopping(2, best)
         for value in values[:stop]:
-            broken.note(float(value))
+            broken.note({best.metric: float(value)})
         again = EarlyStopping(2, best)
         again.restore(broken.state())
         for value in values:
-            whole.note(float(value))
+            whole.note({best.metric: float(value)})
         for value in values[stop:]:
-            again.note(float(value))
+            again.note({best.metric: float(value)})
         assert again.state() == whole.state()
         assert whole.state()["early_stopping/waited"] == waited
         assert whole.over == (waited >= 2)
@@ -50,8 +50,7 @@ def test_what_is_counted(best: Best, values: list[float], waited: int) -> None:
 
 def test_without_patience_nothing_is_counted() -> None:
     waiting = EarlyStopping(None, None)
-    evaluation = dict
-    assert waiting.watched(evaluation) is evaluation
+    waiting.note({"loss": 1.0})
     assert (waiting.state(), waiting.over) == ({}, False)
 
 
@@ -75,14 +74,14 @@ def run(
     found = iter(values)
     folder.mkdir(exist_ok=True)
     phases = [TrainingPhase(Steps(7), steps), TrainingPhase(Steps(until), steps)]
-    return train(
+    return Run(
         toy(0.1),
         phases,
         training,
         SINGLE,
         FolderStore(folder, {}),
         evaluation=lambda progress: {"m": next(found)},
-    )
+    ).train()
 
 
 def test_a_run_ends_when_nothing_gets_better(tmp_path: Path) -> None:

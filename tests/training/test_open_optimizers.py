@@ -18,7 +18,7 @@ from bothways.finetuning.config import expand_shorthands
 from bothways.training.durations import Steps
 from bothways.training.loop import fit
 from bothways.training.optimizers import AdamW, ParameterRule, build_optimizer
-from bothways.training.run import TrainingPhase, train
+from bothways.training.run import Run, TrainingPhase
 from bothways.training.schedules import rate_factor
 from bothways.training.state import RunState
 from bothways.training.store import FolderStore
@@ -77,14 +77,14 @@ def test_a_factory_and_a_function_train_and_resume(tmp_path: Path) -> None:
             if getattr(event, "kind", "") == "checkpoint" and event.progress.steps == stop:  # type: ignore[attr-defined]
                 raise InterruptedError
 
-        train(
+        Run(
             learner,
             [TrainingPhase(Steps(8), steps)],
             training,
             SINGLE,
             FolderStore(folder, {}),
             on_event=end,
-        )
+        ).train()
         return learner.state_dict()
 
     whole = run(tmp_path / "whole", 0)

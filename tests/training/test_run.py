@@ -14,7 +14,7 @@ from bothways.core.errors import CheckpointError, ConfigError
 from bothways.training.checkpoint import Best, Keep, checkpoints, read_checkpoint
 from bothways.training.durations import Hours, Steps
 from bothways.training.parallel import Single
-from bothways.training.run import TrainingPhase, train
+from bothways.training.run import Run, TrainingPhase
 from bothways.training.store import FolderStore
 from bothways.training.trackers import JsonLines
 from heard_progress import Heard
@@ -177,14 +177,14 @@ def test_the_best_checkpoint_stays_with_the_newest(tmp_path):
         TRAINING, evaluate=Steps(2), save=None, until=Steps(8), keep=keep
     )
     phases = [TrainingPhase(Steps(8), steps)]
-    train(
+    Run(
         learner,
         phases,
         training,
         Single(),
         FolderStore(tmp_path, CONFIG),
         evaluation=lambda progress: {"score": next(values)},
-    )
+    ).train()
     assert [path.name for path in checkpoints(tmp_path)] == ["step-4", "step-8"]
     assert [read_checkpoint(path).metrics["score"] for path in checkpoints(tmp_path)] == [1.0, 4.0]
 
@@ -193,14 +193,14 @@ def test_a_checkpoint_holds_the_metrics_of_its_own_step_alone(tmp_path):
     training = dataclasses.replace(
         TRAINING, evaluate=Steps(4), save=Steps(3), until=Steps(9), keep=Keep(9)
     )
-    train(
+    Run(
         toy(),
         [TrainingPhase(Steps(9), steps)],
         training,
         Single(),
         FolderStore(tmp_path, {}),
         evaluation=lambda progress: {"x": 1.0},
-    )
+    ).train()
     metrics = {path.name: read_checkpoint(path).metrics for path in checkpoints(tmp_path)}
     assert metrics == {"step-3": {}, "step-6": {}, "step-9": {"x": 1.0}}
 
@@ -212,14 +212,14 @@ def test_a_best_metric_that_is_not_evaluated_is_refused(tmp_path):
     with pytest.raises(
         ConfigError, match="'f1' is not evaluated: there are loss, accuracy"
     ) as caught:
-        train(
+        Run(
             toy(),
             [TrainingPhase(Steps(14), steps)],
             training,
             Single(),
             FolderStore(tmp_path, CONFIG),
             evaluation=lambda progress: {"loss": 1.0, "accuracy": 0.5},
-        )
+        ).train()
     assert caught.value.where == "training.keep.best.metric"
 
 
@@ -233,9 +233,9 @@ def test_a_run_by_the_clock_ends_with_an_evaluation_and_a_checkpoint(tmp_path):
         evaluated.append(1)
         return {"x": 1.0}
 
-    progress = train(
+    progress = Run(
         toy(), phases, training, Single(), FolderStore(tmp_path, {}), evaluation=evaluation
-    )
+    ).train()
     assert progress.seconds >= 0.2
     assert evaluated == [1]
     assert [path.name for path in checkpoints(tmp_path)] == [f"step-{progress.steps}"]
@@ -249,14 +249,14 @@ def test_the_time_of_evaluations_is_not_forgotten_in_a_checkpoint(tmp_path):
         time.sleep(0.3)
         return {"x": 1.0}
 
-    train(
+    Run(
         toy(),
         [TrainingPhase(Steps(2), steps)],
         training,
         Single(),
         FolderStore(tmp_path, {}),
         evaluation=evaluation,
-    )
+    ).train()
     assert read_checkpoint(checkpoints(tmp_path)[-1]).progress.seconds > 0.3
 
 
@@ -277,14 +277,14 @@ def test_a_run_whose_time_is_over_after_a_step_that_was_saved_saves_what_it_eval
     )
 
     def session():
-        return train(
+        return Run(
             toy(),
             phases,
             training,
             Single(),
             FolderStore(tmp_path, {}),
             evaluation=lambda progress: {"x": 1.0},
-        )
+        ).train()
 
     phases = [TrainingPhase(training.until, steps)]
     done = session()
@@ -312,34 +312,34 @@ def test_a_run_is_not_resumed_with_another_configuration(whole, tmp_path):
         r"of another run: betas was \[0.9, 0.999\], is 'not set'; learner.dropout was 0.2, is 0.1"
     )
     with pytest.raises(CheckpointError, match=changed):
-        train(
+        Run(
             toy(0.2),
             [TrainingPhase(Steps(14), steps)],
             TRAINING,
             Single(),
             FolderStore(folder, {"learner": {"dropout": 0.1}}),
-        )
+        ).train()
 
 
 def test_data_that_is_not_the_same_is_said_after_the_settings_that_it_may_be_read_by(tmp_path):
     one, other = "a" * 64, "b" * 64
-    train(
+    Run(
         toy(),
         [TrainingPhase(Steps(1), steps)],
         TRAINING,
         Single(),
         FolderStore(tmp_path, {"data": one, "label": "x"}),
-    )
+    ).train()
     with pytest.raises(
         CheckpointError, match=r"of another run: label was 'x', is 'y'; data is not the same\n"
     ):
-        train(
+        Run(
             toy(),
             [TrainingPhase(Steps(1), steps)],
             TRAINING,
             Single(),
             FolderStore(tmp_path, {"data": other, "label": "y"}),
-        )
+        ).train()
 
 
 def test_records_of_a_run_that_left_no_checkpoint_are_begun_anew(tmp_path):
@@ -360,7 +360,7 @@ def test_a_run_shows_its_training_and_its_evaluations(tmp_path):
     training = dataclasses.replace(
         TRAINING, until=Steps(2), evaluate=Steps(1), report=Steps(1), save=None, keep=Keep()
     )
-    train(
+    Run(
         toy(),
         [TrainingPhase(Steps(2), steps)],
         training,
@@ -368,7 +368,7 @@ def test_a_run_shows_its_training_and_its_evaluations(tmp_path):
         FolderStore(tmp_path, {}),
         evaluation=evaluation,
         progress=heard,
-    )
+    ).train()
     training, scoring = ("training", 1.0), ("scoring", 4)
     assert [each[:2] for each in heard.stages] == [training, *(scoring, training) * 2]
     assert [done for _, _, done in heard.stages] == [[0, 0.5, 0.5], [1], [0.5, 1, 1], [1], [1]]
@@ -390,7 +390,7 @@ def test_the_time_of_an_evaluation_is_done_before_the_training_goes_on(tmp_path)
         TRAINING, until=Hours(1 / hour), evaluate=Hours(0.4 / hour), save=None, keep=Keep()
     )
     phase, store = TrainingPhase(training.end, steps), FolderStore(tmp_path, {})
-    train(toy(), [phase], training, Single(), store, evaluation=evaluation, progress=heard)
+    Run(toy(), [phase], training, Single(), store, evaluation=evaluation, progress=heard).train()
     shares = [done for name, _, done in heard.stages if name == "training"]
     assert len(shares) > 2
     for before, after in itertools.pairwise(shares[:-1]):
@@ -405,23 +405,23 @@ def broken(progress):
 def test_an_evaluation_that_fails_loses_no_step_and_is_made_up_for(every, tmp_path):
     training = dataclasses.replace(TRAINING, until=Steps(4), evaluate=every, save=None, keep=Keep())
     with pytest.raises(RuntimeError, match="no memory left"):
-        train(
+        Run(
             toy(),
             [TrainingPhase(Steps(4), steps)],
             training,
             Single(),
             FolderStore(tmp_path, CONFIG),
             evaluation=broken,
-        )
+        ).train()
     assert [path.name for path in checkpoints(tmp_path)] == [f"step-{every.count if every else 4}"]
-    done = train(
+    done = Run(
         toy(),
         [TrainingPhase(Steps(4), steps)],
         training,
         Single(),
         FolderStore(tmp_path, CONFIG),
         evaluation=lambda _: {"m": 1.0},
-    )
+    ).train()
     assert done.steps == 4
     assert read_checkpoint(checkpoints(tmp_path)[-1]).metrics == {"m": 1.0}
     assert [line["m"] for line in metric_lines(tmp_path) if "m" in line] == [1.0]
@@ -433,14 +433,14 @@ def test_a_run_resumed_when_its_time_is_over_has_the_metrics_of_its_last_step(be
 
     def session(training, metrics):
         evaluation = (lambda progress: metrics) if metrics else None
-        return train(
+        return Run(
             toy(),
             [TrainingPhase(training.until, steps)],
             training,
             Single(),
             FolderStore(tmp_path, {}),
             evaluation=evaluation,
-        )
+        ).train()
 
     session(training, before)
     seconds = read_checkpoint(checkpoints(tmp_path)[-1]).progress.seconds
@@ -471,11 +471,11 @@ def test_a_closed_terminal_saves(tmp_path):
 
 def test_events_are_reported(tmp_path):
     events = []
-    train(
+    Run(
         toy(), [TrainingPhase(Steps(2), steps)],
         dataclasses.replace(TRAINING, until=Steps(2), keep=Keep()),
         Single(), FolderStore(tmp_path, {}), evaluation=lambda _: {"m": 1.0}, on_event=events.append,
-    )  # fmt: skip
+    ).train()  # fmt: skip
     assert [event.kind for event in events] == [
         "step",
         "step",

@@ -37,7 +37,7 @@ from bothways.tasks.tagging.task import Tagger
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Epochs
 from bothways.training.parallel import Single
-from bothways.training.run import TrainingPhase, train
+from bothways.training.run import Run, TrainingPhase
 from bothways.training.state import RunState
 from bothways.training.store import MemoryStore
 
@@ -168,7 +168,7 @@ def fit_features(
     budget = max(len(sequence) for sequence in source.sequences) * 64
     loader = Loader(source, unchanged, settings.batch, budget, settings.seed, Share())
     store, best = MemoryStore(), Best("f1", "highest")
-    state = train(
+    state = Run(
         tagger,
         [TrainingPhase(settings.training.end, lambda state: loader.steps(state.cursor))],
         dataclasses.replace(settings.training, evaluate=Epochs(1.0), keep=Keep(1, best)),
@@ -176,7 +176,7 @@ def fit_features(
         store,
         evaluation=lambda _: data.learner.score(tag_words(tagger, data)),
         progress=progress,
-    )
+    ).train()
     store.load_best(tagger, best)
     mix = tagger.eval().mix
     shares = tuple(mix.weights.softmax(0).tolist()) if isinstance(mix, LayerSum) else ()

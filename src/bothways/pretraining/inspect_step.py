@@ -43,6 +43,7 @@ from bothways.training.optimizers import build_optimizer
 from bothways.training.parallel import Single
 from bothways.training.preflight.machine import compute_as
 from bothways.training.run import TrainingPhase
+from bothways.training.saved_state import RunTensors
 from bothways.training.state import RunState
 from bothways.training.step_record import StepEntries, recorded_steps
 
@@ -250,7 +251,7 @@ class Repeat:
         state = RunState()
         if before is not None:
             checkpoint = read_checkpoint(before)
-            state = checkpoint.restore(learner, optimizer, Single(), checkpoint.config)
+            state = checkpoint.restore(RunTensors(learner, optimizer, Single()), checkpoint.config)
         chosen = {
             name: part.split(settings.held_out, settings.seed)[0]
             if data.held_out

@@ -163,7 +163,7 @@ def pretrain(
         for asked in (settings.training.keep, settings.training.target):
             if asked is not None:  # now, not at the first evaluation
                 asked.check(scoring.names())
-        state = run.train(
+        state = run.Run(
             learner,
             phases_of(settings, corpora, train_ids, plan, where),
             settings.training,
@@ -173,7 +173,7 @@ def pretrain(
             peak=peak,
             progress=progress,
             on_event=on_event,
-        )
+        ).train()
         done = PretrainResult(learner, state, {})
         if not state.finished(settings.training.end):
             return done

@@ -19,8 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from bothways.core.learner import Learner
-from bothways.core.progress import Progress
-from bothways.training.early_stopping import Evaluation, Metrics
 from bothways.training.sharding import give_up_gathered, own_parts
 
 NAME = "average"
@@ -63,18 +61,9 @@ class Average(nn.Module):
         self._set(own_parts(self.buffers()))
         return before
 
-    def evaluating(self, evaluation: Evaluation) -> Evaluation:
-        """Return an evaluation of the average, after which the weights are as before."""
-
-        def evaluate(progress: Progress) -> Metrics:
-            """Evaluate the average."""
-            with self._applied():
-                return evaluation(progress)
-
-        return evaluate
-
     @contextlib.contextmanager
-    def _applied(self) -> Iterator[None]:
+    def applied(self) -> Iterator[None]:
+        """Use the average as the weights, such as in an evaluation."""
         before = self.apply_to_weights()
         try:
             yield

@@ -47,11 +47,11 @@ from bothways.training.saved_state import (
     STATE,
     WEIGHTS,
     Group,
+    RunTensors,
     SavedState,
-    checkpoint_bytes,
+    collect_state,
     load_state,
     load_weights,
-    state_of,
 )
 from bothways.training.state import RunState
 
@@ -150,13 +150,7 @@ class Checkpoint:
         """
         load_weights(self.folder, learner)
 
-    def restore(
-        self,
-        learner: Learner,
-        optimizer: torch.optim.Optimizer,
-        plan: Plan,
-        config: Mapping[str, Any],
-    ) -> RunState:
+    def restore(self, tensors: RunTensors, config: Mapping[str, Any]) -> RunState:
         """Restore weights, optimizer and random state, and return the progress.
 
         With another number of ranks than before, dropout has new draws; the data does not change.
@@ -165,9 +159,9 @@ class Checkpoint:
             CheckpointError: it is of another run, or its tensors are not those of this model.
         """
         _check_run(self, config)
-        self.load_weights(learner)
-        random = load_state(self.folder, optimizer)
-        _set_random(random, device_of(learner), plan, self.progress)
+        self.load_weights(tensors.learner)
+        random = load_state(self.folder, tensors.optimizer)
+        _set_random(random, device_of(tensors.learner), tensors.plan, self.progress)
         return self.progress
 
 
@@ -280,28 +274,26 @@ KeepPart = Callable[[Path, list[Path]], object]
 
 def new_checkpoint(
     run: Path,
-    learner: Learner,
-    optimizer: torch.optim.Optimizer,
-    plan: Plan,
+    tensors: RunTensors,
     progress: RunState,
     *,
     metrics: Mapping[str, int | float],
     config: Mapping[str, Any],
-    aside: bool = False,
+    copied: bool = False,
 ) -> NewCheckpoint:
     """Return a checkpoint to be written into the folder of a run; called on all ranks.
 
     Args:
-        aside: whether it is a copy on the host, which is written while training goes on.
+        copied: hold a copy on the host, which is written while training goes on.
 
     Raises:
         ResourceError: there is no room for it.
     """
-    random = _random(device_of(learner), plan)
-    from_main_rank(plan, lambda: _check_room(run, checkpoint_bytes(learner, optimizer)))
+    random = _random(device_of(tensors.learner), tensors.plan)
+    from_main_rank(tensors.plan, lambda: _check_room(run, tensors.nbytes))
     record = {"progress": progress.to_json(), "metrics": dict(metrics), "config": config}
-    state = state_of(learner, optimizer, plan, random, aside=aside)
-    return NewCheckpoint(run / f"step-{progress.steps}", state, record, plan)
+    state = collect_state(tensors, random, copied=copied)
+    return NewCheckpoint(run / f"step-{progress.steps}", state, record, tensors.plan)
 
 
 def _own_files(folder: Path, rank: int) -> list[Path]:

@@ -65,30 +65,16 @@ class EarlyStopping:
         waited = self._patience is not None and self._waited >= self._patience
         return waited or self._reached
 
-    def note(self, value: float) -> None:
-        """Count an evaluation with this value of the metric; NaN improves nothing."""
-        assert self._best is not None
-        if self._best.prefers(value, self._value):
-            self._value, self._waited = value, 0
-        else:
-            self._waited += 1
-
-    def watched(self, evaluation: Evaluation) -> Evaluation:
-        """Return an evaluation that also counts."""
-        best, target = self._best if self._patience is not None else None, self._target
-        if best is None and target is None:
-            return evaluation
-
-        def evaluate(progress: Progress) -> Metrics:
-            """Evaluate and count."""
-            metrics = evaluation(progress)
-            if best is not None and best.metric in metrics:  # the caller refuses the others
-                self.note(metrics[best.metric])
-            if target is not None and target.metric in metrics:
-                self._reached = metrics[target.metric] <= target.at_most
-            return metrics
-
-        return evaluate
+    def note(self, metrics: Metrics) -> None:
+        """Count an evaluation; NaN is no improvement."""
+        if self._patience is not None and self._best is not None:
+            value = metrics[self._best.metric]
+            if self._best.prefers(value, self._value):
+                self._value, self._waited = value, 0
+            else:
+                self._waited += 1
+        if self._target is not None:
+            self._reached = metrics[self._target.metric] <= self._target.at_most
 
     def state(self) -> dict[str, int | float]:
         """Return the state that a checkpoint keeps."""

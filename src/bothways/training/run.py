@@ -1,4 +1,8 @@
-"""A run: the loop with records, evaluations and checkpoints, shared by every kind of training."""
+"""A run: the loop with records, evaluations and checkpoints, shared by every kind of training.
+
+`Run` is a value: the model, its data, its settings and where its checkpoints go. `Run.train` trains
+from the newest checkpoint on.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from bothways.core.source import TrainingStep
 from bothways.training.average import Average
 from bothways.training.checkpoint import Keep
 from bothways.training.durations import Auto, Duration, Steps
-from bothways.training.early_stopping import EarlyStopping, Evaluation, Metrics, Target
+from bothways.training.early_stopping import EarlyStopping, Evaluation, Target
 from bothways.training.hosted_trackers import HostedTracker
 from bothways.training.loop import clock_from, fit
 from bothways.training.meter import Meter, StepReport
@@ -31,15 +35,15 @@ from bothways.training.optimizers import (
 )
 from bothways.training.pace import stragglers
 from bothways.training.parallel import Plan, barrier
+from bothways.training.saved_state import RunTensors
 from bothways.training.schedules import Schedule, ScheduleFunction, plateau_end, rate_factor
 from bothways.training.sharding import sharded
 from bothways.training.state import RunState
-from bothways.training.store import Store
+from bothways.training.store import Session, Store
 from bothways.training.trackers import (
     Peak,
     Record,
     Speed,
-    Tracker,
     progress_values,
     record_text,
     report_values,
@@ -91,33 +95,32 @@ class Training:
     def __post_init__(self) -> None:
         require_at_least(1, "training", early_stopping=self.early_stopping)
         if self.step_limit is not None and not self.step_limit > 0:
-            what = f"must be seconds above 0, not {self.step_limit:g}"
-            raise ConfigError(what, where="training.step_limit", fix="For no limit: none.")
+            message = f"must be seconds above 0, not {self.step_limit:g}"
+            raise ConfigError(message, where="training.step_limit", fix="For no limit: none.")
         if self.clip_norm is not None and not self.clip_norm > 0:
-            what = f"must be greater than 0, not {self.clip_norm:g}"
-            raise ConfigError(
-                what, where="training.clip_norm", fix="For no clipping, set it to none."
-            )
+            message, fix = f"must be greater than 0, not {self.clip_norm:g}", "For none: none."
+            raise ConfigError(message, where="training.clip_norm", fix=fix)
         if self.ema is not None and not 0 < self.ema < 1:
-            what = f"must be above 0 and below 1, not {self.ema:g}"
-            raise ConfigError(what, where="training.ema", fix="For no average, set it to none.")
+            message = f"must be above 0 and below 1, not {self.ema:g}"
+            raise ConfigError(message, where="training.ema", fix="For no average: none.")
 
     @property
     def end(self) -> Duration:
         """The length of the run. Raises ConfigError for "auto", which only fine-tuning resolves."""
         if isinstance(self.until, str):
-            what = "is chosen by fine-tuning alone, and must be a duration here"
-            raise ConfigError(what, where="training.until", fix='Set it, such as "3 epochs".')
+            message = "is chosen by fine-tuning alone, and must be a duration here"
+            raise ConfigError(message, where="training.until", fix='Set it, such as "3 epochs".')
         return self.until
 
 
 @dataclass(frozen=True)
 class TrainingPhase:
-    """A part of a run with data of its own, such as sequences of one length.
+    """A stretch of a run with its own data, such as sequences of one length.
 
     Attributes:
-        until: the part of the run at which it ends.
-        steps: its data, from the cursor of a state on; where phases ended before is in the state.
+        until: the end of the phase, counted from the start of the run.
+        steps: the data from the cursor of a state on; the state also has the ends of the phases
+            before.
     """
 
     until: Duration
@@ -143,249 +146,221 @@ class Event:
 OnEvent = Callable[[Event], object]
 
 
-def train(  # noqa: PLR0913 – one independent value per question that a run answers
-    learner: Learner,
-    phases: Sequence[TrainingPhase],
-    training: Training,
-    plan: Plan,
-    store: Store,
-    *,
-    evaluation: Evaluation | None = None,
-    peak: Peak | None = None,
-    rules: ParameterRules = same_for_all,
-    progress: Progress = SILENT,
-    on_event: OnEvent = lambda event: None,
-) -> RunState:
-    """Train from the store's newest checkpoint, or from the start; return the state at the end.
+@dataclass(frozen=True)
+class Run:
+    """A run of a learner on its data.
 
-    In a folder SIGINT, SIGTERM, SIGHUP and SIGUSR1 end the run after a step, with a checkpoint: the
-    state is then short of `training.until`.
-
-    Args:
-        learner: on its device; of equal weights on all ranks. In a sharded plan each rank has its
-            part of them until the end.
+    Attributes:
+        learner: the learner on its device, with equal weights on all ranks. In a sharded plan each
+            rank has a shard of them until the end.
         phases: in order; the last one ends with the run.
-        store: a folder, or memory.
+        store: the checkpoints, in a folder or in memory.
         evaluation: metrics of the learner as it is, equal on all ranks.
-        peak: what to compare the speed with.
+        peak: the highest possible speed, for comparison.
         rules: exceptions for single parameters.
         progress: receives the stage "training", the records in words, and those of evaluations.
         on_event: called on every rank after each step, report, evaluation and checkpoint.
 
     Raises:
-        BothwaysError: a loss or a gradient is not finite.
-        CheckpointError: the newest checkpoint cannot be used.
-        ConfigError: the schedule does not fit the run, the metric that names the best checkpoint
-            is not evaluated, or early stopping has no such metric.
-        ResourceError: a file cannot be written.
+        ConfigError: early stopping or a target has no metric that is evaluated.
     """
-    with sharded(learner, plan):
-        optimizer = build_optimizer(
-            training.optimizer, learner.trained_parameters(), rules, learner.matrices()
-        )
-        average = None if training.ema is None else Average(learner, training.ema)
-        if average is not None and evaluation is not None:
-            evaluation = average.evaluating(evaluation)
-        end = training.end
-        schedule, waiting = rate_factor(training.schedule, end), _waiting(training, evaluation)
-        state, metrics, notes = store.restore(learner, optimizer, plan, training.keep)
-        for note in notes:
-            progress.message(note)
 
-        def save(state: RunState, metrics: Metrics) -> None:
-            """Save a checkpoint."""
-            store.save(learner, optimizer, plan, state, metrics, training.keep)
-            on_event(Event("checkpoint", state, metrics))
+    learner: Learner
+    phases: Sequence[TrainingPhase]
+    training: Training
+    plan: Plan
+    store: Store
+    evaluation: Evaluation | None = None
+    peak: Peak | None = None
+    rules: ParameterRules = same_for_all
+    progress: Progress = SILENT
+    on_event: OnEvent = lambda event: None
 
-        with store.session(plan, state, training.trackers) as (trackers, interruption, note_step):
-            clock, speed = clock_from(state.seconds), Speed(end, peak)
-            watch = _Watch(
-                training, state, metrics, trackers, waiting, evaluation, save, clock, progress,
-                on_event, alone=plan.world == 1,
-            )  # fmt: skip
-            speed.mark(state)
+    def __post_init__(self) -> None:
+        stopping, best = self.training.early_stopping, self.training.keep.best
+        if stopping is not None and (best is None or self.evaluation is None):
+            message = "early stopping needs an evaluated metric that selects the best checkpoint"
+            fix = "Give development data, or leave early_stopping out."
+            raise ConfigError(message, where="training.early_stopping", fix=fix)
+        if self.training.target is not None and self.evaluation is None:
+            fix = "Give development data, or leave the target out."
+            raise ConfigError("requires evaluation data", where="training.target", fix=fix)
 
-            def noted_rate(state: RunState) -> float:
-                """Return the multiple of the peak rate of the next step, and record it."""
-                rate = schedule(state)
-                note_step(state, rate)
-                return rate
+    def train(self) -> RunState:
+        """Train from the store's newest checkpoint, or from the start; return the state at the end.
 
-            def on_step(state: RunState, meter: Meter) -> bool:
-                """Do what is due; return True to stop."""
-                if average is not None:
-                    average.update(state.steps)
-                on_event(Event("step", state))
-                watch.step(state, meter, speed)
-                return interruption.asked or waiting.over
+        In a folder SIGINT, SIGTERM, SIGHUP and SIGUSR1 end the run after a step, with a checkpoint:
+        the state is then short of `training.until`.
 
-            def fit_to(phase: TrainingPhase, state: RunState) -> RunState:
-                """Train to the end of a phase."""
-                now = dataclasses.replace(state, seconds=clock())
-                return fit(
-                    learner, phase.steps(now), optimizer, noted_rate, plan,
-                    until=phase.until, progress=now,
-                    on_step=on_step, on_rest=lambda report: watch.report(report, speed),
-                    precision=training.precision, clip_norm=training.clip_norm,
-                    step_limit=training.step_limit,
-                )  # fmt: skip
-
-            state = _one_by_one(phases, state, waiting, fit_to)
-            watch.finish(state)
-        # Where one rank ends, torchrun and Slurm kill the others: also one that is still saving.
-        barrier(plan)
-        reached = state.share(end) >= 1
-        if average is not None and (waiting.over or reached):
-            average.apply_to_weights()
-        return dataclasses.replace(state, early=waiting.over and not reached)
+        Raises:
+            BothwaysError: a loss or a gradient is not finite.
+            CheckpointError: the newest checkpoint cannot be used.
+            ConfigError: the schedule does not fit the run, or the metric that selects the best
+                checkpoint is not evaluated.
+            ResourceError: a file cannot be written.
+        """
+        with sharded(self.learner, self.plan):
+            trainer = _Trainer(self)
+            state = trainer.restore()
+            with self.store.session(self.plan, state, self.training.trackers) as session:
+                state = trainer.train(state, session)
+            # Where one rank ends, torchrun and Slurm kill the others, even one that is saving.
+            barrier(self.plan)
+            reached = state.share(self.training.end) >= 1
+            if trainer.average is not None and (trainer.stopping.over or reached):
+                trainer.average.apply_to_weights()
+            return dataclasses.replace(state, early=trainer.stopping.over and not reached)
 
 
-def _one_by_one(
-    phases: Sequence[TrainingPhase],
-    progress: RunState,
-    waiting: EarlyStopping,
-    fit_to: Callable[[TrainingPhase, RunState], RunState],
-) -> RunState:
-    """Train the phases from the current one on, until one is interrupted or the run ends early."""
-    for later, phase in enumerate(phases[progress.phase :]):
-        if waiting.over:
-            break
-        progress = fit_to(phase, progress.next_phase() if later else progress)
-        if progress.share(phase.until) < 1:
-            break
-    return progress
-
-
-def _waiting(training: Training, evaluation: object) -> EarlyStopping:
-    if training.early_stopping is not None and (training.keep.best is None or evaluation is None):
-        what = "early stopping needs an evaluated metric that selects the best checkpoint"
-        raise ConfigError(
-            what,
-            where="training.early_stopping",
-            fix="Give development data, or leave early_stopping out.",
-        )
-    if training.target is not None and evaluation is None:
-        what = "a run ends at a target only if it is evaluated"
-        fix = "Give development data, or leave the target out."
-        raise ConfigError(what, where="training.target", fix=fix)
-    return EarlyStopping(training.early_stopping, training.keep.best, training.target)
-
-
-class _Watch:
-    """Does what is due between two steps: a record, an evaluation, a checkpoint, in this order.
+class _Trainer:
+    """Trains one run, and does what is due between two steps: a record, an evaluation, a
+    checkpoint, in this order.
 
     So the records of a step are written before the checkpoint from which a later session resumes.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 – what a step may call for
-        self,
-        training: Training,
-        progress: RunState,
-        metrics: Metrics,
-        trackers: Sequence[Tracker],
-        waiting: EarlyStopping,
-        evaluation: Evaluation | None,
-        save: Callable[[RunState, Metrics], object],
-        clock: Callable[[], float],
-        shown: Progress,
-        on_event: OnEvent,
-        *,
-        alone: bool,
-    ) -> None:
-        self._training, self._trackers, self._waiting = training, trackers, waiting
-        self._checkpoint, self._on_event, self._alone = save, on_event, alone
-        self._evaluation = evaluation and waiting.watched(evaluation)
-        self._before, self._metrics = progress, waiting.restore(metrics)
-        self._evaluated = progress.steps if self._metrics else None
-        self._saved, self._clock = progress, clock
-        self._decay = plateau_end(training.schedule, training.end)
-        decaying = progress.amount(training.end) >= self._decay
-        self._plateau = (progress.plateau or progress.steps) if decaying else 0
-        self._shown, self._slow = shown, set[int]()
-        self._show_training(progress)
+    def __init__(self, run: Run) -> None:
+        learner, training = run.learner, run.training
+        self.run, self.training, self.progress = run, training, run.progress
+        optimizer = build_optimizer(
+            training.optimizer, learner.trained_parameters(), run.rules, learner.matrices()
+        )
+        self.tensors = RunTensors(learner, optimizer, run.plan)
+        self.average = None if training.ema is None else Average(learner, training.ema)
+        self.stopping = EarlyStopping(training.early_stopping, training.keep.best, training.target)
+        self.end = training.end
+        self.schedule = rate_factor(training.schedule, self.end)
+        self.decay = plateau_end(training.schedule, self.end)
+        self.slow_ranks = set[int]()
 
-    def step(self, progress: RunState, meter: Meter, speed: Speed) -> None:
-        """Do what is due after a step."""
-        before, self._before = self._before, progress
-        share = progress.share(self._training.end)
-        end = share >= 1
-        self._shown.advance(share)
+    def restore(self) -> RunState:
+        """Load the newest checkpoint, if there is one; return its state."""
+        state, metrics, notes = self.run.store.restore(self.tensors, self.training.keep)
+        for note in notes:
+            self.progress.message(note)
+        self.before = self.saved = state
+        self.metrics = self.stopping.restore(metrics)
+        self.evaluated = state.steps if self.metrics else None
+        decaying = state.amount(self.end) >= self.decay
+        self.plateau = (state.plateau or state.steps) if decaying else 0
+        return state
+
+    def train(self, state: RunState, session: Session) -> RunState:
+        """Train the phases from the current one on; return the state at the end."""
+        self.session, self.clock = session, clock_from(state.seconds)
+        self.speed = Speed(self.end, self.run.peak)
+        self.show_training(state)
+        self.speed.mark(state)
+        for number, phase in enumerate(self.run.phases[state.phase :]):
+            if self.stopping.over:
+                break
+            state = dataclasses.replace(
+                state.next_phase() if number else state, seconds=self.clock()
+            )
+            state = fit(
+                self.run.learner, phase.steps(state), self.tensors.optimizer, self.rate,
+                self.run.plan, until=phase.until, progress=state,
+                on_step=self.on_step, on_rest=self.report,
+                precision=self.training.precision, clip_norm=self.training.clip_norm,
+                step_limit=self.training.step_limit,
+            )  # fmt: skip
+            if state.share(phase.until) < 1:
+                break
+        self.finish(state)
+        return state
+
+    def rate(self, state: RunState) -> float:
+        """Return the multiple of the peak rate of the next step, and record it."""
+        rate = self.schedule(state)
+        self.session.note_step(state, rate)
+        return rate
+
+    def on_step(self, state: RunState, meter: Meter) -> bool:
+        """Do what is due after a step; return True to stop."""
+        if self.average is not None:
+            self.average.update(state.steps)
+        self.run.on_event(Event("step", state))
+        before, self.before = self.before, state
+        share = state.share(self.end)
+        self.progress.advance(share)
 
         def due(every: Duration | None) -> bool:
             """Return True at the end of the run and at each multiple of a duration."""
-            return end or (every is not None and progress.passed(every, before))
+            return share >= 1 or (every is not None and state.passed(every, before))
 
-        until = self._training.end
-        decaying = before.amount(until) < self._decay <= progress.amount(until)
-        self._plateau = progress.steps if decaying else self._plateau
-        evaluating = self._evaluation is not None and due(self._training.evaluate)
-        saving = due(self._training.save) or (evaluating and self._training.keep.best is not None)
+        decaying = before.amount(self.end) < self.decay <= state.amount(self.end)
+        self.plateau = state.steps if decaying else self.plateau
+        evaluating = self.run.evaluation is not None and due(self.training.evaluate)
+        saving = due(self.training.save) or (evaluating and self.training.keep.best is not None)
         saving = saving or decaying
-        if due(self._training.report) or evaluating or saving:
-            self.report(meter.read(), speed)
+        if due(self.training.report) or evaluating or saving:
+            self.report(meter.read())
         if evaluating:
-            self._evaluate(progress)
+            self.evaluate(state)
         if saving:
-            self._save(progress)
+            self.save(state)
+        return self.session.interruption.asked or self.stopping.over
 
-    def report(self, report: StepReport, speed: Speed) -> None:
+    def report(self, report: StepReport) -> None:
         """Write the record of the steps since the last one."""
-        values = report_values(report) | speed.mark(report.progress)
-        self._write(values)
-        self._shown.advance(values["share"], record_text(values))
+        values = report_values(report) | self.speed.mark(report.progress)
+        self.write(values)
+        self.progress.advance(values["share"], record_text(values))
         for rank, times in stragglers(report.pace).items():
-            if rank not in self._slow:
-                what = f"rank {rank} works {times:.1f} times as long as the median of the ranks"
-                self._shown.message(f"warning: {what}, which wait for it")
-            self._slow.add(rank)
-        self._on_event(Event("report", report.progress, values))
+            if rank not in self.slow_ranks:
+                slow = f"rank {rank} works {times:.1f} times as long as the median of the ranks"
+                self.progress.message(f"warning: {slow}, which wait for it")
+            self.slow_ranks.add(rank)
+        self.run.on_event(Event("report", report.progress, values))
 
-    def finish(self, progress: RunState) -> None:
+    def finish(self, state: RunState) -> None:
         """Do what is still due at the end of the run or of an interrupted session."""
-        until = self._training.end
-        end = progress.share(until) >= 1
-        evaluating = end and self._evaluation is not None and self._evaluated != progress.steps
+        ended = state.share(self.end) >= 1
+        evaluating = ended and self.run.evaluation is not None and self.evaluated != state.steps
         if evaluating:
-            self._evaluate(progress)
+            self.evaluate(state)
         # The time may have run out after the step that was saved, or in its evaluation.
-        if (
-            evaluating
-            or self._saved.steps < progress.steps
-            or (end and self._saved.share(until) < 1)
-        ):
-            self._save(progress)
+        unsaved = self.saved.steps < state.steps or (ended and self.saved.share(self.end) < 1)
+        if evaluating or unsaved:
+            self.save(state)
 
-    def _evaluate(self, progress: RunState) -> None:
-        assert self._evaluation is not None
+    def evaluate(self, state: RunState) -> None:
+        """Evaluate the learner, or the average of its weights."""
+        assert self.run.evaluation is not None
         with contextlib.ExitStack() as failed:
             # Other ranks may have got through it, and would not take part in the save.
-            if self._alone:
-                failed.callback(self._save, progress)  # no step is lost to a failed evaluation
-            metrics = dict(self._evaluation(self._shown))
-            self._training.keep.check(metrics)
-            if self._training.target is not None:
-                self._training.target.check(metrics)
+            if self.run.plan.world == 1:
+                failed.callback(self.save, state)  # no step is lost to a failed evaluation
+            with self.average.applied() if self.average else contextlib.nullcontext():
+                metrics = dict(self.run.evaluation(self.progress))
+            self.training.keep.check(metrics)
+            if self.training.target is not None:
+                self.training.target.check(metrics)
             failed.pop_all()
-        self._metrics, self._evaluated = metrics, progress.steps
-        values = progress_values(progress) | metrics
-        self._write(values)
-        self._shown.message(f"evaluation {record_text(values)}")
+        self.stopping.note(metrics)
+        self.metrics, self.evaluated = metrics, state.steps
+        values = progress_values(state) | metrics
+        self.write(values)
+        self.progress.message(f"evaluation {record_text(values)}")
         # With the time of the evaluation: else the next step seems to be as fast as both together.
-        self._show_training(dataclasses.replace(progress, seconds=self._clock()))
-        self._on_event(Event("evaluation", progress, metrics))
+        self.show_training(dataclasses.replace(state, seconds=self.clock()))
+        self.run.on_event(Event("evaluation", state, metrics))
 
-    def _save(self, progress: RunState) -> None:
-        metrics = self._metrics if self._evaluated == progress.steps else {}
-        self._saved = progress  # whose time all ranks agree on; that of now is the main one's
-        self._checkpoint(
-            dataclasses.replace(progress, seconds=self._clock(), plateau=self._plateau),
-            {**metrics, **self._waiting.state()},
-        )
+    def save(self, state: RunState) -> None:
+        """Save a checkpoint."""
+        metrics = self.metrics if self.evaluated == state.steps else {}
+        metrics = {**metrics, **self.stopping.state()}
+        self.saved = state  # whose time all ranks agree on; the current time is the main rank's
+        state = dataclasses.replace(state, seconds=self.clock(), plateau=self.plateau)
+        self.run.store.save(self.tensors, state, metrics, self.training.keep)
+        self.run.on_event(Event("checkpoint", state, metrics))
 
-    def _show_training(self, progress: RunState) -> None:
-        self._shown.stage("training", 1.0)
-        self._shown.advance(progress.share(self._training.end))
+    def show_training(self, state: RunState) -> None:
+        """Show the stage of training and how much of it is done."""
+        self.progress.stage("training", 1.0)
+        self.progress.advance(state.share(self.end))
 
-    def _write(self, values: Record) -> None:
-        for tracker in self._trackers:
+    def write(self, values: Record) -> None:
+        """Send a record to all trackers."""
+        for tracker in self.session.trackers:
             tracker.write(values)

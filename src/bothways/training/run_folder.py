@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bothways.core.advice import argument
-from bothways.core.atomic_files import HIDDEN, replace_text
+from bothways.core.atomic_files import HIDDEN
 from bothways.core.errors import ResourceError, os_errors
 from bothways.core.folder_lock import LOCK, OWNER, lock_folder
 from bothways.core.progress import SILENT, Progress
@@ -63,8 +63,3 @@ def _check(folder: Path, resume: bool) -> None:
         raise ResourceError(
             "is not empty, and not the folder of a run", where=folder, fix="Choose another folder."
         )
-
-
-def note_settings(folder: Path, settings: str) -> None:
-    """Write `config.toml`; ResourceError if it cannot be written."""
-    replace_text(folder / "config.toml", settings)

@@ -40,6 +40,22 @@ Group = Any
 
 
 @dataclass(frozen=True)
+class RunTensors:
+    """The learner and the optimizer of a run, whose tensors a checkpoint holds, on this rank."""
+
+    learner: Learner
+    optimizer: torch.optim.Optimizer
+    plan: Plan
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of a checkpoint."""
+        moments = (value for entry in self.optimizer.state.values() for value in entry.values())
+        tensors: Iterable[Any] = [*self.learner.trained_state().values(), *moments]
+        return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
+
+
+@dataclass(frozen=True)
 class SavedState:
     """What a checkpoint will hold.
 
@@ -82,24 +98,19 @@ class SavedState:
             torch.save(dict(self.rest), stream)
 
 
-def state_of(
-    learner: Learner,
-    optimizer: torch.optim.Optimizer,
-    plan: Plan,
-    random: Mapping[str, Tensor],
-    *,
-    aside: bool = False,
+def collect_state(
+    tensors: RunTensors, random: Mapping[str, Tensor], *, copied: bool = False
 ) -> SavedState:
-    """Return the state of a run; all ranks call this.
+    """Collect the state of a run; all ranks call this.
 
     Args:
         random: the states of the generators of all ranks.
-        aside: whether to copy all tensors to the host, so that training can go on.
+        copied: copy all tensors to the host, so that training can go on.
     """
-    state = learner.trained_state()
-    weights = {name: state[name] for name in _stored_names(learner)}
-    moments = optimizer.state_dict()
-    in_parts = isinstance(plan, Sharded) and checkpoint_bytes(learner, optimizer) > WHOLE_BYTES
+    state = tensors.learner.trained_state()
+    weights = {name: state[name] for name in _stored_names(tensors.learner)}
+    moments = tensors.optimizer.state_dict()
+    in_parts = isinstance(tensors.plan, Sharded) and tensors.nbytes > WHOLE_BYTES
     parts: dict[str, Tensor] = {}
     if in_parts:
         parts = {
@@ -110,24 +121,17 @@ def state_of(
         }
         rest = _mapped(moments, lambda tensor: None if is_part(tensor) else tensor)
     else:
-        keep = is_main(plan)
+        keep = is_main(tensors.plan)
         weights = {name: _gathered(tensor, keep) for name, tensor in weights.items()}
         rest = _mapped(moments, lambda tensor: _gathered(tensor, keep))
     saved = {"optimizer": rest, "random": dict(random)}
-    if not aside:
+    if not copied:
         return SavedState(weights, parts, saved, in_parts)
     if in_parts:
-        weights, parts = _parts_aside(weights), _parts_aside(parts)
+        weights, parts = _copy_parts(weights), _copy_parts(parts)
     else:
-        weights = {name: _aside(tensor) for name, tensor in weights.items()}
-    return SavedState(weights, parts, _mapped(saved, _aside), in_parts)
-
-
-def checkpoint_bytes(learner: Learner, optimizer: torch.optim.Optimizer) -> int:
-    """Return the bytes of a checkpoint."""
-    moments = (tensor for entry in optimizer.state.values() for tensor in entry.values())
-    tensors: Iterable[Any] = [*learner.trained_state().values(), *moments]
-    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
+        weights = _mapped(weights, _copy_to_host)
+    return SavedState(weights, parts, _mapped(saved, _copy_to_host), in_parts)
 
 
 def load_weights(folder: Path, learner: Learner) -> None:
@@ -312,12 +316,11 @@ def _gathered(tensor: Tensor, keep: bool) -> Tensor:
     return full if keep else full.new_empty(0)
 
 
-def _aside(tensor: Tensor) -> Tensor:
-    """Return a copy on the host."""
+def _copy_to_host(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def _parts_aside(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _copy_parts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
     result: dict[str, Tensor] = BlockingAsyncStager(cache_staged_state_dict=False).stage(

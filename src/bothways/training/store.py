@@ -7,8 +7,8 @@ ends with them.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bothways.core.atomic_files import replace_text
 from bothways.core.config.tree import flatten
 from bothways.core.errors import CheckpointError, installed
 from bothways.core.learner import Learner
@@ -35,8 +36,7 @@ from bothways.training.early_stopping import BEST, WAITED, Metrics
 from bothways.training.hosted_trackers import HostedTracker, open_hosted
 from bothways.training.parallel import Plan, Sharded, barrier, from_main_rank, is_main, on_all_ranks
 from bothways.training.remote import open_remote
-from bothways.training.run_folder import note_settings
-from bothways.training.saved_state import Group
+from bothways.training.saved_state import Group, RunTensors
 from bothways.training.signals import Interruption
 from bothways.training.state import RunState
 from bothways.training.step_record import StepRecord
@@ -44,19 +44,27 @@ from bothways.training.trackers import JsonLines, TensorBoard, Tracker
 
 NoteStep = Callable[[RunState, float], object]
 """Receives the state before each step, and the multiple of the peak rate that the step has."""
-Session = tuple[list[Tracker], Interruption, NoteStep]
+
+
+@dataclass(frozen=True)
+class Session:
+    """The receivers of a session of training: all of them, on the main rank."""
+
+    trackers: Sequence[Tracker] = ()
+    interruption: Interruption = field(default_factory=Interruption)
+    note_step: NoteStep = lambda state, rate: None
 
 
 class Background:
     """Runs jobs next to the training in a thread, one after the other; no error is lost."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._thread = ThreadPoolExecutor(1, "saving")
+        self._job: Future[object] | None = None
         self._group: Any = None
 
     def group(self, plan: Plan) -> Any:
-        """Return the ranks as a group of its own, in which jobs exchange values; None for one rank.
+        """Return a separate group of the ranks, in which jobs exchange values; None for one rank.
 
         All ranks call this, not in a job.
         """
@@ -65,31 +73,15 @@ class Background:
         return self._group
 
     def run(self, job: Callable[[], object]) -> None:
-        """Start a job when the one before is done.
-
-        Raises:
-            Exception: that of the job before.
-        """
+        """Start a job when the one before is done; raise the error of that one."""
         self.wait()
-
-        def work() -> None:
-            """Do the job and keep its error."""
-            try:
-                job()
-            except BaseException as error:
-                self._error = error
-
-        self._thread = threading.Thread(target=work, name="saving")
-        self._thread.start()
+        self._job = self._thread.submit(job)
 
     def wait(self) -> None:
         """Wait for the job; raise its error."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        job, self._job = self._job, None
+        if job is not None:
+            job.result()
 
 
 @dataclass(frozen=True)
@@ -107,10 +99,8 @@ class FolderStore:
     settings: str | None = None
     _background: Background = field(default_factory=Background, init=False, repr=False)
 
-    def restore(
-        self, learner: Learner, optimizer: torch.optim.Optimizer, plan: Plan, keep: Keep
-    ) -> tuple[RunState, Metrics, list[str]]:
-        """Restore the newest whole checkpoint: its progress, its metrics and notes.
+    def restore(self, tensors: RunTensors, keep: Keep) -> tuple[RunState, Metrics, list[str]]:
+        """Restore the newest whole checkpoint; return its progress, its metrics and notes.
 
         With another `training.until`, a run in the decay of its schedule returns to the end of the
         plateau.
@@ -118,16 +108,14 @@ class FolderStore:
         Raises:
             CheckpointError: a checkpoint is of another run, or all are damaged.
         """
-        fetched = self._fetch(plan, keep)
-        checkpoint, notes = from_main_rank(plan, self._chosen)
-        if checkpoint is None:
-            state: tuple[RunState, Metrics] = RunState(), {}
-        else:
-            progress = checkpoint.restore(learner, optimizer, plan, self.config)
-            state = progress, checkpoint.metrics
-        if is_main(plan) and self.settings is not None:
-            note_settings(self.folder, self.settings)
-        return *state, [*fetched, *notes]
+        fetched = self._fetch(tensors.plan, keep)
+        checkpoint, notes = from_main_rank(tensors.plan, self._choose)
+        state, metrics = RunState(), dict[str, int | float]()
+        if checkpoint is not None:
+            state, metrics = checkpoint.restore(tensors, self.config), dict(checkpoint.metrics)
+        if is_main(tensors.plan) and self.settings is not None:
+            replace_text(self.folder / "config.toml", self.settings)
+        return state, metrics, [*fetched, *notes]
 
     def _fetch(self, plan: Plan, keep: Keep) -> list[str]:
         """Copy the remote checkpoints that the folder lacks; return notes.
@@ -150,7 +138,7 @@ class FolderStore:
         barrier(plan)  # for the copies
         return notes
 
-    def _chosen(self) -> tuple[Checkpoint | None, list[str]]:
+    def _choose(self) -> tuple[Checkpoint | None, list[str]]:
         """Return the checkpoint to continue from, and notes."""
         checkpoint, notes = self._newest()
         if checkpoint is not None and (plateau := self._plateau(checkpoint)) is not None:
@@ -173,28 +161,21 @@ class FolderStore:
 
     def _plateau(self, newest: Checkpoint) -> Path | None:
         """Return the folder of an earlier checkpoint from which a longer run continues."""
-        then, now = (each.get("training", {}).get("until") for each in (newest.config, self.config))
+        then, now = (c.get("training", {}).get("until") for c in (newest.config, self.config))
         folder = self.folder / f"step-{newest.progress.plateau}"
         return folder if then != now and folder.exists() and folder != newest.folder else None
 
-    def save(
-        self,
-        learner: Learner,
-        optimizer: torch.optim.Optimizer,
-        plan: Plan,
-        progress: RunState,
-        metrics: Metrics,
-        keep: Keep,
-    ) -> None:
+    def save(self, tensors: RunTensors, state: RunState, metrics: Metrics, keep: Keep) -> None:
         """Write a checkpoint and delete those that need not stay; all ranks wait for it.
 
         A rank that went on would take the main one for one that hangs, and would only learn that
         it is lost if the disk is full.
         """
+        plan = tensors.plan
         on_all_ranks(plan, self._background.wait)  # for the copy in memory of the one before
         new = new_checkpoint(
-            self.folder, learner, optimizer, plan, progress,
-            metrics=metrics, config=self.config, aside=keep.asynchronous,
+            self.folder, tensors, state,
+            metrics=metrics, config=self.config, copied=keep.asynchronous,
         )  # fmt: skip
         remote = open_remote(keep.remote)
 
@@ -203,7 +184,7 @@ class FolderStore:
             new.write(group, remote.send if remote else lambda folder, files: None)
             if not is_main(plan):
                 return
-            prune(self.folder, keep, progress.steps, progress.plateau)
+            prune(self.folder, keep, state.steps, state.plateau)
             if remote is not None:
                 remote.complete(new.place)
                 remote.send_records(self.folder)
@@ -215,35 +196,32 @@ class FolderStore:
         else:
             on_all_ranks(plan, write)
 
-    def load_best(self, learner: Learner, wanted: Best) -> None:
-        """Give the learner the best weights, if any evaluation has the metric."""
-        if (folder := best_checkpoint(self.folder, wanted)) is not None:
+    def load_best(self, learner: Learner, best: Best) -> None:
+        """Load the best weights into a learner, if any evaluation has the metric."""
+        if (folder := best_checkpoint(self.folder, best)) is not None:
             read_checkpoint(folder).load_weights(learner)
             use_average(learner)
 
     @contextlib.contextmanager
     def session(
-        self, plan: Plan, progress: RunState, hosted: Sequence[HostedTracker] = ()
+        self, plan: Plan, state: RunState, hosted: Sequence[HostedTracker] = ()
     ) -> Iterator[Session]:
-        """Open the trackers and the step record of this rank, and note signals instead of dying of
-        them.
-        """
+        """Open the trackers and the step record of this rank; signals end the session."""
         with contextlib.ExitStack() as stack:
-            interruption = stack.enter_context(Interruption())
-            trackers: list[Tracker] = []
-            note_step: NoteStep = _note_nothing
+            session = Session(interruption=stack.enter_context(Interruption()))
             if is_main(plan):
-                record = StepRecord(self.folder, progress.steps, plan.world)
-                note_step = stack.enter_context(contextlib.closing(record)).note
-                trackers = [JsonLines(self.folder / "metrics.jsonl", progress.steps)]
+                record = StepRecord(self.folder, state.steps, plan.world)
+                stack.enter_context(contextlib.closing(record))
+                trackers: list[Tracker] = [JsonLines(self.folder / "metrics.jsonl", state.steps)]
                 if installed("tensorboard"):
-                    trackers.append(TensorBoard(self.folder / "tensorboard", progress.steps))
+                    trackers.append(TensorBoard(self.folder / "tensorboard", state.steps))
                 plain = flatten(dict(self.config))
                 trackers += [open_hosted(kind, self.folder, plain) for kind in hosted]
                 for tracker in trackers:
                     stack.enter_context(contextlib.closing(tracker))
+                session = Session(trackers, session.interruption, record.note)
             try:
-                yield trackers, interruption, note_step
+                yield session
                 on_all_ranks(plan, self._background.wait)
             finally:
                 self._background.wait()
@@ -255,55 +233,39 @@ class MemoryStore:
 
     Attributes:
         history: (epochs, metrics) of every evaluation.
-        metrics: those of the best weights; empty without evaluations.
+        metrics: metrics of the best weights; empty without evaluations.
     """
 
     history: list[tuple[float, Metrics]] = field(default_factory=list)
     metrics: Metrics = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
 
-    def restore(
-        self, learner: Learner, optimizer: torch.optim.Optimizer, plan: Plan, keep: Keep
-    ) -> tuple[RunState, Metrics, Sequence[str]]:
+    def restore(self, tensors: RunTensors, keep: Keep) -> tuple[RunState, Metrics, list[str]]:
         """Return the start of a run."""
-        return RunState(), {}, ()
+        return RunState(), {}, []
 
-    def save(
-        self,
-        learner: Learner,
-        optimizer: torch.optim.Optimizer,
-        plan: Plan,
-        progress: RunState,
-        metrics: Metrics,
-        keep: Keep,
-    ) -> None:
+    def save(self, tensors: RunTensors, state: RunState, metrics: Metrics, keep: Keep) -> None:
         """Keep the weights if their metrics are the best so far."""
         metrics = {name: value for name, value in metrics.items() if name not in (BEST, WAITED)}
         if not metrics or keep.best is None:
             return
-        self.history.append((progress.epochs, metrics))
+        self.history.append((state.epochs, metrics))
         if not self.metrics or keep.best.order(metrics) < keep.best.order(self.metrics):
-            self.metrics = metrics
-            self.weights = {
-                name: tensor.clone() for name, tensor in learner.trained_state().items()
-            }
+            weights = tensors.learner.trained_state()
+            self.metrics, self.weights = metrics, {n: w.clone() for n, w in weights.items()}
 
-    def load_best(self, learner: Learner, wanted: Best) -> None:
-        """Give the learner the best weights, if there was an evaluation."""
+    def load_best(self, learner: Learner, best: Best) -> None:
+        """Load the best weights into a learner, if there was an evaluation."""
         if self.weights:
             learner.load_state_dict(self.weights, strict=False)
             use_average(learner)
 
     @contextlib.contextmanager
     def session(
-        self, plan: Plan, progress: RunState, hosted: Sequence[HostedTracker] = ()
+        self, plan: Plan, state: RunState, hosted: Sequence[HostedTracker] = ()
     ) -> Iterator[Session]:
         """Open nothing: Ctrl-C ends the run at once."""
-        yield [], Interruption(), _note_nothing
+        yield Session()
 
 
 Store = FolderStore | MemoryStore
-
-
-def _note_nothing(state: RunState, rate: float) -> None:
-    """Ignore a step: another rank records it, or nobody does."""
