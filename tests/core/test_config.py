@@ -7,7 +7,7 @@ import json
 import math
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -516,3 +516,22 @@ def test_files_that_are_no_toml_are_named(tmp_path: Path) -> None:
 def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "bom.toml").write_bytes(b"\xef\xbb\xbflength = 32\n")
     assert read_toml(tmp_path / "bom.toml") == {"length": 32}
+
+
+def test_changeable_settings_are_marked_where_they_are_declared():
+    @dataclass(frozen=True)
+    class Inner:
+        rate: float = 1.0
+        report: int = field(default=10, metadata=configs.CHANGEABLE)
+        until: int = field(default=3, metadata=configs.CHANGEABLE)
+
+    @dataclass(frozen=True)
+    class Outer:
+        first: Inner = field(default=Inner(), metadata={"fixed": ("until",)})
+        second: Inner | None = Inner()
+        folder: str = field(default="a", metadata=configs.CHANGEABLE)
+
+    assert configs.changeable_settings(Outer()) == {
+        "first.report", "second.report", "second.until", "folder",
+    }  # fmt: skip
+    assert configs.changeable_settings(Outer(second=None)) == {"first.report", "folder"}

@@ -37,7 +37,7 @@ def run(
         if event.kind == "checkpoint" and event.progress.steps == stop:
             raise InterruptedError
 
-    store = FolderStore(folder, {"training": {"until": str(until)}})
+    store = FolderStore(folder, {"training": {"until": str(until)}}, {"training.until"})
     phases = [TrainingPhase(until, steps)]
     progress = Run(learner, phases, training, SINGLE, store, on_event=note).train()
     return learner.state_dict(), progress

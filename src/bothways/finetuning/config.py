@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Annotated, Any
 
 from bothways.core.config.checks import require_at_least, require_probability
-from bothways.core.config.reader import Members
+from bothways.core.config.reader import CHANGEABLE, Members
 from bothways.core.config.tree import Tree, parse_overrides
 from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget, TokenBudget
@@ -84,7 +84,7 @@ class FinetuneSettings:
     training: Training = field(default_factory=automatic_adam)
     length: int | None = None
     batch: ExampleBudget | TokenBudget = ExampleBudget(32)
-    microbatch_tokens: int = 8192
+    microbatch_tokens: int = field(default=8192, metadata=CHANGEABLE)
     metric: str | None = None
     metrics: Annotated[OwnMetrics | None, Members(NoneType)] = None
     dropout: float | None = None

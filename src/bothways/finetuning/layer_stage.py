@@ -72,7 +72,7 @@ class LayerStage:
         AttentionScores(),
     )
     layers: tuple[int, ...] | None = None
-    training: Training = field(default_factory=_training)
+    training: Training = field(default_factory=_training, metadata={"fixed": ("until",)})
     kind: Literal["layers"] = "layers"
 
     def __post_init__(self) -> None:

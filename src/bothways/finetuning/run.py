@@ -110,7 +110,12 @@ def finetune(
             ready.settings,
             MemoryStore()
             if folder is None
-            else FolderStore(folder, identity, configs.to_toml(ready.settings)),
+            else FolderStore(
+                folder,
+                identity,
+                configs.changeable_settings(ready.settings),
+                configs.to_toml(ready.settings),
+            ),
             seed=settings.ordered_by,
             fresh=ready.fresh,
             teacher=settings.teacher,
@@ -139,7 +144,8 @@ def _first_stage(
     settings = ready.settings
     if settings.teacher is None or settings.stage is None:
         return None
-    store = MemoryStore() if folder is None else FolderStore(folder / STAGE, identity)
+    changeable = configs.changeable_settings(settings)
+    store = MemoryStore() if folder is None else FolderStore(folder / STAGE, identity, changeable)
     state = learn_layers(
         ready.learner.model,
         ready.data,

@@ -15,7 +15,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from typing_extensions import assert_never
 
 from bothways.core.atomic_files import make_folder, replace_file
 from bothways.core.batch import Batch
+from bothways.core.config.reader import CHANGEABLE
 from bothways.core.errors import ConfigError
 from bothways.core.finding import places
 from bothways.core.learner import Learner
@@ -77,10 +78,10 @@ class Teacher:
         2.0
     """
 
-    folder: str
+    folder: str = field(metadata=CHANGEABLE)  # the run knows the teacher by its SHA-256
     weight: float = 0.5
     temperature: float = 2.0
-    unlabelled: str | None = None
+    unlabelled: str | None = field(default=None, metadata=CHANGEABLE)
     stage: LayerStage | None = None
 
     def __post_init__(self) -> None:

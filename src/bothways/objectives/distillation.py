@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from typing_extensions import assert_never
 
 from bothways.core.advice import call
 from bothways.core.config.checks import require_at_least
+from bothways.core.config.reader import CHANGEABLE
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding
 from bothways.core.sequence import Sequence
@@ -70,7 +71,7 @@ class Distillation(Objective):
         'distillation'
     """
 
-    teacher: str
+    teacher: str = field(metadata=CHANGEABLE)  # the run knows it by its SHA-256
     losses: tuple[DistilLoss, ...] = (SoftTargets(5.0), MaskedTokens(2.0), CosineStates(1.0))
     layers: tuple[int, ...] | None = None
     segments: FullSentences = FullSentences()

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_seed
-from bothways.core.config.reader import Members
+from bothways.core.config.reader import CHANGEABLE, Members
 from bothways.core.config.tree import Tree
 from bothways.core.errors import ConfigError
 from bothways.data.batching import BatchSize, TokenBudget
@@ -102,14 +102,14 @@ class PretrainConfig:
     objective: Annotated[Objective, Members(AnyObjective)] = MaskedLMNextSentence()
     phases: tuple[PretrainPhase, ...] = (PretrainPhase(128),)
     batch: BatchSize = TokenBudget(8192)
-    microbatch_tokens: int = 4096
+    microbatch_tokens: int = field(default=4096, metadata=CHANGEABLE)
     held_out: float = 0.01
-    evaluation_tokens: int = 200_000
+    evaluation_tokens: int = field(default=200_000, metadata=CHANGEABLE)
     evaluation_masking: Masking = Masking()
     shuffle: Windows | None = None
     data_copies: int | None = None
     mixture: Mixture | None = None
-    sharding: Literal["auto"] | Sharding | None = "auto"
+    sharding: Literal["auto"] | Sharding | None = field(default="auto", metadata=CHANGEABLE)
     seed: int = 0
     start: str | None = None
     start_layers: tuple[int, ...] | None = None

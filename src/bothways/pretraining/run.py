@@ -190,7 +190,8 @@ def pretrain(
 def _store(settings: PretrainConfig, digests: Mapping[str, str], folder: Path) -> FolderStore:
     """Return the store of a run, whose checkpoints belong to its settings, corpora and models."""
     config = configs.to_dict(settings) | dict(digests)
-    return FolderStore(folder, config, configs.to_toml(settings))
+    changeable = configs.changeable_settings(settings)
+    return FolderStore(folder, config, changeable, configs.to_toml(settings))
 
 
 DATA = "data.json"

@@ -17,7 +17,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -57,19 +57,6 @@ from bothways.training.state import RunState
 
 WHOLE, IN_PARTS = 1, 2
 """The formats of checkpoints."""
-HARMLESS = frozenset(
-    {
-        "training.report", "training.evaluate", "training.save", "training.keep",
-        "training.early_stopping", "training.target", "training.recompute", "training.compiled",
-        "training.until", "microbatch_tokens", "evaluation_tokens", "objective.teacher",
-        "sharding", "training.step_limit", "training.trackers", "teacher.folder",
-        "teacher.unlabelled",
-        *(f"teacher.stage.training.{name}"
-          for name in ("report", "save", "keep", "step_limit", "trackers")),
-    }
-)  # fmt: skip
-"""Settings that may change on resume. None changes an update, except that a longer run has a longer
-schedule. Teachers and data are known by their sha256, not by their paths."""
 
 
 class DamagedError(CheckpointError):
@@ -150,15 +137,24 @@ class Checkpoint:
         """
         load_weights(self.folder, learner)
 
-    def restore(self, tensors: RunTensors, config: Mapping[str, Any]) -> RunState:
+    def restore(
+        self,
+        tensors: RunTensors,
+        config: Mapping[str, Any],
+        changeable: Collection[str] = (),
+    ) -> RunState:
         """Restore weights, optimizer and random state, and return the progress.
 
         With another number of ranks than before, dropout has new draws; the data does not change.
 
+        Args:
+            config: the settings of the run that continues.
+            changeable: paths of settings that may differ from those of the checkpoint.
+
         Raises:
             CheckpointError: it is of another run, or its tensors are not those of this model.
         """
-        _check_run(self, config)
+        _check_run(self, config, changeable)
         self.load_weights(tensors.learner)
         random = load_state(self.folder, tensors.optimizer)
         _set_random(random, device_of(tensors.learner), tensors.plan, self.progress)
@@ -378,14 +374,16 @@ def _check_room(run: Path, needed: int) -> None:
         )
 
 
-def _check_run(checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
+def _check_run(
+    checkpoint: Checkpoint, config: Mapping[str, Any], changeable: Collection[str]
+) -> None:
     # Through JSON, since what was saved went through it too: a tuple is a list there.
     then, now = flatten(checkpoint.config), flatten(json.loads(json.dumps(config)))
     changed = [
         name
         for name in {*then, *now}
         if then.get(name) != now.get(name)
-        and not any(f"{name}.".startswith(f"{harmless}.") for harmless in HARMLESS)
+        and not any(f"{name}.".startswith(f"{path}.") for path in changeable)
     ]
     # Settings such as `start` may be the reason why others, or what was read, differ.
     changed.sort(key=lambda name: (_is_digest(then.get(name)), name.count("."), name))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from bothways.core.config.checks import require_at_least
-from bothways.core.config.reader import Members
+from bothways.core.config.reader import CHANGEABLE, Members
 from bothways.core.errors import ConfigError
 from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress
@@ -55,7 +55,8 @@ class Training:
     """Settings of training, whatever the model learns.
 
     Attributes:
-        until: the length of the run; "auto" is for fine-tuning only.
+        until: the length of the run; "auto" is for fine-tuning only. A longer run has a longer
+            schedule.
         optimizer: in Python also a function that makes any `torch.optim.Optimizer` of groups.
         schedule: in Python also a function of the share of the run that is done.
         clip_norm: the highest global gradient norm; None for no clipping.
@@ -75,22 +76,22 @@ class Training:
         trackers: where records are sent besides the run's folder: "wandb", "mlflow".
     """
 
-    until: Duration | Auto
+    until: Duration | Auto = field(metadata=CHANGEABLE)
     optimizer: Annotated[OptimizerConfig | OptimizerFactory, Members(OptimizerConfig)]
     schedule: Annotated[Schedule | ScheduleFunction, Members(Schedule)]
     precision: Precision = "auto"
     clip_norm: float | None = 1.0
     ema: float | None = None
-    recompute: bool = False
-    compiled: bool = False
-    report: Duration = field(default_factory=lambda: Steps(10))
-    evaluate: Duration | None = None
-    save: Duration | None = None
-    keep: Keep = field(default_factory=Keep)
-    early_stopping: int | None = None
-    target: Target | None = None
-    step_limit: float | None = None
-    trackers: tuple[HostedTracker, ...] = ()
+    recompute: bool = field(default=False, metadata=CHANGEABLE)
+    compiled: bool = field(default=False, metadata=CHANGEABLE)
+    report: Duration = field(default_factory=lambda: Steps(10), metadata=CHANGEABLE)
+    evaluate: Duration | None = field(default=None, metadata=CHANGEABLE)
+    save: Duration | None = field(default=None, metadata=CHANGEABLE)
+    keep: Keep = field(default_factory=Keep, metadata=CHANGEABLE)
+    early_stopping: int | None = field(default=None, metadata=CHANGEABLE)
+    target: Target | None = field(default=None, metadata=CHANGEABLE)
+    step_limit: float | None = field(default=None, metadata=CHANGEABLE)
+    trackers: tuple[HostedTracker, ...] = field(default=(), metadata=CHANGEABLE)
 
     def __post_init__(self) -> None:
         require_at_least(1, "training", early_stopping=self.early_stopping)

@@ -7,7 +7,7 @@ ends with them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,12 +90,14 @@ class FolderStore:
 
     Attributes:
         config: the resolved configuration, in plain values. A checkpoint with another one is
-            refused, except for settings that change no update (`checkpoint.HARMLESS`).
+            refused.
+        changeable: paths of settings that may differ (`changeable_settings`).
         settings: the text of `config.toml`; None to write none.
     """
 
     folder: Path
     config: Mapping[str, Any]
+    changeable: Collection[str] = ()
     settings: str | None = None
     _background: Background = field(default_factory=Background, init=False, repr=False)
 
@@ -112,7 +114,10 @@ class FolderStore:
         checkpoint, notes = from_main_rank(tensors.plan, self._choose)
         state, metrics = RunState(), dict[str, int | float]()
         if checkpoint is not None:
-            state, metrics = checkpoint.restore(tensors, self.config), dict(checkpoint.metrics)
+            state, metrics = (
+                checkpoint.restore(tensors, self.config, self.changeable),
+                dict(checkpoint.metrics),
+            )
         if is_main(tensors.plan) and self.settings is not None:
             replace_text(self.folder / "config.toml", self.settings)
         return state, metrics, [*fetched, *notes]

@@ -39,6 +39,9 @@ from bothways.core.terminal import counted
 
 C = TypeVar("C")
 
+CHANGEABLE = types.MappingProxyType({"changeable": True})
+"""Metadata of a field that may change when a run is resumed, since it changes no update."""
+
 
 def load(
     cls: type[C],
@@ -97,6 +100,22 @@ def to_dict(config: Any) -> dict[str, Any]:
 def to_toml(config: Any) -> str:
     """Return the complete configuration as the text of a TOML file."""
     return write_toml(to_dict(config))
+
+
+def changeable_settings(config: Any, where: str = "") -> frozenset[str]:
+    """Return the paths of the settings that may change when a run is resumed.
+
+    A field with metadata "fixed" has a configuration of which these names may not change.
+    """
+    paths = set[str]()
+    for field in dataclasses.fields(config):
+        path, value = join_path(where, field.name), getattr(config, field.name)
+        if "changeable" in field.metadata:
+            paths.add(path)
+        elif dataclasses.is_dataclass(value):
+            fixed = {join_path(path, name) for name in field.metadata.get("fixed", ())}
+            paths |= changeable_settings(value, path) - fixed
+    return frozenset(paths)
 
 
 def config_difference(config: Any, base: Any) -> list[str]:
