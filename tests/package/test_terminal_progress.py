@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ from rich.console import Console
 from bothways.core import bar as shown
 from bothways.core.bar import terminal_progress
 from bothways.core.progress import Part
+from bothways.core.terminal import write_stderr
 
 
 def text_of(console: Console) -> str:
@@ -116,11 +119,17 @@ def test_a_part_has_its_name_before_its_stages_and_messages(clock: SimpleNamespa
     assert "seed-3: note: [/x]" in text_of(console)
 
 
-def test_a_console_whose_reader_ends_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    changed = list[tuple[int, int]]()
-    monkeypatch.setattr(shown.os, "dup2", lambda a, b: changed.append((a, b)))
-    console = shown.error_console()
-    monkeypatch.setattr(console, "_file", SimpleNamespace(fileno=lambda: 2))
-    console.on_broken_pipe()
-    assert console.quiet
-    assert [b for _, b in changed] == [2]
+@pytest.mark.parametrize("gone", ["reader", "terminal", "stream"])
+def test_progress_without_a_reader_ends_no_run(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if gone == "stream":
+        monkeypatch.setattr(sys, "stderr", None)
+    else:
+        reader, writer = os.pipe() if gone == "reader" else os.openpty()
+        os.close(reader)
+        monkeypatch.setattr(sys, "stderr", os.fdopen(writer, "w"))
+    with terminal_progress() as progress:
+        progress.stage("training", 1.0)
+        progress.message("note: saved")
+    write_stderr("note: done")
+    if sys.stderr is not None:
+        sys.stderr.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bothways.core.bar import announce, error_console, terminal_progress
-from bothways.core.terminal import say
+from bothways.core.terminal import say, write_stderr
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +41,7 @@ def say_guess(opened: Predictor, reading: Reading[Any], given: object, source: s
 
     columns, trained = (getattr(each.task, "columns", None) for each in (reading, opened.learner))
     if given is None and not reads_as_trained(columns, trained) and _has_columns(source):
-        print(f"note: the columns are guessed: {columns}", file=sys.stderr)
+        write_stderr(f"note: the columns are guessed: {columns}")
 
 
 def _has_columns(source: str) -> bool:
@@ -125,7 +125,7 @@ def run_progress(out: Path, console: Console) -> Iterator[Progress]:
 def check_begun(out: Path) -> None:
     """Print a note if there is no run to resume: a new one starts."""
     if not out.exists():
-        print(f"note: {out} has no run to resume: starting one", file=sys.stderr)
+        write_stderr(f"note: {out} has no run to resume: starting one")
 
 
 def stop_saved(console: Console, saved: str = "Saved.") -> NoReturn:

@@ -6,6 +6,7 @@ An error that the user can fix is one message on stderr and exit status 2, never
 from __future__ import annotations
 
 import codecs
+import contextlib
 import errno
 import os
 import signal
@@ -22,7 +23,7 @@ from bothways.core.advice import interface, render
 from bothways.core.errors import AGAIN, BothwaysError, LostRankError
 from bothways.core.runtime.allocator import tune_allocator
 from bothways.core.runtime.limits import limit_threads
-from bothways.core.terminal import printable, shortened
+from bothways.core.terminal import ErrorStream, printable, shortened
 
 _OUT_OF_MEMORY = (
     "out of GPU memory\n  In training, halve microbatch_tokens, then set training.recompute=true, "
@@ -176,7 +177,8 @@ def main() -> None:
     _prepare_terminal()
     limit_threads()
     tune_allocator()
-    with interface("command"):
+    # A run must not end because its terminal was closed.
+    with contextlib.redirect_stderr(ErrorStream(sys.stderr)), interface("command"):
         _run()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bothways.core.errors import ConfigError
 from bothways.core.progress import SILENT, Progress
-from bothways.core.terminal import printable, say, time_text
+from bothways.core.terminal import ErrorStream, printable, say, time_text, write_stderr
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -103,7 +102,7 @@ class _NotebookLine:
 
     def message(self, text: str) -> None:
         """Print a line that stays."""
-        print(printable(text), file=sys.stderr)
+        write_stderr(text)
 
 
 @contextmanager
@@ -156,21 +155,12 @@ def terminal_progress(
 
 
 def error_console() -> Console:
-    """Return standard error; it falls silent when its reader ends, instead of ending the run."""
+    """Return standard error, whose failures end no run."""
     from rich.console import Console
 
-    class Stderr(Console):
-        def on_broken_pipe(self) -> None:
-            """Stop quietly: the reader of standard error has gone."""
-            # Ctrl-C may have ended the `tee` that reads the output. What could not be written is
-            # still flushed at the end, to nowhere.
-            self.quiet = True
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.file.fileno())
-            os.close(nowhere)
-
     # FORCE_COLOR makes a file or a pipe a terminal for rich, but no bar can be drawn over there.
-    return Stderr(stderr=True, force_interactive=None if sys.stderr.isatty() else False)
+    stream = ErrorStream(sys.stderr)
+    return Console(file=stream, force_interactive=None if stream.isatty() else False)
 
 
 class _Bar:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -113,6 +115,66 @@ def output_console() -> Console:
 
     fixed = not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdecimal()
     return Output(width=_FILE_WIDTH if fixed else None)
+
+
+class ErrorStream(io.TextIOBase):
+    """Standard error for progress and notes, which never fails: nobody may be left to read them.
+
+    After its reader or its terminal is gone, or its disk is full, output is discarded.
+
+    Args:
+        stream: standard error; None if it was closed before Python started.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_stream":  # while an instance is copied
+            raise AttributeError(name)
+        return getattr(self._stream, name)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The encoding of the stream."""
+        return getattr(self._stream, "encoding", None) or "utf-8"
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        self._attempt("write", text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write buffered text."""
+        self._attempt("flush")
+
+    def isatty(self) -> bool:
+        """Return True for a terminal."""
+        return self._stream is not None and self._stream.isatty()
+
+    def fileno(self) -> int:
+        """Return the file descriptor; raise OSError if there is none."""
+        if self._stream is None:
+            raise io.UnsupportedOperation("standard error is closed")
+        return int(self._stream.fileno())
+
+    def _attempt(self, method: str, *arguments: str) -> None:
+        if self._stream is None:
+            return
+        try:
+            getattr(self._stream, method)(*arguments)
+        except (OSError, ValueError):  # ValueError: the host program has closed it
+            # Buffered text is flushed once more at exit: to nowhere.
+            with contextlib.suppress(OSError, ValueError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, self._stream.fileno())
+                os.close(nowhere)
+            self._stream = None
+
+
+def write_stderr(text: str) -> None:
+    """Print a line on standard error, if that can be written."""
+    print(printable(text), file=ErrorStream(sys.stderr), flush=True)
 
 
 def show_lines(console: Console, *parts: RenderableType) -> None:

@@ -26,6 +26,7 @@ from typing import Protocol, runtime_checkable
 from typing_extensions import Buffer
 
 from bothways.core.errors import ConfigError, DataError, ResourceError, optional
+from bothways.core.terminal import write_stderr
 from bothways.core.urls import Place, Url, is_url, local_path, open_url, status_of
 
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2")
@@ -400,7 +401,7 @@ def standard_input() -> Iterator[tuple[int, str]]:
     if sys.stdin is None:
         raise ResourceError("is closed", where=STANDARD_INPUT, fix="Name a file to read.")
     if sys.stdin.buffer.isatty():  # a program that waits in silence seems to compute
-        print("note: reading the keyboard, one input a line; Ctrl-D ends it", file=sys.stderr)
+        write_stderr("note: reading the keyboard, one input a line; Ctrl-D ends it")
     return decode_lines(sys.stdin.buffer, STANDARD_INPUT)
 
 
