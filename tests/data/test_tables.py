@@ -251,7 +251,7 @@ def test_a_data_set_that_cannot_be_fetched_is_an_error(monkeypatch: pytest.Monke
             r"a\.tsv:2: .*\n.*Chinese text is usually in GB18030",
         ),
         ("a.tsv", "text\tlabel\n".encode("utf-16"), r"a\.tsv: is UTF-16 text"),
-        ("a.tsv", b"\x00\x01\x02", r"a\.tsv: is a binary file, not text"),
+        ("a.tsv", b"\x00\x01\x02", r"a\.tsv: is a binary file"),
         ("a.txt", b"one\rtwo\rthree", r"a\.txt: is one line with 2 carriage returns\n.*tr '"),
         ("a.tsv.gz", gzip.compress(b"text\tlabel\na\t1\n", mtime=0)[:-9], r"damaged or cut short"),
         ("a.parquet", b"PAR1 no", r"a\.parquet: is not a complete Parquet file"),
@@ -370,7 +370,7 @@ def test_the_columns_of_a_file_without_a_header_go_by_number(tmp_path: Path) -> 
     assert open_table(source, ["positive"]).names == ("Fine.", "positive")
 
 
-def test_an_array_of_objects_is_read_one_by_one(tmp_path: Path) -> None:
+def test_array_of_objects_has_a_row_per_object(tmp_path: Path) -> None:
     rows = [{"text": "ä" * 100, "n": [{"m": i}]} for i in range(2000)]
     for indent in (None, 1):
         source = write(tmp_path / "a.json", json.dumps(rows, indent=indent, ensure_ascii=False))
@@ -389,10 +389,10 @@ def test_an_array_of_objects_is_read_one_by_one(tmp_path: Path) -> None:
         (b'{"data": []}', 'is not an array of objects\n  .*task="answer"'),
         (b"[]", "holds no row"),
         (b"[1]", r":record 1: holds a JSON int"),
-        (b'[{"a": 1} {"a": 2}]', ":record 1: is not followed by a comma"),
-        (b'[{"a": 1}, {"a"', ":record 2: is not JSON"),
-        (b'[{"a": ' + b"[" * 100_000, ":record 1: .*nested too deeply"),
-        (b'[{"a": ' + b"1" * 5000 + b"}]", ":record 1: .*too many digits"),
+        (b'[{"a": 1} {"a": 2}]', "is not JSON: .* column 11"),
+        (b'[{"a": 1},\n {"a"', "is not JSON: .* at line 2 column"),
+        (b'[{"a": ' + b"[" * 100_000, "nested too deeply"),
+        (b'[{"a": ' + b"1" * 5000 + b"}]", "too many digits"),
         (b'[{"a": "\xff"}]', "is not UTF-8 text"),
         (gzip.compress(b"[]", mtime=0), "is not UTF-8 text|binary file"),
     ],
@@ -403,12 +403,22 @@ def test_flaws_of_an_array_are_named(tmp_path: Path, content: bytes, message: st
         values(open_table(str(tmp_path / "a.json")))
 
 
+def test_an_array_that_is_too_long_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bothways.data.tables.MAX_ARRAY", 20)
+    (tmp_path / "a.json.xz").write_bytes(lzma.compress(b'[{"a": "' + b"x" * 10**6 + b'"}]'))
+    with pytest.raises(DataError, match="more than 20 characters") as caught:
+        values(open_table(str(tmp_path / "a.json.xz")))
+    assert "jsonl" in str(caught.value.fix)
+
+
 def test_many_columns_are_read_in_linear_time(tmp_path: Path) -> None:
     names = [f"column{i}" for i in range(100_000)]
     source = write(tmp_path / "wide.csv", ",".join(names) + "\n" + ",".join("x" for _ in names))
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(next(open_table(source).rows).values) == len(names)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     source = write(tmp_path / "long.csv", ",".join(names) + "\n" + "x," * 100_000 + "x")
     with pytest.raises(DataError) as caught:
         values(open_table(source))

@@ -159,7 +159,7 @@ def error_console() -> Console:
     from rich.console import Console
 
     # FORCE_COLOR makes a file or a pipe a terminal for rich, but no bar can be drawn over there.
-    stream = ErrorStream(sys.stderr)
+    stream: Any = ErrorStream(sys.stderr)
     return Console(file=stream, force_interactive=None if stream.isatty() else False)
 
 

@@ -3,14 +3,14 @@
     .csv              RFC 4180
     .tsv              split at tabs only, as GLUE's files are written: a quote is a character
     .jsonl            one object per line
-    .json             one array of objects
+    .json             one array of objects, read whole
     .parquet          row group by row group
     .txt              one text per line, in the column "text"
     hub:owner/name[@revision][:configuration][:split]
     -                 standard input
 
-All but .parquet may be compressed, and files may be at URLs. Everything streams, and each row knows
-its place. The columns of a .csv or .tsv file without a header are "0", "1", "2" …
+All but .parquet may be compressed, and files may be at URLs. All but .json are streamed, and each
+row has its location. The columns of a .csv or .tsv file without a header are "0", "1", "2" …
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import itertools
-import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from typing import Any
 
 from bothways.core.advice import argument
 from bothways.core.errors import DataError, optional
-from bothways.core.json_reader import DuplicateKey, parse_json, unique_keys
+from bothways.core.json_reader import parse_json
 from bothways.core.terminal import counted, listed
 from bothways.core.urls import Place
 from bothways.data.hub_rows import HUB, HubData
@@ -54,6 +53,8 @@ KINDS = (
 _TAGS = f" For words with their tags: {argument(task='tag')}."
 _OTHER_TASKS = {".conll": _TAGS, ".bio": _TAGS, ".iob": _TAGS}
 
+MAX_ARRAY = 2**30
+"""Maximum number of characters of a JSON array."""
 SAMPLE = 100
 """Rows that are examined to decide whether a file has a header."""
 _LONG_NAME = 80
@@ -396,7 +397,7 @@ def _json_row(value: Any, where: str, fix: str) -> dict[str, Any]:
 
 
 def _array_rows(path: Place, bytes_read: BytesRead) -> Iterator[TableRow]:
-    """Yield the objects of a JSON array one by one, with no more than one of them in memory.
+    """Yield the objects of a JSON array, which is read whole.
 
     Example: [{"a": 1}, {"a": 2}] → rows {"a": 1} and {"a": 2}.
     """
@@ -404,68 +405,21 @@ def _array_rows(path: Place, bytes_read: BytesRead) -> Iterator[TableRow]:
         'Write [{"text": "…"}, …], or one object per line in a .jsonl file. '
         f"For questions as in SQuAD: {argument(task='answer')}."
     )
-    with contextlib.closing(read_chunks(path, bytes_read)) as chunks:
-        text = _Buffer(chunks)
-        if text.peek() != "[":
-            raise DataError("is not an array of objects", where=path, fix=fix)
-        text.skip()
-        number, after = 0, text.peek()
-        while after != "]":
-            number += 1
-            where = f"{path}:record {number}"
-            yield TableRow(_json_row(text.value(where, fix), where, fix), where)
-            after = text.peek()
-            if after not in {",", "]"}:
-                raise DataError("is not followed by a comma or ]", where=where, fix=fix)
-            if after == ",":
-                text.skip()
-                text.peek()
-        text.skip()
-        if rest := text.peek():
-            what = f"goes on with {rest!r} after the end of its array"
-            raise DataError(what, where=path, fix="Write one array, or a .jsonl file.")
-
-
-class _Buffer:
-    """The unread text of a JSON file."""
-
-    def __init__(self, parts: Iterator[str]) -> None:
-        self._parts = parts
-        self._text = ""
-        self._decode = json.JSONDecoder(object_pairs_hook=unique_keys).raw_decode
-
-    def peek(self) -> str:
-        """Drop white space and return the next character; empty at the end."""
-        self._text = self._text.lstrip()
-        while not self._text and self._grow(1):
-            self._text = self._text.lstrip()
-        return self._text[:1]
-
-    def skip(self) -> None:
-        """Drop one character."""
-        self._text = self._text[1:]
-
-    def value(self, where: str, fix: str) -> Any:
-        """Read one value, with as much more of the file as it needs."""
-        while True:
-            try:
-                value, end = self._decode(self._text)
-            except (ValueError, RecursionError, DuplicateKey):
-                # The value may go on. Doubling the text keeps the repeated attempts linear.
-                if len(self._text) <= max_line_bytes() and self._grow(max(1, len(self._text))):
-                    continue
-                return parse_json(self._text, where, fix=fix, unique=True)  # raises the error
-            self._text = self._text[end:]
-            return value
-
-    def _grow(self, size: int) -> bool:
-        """Add `size` characters or more; False at the end of the file."""
-        parts = []
-        while size > 0 and (part := next(self._parts, None)) is not None:
-            parts.append(part)
-            size -= len(part)
-        self._text += "".join(parts)
-        return bool(parts)
+    chunks, length = list[str](), 0
+    with contextlib.closing(read_chunks(path, bytes_read)) as stream:
+        for chunk in stream:
+            chunks.append(chunk)
+            length += len(chunk)
+            if length > MAX_ARRAY:
+                message = f"is a JSON array of more than {MAX_ARRAY:,} characters, held in memory"
+                fix = "Write one object per line in a .jsonl file, which is read line by line."
+                raise DataError(message, where=path, fix=fix)
+    values = parse_json("".join(chunks), path, fix=fix, unique=True)
+    if not isinstance(values, list):
+        raise DataError("is not an array of objects", where=path, fix=fix)
+    for number, value in enumerate(values, 1):
+        where = f"{path}:record {number}"
+        yield TableRow(_json_row(value, where, fix), where)
 
 
 # Parquet

@@ -35,7 +35,8 @@ STDIN, STANDARD_INPUT = "-", "standard input"
 """The name of standard input on the command line, and in messages."""
 MAX_LINE = "BOTHWAYS_MAX_LINE_BYTES"
 """The environment variable that sets the longest line, in bytes."""
-DEFAULT_MAX_LINE = 2**26
+DEFAULT_MAX_LINE = 2**23
+"""A line of this length takes about 1 GB of memory when it is tokenized."""
 
 logger = logging.getLogger(__name__)
 
@@ -307,15 +308,14 @@ def _check_head(place: Place | str, head: bytes) -> None:
         if head.startswith(mark):
             fix = f"Convert it: iconv -f {name} -t UTF-8."
             raise DataError(f"is {name} text; only UTF-8 is supported", where=place, fix=fix)
-    even, odd = head[::2].count(0), head[1::2].count(0)
-    if len(head) >= 8 and max(even, odd) > len(head) / 4 and not min(even, odd):
-        name = "UTF-16BE" if even else "UTF-16LE"
-        fix = f"If it is {name}, convert it: iconv -f {name} -t UTF-8."
-        what = "seems to be UTF-16 text without a byte-order mark; only UTF-8 is supported"
-        raise DataError(what, where=place, fix=fix)
-    if even or odd:
-        fix = f"Give text files; compressed files need a suffix {', '.join(COMPRESSED)}."
-        raise DataError("is a binary file, not text", where=place, fix=fix)
+    if 0 in head:
+        message = "is a binary file, or UTF-16 text without a byte-order mark; only UTF-8 is read"
+        suffixes = ", ".join(COMPRESSED)
+        fix = (
+            "Convert text: iconv -f UTF-16LE -t UTF-8, or -f UTF-16BE. "
+            f"Compressed files need a suffix {suffixes}."
+        )
+        raise DataError(message, where=place, fix=fix)
 
 
 def _raw_lines(

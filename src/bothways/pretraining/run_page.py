@@ -17,6 +17,7 @@ from bothways.core.errors import CheckpointError
 from bothways.core.json_reader import parse_object
 from bothways.core.report import sections as s
 from bothways.core.report.html import write_html
+from bothways.core.terminal import write_stderr
 from bothways.pretraining.config import PretrainConfig
 from bothways.training.state import RunState
 
@@ -31,17 +32,23 @@ Records = Many[Mapping[str, Any]]
 
 
 def read_records(file: Path) -> list[dict[str, Any]]:
-    """Return the records of a run.
+    """Return the records of a run, without a last one that was cut by a kill.
 
     Raises:
         CheckpointError: a line is not a record, or the file is not UTF-8.
     """
     try:
-        lines = file.read_text(encoding="utf8").splitlines()
+        *lines, last = file.read_text(encoding="utf8").split("\n")
     except UnicodeDecodeError as error:
         fix = "Correct or delete the last lines."
         raise CheckpointError("is not UTF-8", where=file, fix=fix) from error
-    return [parse_object(line, file, CheckpointError) for line in lines]
+    records = [parse_object(line, file, CheckpointError) for line in lines]
+    if last:
+        try:
+            records.append(parse_object(last, file, CheckpointError))
+        except CheckpointError:
+            write_stderr(f"note: {file}: skipped line {len(records) + 1}, which was cut")
+    return records
 
 
 def curves(records: Records, metrics: Mapping[str, float], note: str = "") -> Iterator[s.Curves]:
