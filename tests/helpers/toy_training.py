@@ -43,7 +43,7 @@ from bothways.training.optimizers import (
     StableAdamW,
     build_optimizer,
 )
-from bothways.training.run import Run, Training, TrainingPhase
+from bothways.training.run import Training, TrainingPhase, TrainingRun
 from bothways.training.schedules import Linear
 from bothways.training.sharding import full_tensor, sharded
 from bothways.training.state import RunState
@@ -232,7 +232,7 @@ def session(
         TrainingPhase(Steps(8), functools.partial(data, 5, 0)),
         TrainingPhase(Steps(14), functools.partial(data, 4, 8)),
     ]
-    state = Run(
+    state = TrainingRun(
         learner,
         phases,
         training,

@@ -12,7 +12,7 @@ from bothways.core.errors import ConfigError
 from bothways.training.average import Average, use_average
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Steps
-from bothways.training.run import Event, Run, TrainingPhase
+from bothways.training.run import Event, TrainingPhase, TrainingRun
 from bothways.training.store import FolderStore, MemoryStore, Store
 from toy_training import SINGLE, TRAINING, Toy, steps, toy
 
@@ -40,7 +40,7 @@ def run(
         scored.append(copied())
         return {"score": float(-len(scored))}
 
-    Run(
+    TrainingRun(
         learner, [TrainingPhase(Steps(until), steps)], training, SINGLE, store,
         evaluation=evaluation, on_event=note,
     ).train()  # fmt: skip

@@ -12,7 +12,7 @@ from bothways.core.errors import ConfigError
 from bothways.training.checkpoint import Best, Keep, checkpoints
 from bothways.training.durations import Steps
 from bothways.training.early_stopping import EarlyStopping
-from bothways.training.run import Run, TrainingPhase
+from bothways.training.run import TrainingPhase, TrainingRun
 from bothways.training.state import RunState
 from bothways.training.store import FolderStore
 from toy_training import SINGLE, TRAINING, steps, toy
@@ -74,7 +74,7 @@ def run(
     found = iter(values)
     folder.mkdir(exist_ok=True)
     phases = [TrainingPhase(Steps(7), steps), TrainingPhase(Steps(until), steps)]
-    return Run(
+    return TrainingRun(
         toy(0.1),
         phases,
         training,

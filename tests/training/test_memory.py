@@ -11,7 +11,7 @@ import torch
 from bothways.core.progress import Progress
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Steps
-from bothways.training.run import Event, Run, TrainingPhase
+from bothways.training.run import Event, TrainingPhase, TrainingRun
 from bothways.training.state import RunState
 from bothways.training.store import MemoryStore
 from toy_training import SINGLE, TRAINING, steps, toy
@@ -33,7 +33,7 @@ def run(
     store = MemoryStore()
     training = dataclasses.replace(FREE, early_stopping=patience, keep=Keep(1, best))
     phases = [TrainingPhase(FREE.until, steps)]
-    progress = Run(learner, phases, training, SINGLE, store, evaluation=evaluation).train()
+    progress = TrainingRun(learner, phases, training, SINGLE, store, evaluation=evaluation).train()
     store.load_best(learner, best)
     return store, progress, seen, learner.inner.weight.detach()
 
@@ -72,6 +72,8 @@ def test_without_an_evaluation_the_last_weights_stay() -> None:
             told.append(event.progress.steps)
 
     store = MemoryStore()
-    Run(learner, [TrainingPhase(FREE.until, steps)], FREE, SINGLE, store, on_event=on_event).train()
+    TrainingRun(
+        learner, [TrainingPhase(FREE.until, steps)], FREE, SINGLE, store, on_event=on_event
+    ).train()
     assert (store.history, store.metrics, told) == ([], {}, [1, 2, 3, 4, 5, 6, 7])
     assert not torch.equal(before, learner.inner.weight)

@@ -18,7 +18,7 @@ from bothways.finetuning.config import expand_shorthands
 from bothways.training.durations import Steps
 from bothways.training.loop import fit
 from bothways.training.optimizers import AdamW, ParameterRule, build_optimizer
-from bothways.training.run import Run, TrainingPhase
+from bothways.training.run import TrainingPhase, TrainingRun
 from bothways.training.schedules import rate_factor
 from bothways.training.state import RunState
 from bothways.training.store import FolderStore
@@ -77,7 +77,7 @@ def test_a_factory_and_a_function_train_and_resume(tmp_path: Path) -> None:
             if getattr(event, "kind", "") == "checkpoint" and event.progress.steps == stop:  # type: ignore[attr-defined]
                 raise InterruptedError
 
-        Run(
+        TrainingRun(
             learner,
             [TrainingPhase(Steps(8), steps)],
             training,

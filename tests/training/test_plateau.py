@@ -12,7 +12,7 @@ import torch
 from bothways.training import loop
 from bothways.training.checkpoint import Keep, checkpoints
 from bothways.training.durations import Duration, Hours, Steps
-from bothways.training.run import Event, Run, TrainingPhase
+from bothways.training.run import Event, TrainingPhase, TrainingRun
 from bothways.training.schedules import WSD, Linear, Schedule
 from bothways.training.state import RunState
 from bothways.training.store import FolderStore
@@ -39,7 +39,7 @@ def run(
 
     store = FolderStore(folder, {"training": {"until": str(until)}}, {"training.until"})
     phases = [TrainingPhase(until, steps)]
-    progress = Run(learner, phases, training, SINGLE, store, on_event=note).train()
+    progress = TrainingRun(learner, phases, training, SINGLE, store, on_event=note).train()
     return learner.state_dict(), progress
 
 
@@ -122,7 +122,7 @@ def test_a_run_by_the_clock_resumes_at_its_time(
             TrainingPhase(Hours(16 / 60), lambda state: clocked(state, 4)),
         ]
         store = FolderStore(folder, {})
-        Run(learner, phases, training, SINGLE, store, on_event=note).train()
+        TrainingRun(learner, phases, training, SINGLE, store, on_event=note).train()
         return learner
 
     whole = session(tmp_path / "whole").state_dict()

@@ -14,7 +14,7 @@ from bothways.core.errors import CheckpointError, ConfigError
 from bothways.training.checkpoint import Best, Keep, checkpoints, read_checkpoint
 from bothways.training.durations import Hours, Steps
 from bothways.training.parallel import Single
-from bothways.training.run import Run, TrainingPhase
+from bothways.training.run import TrainingPhase, TrainingRun
 from bothways.training.store import FolderStore
 from bothways.training.trackers import JsonLines
 from heard_progress import Heard
@@ -177,7 +177,7 @@ def test_the_best_checkpoint_stays_with_the_newest(tmp_path):
         TRAINING, evaluate=Steps(2), save=None, until=Steps(8), keep=keep
     )
     phases = [TrainingPhase(Steps(8), steps)]
-    Run(
+    TrainingRun(
         learner,
         phases,
         training,
@@ -193,7 +193,7 @@ def test_a_checkpoint_holds_the_metrics_of_its_own_step_alone(tmp_path):
     training = dataclasses.replace(
         TRAINING, evaluate=Steps(4), save=Steps(3), until=Steps(9), keep=Keep(9)
     )
-    Run(
+    TrainingRun(
         toy(),
         [TrainingPhase(Steps(9), steps)],
         training,
@@ -212,7 +212,7 @@ def test_a_best_metric_that_is_not_evaluated_is_refused(tmp_path):
     with pytest.raises(
         ConfigError, match="'f1' is not evaluated: there are loss, accuracy"
     ) as caught:
-        Run(
+        TrainingRun(
             toy(),
             [TrainingPhase(Steps(14), steps)],
             training,
@@ -233,7 +233,7 @@ def test_a_run_by_the_clock_ends_with_an_evaluation_and_a_checkpoint(tmp_path):
         evaluated.append(1)
         return {"x": 1.0}
 
-    progress = Run(
+    progress = TrainingRun(
         toy(), phases, training, Single(), FolderStore(tmp_path, {}), evaluation=evaluation
     ).train()
     assert progress.seconds >= 0.2
@@ -249,7 +249,7 @@ def test_the_time_of_evaluations_is_not_forgotten_in_a_checkpoint(tmp_path):
         time.sleep(0.3)
         return {"x": 1.0}
 
-    Run(
+    TrainingRun(
         toy(),
         [TrainingPhase(Steps(2), steps)],
         training,
@@ -277,7 +277,7 @@ def test_a_run_whose_time_is_over_after_a_step_that_was_saved_saves_what_it_eval
     )
 
     def session():
-        return Run(
+        return TrainingRun(
             toy(),
             phases,
             training,
@@ -312,7 +312,7 @@ def test_a_run_is_not_resumed_with_another_configuration(whole, tmp_path):
         r"of another run: betas was \[0.9, 0.999\], is 'not set'; learner.dropout was 0.2, is 0.1"
     )
     with pytest.raises(CheckpointError, match=changed):
-        Run(
+        TrainingRun(
             toy(0.2),
             [TrainingPhase(Steps(14), steps)],
             TRAINING,
@@ -323,7 +323,7 @@ def test_a_run_is_not_resumed_with_another_configuration(whole, tmp_path):
 
 def test_data_that_is_not_the_same_is_said_after_the_settings_that_it_may_be_read_by(tmp_path):
     one, other = "a" * 64, "b" * 64
-    Run(
+    TrainingRun(
         toy(),
         [TrainingPhase(Steps(1), steps)],
         TRAINING,
@@ -333,7 +333,7 @@ def test_data_that_is_not_the_same_is_said_after_the_settings_that_it_may_be_rea
     with pytest.raises(
         CheckpointError, match=r"of another run: label was 'x', is 'y'; data is not the same\n"
     ):
-        Run(
+        TrainingRun(
             toy(),
             [TrainingPhase(Steps(1), steps)],
             TRAINING,
@@ -360,7 +360,7 @@ def test_a_run_shows_its_training_and_its_evaluations(tmp_path):
     training = dataclasses.replace(
         TRAINING, until=Steps(2), evaluate=Steps(1), report=Steps(1), save=None, keep=Keep()
     )
-    Run(
+    TrainingRun(
         toy(),
         [TrainingPhase(Steps(2), steps)],
         training,
@@ -390,7 +390,9 @@ def test_the_time_of_an_evaluation_is_done_before_the_training_goes_on(tmp_path)
         TRAINING, until=Hours(1 / hour), evaluate=Hours(0.4 / hour), save=None, keep=Keep()
     )
     phase, store = TrainingPhase(training.end, steps), FolderStore(tmp_path, {})
-    Run(toy(), [phase], training, Single(), store, evaluation=evaluation, progress=heard).train()
+    TrainingRun(
+        toy(), [phase], training, Single(), store, evaluation=evaluation, progress=heard
+    ).train()
     shares = [done for name, _, done in heard.stages if name == "training"]
     assert len(shares) > 2
     for before, after in itertools.pairwise(shares[:-1]):
@@ -405,7 +407,7 @@ def broken(progress):
 def test_an_evaluation_that_fails_loses_no_step_and_is_made_up_for(every, tmp_path):
     training = dataclasses.replace(TRAINING, until=Steps(4), evaluate=every, save=None, keep=Keep())
     with pytest.raises(RuntimeError, match="no memory left"):
-        Run(
+        TrainingRun(
             toy(),
             [TrainingPhase(Steps(4), steps)],
             training,
@@ -414,7 +416,7 @@ def test_an_evaluation_that_fails_loses_no_step_and_is_made_up_for(every, tmp_pa
             evaluation=broken,
         ).train()
     assert [path.name for path in checkpoints(tmp_path)] == [f"step-{every.count if every else 4}"]
-    done = Run(
+    done = TrainingRun(
         toy(),
         [TrainingPhase(Steps(4), steps)],
         training,
@@ -433,7 +435,7 @@ def test_a_run_resumed_when_its_time_is_over_has_the_metrics_of_its_last_step(be
 
     def session(training, metrics):
         evaluation = (lambda progress: metrics) if metrics else None
-        return Run(
+        return TrainingRun(
             toy(),
             [TrainingPhase(training.until, steps)],
             training,
@@ -471,7 +473,7 @@ def test_a_closed_terminal_saves(tmp_path):
 
 def test_events_are_reported(tmp_path):
     events = []
-    Run(
+    TrainingRun(
         toy(), [TrainingPhase(Steps(2), steps)],
         dataclasses.replace(TRAINING, until=Steps(2), keep=Keep()),
         Single(), FolderStore(tmp_path, {}), evaluation=lambda _: {"m": 1.0}, on_event=events.append,

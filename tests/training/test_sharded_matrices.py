@@ -34,7 +34,7 @@ from bothways.training.durations import Steps
 from bothways.training.loop import evaluate
 from bothways.training.optimizers import AdamW, Lamb, Muon, OptimizerConfig, StableAdamW
 from bothways.training.parallel import Plan, Sharding, shard
-from bothways.training.run import Event, Run, Training, TrainingPhase
+from bothways.training.run import Event, Training, TrainingPhase, TrainingRun
 from bothways.training.schedules import Constant
 from bothways.training.store import FolderStore
 from toy_training import SINGLE, ToyStep, enter_ranks, on_ranks
@@ -112,7 +112,7 @@ def session(case: Case, folder: Path, until: int, plan: Plan = SINGLE) -> list[f
     )  # fmt: skip
     phase = TrainingPhase(Steps(until), lambda state: steps(case.objective, plan, state.cursor))
     folder.mkdir(parents=True, exist_ok=True)
-    Run(
+    TrainingRun(
         learner, [phase], training, plan, FolderStore(folder, {}),
         evaluation=heldout, on_event=note,
     ).train()  # fmt: skip

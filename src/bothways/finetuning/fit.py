@@ -52,7 +52,7 @@ from bothways.tasks.base import Metrics, TaskLearner
 from bothways.training.checkpoint import Best
 from bothways.training.optimizers import OptimizerConfig, OptimizerFactory
 from bothways.training.parallel import Plan, is_main
-from bothways.training.run import Event, OnEvent, Run, Training, TrainingPhase
+from bothways.training.run import Event, OnEvent, Training, TrainingPhase, TrainingRun
 from bothways.training.state import RunState
 from bothways.training.store import Store
 from bothways.training.trackers import Peak
@@ -197,7 +197,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     trained = learner if teacher is None else TaughtLearner(learner, teacher)
     torch.manual_seed(seed + 1 + plan.rank)
     with learning_by_rows(learner.model, device, plan.world, training.optimizer):
-        state = Run(
+        state = TrainingRun(
             trained,
             [TrainingPhase(training.end, lambda at: ahead(steps.steps(at.cursor), device))],
             training,

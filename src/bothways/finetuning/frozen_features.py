@@ -37,7 +37,7 @@ from bothways.tasks.tagging.task import Tagger
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Epochs
 from bothways.training.parallel import Single
-from bothways.training.run import Run, TrainingPhase
+from bothways.training.run import TrainingPhase, TrainingRun
 from bothways.training.state import RunState
 from bothways.training.store import MemoryStore
 
@@ -168,7 +168,7 @@ def fit_features(
     budget = max(len(sequence) for sequence in source.sequences) * 64
     loader = Loader(source, unchanged, settings.batch, budget, settings.seed, Share())
     store, best = MemoryStore(), Best("f1", "highest")
-    state = Run(
+    state = TrainingRun(
         tagger,
         [TrainingPhase(settings.training.end, lambda state: loader.steps(state.cursor))],
         dataclasses.replace(settings.training, evaluate=Epochs(1.0), keep=Keep(1, best)),

@@ -39,7 +39,7 @@ from bothways.training.checkpoint import Keep
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import BertAdam
 from bothways.training.parallel import Plan
-from bothways.training.run import Run, Training, TrainingPhase
+from bothways.training.run import Training, TrainingPhase, TrainingRun
 from bothways.training.schedules import Constant
 from bothways.training.state import RunState
 from bothways.training.store import Store
@@ -173,7 +173,7 @@ def learn_layers(  # noqa: PLR0913 – one independent value per question that a
     torch.manual_seed(seed + 1 + plan.rank)
     until = stage.training.end
     progress.message(f"note: first the teacher's layers, {until}; forecasts are of what follows")
-    return Run(
+    return TrainingRun(
         learner,
         [TrainingPhase(until, lambda at: ahead(steps.steps(at.cursor), device))],
         _kept_with(stage.training, method.training.keep),

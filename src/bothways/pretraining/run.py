@@ -163,7 +163,7 @@ def pretrain(
         for asked in (settings.training.keep, settings.training.target):
             if asked is not None:  # now, not at the first evaluation
                 asked.check(scoring.names())
-        state = run.Run(
+        state = run.TrainingRun(
             learner,
             phases_of(settings, corpora, train_ids, plan, where),
             settings.training,

@@ -1,7 +1,7 @@
 """A run: the loop with records, evaluations and checkpoints, shared by every kind of training.
 
-`Run` is a value: the model, its data, its settings and where its checkpoints go. `Run.train` trains
-from the newest checkpoint on.
+`TrainingRun` is a value: the model, its data, its settings and its checkpoints. Its method `train`
+trains from the newest checkpoint on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from bothways.training.saved_state import RunTensors
 from bothways.training.schedules import Schedule, ScheduleFunction, plateau_end, rate_factor
 from bothways.training.sharding import sharded
 from bothways.training.state import RunState
-from bothways.training.store import Session, Store
+from bothways.training.store import RunSession, Store
 from bothways.training.trackers import (
     Peak,
     Record,
@@ -148,7 +148,7 @@ OnEvent = Callable[[Event], object]
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """A run of a learner on its data.
 
     Attributes:
@@ -220,7 +220,7 @@ class _Trainer:
     So the records of a step are written before the checkpoint from which a later session resumes.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         learner, training = run.learner, run.training
         self.run, self.training, self.progress = run, training, run.progress
         optimizer = build_optimizer(
@@ -246,7 +246,7 @@ class _Trainer:
         self.plateau = (state.plateau or state.steps) if decaying else 0
         return state
 
-    def train(self, state: RunState, session: Session) -> RunState:
+    def train(self, state: RunState, session: RunSession) -> RunState:
         """Train the phases from the current one on; return the state at the end."""
         self.session, self.clock = session, clock_from(state.seconds)
         self.speed = Speed(self.end, self.run.peak)

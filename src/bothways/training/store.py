@@ -47,7 +47,7 @@ NoteStep = Callable[[RunState, float], object]
 
 
 @dataclass(frozen=True)
-class Session:
+class RunSession:
     """The receivers of a session of training: all of them, on the main rank."""
 
     trackers: Sequence[Tracker] = ()
@@ -210,10 +210,10 @@ class FolderStore:
     @contextlib.contextmanager
     def session(
         self, plan: Plan, state: RunState, hosted: Sequence[HostedTracker] = ()
-    ) -> Iterator[Session]:
+    ) -> Iterator[RunSession]:
         """Open the trackers and the step record of this rank; signals end the session."""
         with contextlib.ExitStack() as stack:
-            session = Session(interruption=stack.enter_context(Interruption()))
+            session = RunSession(interruption=stack.enter_context(Interruption()))
             if is_main(plan):
                 record = StepRecord(self.folder, state.steps, plan.world)
                 stack.enter_context(contextlib.closing(record))
@@ -224,7 +224,7 @@ class FolderStore:
                 trackers += [open_hosted(kind, self.folder, plain) for kind in hosted]
                 for tracker in trackers:
                     stack.enter_context(contextlib.closing(tracker))
-                session = Session(trackers, session.interruption, record.note)
+                session = RunSession(trackers, session.interruption, record.note)
             try:
                 yield session
                 on_all_ranks(plan, self._background.wait)
@@ -268,9 +268,9 @@ class MemoryStore:
     @contextlib.contextmanager
     def session(
         self, plan: Plan, state: RunState, hosted: Sequence[HostedTracker] = ()
-    ) -> Iterator[Session]:
+    ) -> Iterator[RunSession]:
         """Open nothing: Ctrl-C ends the run at once."""
-        yield Session()
+        yield RunSession()
 
 
 Store = FolderStore | MemoryStore
