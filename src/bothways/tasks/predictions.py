@@ -1,15 +1,19 @@
-"""Predictions of tasks: one frozen type for each kind of answer, with its form in JSON.
+"""Predictions of tasks: one frozen type for each kind of answer.
 
-`to_json` returns plain values, as `bothways predict` writes them; `answer` is the value that
+The attributes of a prediction that are written, in JSON and in Arrow, are declared once, by its
+annotations; `schemas` derives the JSON Schema and the Arrow types. `answer` is the value that
 `Predictor.predict` returns, of predictions that have one.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
-from collections.abc import Iterable, Mapping
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,25 +27,87 @@ def brief(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _brief_items(values: Mapping[str, float]) -> dict[str, float]:
-    return {name: brief(value) for name, value in values.items()}
+class WrittenField(NamedTuple):
+    """An attribute that is written.
+
+    Attributes:
+        name: its name in JSON and Arrow.
+        attribute: its name in Python.
+        annotation: its type.
+        optional: whether it is absent from JSON where it is None.
+    """
+
+    name: str
+    attribute: str
+    annotation: Any
+    optional: bool
 
 
-def _brief_vars(value: object, names: Iterable[str]) -> dict[str, Any]:
-    """Return the fields of a dataclass instance, those with these names rounded."""
-    rounded = {name: brief(getattr(value, name)) for name in names}
-    return {**vars(value), **rounded}
+@functools.cache
+def written_fields(kind: type) -> tuple[WrittenField, ...]:
+    """Return the attributes of a dataclass that are written: those in `written`, or its fields."""
+    fields = {item.name: item for item in dataclasses.fields(kind)}
+    types, result = typing.get_type_hints(kind), list[WrittenField]()
+    for entry in getattr(kind, "written", ()) or fields:
+        attribute, _, name = entry.partition(" as ")
+        if attribute in fields:
+            annotation, optional = types[attribute], fields[attribute].default is None
+        else:
+            getter = getattr(kind, attribute).fget
+            annotation, optional = typing.get_type_hints(getter)["return"], False
+        result.append(WrittenField(name or attribute, attribute, annotation, optional))
+    return tuple(result)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: numbers with six digits, dataclasses as dicts."""
+    match value:
+        case float():
+            return brief(value)
+        case str() | int() | None:
+            return value
+        case Mapping():
+            return {key: plain(item) for key, item in value.items()}
+        case tuple():
+            return [plain(item) for item in value]
+        case _:
+            kind: Any = type(value)
+            pairs = ((item, getattr(value, item.attribute)) for item in written_fields(kind))
+            return {f.name: plain(v) for f, v in pairs if v is not None or not f.optional}
+
+
+class Prediction:
+    """The base of predictions, which are frozen dataclasses.
+
+    Class attributes:
+        written: the attributes and properties that are written, in order, such as "label", or
+            "scored_tokens as tokens" under another name; empty for all fields.
+    """
+
+    written: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def signature(self) -> Any:
+        """A value that is equal for all inputs of a model that ignores them."""
+        return getattr(self, "answer", self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, as `bothways predict` writes them."""
+        values: dict[str, Any] = plain(self)
+        return values
 
 
 @dataclass(frozen=True)
-class ClassPrediction:
+class ClassPrediction(Prediction):
     """One of several classes.
 
     Attributes:
-        label: the most probable.
-        index: its place among the labels.
-        probabilities: of every label, in their order; they sum to 1.
+        label: the most probable label.
+        index: its index among the labels.
+        probabilities: the probability of every label, in their order; they sum to 1.
     """
+
+    written = ("label", "probabilities")
 
     label: str
     index: int
@@ -52,18 +118,14 @@ class ClassPrediction:
         """The label."""
         return self.label
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {"label": self.label, "probabilities": _brief_items(self.probabilities)}
-
 
 @dataclass(frozen=True)
-class MultilabelPrediction:
+class MultilabelPrediction(Prediction):
     """Any number of labels.
 
     Attributes:
-        labels: those whose probability reaches their threshold, in the model's order.
-        probabilities: of every label by itself, in their order.
+        labels: the labels whose probability reaches their threshold, in the model's order.
+        probabilities: the probability of every label by itself, in their order.
     """
 
     labels: tuple[str, ...]
@@ -74,14 +136,19 @@ class MultilabelPrediction:
         """The labels."""
         return self.labels
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {"labels": list(self.labels), "probabilities": _brief_items(self.probabilities)}
+    @property
+    def signature(self) -> Any:
+        """The labels in any order."""
+        return frozenset(self.labels)
 
 
 @dataclass(frozen=True)
-class ScorePrediction:
-    """A number."""
+class ScorePrediction(Prediction):
+    """A number.
+
+    Attributes:
+        score: the number.
+    """
 
     score: float
 
@@ -90,19 +157,15 @@ class ScorePrediction:
         """The number."""
         return self.score
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {"score": brief(self.score)}
-
 
 @dataclass(frozen=True)
-class ChoicePrediction:
+class ChoicePrediction(Prediction):
     """One of the endings of a question.
 
     Attributes:
-        index: the place of the most probable, from 0.
-        ending: its text.
-        probabilities: of each ending; they sum to 1.
+        index: the index of the most probable ending, from 0.
+        ending: the text of this ending.
+        probabilities: the probability of each ending; they sum to 1.
     """
 
     index: int
@@ -114,15 +177,16 @@ class ChoicePrediction:
         """The index of the ending."""
         return self.index
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        probabilities = list(map(brief, self.probabilities))
-        return {"index": self.index, "ending": self.ending, "probabilities": probabilities}
-
 
 @dataclass(frozen=True)
 class RankedDocument:
-    """A document at its place in a ranking: its number among the documents, its score, its text."""
+    """A document in a ranking.
+
+    Attributes:
+        index: its index among the documents, from 0.
+        score: its score.
+        document: its text.
+    """
 
     index: int
     score: float
@@ -130,14 +194,17 @@ class RankedDocument:
 
 
 @dataclass(frozen=True)
-class RankPrediction:
+class RankPrediction(Prediction):
     """The documents of a query with their scores.
 
     Attributes:
-        query, documents: as they were given.
+        query: the query.
+        documents: the documents, in the order of the input.
         logits: the model's output for each document.
-        scores: what the task makes of it: σ of the output, or the output itself.
+        scores: the score of each document: σ of the output, or the output itself.
     """
+
+    written = ("query", "ranking")
 
     query: str
     documents: tuple[str, ...]
@@ -150,15 +217,20 @@ class RankPrediction:
         order = sorted(range(len(self.logits)), key=lambda n: -self.logits[n])
         return tuple(RankedDocument(n, self.scores[n], self.documents[n]) for n in order)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        ranking = [_brief_vars(ranked, ["score"]) for ranked in self.ranking]
-        return {"query": self.query, "ranking": ranking}
+    @property
+    def signature(self) -> Any:
+        """The distinct logits, rounded: a single one if all documents are alike."""
+        return frozenset(round(logit, 2) for logit in self.logits)
 
 
 @dataclass(frozen=True)
 class TokenGuess:
-    """A token for a mask, as the vocabulary spells it, and its probability."""
+    """A token for a mask.
+
+    Attributes:
+        token: the token, as the vocabulary spells it.
+        probability: its probability.
+    """
 
     token: str
     probability: float
@@ -169,8 +241,8 @@ class JointFilling:
     """Tokens for all masks of a text, in their order.
 
     Attributes:
-        tokens: as the vocabulary spells them.
-        probability: of the first, times that of the second given the first, and so on.
+        tokens: the tokens, as the vocabulary spells them.
+        probability: that of the first token, times that of the second given the first, and so on.
         text: the text with these tokens.
     """
 
@@ -180,7 +252,7 @@ class JointFilling:
 
 
 @dataclass(frozen=True)
-class FillPrediction:
+class FillPrediction(Prediction):
     """The tokens behind the masks of a text.
 
     Attributes:
@@ -188,6 +260,8 @@ class FillPrediction:
             probable first.
         fillings: the best fillings of all masks together, the most probable first.
     """
+
+    written = ("text", "masks", "fillings")
 
     masks: tuple[tuple[TokenGuess, ...], ...]
     fillings: tuple[JointFilling, ...]
@@ -202,27 +276,32 @@ class FillPrediction:
         """The text with the best filling."""
         return self.text
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        masks = [[_brief_vars(guess, ["probability"]) for guess in mask] for mask in self.masks]
-        fillings = [
-            {**_brief_vars(filling, ["probability"]), "tokens": list(filling.tokens)}
-            for filling in self.fillings
-        ]
-        return {"text": self.text, "masks": masks, "fillings": fillings}
+
+class TokenLikelihood(NamedTuple):
+    """A token and the natural logarithm of its probability."""
+
+    token: str
+    log_likelihood: float
 
 
 @dataclass(frozen=True)
-class LikelihoodPrediction:
+class LikelihoodPrediction(Prediction):
     """The likelihood of a text.
 
     Attributes:
-        tokens: of the text, as the vocabulary spells them.
-        log_likelihoods: the natural logarithm of each one's probability given the others.
+        tokens: the tokens of the text, as the vocabulary spells them.
+        log_likelihoods: the natural logarithm of each token's probability given the others.
     """
+
+    written = ("log_likelihood", "pseudo_perplexity", "scored_tokens as tokens")
 
     tokens: tuple[str, ...]
     log_likelihoods: tuple[float, ...]
+
+    @property
+    def scored_tokens(self) -> tuple[TokenLikelihood, ...]:
+        """The tokens with their log-likelihoods."""
+        return tuple(map(TokenLikelihood, self.tokens, self.log_likelihoods))
 
     @property
     def log_likelihood(self) -> float:
@@ -234,35 +313,29 @@ class LikelihoodPrediction:
         """exp of the mean loss of a token; None for an empty text."""
         return perplexity(-self.log_likelihood / len(self.tokens)) if self.tokens else None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        perplexity = self.pseudo_perplexity
-        pairs = zip(self.tokens, self.log_likelihoods, strict=True)
-        return {
-            "log_likelihood": brief(self.log_likelihood),
-            "pseudo_perplexity": None if perplexity is None else brief(perplexity),
-            "tokens": [[token, brief(log)] for token, log in pairs],
-        }
-
 
 @dataclass(frozen=True)
-class PreferencePrediction:
+class PreferencePrediction(Prediction):
     """The log-likelihoods of two texts, in nats; of a masked model the pseudo-log-likelihoods."""
+
+    written = ("preferred", "log_likelihoods")
 
     first: float
     second: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        preferred = "first" if self.first > self.second else "second"
-        return {
-            "preferred": preferred,
-            "log_likelihoods": [brief(self.first), brief(self.second)],
-        }
+    @property
+    def preferred(self) -> Literal["first", "second"]:
+        """The text that is more likely."""
+        return "first" if self.first > self.second else "second"
+
+    @property
+    def log_likelihoods(self) -> tuple[float, float]:
+        """The log-likelihoods of both texts."""
+        return self.first, self.second
 
 
 @dataclass(frozen=True, eq=False)
-class VectorPrediction:
+class VectorPrediction(Prediction):
     """The vectors of one text or two `(texts, width)`."""
 
     vectors: NDArray[np.float32]
@@ -288,9 +361,10 @@ class Entity:
     """Words that name something.
 
     Attributes:
-        type: its kind, such as PER.
-        text: a slice of the text.
-        start, end: its first character, and the one after its last.
+        type: the kind of entity, such as PER.
+        text: its slice of the text.
+        start: the index of its first character.
+        end: the index of the character after its last.
         score: the mean probability of its words' tags.
     """
 
@@ -300,22 +374,20 @@ class Entity:
     end: int
     score: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return _brief_vars(self, ["score"])
-
 
 @dataclass(frozen=True)
-class TagPrediction:
+class TagPrediction(Prediction):
     """A tag for each word.
 
     Attributes:
-        words: of the sentence.
-        tags: the most probable of each.
-        probabilities: of every label for each word `(words, labels)`.
+        words: the words of the sentence.
+        tags: the most probable tag of each word.
+        probabilities: the probability of every label for each word `(words, labels)`.
         entities: the entities that the tags spell; None for plain tags.
         text: the text whose characters the entities count; None for the words joined by blanks.
     """
+
+    written = ("entities", "words", "tags")
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
@@ -328,12 +400,10 @@ class TagPrediction:
         """The tags."""
         return self.tags
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        result: dict[str, Any] = {}
-        if self.entities is not None:
-            result["entities"] = [entity.to_json() for entity in self.entities]
-        return {**result, "words": list(self.words), "tags": list(self.tags)}
+    @property
+    def signature(self) -> Any:
+        """The one tag of all words, as of a collapsed model; else the tags."""
+        return self.tags[0] if len({*self.tags}) == 1 else self.tags
 
     def to_spans(self) -> dict[str, Any]:
         """Return the text with its entities as character spans, which can be trained on.
@@ -354,10 +424,11 @@ class AnswerSpan:
     """A span of a context as an answer.
 
     Attributes:
-        text: a slice of the context.
-        start, end: its characters `[start, end)` there.
-        score: of its first token as a start plus its last as an end.
-        probability: among all spans that were considered.
+        text: its slice of the context.
+        start: the index of its first character in the context.
+        end: the index of the character after its last.
+        score: the score of its first token as a start plus that of its last token as an end.
+        probability: its probability among all spans that were considered.
     """
 
     text: str
@@ -368,13 +439,14 @@ class AnswerSpan:
 
 
 @dataclass(frozen=True)
-class AnswerPrediction:
+class AnswerPrediction(Prediction):
     """A part of the context, or no answer.
 
     Attributes:
-        id: of the question.
+        id: the id of the question.
         text: the answer; empty for none.
-        start, end: its characters `[start, end)` in the context; None without an answer.
+        start: the index of its first character in the context; None without an answer.
+        end: the index of the character after its last; None without an answer.
         confidence: the probability of the prediction, among the spans and, with a threshold, no
             answer.
         null_difference: the score of no answer minus that of the best span; 0 in a context without
@@ -399,8 +471,3 @@ class AnswerPrediction:
     def answer(self) -> str:
         """The text of the answer."""
         return self.text
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        spans = [_brief_vars(span, ["score", "probability"]) for span in self.spans]
-        return {**_brief_vars(self, ["confidence", "null_difference"]), "spans": spans}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import Any
 
@@ -15,7 +14,8 @@ from typing_extensions import assert_never
 from bothways.core.advice import argument
 from bothways.core.errors import ConfigError, DataError, optional
 from bothways.prediction.bulk.request import PartFormat
-from bothways.tasks import predictions as kinds
+from bothways.tasks.predictions import VectorPrediction
+from bothways.tasks.schemas import arrow_fields
 
 _AS_LINES = f"Write JSON lines: {argument(format='jsonl')}"
 
@@ -162,7 +162,7 @@ def _parquet(
         name: pyarrow.array(values, kind)
         for (name, values), kind in zip(kept.items(), types, strict=True)
     }
-    if isinstance(predictions[0], kinds.VectorPrediction) and len(predictions[0].vectors) == 1:
+    if isinstance(predictions[0], VectorPrediction) and len(predictions[0].vectors) == 1:
         own = {"vector": _vectors(predictions)}
     else:
         rows = [prediction_values(each, top) for each in predictions]
@@ -177,7 +177,7 @@ def _parquet(
     return stream.getvalue()
 
 
-def _vectors(predictions: Many[kinds.VectorPrediction]) -> Any:
+def _vectors(predictions: Many[VectorPrediction]) -> Any:
     import pyarrow
 
     rows = np.stack([each.vectors[0] for each in predictions])
@@ -203,85 +203,10 @@ def _fields(prediction: type) -> dict[str, Any]:
     """Return the Arrow types of a prediction's fields: the same in every part.
 
     Raises:
-        ConfigError: it has none, as that of a task outside this package.
+        ConfigError: it has none, such as that of two vectors.
     """
-    if prediction not in _SCHEMAS:
+    try:
+        return arrow_fields(prediction)
+    except TypeError as error:
         what = f"Parquet has no columns for {prediction.__name__}"
-        raise ConfigError(what, where="format", fix=_AS_LINES)
-    return _SCHEMAS[prediction]()
-
-
-def _scores() -> Any:
-    import pyarrow
-
-    return pyarrow.map_(pyarrow.string(), pyarrow.float64())
-
-
-def _structs(**fields: str) -> Any:
-    """Return a list of structs with fields of these types."""
-    import pyarrow
-
-    types = {name: pyarrow.type_for_alias(alias) for name, alias in fields.items()}
-    return pyarrow.list_(pyarrow.struct([*types.items()]))
-
-
-def _list(alias: str) -> Any:
-    import pyarrow
-
-    return pyarrow.list_(pyarrow.type_for_alias(alias))
-
-
-def _answer_fields() -> dict[str, Any]:
-    spans = _structs(
-        text="string", start="int64", end="int64", score="double", probability="double"
-    )
-    return _plain_fields(
-        id="string", text="string", start="int64", end="int64",
-        confidence="double", null_difference="double",
-    ) | {"spans": spans}  # fmt: skip
-
-
-def _plain_fields(**fields: str) -> dict[str, Any]:
-    import pyarrow
-
-    return {name: pyarrow.type_for_alias(alias) for name, alias in fields.items()}
-
-
-def _filling_fields() -> dict[str, Any]:
-    import pyarrow
-
-    guesses = pyarrow.list_(_structs(token="string", probability="double"))
-    tokens = [("tokens", _list("string")), ("probability", pyarrow.float64())]
-    filling = pyarrow.struct([*tokens, ("text", pyarrow.string())])
-    return {"text": pyarrow.string(), "masks": guesses, "fillings": pyarrow.list_(filling)}
-
-
-_SCHEMAS: dict[type, Callable[[], dict[str, Any]]] = {
-    kinds.ClassPrediction: lambda: _plain_fields(label="string") | {"probabilities": _scores()},
-    kinds.MultilabelPrediction: lambda: {"labels": _list("string"), "probabilities": _scores()},
-    kinds.ScorePrediction: lambda: _plain_fields(score="double"),
-    kinds.RankPrediction: lambda: (
-        _plain_fields(query="string")
-        | {"ranking": _structs(index="int64", score="double", document="string")}
-    ),
-    kinds.ChoicePrediction: lambda: (
-        _plain_fields(index="int64", ending="string") | {"probabilities": _list("double")}
-    ),
-    kinds.FillPrediction: _filling_fields,
-    kinds.LikelihoodPrediction: lambda: (
-        _plain_fields(log_likelihood="double", pseudo_perplexity="double")
-        | {"tokens": _structs(token="string", log_likelihood="double")}
-    ),
-    kinds.PreferencePrediction: lambda: (
-        _plain_fields(preferred="string") | {"log_likelihoods": _list("double")}
-    ),
-    kinds.TagPrediction: lambda: {
-        "entities": _structs(
-            type="string", text="string", start="int64", end="int64", score="double"
-        ),
-        "words": _list("string"),
-        "tags": _list("string"),
-    },
-    kinds.AnswerPrediction: _answer_fields,
-}
-"""The columns of each kind of prediction, with the names of `to_json`."""
+        raise ConfigError(what, where="format", fix=_AS_LINES) from error
