@@ -32,7 +32,7 @@ def test_scores_of_many_labels_take_memory_of_the_pairs_that_occur() -> None:
     task, analysis = ClassificationTask(), ClassAnalysis(labels)
     tracemalloc.start()
     scores = task.score(results, labels)
-    baseline = task.baseline([TextExample("", label=label) for label in labels], examples)
+    baseline = task.baseline(examples)
     for result in results:
         analysis.add(*result)
     assert analysis.sections()

@@ -275,9 +275,8 @@ def test_files_that_cannot_be_read_are_refused(
 
 
 def test_the_usual_place_is_what_one_answers_without_reading() -> None:
-    train, dev = make_questions(30, seed=3), make_questions(20, seed=4)
-    usual = np.bincount([e.label for e in train]).argmax()
-    baseline = ChoiceTask().baseline(train, dev)
-    assert baseline["accuracy"] == np.mean([e.label == usual for e in dev])
-    assert baseline["loss"] == pytest.approx(np.mean([np.log(len(e.endings)) for e in dev]))
-    assert ChoiceTask().answer(ChoicePrediction(1, "b", (0.1, 0.9))) == 1
+    examples = make_questions(30, seed=3)
+    counts = np.bincount([e.label for e in examples])
+    baseline = ChoiceTask().baseline(examples)
+    assert baseline["accuracy"] == counts.max() / 30
+    assert baseline["loss"] == pytest.approx(np.mean([np.log(len(e.endings)) for e in examples]))

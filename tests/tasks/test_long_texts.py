@@ -14,7 +14,6 @@ from bothways.tasks.base import Task
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.examples import MultilabelExample
 from bothways.tasks.multilabel.task import MultilabelTask
-from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.text_encoding import Fit
@@ -185,4 +184,3 @@ def test_the_advice_on_truncation_can_be_followed(tmp_path: Path) -> None:
     )
     long = texts_of_length(*[150] * 18, 151, 300)  # 160 tokens, the usual choice, hold all but one
     assert advice(160, 512).startswith("Set length=320,")
-    assert "task.query" in QuestionAnsweringTask().truncation_advice(900, 512)

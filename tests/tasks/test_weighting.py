@@ -66,9 +66,9 @@ def test_balanced_weights_are_scikit_learns() -> None:
 
 def test_balanced_weights_are_counted_in_training_data() -> None:
     train = [TextExample(text, label=label) for text, label in zip("abcd", "xxxy", strict=True)]
-    task = ClassificationTask(weighting="balanced").counted(train)
+    task = ClassificationTask(weighting="balanced").adapted(train)
     assert task.weighting == pytest.approx((4 / 6, 2.0))
-    assert task.counted(train[1:]) == task  # development data changes nothing
+    assert task.adapted(train[1:]) == task  # development data changes nothing
     plain = json.loads(json.dumps(configs.to_dict(task)))
     assert configs.read(ClassificationTask, plain) == task
     assert configs.load(ClassificationTask, overrides=["weighting=[1, 2.5]"]).weighting == (
@@ -82,9 +82,9 @@ def test_balanced_weights_are_counted_in_training_data() -> None:
 
 def test_the_baseline_knows_no_loss_that_is_smoothed_or_weighed() -> None:
     train = make_examples(30)
-    plain = ClassificationTask().baseline(train, train)
+    plain = ClassificationTask().baseline(train)
     for definition in (ClassificationTask(smoothing=0.1), ClassificationTask(weighting=WEIGHTS)):
-        assert definition.baseline(train, train) == {
+        assert definition.baseline(train) == {
             name: value for name, value in plain.items() if name != "loss"
         }
 
@@ -102,6 +102,6 @@ def test_weights_that_cannot_be_are_refused(tmp_path: Path) -> None:
         make_weighed(tmp_path, ClassificationTask(weighting=(1.0, 1.0)))
     with pytest.raises(
         ConfigError,
-        match=r"^task\.weighting: balanced weights are counted .*\n  .*counted\(examples\)",
+        match=r"^task\.weighting: balanced weights are counted .*\n  .*adapted\(examples\)",
     ):
         make_weighed(tmp_path, ClassificationTask(weighting="balanced"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ def examine(
     Returns:
         The data, whose task has what it counts in training data.
     """
-    task = task.counted(train)
+    task = task.adapted(train)
     labels, most = task.labels(train), max_positions or length or task.length
     every = task.labels([*train, *dev])  # more than `labels` only if there is an error
 
@@ -114,6 +115,7 @@ def examine(
         if longer > chosen:
             chosen, inputs = longer, encode(longer)
     encoded = inputs[: len(train)], inputs[len(train) :]
+    limit = max_positions or math.inf
     progress.stage("checking the data")
     findings = (
         *task.check(train, dev),
@@ -122,7 +124,9 @@ def examine(
             encoded[0],
             tokenizer,
             chosen,
-            lambda needed: task.truncation_advice(needed, most if max_positions else needed),
+            lambda needed: task.truncation_advice[needed > limit].format(
+                needed=needed, limit=limit
+            ),
         ),
     )
     return LabelledData(

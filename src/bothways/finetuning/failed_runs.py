@@ -26,7 +26,7 @@ from bothways.data.batching import ExampleBudget
 from bothways.data.list_source import InOrder, ListSource
 from bothways.data.loader import Loader, unchanged
 from bothways.finetuning.automatic import BASE_RATE
-from bothways.tasks.base import Direction, Metrics, Task
+from bothways.tasks.base import Direction, Metrics
 from bothways.training.loop import evaluate
 from bothways.training.optimizers import BertAdam
 from bothways.training.parallel import Single
@@ -140,20 +140,19 @@ class DistinctAnswers:
     """A check for equal predictions, made while they are scored.
 
     Attributes:
-        first: the first answer.
+        first: the signature of the first prediction.
         count: number of predictions.
-        alike: True if all answers equal the first.
+        alike: True if all signatures equal the first.
     """
 
-    task: Task[Any, Any]
-    first: Hashable = None
+    first: Any = None
     count: int = 0
     alike: bool = field(default=True)
 
     def seen(self, results: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
         """Yield the same results, and compare each answer with the first."""
         for example, prediction in results:
-            answer = self.task.answer(prediction)
+            answer = prediction.signature
             self.first = answer if self.count == 0 else self.first
             self.alike, self.count = self.alike and answer == self.first, self.count + 1
             yield example, prediction

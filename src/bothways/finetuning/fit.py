@@ -283,17 +283,17 @@ def conclude(
     """
     trained = training_loss(learner, data.sequences, method.microbatch_tokens, progress)
     baseline = data.task.baseline
-    usual_train = baseline(data.train_examples, data.train_examples)
+    usual_train = baseline(data.train_examples)
     reasons = signs_of_training(trained, usual_train)
     metrics: Metrics = {}
     usual: Metrics = {}
     if data.dev:
         tune(learner, data, method.chosen_by, progress)
-        answers = DistinctAnswers(data.task)
+        answers = DistinctAnswers()
         results = answers.seen(predictions(learner, data, progress=progress))
         metrics = scored(results, learner.score, method.own_metrics)
         direction = method.directions(data.task, data.labels)[method.chosen_by]
-        usual = baseline(data.dev_examples, data.dev_examples)  # as in the report
+        usual = baseline(data.dev_examples)  # as in the report
         reasons = (*signs_of_scores(metrics, usual, method.chosen_by, direction, answers), *reasons)
     little = () if reasons else signs_of_little_training(trained, usual_train)
     if not reasons and not little:

@@ -303,7 +303,9 @@ def _labelled(
         group = settings.split.group if name == "train" else None
         read = _examples(each, task, name, progress, group=group)
         examples[name] = read.examples
-        task = read.task.adapted(read.examples) if name == "train" else read.task
+        task = read.task
+        if name == "train" and part is None:  # for the dev data; else `examine` adapts it
+            task = task.adapted(read.examples)
         if not read.examples:
             fix = "Give at least one example."
             raise DataError("there is no example", where=f"{name} rows", fix=fix)

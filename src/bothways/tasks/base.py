@@ -120,17 +120,23 @@ class Task(Generic[E, P]):
     """A task without a model. Subclasses are frozen dataclasses whose last field is `kind`.
 
     Class attributes:
+        aliases: common names of the task, among them the pipelines of transformers.
         metric: the metric that selects the best weights by default.
         length: maximum sequence length by default, in tokens.
         window: maximum number of examples that are predicted together; smaller where one example
             becomes many sequences.
+        truncation_advice: advice on texts that are cut, where the model can read them whole, and
+            where it cannot; "{needed}" stands for the length that holds nearly all texts, "{limit}"
+            for the maximum length of the model.
         problem: the `problem_type` of transformers, for tasks that share the label head.
         learner_type: the class that binds the task to a model.
     """
 
+    aliases: ClassVar[Many[str]] = ()
     metric: ClassVar[str] = ""
     length: ClassVar[int] = 128
     window: ClassVar[int] = 4096
+    truncation_advice: ClassVar[tuple[str, str]] = ("Set length={needed}.", "Set length={limit}.")
     problem: ClassVar[
         Literal["single_label_classification", "multi_label_classification", "regression"] | None
     ] = None
@@ -194,7 +200,10 @@ class Task(Generic[E, P]):
         return DataError(f"is {given}, and the task {self.name!r} needs {needs}", where=where)
 
     def adapted(self: T, train: Many[Any]) -> T:
-        """Return the task with the settings that its training data decides, such as a splitter."""
+        """Return the task with the settings that its training data decides.
+
+        Such as the splitter of words, or the weights of classes. Adapting twice changes nothing.
+        """
         return self
 
     def labels(self, examples: Iterable[E]) -> tuple[str, ...]:
@@ -284,35 +293,18 @@ class Task(Generic[E, P]):
         """
         return self
 
-    def counted(self: T, train: Many[Any]) -> T:
-        """Return the task with what it counts in training data, such as weights of classes."""
-        return self
-
     def output_scale(self, train: Many[E]) -> OutputScale | None:
         """Return the scale on which the head "labels" learns; None to learn scores as they are."""
         return None
 
-    def truncation_advice(self, needed: int, most: int) -> str:
-        """Return what to do about truncated texts.
-
-        Args:
-            needed: length that holds nearly all texts.
-            most: maximum length of the model.
-        """
-        return f"Set length={min(needed, most)}."
-
-    def baseline(self, train: Many[E], scored: Many[E]) -> Metrics:
-        """Return the metrics of the best constant answer in `train`, measured on `scored`.
+    def baseline(self, examples: Many[E]) -> Metrics:
+        """Return the metrics of the best constant answer for these examples.
 
         Returns:
             Metrics named as in `directions`. "loss" is that of the best constant output, in the
-            units of the task's loss. Unknown ones are left out.
+            units of the task's loss. Unknown ones are absent.
         """
         return {}
-
-    def answer(self, prediction: P) -> Hashable:
-        """Return a prediction without its probabilities; used to detect a collapsed model."""
-        return repr(prediction)
 
     def learner(
         self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int

@@ -1,4 +1,7 @@
-"""All tasks: the one place where a new task is registered, and the names users know them by."""
+"""All tasks: the one place where a new task is registered.
+
+Commands, configurations, reports, files of predictions and routes derive from it.
+"""
 
 from __future__ import annotations
 
@@ -38,20 +41,7 @@ TASKS: dict[str, type[Trainable]] = {cls().name: cls for cls in get_args(Trainab
 ALL_TASKS: dict[str, type[AnyTask]] = {cls().name: cls for cls in get_args(AnyTask)}
 """Every task by kind."""
 
-_NAMES = {
-    "answer": "answering extractive-qa qa question-answering squad",
-    "classify": "binary classification intent nli sentiment sentiment-analysis text-classification",
-    "embed": "embedding embeddings feature-extraction sentence-similarity similarity",
-    "tag": "entities named-entity-recognition ner pos tagging token-classification",
-    "fill": "fill-mask mask-filling mlm",
-    "multilabel": "multi-label multi-label-classification",
-    "choice": "multiple-choice",
-    "likelihood": "perplexity pll",
-    "prefer": "blimp minimal-pairs",
-    "regress": "regression score sts",
-    "rerank": "cross-encoder ranking reranker reranking text-ranking",
-}
-ALIASES = {alias: kind for kind, names in _NAMES.items() for alias in names.split()}
+ALIASES = {alias: kind for kind, task in ALL_TASKS.items() for alias in task.aliases}
 """Common names of tasks, among them the pipelines of transformers, and their kinds here."""
 
 

@@ -113,6 +113,12 @@ class LongTextTask(TextTask[P]):
         stride: tokens from one window to the next; None for half a window.
     """
 
+    truncation_advice: ClassVar[tuple[str, str]] = (
+        "Set length={needed}, or task.long_texts=head_tail to read beginning and end.",
+        "The model reads at most {limit} tokens at once: set length={limit} and "
+        "task.long_texts=windows to read everything, or head_tail for beginning and end.",
+    )
+
     long_texts: LongTexts = "truncate"
     stride: int | None = None
 
@@ -131,15 +137,6 @@ class LongTextTask(TextTask[P]):
             fix = "Give several texts as a list, and the two texts of one example as a tuple."
             raise DataError(what, where=where, fix=fix)
         return super().from_texts(texts, where=where)
-
-    def truncation_advice(self, needed: int, most: int) -> str:
-        """Return what to do about truncated texts."""
-        if needed <= most:
-            return f"Set length={needed}, or task.long_texts=head_tail to read beginning and end."
-        return (
-            f"The model reads at most {most} tokens at once: set length={most} and "
-            "task.long_texts=windows to read everything, or head_tail for beginning and end."
-        )
 
     def fit(self, length: int) -> Fit:
         """Return how texts are fitted to a length."""

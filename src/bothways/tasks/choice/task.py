@@ -86,6 +86,7 @@ class ChoiceTask(Task[ChoiceExample, ChoicePrediction]):
         columns: the columns of contexts, endings and labels.
     """
 
+    aliases: ClassVar[Many[str]] = ("multiple-choice",)
     learner_type: ClassVar[type[Chooser]] = Chooser
     metric: ClassVar[str] = "accuracy"
     window: ClassVar[int] = 1024
@@ -175,16 +176,11 @@ class ChoiceTask(Task[ChoiceExample, ChoicePrediction]):
         """Return 1 for the right ending, else 0."""
         return float(prediction.index == example.label)
 
-    def baseline(self, train: Many[ChoiceExample], scored: Many[ChoiceExample]) -> Metrics:
-        """Return the accuracy of the most frequent place, and the loss of equal probabilities."""
-        top = Counter(example.label for example in train).most_common(1)[0][0]
-        loss = float(np.mean([np.log(len(example.endings)) for example in scored]))
-        right = sum(example.label == top for example in scored)
-        return {"accuracy": right / len(scored), "loss": loss}
-
-    def answer(self, prediction: ChoicePrediction) -> int:
-        """Return the index of the chosen ending."""
-        return prediction.index
+    def baseline(self, examples: Many[ChoiceExample]) -> Metrics:
+        """Return the accuracy of the most frequent index, and the loss of equal probabilities."""
+        (_, right), *_ = Counter(example.label for example in examples).most_common(1)
+        loss = float(np.mean([np.log(len(example.endings)) for example in examples]))
+        return {"accuracy": right / len(examples), "loss": loss}
 
 
 def _encode(

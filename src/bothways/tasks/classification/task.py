@@ -107,11 +107,20 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
             including the loss, ignore it.
         weighting: weights of the classes in training: "equal", "balanced", or a number above 0 for
             each label in order. Balanced weights are counted in the training data of a run
-            (`counted`), and replace "balanced" in the task.
+            (`adapted`), and replace "balanced" in the task.
         lstm: units of each direction of a BiLSTM over the encoder's vectors, in place of the
             pooler; 0 for none.
     """
 
+    aliases: ClassVar[Many[str]] = (
+        "binary",
+        "classification",
+        "intent",
+        "nli",
+        "sentiment",
+        "sentiment-analysis",
+        "text-classification",
+    )
     learner_type: ClassVar[type[TextClassifier]] = TextClassifier
     metric: ClassVar[str] = "accuracy"
     problem: ClassVar[Literal["single_label_classification"]] = "single_label_classification"
@@ -131,8 +140,8 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
             what = f"must be numbers above 0, not {list(self.weighting)}"
             raise ConfigError(what, where="weighting")
 
-    def counted(self, train: Many[TextExample]) -> ClassificationTask:
-        """Return the task with the weights of the classes for "balanced"."""
+    def adapted(self, train: Many[TextExample]) -> ClassificationTask:
+        """Return the task with the weights of the classes for "balanced"; see `Task.adapted`."""
         if self.weighting != "balanced":
             return self
         return dataclasses.replace(self, weighting=balanced(train))
@@ -202,25 +211,21 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
         """Return 1 for the right label, else 0."""
         return float(prediction.label == example.label)
 
-    def baseline(self, train: Many[TextExample], scored: Many[TextExample]) -> Metrics:
+    def baseline(self, examples: Many[TextExample]) -> Metrics:
         """Return the metrics of the most frequent class.
 
-        The loss is that of the class frequencies; it is left out with smoothing or weights.
+        The loss is that of the class frequencies; it is absent with smoothing or weights.
         """
-        counts = Counter(example.label for example in train)
-        index = {label: place for place, label in enumerate(self.labels(train))}
+        counts = Counter(example.label for example in examples)
+        index = {label: number for number, label in enumerate(self.labels(examples))}
         top = max(index, key=counts.__getitem__)
         confusion = Confusion(
-            len(index), ((_index(example, index), index[top]) for example in scored)
+            len(index), ((_index(example, index), index[top]) for example in examples)
         )
         total = counts.total()
-        loss = -sum(math.log(counts[example.label] / total) for example in scored)
+        loss = -sum(math.log(counts[example.label] / total) for example in examples)
         plain = self.smoothing == 0 and self.weighting == "equal"
-        return classification_metrics(confusion) | ({"loss": loss / len(scored)} if plain else {})
-
-    def answer(self, prediction: ClassPrediction) -> str:
-        """Return the predicted label."""
-        return prediction.label
+        return classification_metrics(confusion) | ({"loss": loss / total} if plain else {})
 
 
 def _index(example: TextExample, index: Mapping[str, int]) -> int:
@@ -250,7 +255,7 @@ def _weights(task: ClassificationTask, labels: Many[str]) -> tuple[float, ...]:
         return (1.0,) * len(labels)
     if weighting == "balanced":
         what = "balanced weights are counted in training data, and none was read"
-        fix = "Count them: task.counted(examples); or give a number for each label."
+        fix = "Count them: task.adapted(examples); or give a number for each label."
         raise ConfigError(what, where=where, fix=fix)
     if len(weighting) != len(labels):
         what = f"there are {len(weighting)} for {len(labels)} labels ({', '.join(labels)})"

@@ -80,6 +80,7 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
             models that read left to right. Without a setting it is the one for the model's head.
     """
 
+    aliases: ClassVar[Many[str]] = ("blimp", "minimal-pairs")
     metric: ClassVar[str] = "accuracy"
     window: ClassVar[int] = 128
     learner_type: ClassVar[type[TaskLearner[Any, Any]]] = PairScorer

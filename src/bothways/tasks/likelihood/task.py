@@ -78,6 +78,7 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
         variant: what is masked with a token: nothing else, or the rest of its word too.
     """
 
+    aliases: ClassVar[Many[str]] = ("perplexity", "pll")
     learner_type: ClassVar[type[TaskLearner[Any, Any]]] = LikelihoodScorer
     metric: ClassVar[str] = "pseudo_perplexity"
     window: ClassVar[int] = 256

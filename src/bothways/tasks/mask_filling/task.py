@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -47,6 +47,8 @@ class MaskFillingTask(MaskedTask[FillPrediction]):
     Attributes:
         top: number of tokens for each mask, and of joint fillings.
     """
+
+    aliases: ClassVar[Many[str]] = ("fill-mask", "mask-filling", "mlm")
 
     top: int = 5
     kind: Literal["fill"] = "fill"

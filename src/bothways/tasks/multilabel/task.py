@@ -70,6 +70,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
             0.5.
     """
 
+    aliases: ClassVar[Many[str]] = ("multi-label", "multi-label-classification")
     metric: ClassVar[str] = "f1_micro"
     problem: ClassVar[Literal["multi_label_classification"]] = "multi_label_classification"
     several_labels: ClassVar[bool] = True
@@ -217,26 +218,19 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         choose = macro_thresholds if metric == "f1_macro" else micro_thresholds
         return dataclasses.replace(self, thresholds=choose(truth.astype(np.int64), chances))
 
-    def baseline(self, train: Many[MultilabelExample], scored: Many[MultilabelExample]) -> Metrics:
+    def baseline(self, examples: Many[MultilabelExample]) -> Metrics:
         """Return the metrics of always assigning the most frequent labels.
 
-        Their number is the one with the best micro-F1 in `train`; the loss is that of the label
-        frequencies.
+        Their number is the one with the best micro-F1; the loss is that of the label frequencies.
         """
-        names = self.labels(train)
-        index = {name: place for place, name in enumerate(names)}
-        seen = np.array([_known(example, index) for example in train])
-        truth = np.array([_known(example, index) for example in scored])
-        given = np.broadcast_to(constant_labels(seen.sum(0), len(seen)), truth.shape)
-        share = seen.mean(0)
+        index = {label: number for number, label in enumerate(self.labels(examples))}
+        truth = np.array([_known(example, index) for example in examples])
+        given = np.broadcast_to(constant_labels(truth.sum(0), len(truth)), truth.shape)
+        share = truth.mean(0)
         loss = -np.log(np.maximum(np.where(truth, share, 1 - share), LEAST)).mean()
         counts = ((truth & given).sum(0), (truth ^ given).sum(0))
         exact = float((truth == given).all(1).mean())
         return {**multilabel_metrics(*counts), "exact": exact, "loss": float(loss)}
-
-    def answer(self, prediction: MultilabelPrediction) -> frozenset[str]:
-        """Return the assigned labels."""
-        return frozenset(prediction.labels)
 
     def learner(
         self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int

@@ -138,10 +138,20 @@ class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
             one.
     """
 
+    aliases: ClassVar[Many[str]] = (
+        "answering",
+        "extractive-qa",
+        "qa",
+        "question-answering",
+        "squad",
+    )
     learner_type: ClassVar[type[QuestionAnswerer]] = QuestionAnswerer
     metric: ClassVar[str] = "f1_best"
     length: ClassVar[int] = 384
     window: ClassVar[int] = 1024
+    truncation_advice: ClassVar[tuple[str, str]] = (
+        "Long contexts are read in windows; to read more of a question, set task.query.",
+    ) * 2
 
     columns: QuestionColumns = SQUAD
     query: int = 64
@@ -298,18 +308,10 @@ class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
         best = _scored(results).metrics().get("threshold_best")
         return self if best is None else replace(self, threshold=best)
 
-    def truncation_advice(self, needed: int, most: int) -> str:
-        """Return what to do about truncated texts."""
-        return "Long contexts are read in windows; to read more of a question, set task.query."
-
-    def baseline(self, train: Many[Question], scored: Many[Question]) -> Metrics:
+    def baseline(self, examples: Many[Question]) -> Metrics:
         """Return the metrics of giving no answer, if that is right for some questions."""
-        share = sum(example.impossible is True for example in scored) / max(1, len(scored))
+        share = sum(example.impossible is True for example in examples) / max(1, len(examples))
         return {"f1": share, "em": share, "f1_best": share} if 0 < share < 1 else {}
-
-    def answer(self, prediction: AnswerPrediction) -> str:
-        """Return the text of the answer."""
-        return prediction.text
 
 
 def _in_question(batch: Batch) -> Bool[Tensor, " tokens"]:

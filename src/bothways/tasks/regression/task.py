@@ -72,6 +72,7 @@ class RegressionTask(LongTextTask[ScorePrediction]):
             pooler; 0 for none.
     """
 
+    aliases: ClassVar[Many[str]] = ("regression", "score", "sts")
     learner_type: ClassVar[type[Regressor]] = Regressor
     metric: ClassVar[str] = "spearman"
     problem: ClassVar[Literal["regression"]] = "regression"
@@ -160,10 +161,10 @@ class RegressionTask(LongTextTask[ScorePrediction]):
             return None
         return OutputScale(float(np.mean(scores)), float(np.std(scores)))
 
-    def baseline(self, train: Many[TextExample], scored: Many[TextExample]) -> Metrics:
+    def baseline(self, examples: Many[TextExample]) -> Metrics:
         """Return the metrics of always answering the mean score."""
-        mean = float(np.mean([_known(example) for example in train]))
-        error = float(np.mean([(_known(example) - mean) ** 2 for example in scored]))
+        mean = float(np.mean([_known(example) for example in examples]))
+        error = float(np.mean([(_known(example) - mean) ** 2 for example in examples]))
         return {"spearman": 0.0, "pearson": 0.0, "mse": error, "loss": error}
 
 

@@ -70,6 +70,13 @@ class RerankingTask(PromptedTask[RankPrediction]):
         activation: what a score is: "sigmoid" for the probability, "identity" for the logit.
     """
 
+    aliases: ClassVar[Many[str]] = (
+        "cross-encoder",
+        "ranking",
+        "reranker",
+        "reranking",
+        "text-ranking",
+    )
     learner_type: ClassVar[type[Ranker]] = Ranker
     metric: ClassVar[str] = "ndcg@10"
     window: ClassVar[int] = 64
@@ -176,24 +183,17 @@ class RerankingTask(PromptedTask[RankPrediction]):
         """Return the nDCG@10 of the query."""
         return ndcg(np.array(prediction.logits), np.array(_known(example)))
 
-    def baseline(self, train: Many[RankExample], scored: Many[RankExample]) -> Metrics:
+    def baseline(self, examples: Many[RankExample]) -> Metrics:
         """Return the metrics of equal scores, those of a random order, and the loss of the share
         of relevant documents.
         """
         rankings = Rankings()
-        for example in scored:
+        for example in examples:
             for label in _known(example):
                 rankings.add(example.query, 0.0, label)
-        p, share = (
-            float(np.mean([label for example in part for label in _known(example)]))
-            for part in (train, scored)
-        )
-        loss = share * negative_log(p) + (1 - share) * negative_log(1 - p)
+        share = float(np.mean([label for example in examples for label in _known(example)]))
+        loss = share * negative_log(share) + (1 - share) * negative_log(1 - share)
         return {**rankings.metrics(), "loss": loss}
-
-    def answer(self, prediction: RankPrediction) -> frozenset[float]:
-        """Return the distinct logits, rounded: a single one if all documents are alike."""
-        return frozenset(round(logit, 2) for logit in prediction.logits)
 
     def program_files(self, length: int) -> Mapping[str, Any]:
         """Return the files by which sentence-transformers opens the model as a cross-encoder."""

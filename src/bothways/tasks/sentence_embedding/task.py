@@ -102,6 +102,13 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
             too, and its place is that of the first token after the prompt.
     """
 
+    aliases: ClassVar[Many[str]] = (
+        "embedding",
+        "embeddings",
+        "feature-extraction",
+        "sentence-similarity",
+        "similarity",
+    )
     metric: ClassVar[str] = "spearman"
 
     pooling: Pooling | tuple[Pooling, ...] = "mean"

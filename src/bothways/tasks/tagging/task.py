@@ -125,6 +125,14 @@ class TaggingTask(Task[TagExample, TagPrediction]):
             elsewhere that were trained on all tokens.
     """
 
+    aliases: ClassVar[Many[str]] = (
+        "entities",
+        "named-entity-recognition",
+        "ner",
+        "pos",
+        "tagging",
+        "token-classification",
+    )
     learner_type: ClassVar[type[Tagger]] = Tagger
     metric: ClassVar[str] = "f1"
 
@@ -366,23 +374,16 @@ class TaggingTask(Task[TagExample, TagPrediction]):
             raise unlabelled(example.where, "tags")
         return tags
 
-    def baseline(self, train: Many[TagExample], scored: Many[TagExample]) -> Metrics:
+    def baseline(self, examples: Many[TagExample]) -> Metrics:
         """Return the metrics of the most frequent tag; the loss is that of the tag frequencies."""
-        labels = self.labels(train)
-        frequent = Counter(
-            tag for example in train for tag in self.gold_tags(example, labels) or ()
-        )
+        labels = self.labels(examples)
+        sentences = [self.gold_tags(example, labels) or () for example in examples]
+        frequent = Counter(itertools.chain.from_iterable(sentences))
         counts, top = TagCounts(labels, self.spells(labels)), frequent.most_common(1)[0][0]
-        for example in scored:
-            tags = self.gold_tags(example, labels) or ()
-            chances = (frequent[tag] / frequent.total() for tag in tags if frequent[tag])
+        for tags in sentences:
+            chances = (frequent[tag] / frequent.total() for tag in tags)
             counts.add(tags, [top] * len(tags), -sum(map(math.log, chances)))
         return counts.scores()
-
-    def answer(self, prediction: TagPrediction) -> str | tuple[str, ...]:
-        """Return the one tag of all words, as of a collapsed model; else the tags."""
-        tags = prediction.tags
-        return tags[0] if len(set(tags)) == 1 else tags
 
 
 @dataclass(frozen=True)
