@@ -1,4 +1,4 @@
-"""A task from outside the package: checked, trained, predicted and counted by what every task has."""
+"""A task from outside the package: checked, trained, predicted, reported and written like any other."""
 
 from __future__ import annotations
 
@@ -18,10 +18,18 @@ from bothways.hub.model_folder import load_model
 from bothways.model.config import EncoderConfig
 from bothways.model.flops import forward_flops
 from bothways.model.heads import Head
+from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.model.positions import Learned
+from bothways.prediction.analysis.classes import ClassAnalysis
+from bothways.prediction.analysis.registry import analysis_of
+from bothways.prediction.bulk.output import part_content
 from bothways.prediction.engine import evaluate_task
 from bothways.prediction.predictor import Predictor
+from bothways.serving.schemas import PREDICTIONS
+from bothways.serving.shapes import SCORED_LABELS
+from bothways.tasks.predictions import ClassPrediction
+from bothways.tasks.schemas import json_schema, prediction_type
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import AdamW
 from toy_relation import RelationExample, RelationHead, RelationTask
@@ -69,6 +77,17 @@ def test_a_task_and_a_head_of_ones_own_are_trained_and_predict(tmp_path: Path) -
         load_model(place)
     with pytest.raises(FolderError, match=r"bothways\.heads: holds .*'count': 2.* is given"):
         load_model(place, heads=(RelationHead(3),))
+
+
+def test_reports_files_and_routes_derive_from_its_declaration(tmp_path: Path) -> None:
+    prediction = ClassPrediction("before", 1, {"after": 0.25, "before": 0.75})
+    assert issubclass(prediction_type(RelationTask), SCORED_LABELS)
+    assert json_schema(prediction_type(RelationTask)) == PREDICTIONS["classify"]
+    assert part_content("parquet", [prediction], None, {}, ()).startswith(b"PAR1")
+    tokenizer = make_tokenizer(tmp_path)
+    model = Model(CONFIG, (RelationHead(2),))
+    analysis = analysis_of(RelationTask().learner(model, tokenizer, ("after", "before"), LENGTH))
+    assert isinstance(analysis, ClassAnalysis)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,7 +34,12 @@ from bothways.serving.requests import (
 from bothways.serving.schemas import PREDICTIONS
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.metrics import sigmoid
-from bothways.tasks.predictions import RankPrediction
+from bothways.tasks.predictions import (
+    ClassPrediction,
+    MultilabelPrediction,
+    RankPrediction,
+    ScorePrediction,
+)
 from bothways.tasks.sentence_embedding.task import PromptedText, SentenceEmbeddingTask
 
 Vectors = Float32[np.ndarray, "texts width"]
@@ -220,6 +225,10 @@ def as_input(value: Any) -> Any:
         return tuple(value)
     message = "each input must be a text, a list of two texts, or an object with columns"
     raise RequestError("invalid", message, param="inputs")
+
+
+SCORED_LABELS = (ClassPrediction, MultilabelPrediction, ScorePrediction, RankPrediction)
+"""The predictions that `class_scores` writes."""
 
 
 class LabelScore(TypedDict):

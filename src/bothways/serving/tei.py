@@ -29,6 +29,7 @@ from bothways.serving.requests import (
     list_of,
 )
 from bothways.serving.shapes import (
+    SCORED_LABELS,
     Answer,
     LabelScore,
     Query,
@@ -39,10 +40,14 @@ from bothways.serving.shapes import (
     prompted,
     shortened,
 )
+from bothways.tasks.catalogue import ALL_TASKS
+from bothways.tasks.schemas import prediction_type
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.text.tokenizer import Tokenizer
 
-CLASSIFIERS = ("classify", "multilabel", "regress", "rerank")
+CLASSIFIERS = tuple(
+    kind for kind, task in ALL_TASKS.items() if issubclass(prediction_type(task), SCORED_LABELS)
+)
 """The tasks whose predictions `class_scores` writes as labels with scores."""
 
 

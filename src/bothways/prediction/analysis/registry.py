@@ -1,10 +1,9 @@
-"""The analysis of each task: the one place where a new kind of prediction is registered."""
+"""The analysis for each kind of prediction; a task whose predictions have none gets no report."""
 
 from __future__ import annotations
 
-from typing import Any, cast
-
-from typing_extensions import assert_never
+from collections.abc import Callable
+from typing import Any
 
 from bothways.core.errors import ConfigError
 from bothways.prediction.analysis.answers import AnswerAnalysis
@@ -15,19 +14,19 @@ from bothways.prediction.analysis.label_sets import LabelSetAnalysis
 from bothways.prediction.analysis.rankings import RankingAnalysis
 from bothways.prediction.analysis.scores import ScoreAnalysis
 from bothways.prediction.analysis.tags import TagAnalysis
+from bothways.tasks import predictions as kinds
 from bothways.tasks.base import TaskLearner
-from bothways.tasks.catalogue import AnyTask
-from bothways.tasks.choice.task import ChoiceTask
-from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.likelihood.minimal_pairs import MinimalPairTask
-from bothways.tasks.likelihood.task import LikelihoodTask
-from bothways.tasks.mask_filling.task import MaskFillingTask
-from bothways.tasks.multilabel.task import MultilabelTask
-from bothways.tasks.question_answering.task import QuestionAnsweringTask
-from bothways.tasks.regression.task import RegressionTask
-from bothways.tasks.reranking.task import RerankingTask
-from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
-from bothways.tasks.tagging.task import TaggingTask
+from bothways.tasks.schemas import prediction_type
+
+_ANALYSES: dict[type, Callable[[Any], TaskAnalysis[Any, Any]]] = {
+    kinds.ClassPrediction: lambda learner: ClassAnalysis(learner.labels),
+    kinds.ScorePrediction: lambda learner: ScoreAnalysis(),
+    kinds.MultilabelPrediction: lambda learner: LabelSetAnalysis(learner.labels),
+    kinds.ChoicePrediction: lambda learner: ChoiceAnalysis(),
+    kinds.TagPrediction: lambda learner: TagAnalysis(learner.task, learner.labels),
+    kinds.AnswerPrediction: lambda learner: AnswerAnalysis(),
+    kinds.RankPrediction: lambda learner: RankingAnalysis(),
+}
 
 
 def analysis_of(learner: TaskLearner[Any, Any]) -> TaskAnalysis[Any, Any]:
@@ -36,25 +35,9 @@ def analysis_of(learner: TaskLearner[Any, Any]) -> TaskAnalysis[Any, Any]:
     Raises:
         ConfigError: the task has no right and wrong answers.
     """
-    task, labels = cast(AnyTask, learner.task), learner.labels
-    match task:
-        case ClassificationTask():
-            return ClassAnalysis(labels)
-        case RegressionTask():
-            return ScoreAnalysis()
-        case MultilabelTask():
-            return LabelSetAnalysis(labels)
-        case ChoiceTask():
-            return ChoiceAnalysis()
-        case TaggingTask():
-            return TagAnalysis(task, labels)
-        case QuestionAnsweringTask():
-            return AnswerAnalysis()
-        case RerankingTask():
-            return RankingAnalysis()
-        case MaskFillingTask() | LikelihoodTask() | MinimalPairTask() | SentenceEmbeddingTask():
-            what = f"there is no report on the task {task.name}"
-            fix = "Leave it out; evaluate prints the metrics."
-            raise ConfigError(what, where="report", fix=fix)
-        case _:
-            assert_never(task)
+    analysis = _ANALYSES.get(prediction_type(learner.task))
+    if analysis is None:
+        what = f"there is no report on the task {learner.task.name}"
+        fix = "Leave it out; evaluate prints the metrics."
+        raise ConfigError(what, where="report", fix=fix)
+    return analysis(learner)
