@@ -218,7 +218,7 @@ def test_columns_by_name_and_by_number(tmp_path: Path) -> None:
     )
     assert second.label == 1
     assert len(list(ChoiceTask(asked).read(str(source)).examples)) == 2  # as in training
-    assert str(asked) == "context = '1', label = '6', endings = '2', '3', '4', '5'"
+    assert str(asked) == "context = '1', endings = '2', '3', '4', '5', label = '6'"
     swag = tmp_path / "swag.csv"
     swag.write_text(",sent1,sent2,ending0,ending1,label\n0,An ape sits.,It,eats.,sleeps.,1\n")
     (whole,) = ChoiceTask().read(str(swag), ChoiceColumns("sent1")).examples

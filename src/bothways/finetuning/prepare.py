@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -54,8 +53,6 @@ from bothways.tasks.base import Reading, TaskLearner, examples_fingerprint
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.columns import asked_columns, is_absent, require_columns
 from bothways.tasks.question_answering.examples import QuestionColumns
-from bothways.tasks.text_examples import TextColumns, named_columns
-from bothways.tasks.text_task import TextTask
 from bothways.training.preflight.machine import check_machine, compute_as
 from bothways.training.preflight.memory import Load
 from bothways.training.preflight.text import check_model
@@ -483,19 +480,12 @@ def _numbered(rows: Given, task: Trainable, name: str) -> Iterator[TableRow]:
         where = f"{name} row {number}"
         if number == 1 and name == "train" and isinstance(item, Mapping):
             fix = 'Name its columns: columns={"text": NAME, …}.'
-            require_columns(_asked_columns(task, [*item]), [*item], where, fix)
+            table = getattr(task, "column_table", ())
+            require_columns(asked_columns(columns, table, [*item]), [*item], where, fix)
         if isinstance(columns, QuestionColumns) and isinstance(item, Mapping):
             yield TableRow({columns.id: number, **item}, where)  # as in a file
         else:
             yield TableRow(item, where)
-
-
-def _asked_columns(task: Trainable, names: Many[str]) -> list[str]:
-    """Return the columns that are named for rows; with a column for each label, these."""
-    columns = task.columns
-    if isinstance(columns, TextColumns) and isinstance(task, TextTask):
-        return named_columns(columns, True, names, task.several_labels)
-    return asked_columns(columns)
 
 
 def _group(row: Any, column: str, where: str) -> Hashable:

@@ -10,19 +10,175 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
-from dataclasses import fields, is_dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 from bothways.core.advice import argument
 from bothways.core.errors import DataError
 from bothways.core.terminal import listed, surrogate_in
 from bothways.data.given_rows import plain_value
+from bothways.data.tables import Table, open_table
+from bothways.data.text_io import is_stream
 from bothways.tasks.base import Row, did_you_mean
 
 MOST = 30
 """Columns that a message lists."""
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column that a task reads from a table.
+
+    Attributes:
+        role: its field in the task's type of columns.
+        noun: its content, for messages.
+        names: common names of such a column.
+        companion: role of a second column, which is read only with this one.
+        both: role of the companion, if it is required where the task has one.
+        pairs: common names of both columns.
+        shadows: common names that a pair hides, because they hold the content of both columns.
+        numbered: pattern of the names of several columns; None where there is one.
+        answer: whether it is read from labelled data only.
+        several: whether "a,b" names a column for each label.
+        replaced_by: role of a column in whose presence it is not read.
+    """
+
+    role: str
+    noun: str
+    names: Many[str] = ()
+    companion: str | None = None
+    both: str = ""
+    pairs: Many[Many[str]] = ()
+    shadows: Many[str] = ()
+    numbered: re.Pattern[str] | None = None
+    answer: bool = False
+    several: bool = False
+    replaced_by: str | None = None
+
+    def chosen(self, columns: Any, names: Many[str]) -> dict[str, Any]:
+        """Return the columns of this role and its companion, if the table has them."""
+        value = getattr(columns, self.role)
+        second = None if self.companion is None else getattr(columns, self.companion)
+        named = _split(value, names) if self.several else _listed(value)
+        if not named or not {*named, *_listed(second)} <= {*names}:
+            return {}
+        return {self.role: value} | ({} if self.companion is None else {self.companion: second})
+
+    def guessed(self, names: Many[str], where: str, fix: str, taken: Many[str]) -> dict[str, Any]:
+        """Return the columns with common names.
+
+        Args:
+            taken: columns of other roles.
+
+        Raises:
+            DataError: no column has a common name, or several do.
+        """
+        free = [name for name in names if name not in taken]
+        pairs = [pair for one in self.pairs if len(pair := usual_columns(one, free)) > 1]
+        singles = {*usual_columns(self.names, free)} - {*self.shadows}
+        if self.companion is not None and len(pairs) == 1 and singles <= {*pairs[0]}:
+            return {self.role: pairs[0][0], self.companion: pairs[0][1]}
+        # Several pairs, or one and another name, are not clear, which `guess_column` reports.
+        known = [*dict.fromkeys([*(pairs[0] if self.both and pairs else ()), *self.names])]
+        if self.numbered is None:
+            return {self.role: guess_column(self.noun, known, names, where, fix, free)}
+        # By number: sorted as texts, "ending10" would come before "ending2".
+        numbered = sorted(
+            filter(self.numbered.fullmatch, free), key=lambda name: int(re.sub(r"\D", "", name))
+        )
+        if numbered and not usual_columns(known, free):
+            return {self.role: tuple(numbered)}
+        return {self.role: (guess_column(self.noun, [*known, *numbered], names, where, fix),)}
+
+
+def choose_columns(
+    table: Many[Column],
+    names: Many[str],
+    where: str,
+    asked: C,
+    usual: C,
+    labelled: bool | None,
+    fix: str,
+) -> C:
+    """Return the columns to read from a table.
+
+    Args:
+        table: the columns that the task reads.
+        names: the columns of the table.
+        where: the table, for messages.
+        asked: columns that the user names.
+        usual: columns to read where none are named, if the table has them; else they are guessed.
+        labelled: whether answers are read; None: if their column is clear.
+        fix: advice on missing columns.
+
+    Raises:
+        DataError: a column is missing or cannot be guessed.
+    """
+    require_columns(asked_columns(asked, table, names, labelled is not False), names, where, fix)
+    roles = dict[str, Any]()
+    for column in table:
+        if (column.answer and labelled is False) or roles.get(column.replaced_by or "") is not None:
+            continue
+        taken = [name for value in roles.values() for name in _listed(value)]
+        chosen = column.chosen(asked, names) or column.chosen(usual, names)
+        clear = len(usual_columns(column.names, [n for n in names if n not in taken])) == 1
+        if not chosen and not (column.answer and labelled is None and not clear):
+            chosen = column.guessed(names, where, fix, taken)
+            second = column.companion and getattr(asked, column.companion)
+            chosen |= {column.companion: second} if second else {}
+            if column.both and getattr(usual, column.both) and not chosen.get(column.both):
+                pair = f"{getattr(usual, column.role)!r} and {getattr(usual, column.both)!r}"
+                what = f"two {column.noun}s are read, {pair}; it has {listed(names, MOST)}"
+                raise DataError(what, where=where, fix=fix)
+        roles |= chosen
+    return type(asked)(**roles)
+
+
+def open_columns(
+    source: str,
+    table: Many[Column],
+    asked: C,
+    usual: C,
+    labelled: bool,
+    fix: Callable[[Many[str]], str],
+    *,
+    objects: bool = True,
+) -> tuple[Table, C]:
+    """Open a file, a Hub data set or the standard input, and choose its columns.
+
+    Args:
+        source: as in `open_table`.
+        table, asked, usual, labelled: as in `choose_columns`.
+        fix: returns the advice, given the columns of the source.
+        objects: whether the standard input holds JSON objects, even if no column is named.
+
+    Raises:
+        DataError: the file cannot be read as a table, or a column is missing or cannot be guessed.
+        ResourceError: no permission to read the file.
+    """
+    first: str | None = getattr(usual, table[0].role)
+    if is_stream(source):
+        first = (first or table[0].names[0]) if objects else None
+    opened = open_table(source, asked_columns(asked, table, (), labelled) or _listed(first))
+    names, where = opened.names, opened.where
+    return opened, choose_columns(table, names, where, asked, usual, labelled, fix(names))
+
+
+def _listed(value: str | Many[str] | None) -> list[str]:
+    """Return the names in a field of columns."""
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _split(value: str | None, names: Many[str]) -> list[str]:
+    """Return the columns of labels: "a,b" names two, unless the table has a column "a,b"."""
+    if value is None or value in names:
+        return _listed(value)
+    return [name.strip() for name in value.split(",") if name.strip()]
 
 
 def require_columns(asked: Many[str | None], names: Many[str], where: str, fix: str) -> None:
@@ -35,10 +191,10 @@ def require_columns(asked: Many[str | None], names: Many[str], where: str, fix: 
             raise DataError(what, where=where, fix=fix)
 
 
-def describe_columns(**columns: str | None) -> str:
+def describe_columns(**columns: str | Many[str] | None) -> str:
     """Return the columns that are named, such as "text = 'review', label = 'stars'"."""
-    named = ((role, name) for role, name in columns.items() if name is not None)
-    return ", ".join(f"{role} = {name!r}" for role, name in named)
+    named = ((role, ", ".join(map(repr, _listed(value)))) for role, value in columns.items())
+    return ", ".join(f"{role} = {names}" for role, names in named if names)
 
 
 def usual_columns(known: Many[str], names: Many[str]) -> list[str]:
@@ -48,17 +204,25 @@ def usual_columns(known: Many[str], names: Many[str]) -> list[str]:
     return exact or [spelled[name.lower()] for name in known if name.lower() in spelled]
 
 
-def guess_column(role: str, known: Many[str], names: Many[str], where: str, fix: str) -> str:
+def guess_column(
+    role: str,
+    known: Many[str],
+    names: Many[str],
+    where: str,
+    fix: str,
+    free: Many[str] | None = None,
+) -> str:
     """Return the one column that has a known name.
 
     Args:
         role: the content of the column, for messages, such as "label".
         known: usual names of such a column.
+        free: the columns that it may be; None for all.
 
     Raises:
         DataError: no column has a known name, or several do.
     """
-    matching = usual_columns(known, names)
+    matching = usual_columns(known, names if free is None else free)
     if len(matching) == 1:
         return matching[0]
     what = "several columns may hold" if matching else "no column has a usual name for"
@@ -161,15 +325,24 @@ def is_absent(value: Any) -> bool:
     return value is None or (isinstance(value, float | str) and str(value).strip().lower() == "nan")
 
 
-def asked_columns(columns: object) -> list[str]:
-    """Return the names that differ from the defaults of their dataclass."""
-    assert is_dataclass(columns)
-    names: list[str] = []
-    for each in fields(columns):
-        value = getattr(columns, each.name)
-        if value != each.default:
-            names += [value] if isinstance(value, str) else value
-    return names
+def asked_columns(
+    columns: Any, table: Many[Column] = (), names: Many[str] = (), labelled: bool = True
+) -> list[str]:
+    """Return the names of columns that differ from the defaults of their dataclass.
+
+    Args:
+        table: the columns that the task reads.
+        names: the columns of the table, which decide whether "a,b" names two.
+        labelled: whether answers are read.
+    """
+    roles, result = {column.role: column for column in table}, list[str]()
+    for field in fields(columns):
+        column, value = roles.get(field.name), getattr(columns, field.name)
+        if value == field.default or (column is not None and column.answer and not labelled):
+            continue
+        several = column is not None and column.several
+        result += _split(value, names) if several else _listed(value)
+    return result
 
 
 def reads_as_trained(columns: object, trained: object) -> bool:

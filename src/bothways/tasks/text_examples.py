@@ -10,19 +10,15 @@ from dataclasses import dataclass
 
 from bothways.core.advice import argument
 from bothways.core.errors import ConfigError, DataError
-from bothways.core.terminal import listed
-from bothways.data.tables import Table, open_table, separator_advice
-from bothways.data.text_io import is_stream
+from bothways.data.tables import Table, separator_advice
 from bothways.tasks.base import Row
 from bothways.tasks.columns import (
-    MOST,
+    Column,
     cell_of,
     describe_columns,
-    guess_column,
     label_of,
-    require_columns,
+    open_columns,
     text_of,
-    usual_columns,
 )
 
 TEXTS = (
@@ -86,99 +82,14 @@ class TextColumns:
 NOT_NAMED = TextColumns()
 
 
-def choose_columns(
-    names: Many[str],
-    where: str,
-    asked: TextColumns,
-    usual: TextColumns,
-    labelled: bool | None,
-    guesses: Many[str] = LABELS,
-    several: bool = False,
-) -> TextColumns:
-    """Return the columns to read from a table.
-
-    Args:
-        names: columns of the table.
-        where: the table, for messages.
-        asked: columns that the user asks for.
-        usual: columns to read where none are asked for, if the table has them; else they are
-            guessed.
-        labelled: whether labels are read; None: if their column is clear.
-        guesses: usual names of a label column.
-        several: whether there may be a column for each label.
-
-    Raises:
-        DataError: a column is missing or cannot be guessed.
-    """
-    fix = _fix(names) + (SEVERAL if several else "")
-    require_columns(named_columns(asked, labelled is not False, names, several), names, where, fix)
-    text, text_b = _texts(asked, usual, names, where)
-    if several and labelled is not False:
-        for known in (asked, usual):
-            if known.label not in names and known.labels and {*known.labels} <= {*names}:
-                return TextColumns(text, text_b, ",".join(known.labels))
-    label = _label(asked, usual, names, where, labelled, guesses, fix)
-    return TextColumns(text, text_b, label)
+TEXT = Column("text", "text", TEXTS, companion="text_b", both="text_b", pairs=PAIRS)
+LABEL = Column("label", "label", LABELS, answer=True)
 
 
-def named_columns(
-    columns: TextColumns, labelled: bool, names: Many[str] | None = None, several: bool = False
-) -> list[str]:
-    """Return the names that are given; without the names of a table, as they are written."""
-    labels = [columns.label] if labelled else []
-    if several and columns.label not in (names or ()):
-        labels = list(columns.labels) if labelled else []
-    return [name for name in (columns.text, columns.text_b, *labels) if name is not None]
-
-
-def _texts(
-    asked: TextColumns, usual: TextColumns, names: Many[str], where: str
-) -> tuple[str, str | None]:
-    for known in (asked, usual):
-        if known.text in names and (known.text_b is None or known.text_b in names):
-            assert known.text is not None
-            return known.text, known.text_b
-    text, text_b = _guess_texts(names, where)
-    if usual.text_b is not None and text_b is None:
-        what = f"two texts are read, {usual.text!r} and {usual.text_b!r}; it has "
-        raise DataError(what + listed(names, MOST), where=where, fix=HOW)
-    return text, text_b
-
-
-def _guess_texts(names: Many[str], where: str) -> tuple[str, str | None]:
-    found = (usual_columns(pair, names) for pair in PAIRS)
-    pairs = [(pair[0], pair[1]) for pair in found if len(pair) > 1]
-    singles = {*usual_columns(TEXTS, names)}
-    if len(pairs) == 1 and singles <= {*pairs[0]}:
-        return pairs[0]
-    # Any pair leaves several names open, of which `guess_column` reports that they are not clear.
-    either = TEXTS if not pairs else [*pairs[0], *TEXTS]
-    return guess_column("text", list(dict.fromkeys(either)), names, where, _fix(names)), None
-
-
-def _label(
-    asked: TextColumns,
-    usual: TextColumns,
-    names: Many[str],
-    where: str,
-    labelled: bool | None,
-    guesses: Many[str],
-    fix: str,
-) -> str | None:
-    if labelled is False:
-        return None
-    known = next((name for name in (asked.label, usual.label) if name in names), None)
-    if known is not None:
-        return known
-    matching = usual_columns(guesses, names)
-    if labelled is None:
-        return matching[0] if len(matching) == 1 else None
-    return guess_column("label", guesses, names, where, fix)
-
-
-def _fix(names: Many[str]) -> str:
-    """Return advice; a single column may be several with another separator."""
-    return separator_advice(names) or HOW
+def text_advice(names: Many[str], table: Many[Column] = ()) -> str:
+    """Return advice on missing columns; a single column may be several with another separator."""
+    several = any(column.several for column in table)
+    return (separator_advice(names) or HOW) + (SEVERAL if several else "")
 
 
 def open_examples(
@@ -186,24 +97,22 @@ def open_examples(
     asked: TextColumns = NOT_NAMED,
     usual: TextColumns = NOT_NAMED,
     labelled: bool = True,
-    guesses: Many[str] = LABELS,
-    several: bool = False,
+    table: Many[Column] = (TEXT, LABEL),
 ) -> tuple[Table, TextColumns]:
     """Open a file, a Hub data set or the standard input, and choose its columns.
 
-    Args:
-        source: as in `open_table`; the other arguments are those of `choose_columns`.
-
-    Raises:
-        DataError: the file cannot be read as a table, or a column is missing or cannot be guessed.
-        ResourceError: no permission to read the file.
+    Arguments and errors as `columns.open_columns`.
     """
-    hints = named_columns(asked, labelled, several=several)
-    if not hints and not is_stream(source) and usual.text is not None:
-        hints = [usual.text]
-    table = open_table(source, hints)
-    columns = choose_columns(table.names, table.where, asked, usual, labelled, guesses, several)
-    return _without_header(table, columns), columns
+    opened, columns = open_columns(
+        source,
+        table,
+        asked,
+        usual,
+        labelled,
+        lambda names: text_advice(names, table),
+        objects=False,
+    )
+    return _without_header(opened, columns), columns
 
 
 def _without_header(table: Table, columns: TextColumns) -> Table:

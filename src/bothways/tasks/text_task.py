@@ -18,15 +18,16 @@ from bothways.core.errors import DataError
 from bothways.core.targets import LabelTargets
 from bothways.core.terminal import counted
 from bothways.tasks.base import E, Output, P, Reading, Row, Scale, Task, TaskLearner
-from bothways.tasks.columns import label_of
+from bothways.tasks.columns import Column, choose_columns, label_of
 from bothways.tasks.text_encoding import Fit, LongTexts, window_weight
 from bothways.tasks.text_examples import (
-    LABELS,
+    LABEL,
     NOT_NAMED,
+    TEXT,
     TextColumns,
-    choose_columns,
     example_of,
     open_examples,
+    text_advice,
 )
 
 
@@ -35,15 +36,13 @@ class TextTask(Task[Any, P]):
     """A task on texts or pairs of texts.
 
     Class attributes:
-        label_columns: usual names of the column with the answer.
-        several_labels: whether there may be a column for each label.
+        column_table: the columns that are read.
 
     Attributes:
         columns: the columns of texts and answers.
     """
 
-    label_columns: ClassVar[Many[str]] = LABELS
-    several_labels: ClassVar[bool] = False
+    column_table: ClassVar[Many[Column]] = (TEXT, LABEL)
 
     columns: TextColumns = NOT_NAMED
 
@@ -52,9 +51,8 @@ class TextTask(Task[Any, P]):
     ) -> Reading[Any]:
         """Open a source and stream its examples; see `Task.read`."""
         usual = self.usual_columns(labelled)
-        table, chosen = open_examples(
-            source, columns or NOT_NAMED, usual, labelled, self.label_columns, self.several_labels
-        )
+        asked = columns or NOT_NAMED
+        table, chosen = open_examples(source, asked, usual, labelled, self.column_table)
         self.check_columns(chosen, table.where)
         return Reading.of_table(
             self.with_columns(chosen), table, lambda row: self.parse(row.values, chosen, row.where)
@@ -64,9 +62,9 @@ class TextTask(Task[Any, P]):
         """Return the example in a row; see `Task.example`."""
         usual = self.usual_columns(labelled=True)
         usual = usual if usual.text in row else self.columns
-        columns = choose_columns(
-            tuple(row), where, NOT_NAMED, usual, None, self.label_columns, self.several_labels
-        )
+        table, names = self.column_table, tuple(row)
+        fix = text_advice(names, table)
+        columns = choose_columns(table, names, where, NOT_NAMED, usual, None, fix)
         self.check_columns(columns, where)
         return self.parse(row, columns, where)
 

@@ -41,13 +41,14 @@ from bothways.tasks.base import (
 )
 from bothways.tasks.choice.checks import check_choices
 from bothways.tasks.choice.examples import (
+    HOW,
     NO_COLUMNS,
+    TABLE,
     ChoiceColumns,
     ChoiceExample,
-    choose_columns,
     example_of,
-    open_choices,
 )
+from bothways.tasks.columns import choose_columns, open_columns
 from bothways.tasks.metrics import negative_log, softmax
 from bothways.tasks.predictions import ChoicePrediction
 from bothways.text.template import assemble, truncated
@@ -98,14 +99,15 @@ class ChoiceTask(Task[ChoiceExample, ChoicePrediction]):
         self, source: str, columns: ChoiceColumns | None = None, *, labelled: bool = True
     ) -> Reading[ChoiceExample]:
         """Open a source and stream its examples; see `Task.read`."""
-        table, chosen = open_choices(source, columns or NO_COLUMNS, self.columns, labelled)
+        asked = columns or NO_COLUMNS
+        table, chosen = open_columns(source, TABLE, asked, self.columns, labelled, lambda _: HOW)
         return Reading.of_table(
             self.with_columns(chosen), table, lambda row: example_of(row.values, chosen, row.where)
         )
 
     def example(self, row: Row, *, where: str = "an example") -> ChoiceExample:
         """Return the example in a row; see `Task.example`."""
-        columns = choose_columns(tuple(row), where, NO_COLUMNS, self.columns, labelled=None)
+        columns = choose_columns(TABLE, tuple(row), where, NO_COLUMNS, self.columns, None, HOW)
         return example_of(row, columns, where)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:

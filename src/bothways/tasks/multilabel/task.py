@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -37,7 +37,7 @@ from bothways.tasks.base import (
     unknown_label,
     unlabelled,
 )
-from bothways.tasks.columns import cell_of
+from bothways.tasks.columns import Column, cell_of
 from bothways.tasks.metrics import macro_thresholds, micro_thresholds, multilabel_metrics
 from bothways.tasks.multilabel.examples import (
     MultilabelExample,
@@ -47,7 +47,7 @@ from bothways.tasks.multilabel.examples import (
 )
 from bothways.tasks.predictions import MultilabelPrediction
 from bothways.tasks.text_encoding import averaged, encode_texts, window_weight
-from bothways.tasks.text_examples import TextColumns, in_order, texts_of_row
+from bothways.tasks.text_examples import LABEL, TEXT, TextColumns, in_order, texts_of_row
 from bothways.tasks.text_task import LongTextTask
 from bothways.text.tokenizer import Tokenizer
 
@@ -73,7 +73,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
     aliases: ClassVar[Many[str]] = ("multi-label", "multi-label-classification")
     metric: ClassVar[str] = "f1_micro"
     problem: ClassVar[Literal["multi_label_classification"]] = "multi_label_classification"
-    several_labels: ClassVar[bool] = True
+    column_table: ClassVar[Many[Column]] = (TEXT, replace(LABEL, several=True))
 
     separator: str = ","
     thresholds: tuple[float, ...] = ()

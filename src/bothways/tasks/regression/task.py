@@ -10,7 +10,7 @@ import math
 from array import array
 from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -34,6 +34,7 @@ from bothways.tasks.base import (
     nothing_to_score,
     unlabelled,
 )
+from bothways.tasks.columns import Column
 from bothways.tasks.metrics import correlation
 from bothways.tasks.predictions import ScorePrediction
 from bothways.tasks.text_checks import (
@@ -44,10 +45,12 @@ from bothways.tasks.text_checks import (
     text_key,
 )
 from bothways.tasks.text_encoding import averaged, encode_texts, window_weight
-from bothways.tasks.text_examples import LABELS, TextExample
+from bothways.tasks.text_examples import LABEL, LABELS, TEXT, TextExample
 from bothways.tasks.text_task import LongTextTask, NumberLearner, targets_of
 from bothways.text.tokenizer import Tokenizer
 
+SCORES = ("score", "similarity", "similarity_score", "relatedness_score", "rating", *LABELS)
+"""Common names of a column of scores."""
 LARGEST = 1e18
 """The largest score: squared errors must fit into fp32."""
 FAR = 20.0
@@ -76,9 +79,7 @@ class RegressionTask(LongTextTask[ScorePrediction]):
     learner_type: ClassVar[type[Regressor]] = Regressor
     metric: ClassVar[str] = "spearman"
     problem: ClassVar[Literal["regression"]] = "regression"
-    label_columns: ClassVar[Many[str]] = (
-        "score", "similarity", "similarity_score", "relatedness_score", "rating", *LABELS,
-    )  # fmt: skip
+    column_table: ClassVar[Many[Column]] = (TEXT, replace(LABEL, names=SCORES))
 
     lstm: int = 0
     kind: Literal["regress"] = "regress"

@@ -7,6 +7,7 @@ query with its relevant and its other documents (positive and negative, as texts
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
@@ -17,18 +18,9 @@ from bothways.core.advice import argument
 from bothways.core.errors import DataError
 from bothways.core.finding import Finding
 from bothways.core.terminal import counted
-from bothways.data.tables import Table, TableRow, open_table
-from bothways.data.text_io import is_stream
+from bothways.data.tables import TableRow
 from bothways.tasks.base import Row
-from bothways.tasks.columns import (
-    cell_of,
-    describe_columns,
-    guess_column,
-    is_absent,
-    require_columns,
-    text_of,
-    usual_columns,
-)
+from bothways.tasks.columns import Column, cell_of, describe_columns, is_absent, text_of
 from bothways.tasks.text_checks import COMPLETE, check_answered, check_overlap, report_rows
 from bothways.tasks.text_examples import TextColumns
 
@@ -43,7 +35,7 @@ LABELS = (
     "label", "labels", "relevance", "relevances", "score", "scores", "grade", "grades", "target",
 )  # fmt: skip
 
-_HOW = (
+HOW = (
     f"Name the columns: {argument(text='QUERY', text_b='DOCUMENTS', label='LABEL')} (in a file "
     "without a header by number, from 0)."
 )
@@ -80,49 +72,14 @@ class RankColumns(TextColumns):
 
 NO_RANK_COLUMNS = RankColumns()
 
-
-def open_rankings(
-    source: str, asked: RankColumns, usual: RankColumns, labelled: bool
-) -> tuple[Table, RankColumns]:
-    """Open a table and choose its columns; arguments and errors as `open_examples`."""
-    given = (asked.text, asked.text_b, asked.negatives, asked.label if labelled else None)
-    hints = [name for name in given if name is not None]
-    if not hints:
-        default = QUERIES[0] if is_stream(source) else None
-        hints = [name for name in (usual.text or default,) if name is not None]
-    table = open_table(source, hints)
-    return table, choose_columns(table.names, table.where, asked, usual, labelled)
-
-
-def choose_columns(
-    names: Many[str], where: str, asked: RankColumns, usual: RankColumns, labelled: bool | None
-) -> RankColumns:
-    """Return the columns to read from a table; see `text_examples.choose_columns`."""
-    label = asked.label if labelled is not False else None
-    require_columns((asked.text, asked.text_b, asked.negatives, label), names, where, _HOW)
-    query = next((c.text for c in (asked, usual) if c.text in names), None)
-    query = query or guess_column("query", QUERIES, names, where, _HOW)
-    documents, negatives = _documents(asked, usual, [n for n in names if n != query], where)
-    if negatives is not None or labelled is False:
-        return RankColumns(query, documents, None, negatives)
-    label = next((c.label for c in (asked, usual) if c.label in names), None)
-    found = usual_columns(LABELS, names)
-    if label is None and (labelled or len(found) == 1):
-        label = guess_column("label", LABELS, names, where, _HOW)
-    return RankColumns(query, documents, label)
-
-
-def _documents(
-    asked: RankColumns, usual: RankColumns, names: Many[str], where: str
-) -> tuple[str, str | None]:
-    for known in (asked, usual):
-        if known.text_b in names and (known.negatives is None or known.negatives in names):
-            assert known.text_b is not None
-            return known.text_b, known.negatives
-    relevant, others = usual_columns(RELEVANT, names), usual_columns(OTHERS, names)
-    if len(relevant) == len(others) == 1 and not usual_columns(DOCUMENTS, names):
-        return relevant[0], others[0]
-    return guess_column("documents", DOCUMENTS, names, where, _HOW), None
+TABLE = (
+    Column("text", "query", QUERIES),
+    Column(
+        "text_b", "documents", DOCUMENTS, companion="negatives",
+        pairs=[*itertools.product(RELEVANT, OTHERS)],
+    ),
+    Column("label", "label", LABELS, answer=True, replaced_by="negatives"),
+)  # fmt: skip
 
 
 def rank_example(row: Row, columns: RankColumns, where: str) -> RankExample:
@@ -134,7 +91,7 @@ def rank_example(row: Row, columns: RankColumns, where: str) -> RankExample:
     """
     assert columns.text is not None
     assert columns.text_b is not None
-    query = text_of(row, columns.text, where, _HOW)
+    query = text_of(row, columns.text, where, HOW)
     documents = _texts(row, columns.text_b, where)
     labels: tuple[float, ...] | None = None
     if columns.negatives is not None:
@@ -153,7 +110,7 @@ def _texts(row: Row, column: str, where: str) -> tuple[str, ...]:
     if not all(isinstance(item, str) for item in many):
         kind = "a null" if wrong is None else f"a value of type {type(wrong).__name__}"
         what = f"column {column!r} holds {kind}, where a document or a list of documents must be"
-        raise DataError(what, where=where, fix=_HOW)
+        raise DataError(what, where=where, fix=HOW)
     return tuple(many)
 
 

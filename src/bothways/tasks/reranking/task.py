@@ -32,17 +32,18 @@ from bothways.tasks.base import (
     nothing_to_score,
     unlabelled,
 )
+from bothways.tasks.columns import choose_columns, open_columns
 from bothways.tasks.metrics import negative_log, sigmoid
 from bothways.tasks.predictions import RankPrediction
 from bothways.tasks.prompted_task import PromptedTask
 from bothways.tasks.reranking.examples import (
+    HOW,
     NO_RANK_COLUMNS,
+    TABLE,
     RankColumns,
     RankExample,
     check_rankings,
-    choose_columns,
     joined_rows,
-    open_rankings,
     rank_example,
 )
 from bothways.tasks.reranking.metrics import Rankings, ndcg
@@ -90,13 +91,14 @@ class RerankingTask(PromptedTask[RankPrediction]):
     ) -> Reading[RankExample]:
         """Open a source and stream its examples; see `Task.read`."""
         asked = columns or NO_RANK_COLUMNS
-        table, chosen = open_rankings(source, asked, self.columns, labelled)
+        table, chosen = open_columns(source, TABLE, asked, self.columns, labelled, lambda _: HOW)
         examples = joined_rows(table.rows, chosen)
         return Reading(self.with_columns(chosen), examples, table.share)
 
     def example(self, row: Row, *, where: str = "an example") -> RankExample:
         """Return the example in a row; see `Task.example`."""
-        columns = choose_columns(tuple(row), where, NO_RANK_COLUMNS, self.columns, labelled=None)
+        usual = self.columns
+        columns = choose_columns(TABLE, tuple(row), where, NO_RANK_COLUMNS, usual, None, HOW)
         return rank_example(row, columns, where)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> RankExample:
