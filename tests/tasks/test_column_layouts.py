@@ -43,6 +43,13 @@ nw/x 0 1 . . *)) - - - - * -
 """
 
 
+CONLL_2009 = """1 Anna anna anna NNP NN _ _ 2 2 SBJ SBJ Y anna.01 _ A0
+2 sings sing sing VBZ VBZ _ _ 0 0 ROOT ROOT Y sing.01 A1 _
+
+1 Oslo oslo oslo NNP NNP _ _ 0 0 ROOT ROOT _ _
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "asked", "sentences"),
     [
@@ -89,6 +96,13 @@ nw/x 0 1 . . *)) - - - - * -
         pytest.param(
             CONLL_2012, NONE,
             [("In New York", "O B-GPE I-GPE"), ("Anna .", "B-PERSON O")], id="CoNLL-2012",
+        ),
+        pytest.param(
+            CONLL_2009, NONE, [("Anna sings", "NNP VBZ"), ("Oslo", "NNP")], id="CoNLL-2009",
+        ),
+        pytest.param(
+            CONLL_2009, TagColumns(None, "deprel"),
+            [("Anna sings", "SBJ ROOT"), ("Oslo", "ROOT")], id="CoNLL-2009 by name",
         ),
         pytest.param(
             CONLL_2012, TagColumns(None, "pos"),
@@ -184,6 +198,17 @@ def test_files_that_are_refused_with_their_line(
     with pytest.raises(DataError) as error:
         read(file, text, asked)
     assert str(error.value.where) == f"{file}{where}"
+
+
+def test_unused_columns_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.conll").write_text("Anna NNP I-NP B-PER\nsings VBZ I-VP O\n")
+    assert open_tagged(str(tmp_path / "a.conll"), NONE, NONE, labelled=True).unused == ("1", "2")
+    (tmp_path / "b.conll").write_text(CONLL_2009)
+    unused = open_tagged(str(tmp_path / "b.conll"), NONE, NONE, labelled=True).unused
+    assert unused[:2] == ("2 (lemma)", "3 (plemma)")
+    assert not {"1 (form)", "4 (pos)"} & {*unused}
+    (tmp_path / "c.conll").write_text("Anna B-PER\nsings O\n")
+    assert open_tagged(str(tmp_path / "c.conll"), NONE, NONE, labelled=True).unused == ()
 
 
 def test_notes_name_the_columns(tmp_path: Path) -> None:

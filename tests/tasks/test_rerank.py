@@ -244,6 +244,7 @@ def test_files_as_people_have_them(tmp_path: Path, name: str) -> None:
     reading = RerankingTask().read(str(file), READ.get(name))
     found = [(e.query, e.documents, e.labels) for e in reading.examples]
     assert found == [("ape", ("bee", "cat"), (1.0, 0.0)), ("hen", ("dog",), (2.0,))]
+    assert list(reading.unused) == (["qid"] if name == "ids.tsv" else [])
     plain = [
         e.labels for e in RerankingTask().read(str(file), READ.get(name), labelled=False).examples
     ]

@@ -69,7 +69,8 @@ TREE = squad(
 def test_files_in_squads_form(tmp_path: Path, suffix: str) -> None:
     file = write(tmp_path / f"dev{suffix}", TREE)
     place = f"{file}:data[0].paragraphs[0]"
-    found, share = open_questions(str(file))
+    unused = list[str]()
+    found, share = open_questions(str(file), unused=unused)
     assert share is None
     assert list(found) == [
         Question("a", "Who sat?", CONTEXT, (("cat", 4), ("The cat", 0)), False, f"{place}:a"),
@@ -78,6 +79,7 @@ def test_files_in_squads_form(tmp_path: Path, suffix: str) -> None:
         Question("d", "Who ran?", CONTEXT, (), True, f"{place}:d"),
         Question("5", "Who?", CONTEXT, (), None, f"{place}:5"),
     ]
+    assert unused == ["title", "plausible_answers"]
     bare = list(open_questions(str(file), labelled=False)[0])
     assert all((question.answers, question.impossible) == ((), None) for question in bare)
     assert [question.annotated for question in list(open_questions(str(file))[0])] == [True] * 4 + [

@@ -421,7 +421,7 @@ def _examples(
     for note in reading.notes:
         progress.message(render(f"note: {note}"))
     chosen: Trainable = reading.task  # type: ignore[assignment]
-    return _Read(examples, chosen, groups, watched.unused(group))
+    return _Read(examples, chosen, groups, [*watched.unused(group), *reading.unused])
 
 
 def _tracked(

@@ -95,6 +95,8 @@ class Reading(Generic[E]):
             `examples`, where other columns are needed, too.
         parse: returns the example in a row of the table.
         notes: sentences for the user about what is read, complete when all is read.
+        unused: names of columns that are not read, where there is no table, complete when all is
+            read.
     """
 
     task: Task[E, Any]
@@ -103,6 +105,7 @@ class Reading(Generic[E]):
     table: Table | None = None
     parse: Callable[[TableRow], E] | None = None
     notes: Many[str] = ()
+    unused: Many[str] = ()
 
     @classmethod
     def of_table(

@@ -127,8 +127,8 @@ def choose_columns(
         clear = len(usual_columns(column.names, [n for n in names if n not in taken])) == 1
         if not chosen and not (column.answer and labelled is None and not clear):
             chosen = column.guessed(names, where, fix, taken)
-            second = column.companion and getattr(asked, column.companion)
-            chosen |= {column.companion: second} if second else {}
+            if column.companion is not None and (second := getattr(asked, column.companion)):
+                chosen[column.companion] = second
             if column.both and getattr(usual, column.both) and not chosen.get(column.both):
                 pair = f"{getattr(usual, column.role)!r} and {getattr(usual, column.both)!r}"
                 what = f"two {column.noun}s are read, {pair}; it has {listed(names, MOST)}"
@@ -343,6 +343,11 @@ def asked_columns(
         several = column is not None and column.several
         result += _split(value, names) if several else _listed(value)
     return result
+
+
+def unused_columns(names: Many[str], used: Many[str]) -> list[str]:
+    """Return the columns of a table that are not read; those without a name do not count."""
+    return [name for name in names if name and name not in used]
 
 
 def reads_as_trained(columns: object, trained: object) -> bool:

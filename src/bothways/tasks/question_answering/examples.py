@@ -33,6 +33,10 @@ ANYWHERE = -1
 """The begin of an answer whose place the data does not give: its first occurrence is used."""
 
 _IMPOSSIBLE = "is_impossible"
+_FIELDS = ("id", "question", "context", "answers", _IMPOSSIBLE)
+"""The fields of SQuAD's form that are read."""
+_LISTS = ("paragraphs", "qas", "id", "question", "answers", _IMPOSSIBLE)
+"""Fields of articles and paragraphs that a question does not have from these."""
 _NAMES = (
     "Name the columns: task.columns.question=NAME task.columns.context=NAME "
     "task.columns.answers=NAME (in predict and evaluate without task.)."
@@ -92,13 +96,18 @@ SQUAD = QuestionColumns()
 
 
 def open_questions(
-    source: str, columns: QuestionColumns = SQUAD, *, labelled: bool = True
+    source: str,
+    columns: QuestionColumns = SQUAD,
+    *,
+    labelled: bool = True,
+    unused: list[str] | None = None,
 ) -> tuple[Iterator[Question], Callable[[], float] | None]:
     """Open a file (.json in SQuAD's form, or a table), a Hub data set or stdin ("-").
 
     Args:
         columns: names in a table.
         labelled: whether answers are read.
+        unused: receives the names of fields of SQuAD's form that are not read.
 
     Returns:
         An iterator over the questions, and a function that returns how much has been read, if
@@ -112,7 +121,7 @@ def open_questions(
     """
     table = question_table(source, columns, labelled=labelled)
     if table is None:
-        return _squad(local_path(source), labelled), None
+        return _squad(local_path(source), labelled, [] if unused is None else unused), None
     return map(question_parser(columns, labelled=labelled), table.rows), table.share
 
 
@@ -142,7 +151,7 @@ def located(context: str, text: str, start: int) -> int | None:
     return min(places, key=lambda place: abs(place - start), default=None)
 
 
-def _squad(path: Path, labelled: bool) -> Iterator[Question]:
+def _squad(path: Path, labelled: bool, unused: list[str]) -> Iterator[Question]:
     file_at(path, "Check the name; .json is read in SQuAD's form, .jsonl as rows.")
     count = 0
     text = "\n".join(line for _, line in read_lines(path))
@@ -151,19 +160,21 @@ def _squad(path: Path, labelled: bool) -> Iterator[Question]:
         for number, values in enumerate(rows):
             count += 1
             row = {"id": str(count), **context, **_object(values, f"{where}.qas[{number}]")}
+            unused += [name for name in row if name not in (*_FIELDS, *unused)]
             yield question_of(row, SQUAD, labelled, f"{where}:{row['id']}")
     if count == 0:
         raise DataError("has no question", where=path, fix="Give a file with at least one.")
 
 
 def _paragraphs(tree: Any, where: str) -> Iterator[tuple[str, dict[str, Any], list[Any]]]:
-    """Yield the place of each paragraph, its context by that name, and its questions."""
+    """Yield the location of each paragraph, its fields, such as the context, and its questions."""
     for article, values in enumerate(_list(_object(tree, where), "data", where)):
         place = f"{where}:data[{article}]"
         for number, paragraph in enumerate(_list(_object(values, place), "paragraphs", place)):
             inner = f"{place}.paragraphs[{number}]"
-            fields = _object(paragraph, inner)
-            context = {"context": fields["context"]} if "context" in fields else {}
+            above = {name: value for name, value in values.items() if name != "context"}
+            fields = above | {**_object(paragraph, inner)}
+            context = {name: fields[name] for name in fields if name not in _LISTS}
             yield inner, context, _list(fields, "qas", inner)
 
 

@@ -175,8 +175,9 @@ class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
         table, task = question_table(source, chosen, labelled=labelled), self.with_columns(chosen)
         if table is not None:
             return Reading.of_table(task, table, question_parser(chosen, labelled=labelled))
-        questions, share = open_questions(source, chosen, labelled=labelled)
-        return Reading(task, questions, share)
+        unused = list[str]()
+        questions, share = open_questions(source, chosen, labelled=labelled, unused=unused)
+        return Reading(task, questions, share, unused=unused)
 
     def example(self, row: Row, *, where: str = "an example") -> Question:
         """Return the example in a row; see `Task.example`."""

@@ -32,7 +32,12 @@ from bothways.tasks.base import (
     nothing_to_score,
     unlabelled,
 )
-from bothways.tasks.columns import choose_columns, open_columns
+from bothways.tasks.columns import (
+    asked_columns,
+    choose_columns,
+    open_columns,
+    unused_columns,
+)
 from bothways.tasks.metrics import negative_log, sigmoid
 from bothways.tasks.predictions import RankPrediction
 from bothways.tasks.prompted_task import PromptedTask
@@ -93,7 +98,8 @@ class RerankingTask(PromptedTask[RankPrediction]):
         asked = columns or NO_RANK_COLUMNS
         table, chosen = open_columns(source, TABLE, asked, self.columns, labelled, lambda _: HOW)
         examples = joined_rows(table.rows, chosen)
-        return Reading(self.with_columns(chosen), examples, table.share)
+        unused = unused_columns(table.names, asked_columns(chosen))
+        return Reading(self.with_columns(chosen), examples, table.share, unused=unused)
 
     def example(self, row: Row, *, where: str = "an example") -> RankExample:
         """Return the example in a row; see `Task.example`."""

@@ -44,6 +44,11 @@ _WORD_NAMES = {"word", "words", "token", "tokens", "form"}
 _CHUNKS = {"NP", "VP", "PP", "ADJP", "ADVP", "SBAR", "PRT", "CONJP", "INTJ", "LST", "UCP"}
 """The types of CoNLL-2000's chunks."""
 _CONLL_U = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+_CONLL_2009 = (
+    "id", "form", "lemma", "plemma", "pos", "ppos", "feat", "pfeat", "head", "phead", "deprel",
+    "pdeprel", "fillpred", "pred",
+)  # fmt: skip
+"""A column for the arguments of each predicate of the sentence follows."""
 _CONLL_2012 = (
     "document", "part", "id", "form", "pos", "parse", "lemma", "frameset", "sense", "speaker",
     "ner",
@@ -84,6 +89,7 @@ class ColumnLayout:
         header: the fields of a line that names the columns; empty without one.
         known: all names by which columns can be asked for.
         note: says which columns are read; empty for the first and the last.
+        unused: the columns that are not read, by number and name.
     """
 
     word: int = 0
@@ -99,6 +105,11 @@ class ColumnLayout:
     header: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
     note: str = ""
+    unused: tuple[str, ...] = ()
+
+    def named(self, at: int) -> str:
+        """Return the number of a column with its name, if it has one."""
+        return f"{at} ({self.names[at]})" if at < len(self.names) else str(at)
 
 
 def find_layout(
@@ -126,9 +137,14 @@ def find_layout(
     sentences, width, names = _sample(lines)
     roles = _Roles(sentences, width)
     names = names or tuple(name.lower() for name in header)
-    names = names or (_CONLL_U if width == len(_CONLL_U) and roles.counter == 0 else ())
+    if not names and roles.counter == 0:
+        names = _CONLL_U if width == len(_CONLL_U) else ()
+        if width >= len(_CONLL_2009) and all(
+            row[12] in ("_", "Y") for rows in sentences for row in rows
+        ):
+            names = _CONLL_2009
     layout = ColumnLayout(
-        width=None if names == _CONLL_2012 else width,
+        width=None if names in (_CONLL_2009, _CONLL_2012) else width,
         counter=roles.counter, sentence=roles.sentence, names=names, header=header,
         known=(*names, *roles.attributes),
     )  # fmt: skip
@@ -148,7 +164,10 @@ def find_layout(
             key=roles.key_of(chosen), brackets=chosen in roles.brackets,
             entities=bool(roles.entities.get(chosen)),
         )  # fmt: skip
-    return replace(layout, note=_note(layout, roles, text is None, label is None))
+    note = _note(layout, roles, text is None, label is None)
+    used = (layout.word, layout.tag, layout.counter, layout.sentence)
+    unused = tuple(layout.named(at) for at in range(roles.width) if at not in used)
+    return replace(layout, note=note, unused=unused if labelled else ())
 
 
 def _index(column: str | None, role: str, names: Many[str], where: str) -> int | None:
@@ -258,7 +277,8 @@ class _Roles:
             return word, names.index("ner")
         if self.brackets:
             return word, self.brackets[0]
-        return word, names.index("upos") if "upos" in names else self.width - 1
+        speech = [names.index(name) for name in ("upos", "pos") if name in names]
+        return word, speech[0] if speech else self.width - 1
 
 
 def _entity_types(values: list[str]) -> set[str] | None:
@@ -331,11 +351,7 @@ def _are_brackets(values: list[str]) -> bool:
 def _note(layout: ColumnLayout, roles: _Roles, text_open: bool, label_open: bool) -> str:
     """Return which columns are read, and why, unless they are the first and the last one."""
 
-    def named(at: int) -> str:
-        """Return the number of a column with its name."""
-        return f"{at} ({layout.names[at]})" if at < len(layout.names) else str(at)
-
-    remarks, tag = [], layout.tag
+    remarks, tag, named = [], layout.tag, layout.named
     if layout.header:
         remarks.append("the first line names the columns")
     if text_open and layout.word:

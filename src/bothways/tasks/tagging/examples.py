@@ -120,6 +120,7 @@ class TaggedFile:
         table: the table that is read; None for columns of words.
         fields: its columns.
         notes: sentences for the user about what is read.
+        unused: columns of words and tags that are not read.
     """
 
     columns: TagColumns
@@ -128,6 +129,7 @@ class TaggedFile:
     table: Table | None = None
     fields: TagColumns = TagColumns()
     notes: Many[str] = ()
+    unused: Many[str] = ()
 
 
 def open_tagged(
@@ -207,7 +209,8 @@ def _open_columns(
         for item in sentences
     )
     notes = [f"{where}: {layout.note}"] if layout.note else []
-    return TaggedFile(columns if labelled else usual, examples, share, notes=notes)
+    chosen = columns if labelled else usual
+    return TaggedFile(chosen, examples, share, notes=notes, unused=layout.unused)
 
 
 def _layout(

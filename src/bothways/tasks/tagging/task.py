@@ -48,6 +48,7 @@ from bothways.tasks.base import (
     unknown_label,
     unlabelled,
 )
+from bothways.tasks.columns import asked_columns, unused_columns
 from bothways.tasks.metrics import TINY, softmax
 from bothways.tasks.predictions import Entity, TagPrediction
 from bothways.tasks.tagging.checks import check_tagged
@@ -155,10 +156,14 @@ class TaggingTask(Task[TagExample, TagPrediction]):
         file = open_tagged(source, asked, self.columns, labelled=labelled, splitter=self.splitter)
         task = self.with_columns(file.columns)
         if self.context == "document":
-            return Reading(task, with_context(file.examples), file.share, notes=file.notes)
+            unused = file.unused
+            if file.table is not None:
+                unused = unused_columns(file.table.names, asked_columns(file.fields))
+            examples = with_context(file.examples)
+            return Reading(task, examples, file.share, notes=file.notes, unused=unused)
         if file.table is None:
             examples = (example for _, example in file.examples)
-            return Reading(task, examples, file.share, notes=file.notes)
+            return Reading(task, examples, file.share, notes=file.notes, unused=file.unused)
         return Reading.of_table(
             task,
             file.table,
