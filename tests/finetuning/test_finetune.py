@@ -276,8 +276,7 @@ def test_every_flaw_is_in_one_message(files: Files, tmp_path: Path) -> None:
     assert f"1 example has an empty text: {tmp_path}/train.csv:3" in message
     assert f"1 example has no label (empty, null or NaN): {tmp_path}/train.csv:4" in message
     assert (
-        f"1 dev example has labels without a training example: {tmp_path}/dev.csv:2 ('odd')"
-        in message
+        f"1 label of dev examples has no training example: {tmp_path}/dev.csv:2 ('odd')" in message
     )
     assert not list((tmp_path / "run").glob("step-*"))
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable
 from collections.abc import Sequence as Many
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from bothways.core.finding import Check, Finding, places
 from bothways.core.terminal import counted, listed
@@ -119,6 +120,39 @@ def _plain_label(label: str) -> str:
     if whole.isdecimal() and not fraction.strip("0") and (fraction or not point):
         return str(int(whole))
     return text
+
+
+def check_known(
+    train: Many[str], dev: Iterable[tuple[str, str]], consequence: str = ""
+) -> list[Finding]:
+    """Report labels of one set that the other lacks, and those that differ in case only.
+
+    Args:
+        train: the labels of the training data.
+        dev: the labels of the development data, each with its source.
+        consequence: that of a label without a development example.
+    """
+    held_out = [*dev]
+    seen = {label for label, _ in held_out}
+    unknown = [f"{where} ({label!r})" for label, where in held_out if label not in train]
+    fix = f"The labels of the training data are {places(train)}."
+    fault = "labels of dev examples have no training example"
+    findings = check_case(train) + report_rows("labels", unknown, fault, fix)
+    absent = [label for label in train if held_out and label not in seen]
+    if absent:
+        what = f"no dev example has one of the labels {places(absent)}{consequence}"
+        findings.append(Finding("labels", "warning", what))
+    return findings
+
+
+def check_constant(counts: Counter[Any], of: str = "training data") -> list[Finding]:
+    """Note how often the most frequent label would be right."""
+    if not counts:
+        return []
+    top, count = counts.most_common(1)[0]
+    share = f"{count / counts.total():.1%}"
+    what = f"always answering {top!r} would be right for {share} of the {of}"
+    return [Finding("balance", "note", what)]
 
 
 def check_rare(counts: dict[str, int], total: int, kind: str) -> list[Finding]:

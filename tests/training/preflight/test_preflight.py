@@ -73,7 +73,7 @@ def test_good_data_gets_a_baseline_and_no_complaint() -> None:
             [],
             [TextExample("t", None, "z", "d:1")],
             ("labels", "error"),
-            r"1 dev example has labels without a training example: d:1 \('z'\)",
+            r"1 label of dev examples has no training example: d:1 \('z'\)",
         ),
         (
             [TextExample("t", None, "z", "a:6")],

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Many
+from dataclasses import replace
 
 from bothways.core.finding import Finding
 from bothways.tasks.choice.examples import ChoiceExample
-from bothways.tasks.text_checks import COMPLETE, check_answered, check_overlap, report_rows
+from bothways.tasks.text_checks import (
+    COMPLETE,
+    check_answered,
+    check_constant,
+    check_overlap,
+    report_rows,
+)
 
 
 def check_choices(train: Many[ChoiceExample], dev: Many[ChoiceExample]) -> list[Finding]:
@@ -48,9 +55,8 @@ def _check_balance(train: Many[ChoiceExample]) -> list[Finding]:
     counts = Counter(e.label for e in train if e.label is not None)
     if not counts:
         return []
-    (top, most), total = counts.most_common(1)[0], counts.total()
-    what = f"always answering {top} would be right for {most / total:.1%} of the training data"
-    if most < total:
-        return [Finding("balance", "note", what)]
+    findings = check_constant(counts)
+    if len(counts) > 1:
+        return findings
     fix = "Check the label column; are the endings shuffled?"
-    return [Finding("balance", "warning", what, fix=fix)]
+    return [replace(finding, severity="warning", fix=fix) for finding in findings]

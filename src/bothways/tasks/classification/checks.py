@@ -13,12 +13,12 @@ from bothways.tasks.columns import unlabelled_marks
 from bothways.tasks.text_checks import (
     COMMON,
     check_answered,
-    check_case,
+    check_constant,
+    check_known,
     check_minus_one,
     check_overlap,
     check_rare,
     check_texts,
-    report_rows,
     text_key,
 )
 from bothways.tasks.text_examples import TextExample, label_names
@@ -50,22 +50,12 @@ def _without(examples: Many[TextExample], marks: Collection[str]) -> list[TextEx
 
 
 def _check_labels(train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
-    labels, seen = label_names(train), label_names(dev)
-    findings = check_case(labels)
+    labels, findings = label_names(train), list[Finding]()
     if len(labels) == 1:
         what = f"training needs at least two classes, and the only label is {labels[0]!r}"
         fix = "Name another label column, or give more data."
         findings.append(Finding("labels", "error", what, fix=fix))
-    unknown = [
-        f"{e.where} ({e.label!r})" for e in dev if e.label is not None and e.label not in labels
-    ]
-    fix = f"The labels of the training data are {places(labels)}."
-    fault = "dev examples have labels without a training example"
-    findings += report_rows("labels", unknown, fault, fix)
-    absent = [label for label in labels if dev and label not in seen]
-    if absent:
-        what = f"no dev example has one of the labels {places(absent)}"
-        findings.append(Finding("labels", "warning", what))
+    findings += check_known(labels, ((e.label, e.where) for e in dev if e.label is not None))
     if len(labels) > MANY and sum(map(_is_fraction, labels)) > len(labels) / 2:
         what = f"the {len(labels)} labels look like scores ({places(labels)}); each is a class here"
         fix = f"To learn them as scores, set {argument(task='regress')}."
@@ -83,11 +73,9 @@ def _check_balance(train: Many[TextExample]) -> list[Finding]:
     if len(counts) < 2:
         return []
     (top, most), total = counts.most_common(1)[0], counts.total()
-    share = f"{most / total:.1%}"
-    what = f"always answering {top!r} would be right for {share} of the training data"
-    findings = [Finding("balance", "note", what)]
+    findings = check_constant(counts)
     if most / total > COMMON:
-        what = f"{share} of the training examples are {top!r}: accuracy says little here"
+        what = f"{most / total:.1%} of the training examples are {top!r}: accuracy says little here"
         fix = "Choose the best checkpoint by another metric, such as metric=f1_macro."
         findings.append(Finding("balance", "warning", what, fix=fix))
     return findings + check_rare(counts, total, "classes")

@@ -17,11 +17,10 @@ from bothways.tasks.base import Row
 from bothways.tasks.columns import cell_of, is_absent, label_of, unlabelled_marks
 from bothways.tasks.text_checks import (
     check_answered,
-    check_case,
+    check_known,
     check_overlap,
     check_rare,
     check_texts,
-    report_rows,
     text_key,
 )
 from bothways.tasks.text_examples import in_order
@@ -153,26 +152,12 @@ def _without(examples: Many[MultilabelExample], marks: frozenset[str]) -> list[M
 
 
 def _check_names(train: Many[MultilabelExample], dev: Many[MultilabelExample]) -> list[Finding]:
-    names, seen = (
-        in_order(label for e in examples for label in e.labels or ()) for examples in (train, dev)
-    )
-    findings = check_case(names)
+    names = in_order(label for e in train for label in e.labels or ())
     if not names:
         fix = "Name another label column, or give more data."
-        findings.append(Finding("labels", "error", "no training example has a label", fix=fix))
-    unknown = [
-        f"{e.where} ({label!r})" for e in dev for label in e.labels or () if label not in names
-    ]
-    fix = f"The labels of the training data are {places(names)}."
-    fault = "labels of dev examples have no training example"
-    findings += report_rows("labels", unknown if names else (), fault, fix)
-    absent = [name for name in names if dev and name not in seen]
-    if absent:
-        what = (
-            f"no dev example has one of the labels {places(absent)}: their thresholds stay at 0.5"
-        )
-        findings.append(Finding("labels", "warning", what))
-    return findings
+        return [Finding("labels", "error", "no training example has a label", fix=fix)]
+    labels = ((label, e.where) for e in dev for label in e.labels or ())
+    return check_known(names, labels, ": their thresholds stay at 0.5")
 
 
 def _check_balance(train: Many[MultilabelExample]) -> list[Finding]:

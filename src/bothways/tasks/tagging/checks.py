@@ -27,7 +27,7 @@ from bothways.tasks.tagging.schemes import (
     spells_entities,
 )
 from bothways.tasks.tagging.table_rows import TAGS, WORDS
-from bothways.tasks.text_checks import check_case, check_overlap, report_rows
+from bothways.tasks.text_checks import check_case, check_constant, check_overlap, report_rows
 from bothways.tasks.text_examples import LABELS, PAIRS, TEXTS
 
 FEW = 10
@@ -280,9 +280,7 @@ def _check_balance(train: Many[TagExample], scheme: Scheme) -> list[Finding]:
     tags = Counter(tag for example in train for tag in example.tags or ())
     if len(tags) < 2:
         return []
-    top, most = tags.most_common(1)[0]
-    what = f"always answering {top!r} would be right for {most / tags.total():.1%} of the words"
-    findings = [Finding("balance", "note", what)]
+    findings = check_constant(tags, "words")
     if scheme != "plain" and spells_entities(tags) and OUTSIDE in tags:
         counts = Counter(chunk.type for example in train for chunk in chunks(example.tags or ()))
         rare = [f"{kind} ({count})" for kind, count in counts.items() if count < FEW]
