@@ -33,10 +33,8 @@ ANYWHERE = -1
 """The begin of an answer whose place the data does not give: its first occurrence is used."""
 
 _IMPOSSIBLE = "is_impossible"
-_FIELDS = ("id", "question", "context", "answers", _IMPOSSIBLE)
+_FIELDS = ("paragraphs", "context", "qas", "id", "question", "answers", _IMPOSSIBLE)
 """The fields of SQuAD's form that are read."""
-_LISTS = ("paragraphs", "qas", "id", "question", "answers", _IMPOSSIBLE)
-"""Fields of articles and paragraphs that a question does not have from these."""
 _NAMES = (
     "Name the columns: task.columns.question=NAME task.columns.context=NAME "
     "task.columns.answers=NAME (in predict and evaluate without task.)."
@@ -156,7 +154,7 @@ def _squad(path: Path, labelled: bool, unused: list[str]) -> Iterator[Question]:
     count = 0
     text = "\n".join(line for _, line in read_lines(path))
     tree = parse_json(text, path, fix="For one object a line use the suffix .jsonl.")
-    for where, context, rows in _paragraphs(tree, str(path)):
+    for where, context, rows in _paragraphs(tree, str(path), unused):
         for number, values in enumerate(rows):
             count += 1
             row = {"id": str(count), **context, **_object(values, f"{where}.qas[{number}]")}
@@ -166,15 +164,17 @@ def _squad(path: Path, labelled: bool, unused: list[str]) -> Iterator[Question]:
         raise DataError("has no question", where=path, fix="Give a file with at least one.")
 
 
-def _paragraphs(tree: Any, where: str) -> Iterator[tuple[str, dict[str, Any], list[Any]]]:
-    """Yield the location of each paragraph, its fields, such as the context, and its questions."""
+def _paragraphs(
+    tree: Any, where: str, unused: list[str]
+) -> Iterator[tuple[str, dict[str, Any], list[Any]]]:
+    """Yield the location of each paragraph, its context by that name, and its questions."""
     for article, values in enumerate(_list(_object(tree, where), "data", where)):
         place = f"{where}:data[{article}]"
         for number, paragraph in enumerate(_list(_object(values, place), "paragraphs", place)):
             inner = f"{place}.paragraphs[{number}]"
-            above = {name: value for name, value in values.items() if name != "context"}
-            fields = above | {**_object(paragraph, inner)}
-            context = {name: fields[name] for name in fields if name not in _LISTS}
+            fields = _object(paragraph, inner)
+            context = {"context": fields["context"]} if "context" in fields else {}
+            unused += [name for name in (*values, *fields) if name not in (*_FIELDS, *unused)]
             yield inner, context, _list(fields, "qas", inner)
 
 
