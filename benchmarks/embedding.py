@@ -58,7 +58,7 @@ from bothways.lab.quickstart.installed_docs import (
 from bothways.model.flops import forward_flops
 from bothways.prediction.engine import predict, prepare_learner
 from bothways.prediction.predictor import open_learner
-from bothways.tasks.base import TaskLearner
+from bothways.tasks.base import TaskModel
 from bothways.tasks.text_examples import TextExample
 
 LONGEST, BATCH, AGAIN = 256, 32, 10
@@ -78,7 +78,7 @@ def docstrings(count: int) -> list[str]:
     return [every[place] for place in sorted(chosen)]
 
 
-def ours(task: TaskLearner[Any, Any]) -> Embed:
+def ours(task: TaskModel[Any, Any]) -> Embed:
     """Return the embedding function of this library, with the command line's memory settings."""
     tune_allocator()
 
@@ -256,7 +256,7 @@ bothways.load(sys.argv[1], "embed", device="cpu").encode("A short text.")
 
 
 def assembled(
-    folder: str, task: TaskLearner[Any, Any], threads: int, only: list[str]
+    folder: str, task: TaskModel[Any, Any], threads: int, only: list[str]
 ) -> dict[str, Embed]:
     """Return the contenders of this machine, or those in `only`, and transformers."""
     found: dict[str, Embed] = {}

@@ -15,10 +15,10 @@ import toy
 
 import bothways
 from bothways.core.batch import Batch
-from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
 from bothways.core.targets import TokenTargets
+from bothways.core.training_module import TrainingModule
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Vocabulary
 from bothways.model.config import EncoderConfig
@@ -47,12 +47,14 @@ class LastToken(Objective):
         ids[last] = vocabulary.mask
         return dataclasses.replace(sequence, ids=ids, targets={"last": targets})
 
-    def learner(self, models: Mapping[str, bothways.Model], vocabulary: Vocabulary) -> Learner:
+    def learner(
+        self, models: Mapping[str, bothways.Model], vocabulary: Vocabulary
+    ) -> TrainingModule:
         """Return the module to train."""
-        return LastTokenLearner(models["model"])
+        return LastTokenModule(models["model"])
 
 
-class LastTokenLearner(Learner):
+class LastTokenModule(TrainingModule):
     """Predicts the hidden token; losses are sums over targets."""
 
     def __init__(self, model: bothways.Model) -> None:

@@ -21,14 +21,14 @@ from bothways.finetuning.data import LabelledData, label
 from bothways.finetuning.fit import FinetuneResult
 from bothways.finetuning.teacher import (
     TARGET,
-    TaughtLearner,
+    TaughtModule,
     Teacher,
     TeacherTargets,
     with_teacher_scores,
 )
 from bothways.hub.model_folder import save_model
 from bothways.model.model import Model
-from bothways.tasks.base import TaskLearner
+from bothways.tasks.base import TaskModel
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.text_examples import TextExample
 from bothways.training.loop import weighted_sum
@@ -38,7 +38,7 @@ from toy_folder import make_examples, make_folder
 CPU = torch.device("cpu")
 
 
-def learner_of(definition: Trainable, examples: list[Any], seed: int) -> TaskLearner[Any, Any]:
+def learner_of(definition: Trainable, examples: list[Any], seed: int) -> TaskModel[Any, Any]:
     tokenizer = tokenizer_of("bert")
     labels = definition.labels(examples)
     torch.manual_seed(seed)
@@ -50,7 +50,7 @@ def learner_of(definition: Trainable, examples: list[Any], seed: int) -> TaskLea
 
 def prepared(
     definition: Trainable, examples: list[Any], folder: Path, **settings: Any
-) -> tuple[TaskLearner[Any, Any], TaskLearner[Any, Any], LabelledData, Teacher]:
+) -> tuple[TaskModel[Any, Any], TaskModel[Any, Any], LabelledData, Teacher]:
     """A student, a teacher in a folder, and data with the teacher's scores."""
     student, other = (learner_of(definition, examples, seed) for seed in (0, 1))
     save_model(
@@ -93,7 +93,7 @@ def test_the_soft_loss_of_every_task_is_its_formula(
     definition: Trainable, examples: list[Any], tmp_path: Path
 ) -> None:
     student, other, data, teacher = prepared(definition, examples, tmp_path / "teacher")
-    learner, sequences = TaughtLearner(student, teacher).eval(), data.sequences
+    learner, sequences = TaughtModule(student, teacher).eval(), data.sequences
     batch = pack(sequences)
     with torch.no_grad():
         ours = [student.outputs(pack([each]))[0] for each in sequences]

@@ -24,7 +24,7 @@ from bothways.model.positions import Disentangled, Learned
 from bothways.prediction.engine import predict
 from bothways.prediction.predictor import open_learner
 from bothways.pretraining.build import fit_to_corpus
-from bothways.tasks.base import TaskLearner
+from bothways.tasks.base import TaskModel
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.choice.examples import ChoiceExample
 from bothways.tasks.choice.task import ChoiceTask
@@ -182,7 +182,7 @@ TASKS: list[tuple[Trainable, list[Any]]] = [
 ]
 
 
-def ours(task: TaskLearner[Any, Any], example: Any) -> np.ndarray:
+def ours(task: TaskModel[Any, Any], example: Any) -> np.ndarray:
     """The logits of an example that is one sequence."""
     (item,) = task.encode([example])
     (sequence,) = item.sequences
@@ -224,7 +224,7 @@ def theirs(folder: Path, example: Any) -> np.ndarray:
 
 
 def assert_opens_as_it_was(
-    folder: Path, task: TaskLearner[Any, Any], examples: list[Any], name: str | None = None
+    folder: Path, task: TaskModel[Any, Any], examples: list[Any], name: str | None = None
 ) -> None:
     opened = open_learner(str(folder), name, device="cpu")
     assert opened.task == task.task

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from bothways.core.batch import Batch, pack
 from bothways.hub.model_folder import load_model, save_model
-from bothways.tasks.base import EncodedExample, TaskLearner
+from bothways.tasks.base import EncodedExample, TaskModel
 
 
-def make_theirs(task: TaskLearner[Any, Any], folder: Path, kind: str) -> Any:
+def make_theirs(task: TaskModel[Any, Any], folder: Path, kind: str) -> Any:
     """The model as transformers opens it, strictly; the dropout is that of the configuration."""
     import transformers
 
@@ -43,7 +43,7 @@ def padded_inputs(inputs: list[EncodedExample]) -> dict[str, Tensor]:
     }
 
 
-def check_gradients(task: TaskLearner[Any, Any], theirs: Any, folder: Path) -> None:
+def check_gradients(task: TaskModel[Any, Any], theirs: Any, folder: Path) -> None:
     """Their gradients, read back as a model of ours, equal ours."""
     for parameter in theirs.parameters():
         parameter.data = (
@@ -62,7 +62,7 @@ def check_gradients(task: TaskLearner[Any, Any], theirs: Any, folder: Path) -> N
         )
 
 
-def check_sum(task: TaskLearner[Any, Any], inputs: list[EncodedExample]) -> None:
+def check_sum(task: TaskModel[Any, Any], inputs: list[EncodedExample]) -> None:
     """The loss of a batch is the sum of those of its examples, each alone; so are weights and hits."""
     task.eval()
     whole = task(batch_of(inputs))["label"]

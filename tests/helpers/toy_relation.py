@@ -33,7 +33,7 @@ from bothways.tasks.base import (
     Output,
     Row,
     Task,
-    TaskLearner,
+    TaskModel,
     nothing_to_score,
 )
 from bothways.tasks.metrics import Confusion, classification_metrics, softmax
@@ -167,7 +167,7 @@ class RelationTask(Task[RelationExample, ClassPrediction]):
         return RelationClassifier(self, model, tokenizer, labels, length)
 
 
-class RelationClassifier(TaskLearner[RelationExample, ClassPrediction]):
+class RelationClassifier(TaskModel[RelationExample, ClassPrediction]):
     """The task with a model that has the head "relation"."""
 
     def weights(self, batch: Batch) -> dict[str, float]:

@@ -25,12 +25,12 @@ from bothways.core import atomic_files as files
 from bothways.core.batch import Batch, pack
 from bothways.core.errors import BothwaysError
 from bothways.core.keyed_rng import rng
-from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.progress import SILENT, Progress
 from bothways.core.sequence import Sequence
 from bothways.core.source import Cursor
 from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
+from bothways.core.training_module import TrainingModule
 from bothways.training import parallel
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Steps
@@ -53,7 +53,7 @@ VOCABULARY, EPOCH, WIDTH = 24, 20, 8
 SINGLE = parallel.Single()
 
 
-class Toy(Learner):
+class Toy(TrainingModule):
     """Predicts hidden tokens, and a label of each sequence that has one; the latter without counting hits."""
 
     hidden_matrices = {"inner.weight": 2}  # noqa: RUF012

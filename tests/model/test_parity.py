@@ -13,7 +13,7 @@ from bothways.core.targets import LabelTargets, TokenTargets
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
-from bothways.objectives.masked_lm import MaskedLMLearner
+from bothways.objectives.masked_lm import MaskedLMModule
 
 LENGTHS = [7, 20, 19, 1, 17, 3, 20]
 TOLERANCE = 1e-5
@@ -138,7 +138,7 @@ def test_pretraining_losses_equal_transformers(order: str) -> None:
 
     index = (labels[text.kept] != -100).nonzero()[:, 0]
     targets = {"masked": TokenTargets(index, labels[text.kept][index]), "pair": LabelTargets(pairs)}
-    learner = MaskedLMLearner(mine.train())
+    learner = MaskedLMModule(mine.train())
     losses = learner(replace(text.batch, targets=targets))
     weights = learner.weights(replace(text.batch, targets=targets))
     assert weights == {"masked": float(len(index)), "pair": float(len(pairs))}

@@ -15,7 +15,7 @@ from bothways.model.attention.dispatch import Packed
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import MaskedHead, PairHead, PoolerHead, token_head
 from bothways.model.model import Model
-from bothways.objectives.masked_lm import MaskedLMLearner
+from bothways.objectives.masked_lm import MaskedLMModule
 from small_models import LENGTHS, SHAPES
 
 META = torch.device("meta")
@@ -56,7 +56,7 @@ def test_an_encoder_that_reads_packed_sequences(name: str, monkeypatch: pytest.M
 def test_berts_pretraining() -> None:
     model = Model(SHAPES["bert-base-chinese"], (MaskedHead(), PoolerHead(), PairHead())).to(META)
     learner, batch = (
-        MaskedLMLearner(model).train(),
+        MaskedLMModule(model).train(),
         batch_of(),
     )
     assert learner.weights(batch) == {"masked": 3.0, "pair": 5.0}

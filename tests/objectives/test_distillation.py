@@ -27,15 +27,15 @@ from bothways.hub.model_folder import load_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
-from bothways.objectives import distillation_learner
+from bothways.objectives import distillation_module
 from bothways.objectives.distillation import Distillation
-from bothways.objectives.distillation_learner import DistillationLearner
 from bothways.objectives.distillation_losses import (
     compare_pairs,
     relation_divergence,
     soft_divergence,
     squared_difference,
 )
+from bothways.objectives.distillation_module import DistillationModule
 from bothways.objectives.distillation_values import (
     AttentionScores,
     CosineStates,
@@ -81,12 +81,12 @@ def vocabulary() -> Vocabulary:
 
 def learner_of(
     losses: tuple[DistilLoss, ...], student: EncoderConfig, teacher: EncoderConfig
-) -> DistillationLearner:
+) -> DistillationModule:
     torch.manual_seed(0)
     models = [Model(each, (MaskedHead(),)) for each in (student, teacher)]
     for parameter in (p for model in models for p in model.parameters()):
         torch.nn.init.normal_(parameter, std=0.3)
-    return DistillationLearner(*models, Distillation("teacher", losses)).double().eval()
+    return DistillationModule(*models, Distillation("teacher", losses)).double().eval()
 
 
 def batch_of(lengths: tuple[int, ...] = (9, 4, 14, 8)) -> Batch:
@@ -102,7 +102,7 @@ def sequences(lengths: tuple[int, ...]) -> list[Sequence]:
     return result
 
 
-def means(learner: DistillationLearner, batch: Batch) -> dict[str, float]:
+def means(learner: DistillationModule, batch: Batch) -> dict[str, float]:
     weights = learner.weights(batch)
     return {name: loss.total.item() / weights[name] for name, loss in learner(batch).items()}
 
@@ -150,7 +150,7 @@ def test_the_gradient_of_soft_targets_is_that_of_the_formula() -> None:
 def test_logits_in_parts_give_the_gradients_of_the_whole(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distillation_learner, "LOGIT_ROWS", rows)
+    monkeypatch.setattr(distillation_module, "LOGIT_ROWS", rows)
     learner = learner_of((SoftTargets(1.0, 2.0),), shape(), shape(depth=4))
     batch = batch_of()
     loss = learner(batch)["soft"].total

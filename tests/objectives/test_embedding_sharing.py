@@ -28,7 +28,7 @@ from bothways.objectives.masked_lm import MaskedLM
 from bothways.objectives.replaced_tokens import (
     Narrower,
     ReplacedTokens,
-    ReplacedTokensLearner,
+    ReplacedTokensModule,
     Shallower,
     Sharing,
 )
@@ -54,7 +54,7 @@ def shape_of(name: str, vocab: int = SIZE) -> EncoderConfig:
     return dataclasses.replace(base, **small, embedding=None, dropout=Dropouts(0.0, 0.0))
 
 
-def learner_of(config: EncoderConfig, sharing: Sharing) -> ReplacedTokensLearner:
+def learner_of(config: EncoderConfig, sharing: Sharing) -> ReplacedTokensModule:
     """In float64, with the same weights in all modes and equal embeddings in both networks."""
     objective = ReplacedTokens(generator=Shallower(), sharing=sharing)
     torch.manual_seed(0)
@@ -77,7 +77,7 @@ def sequences(count: int = 4, size: int = SIZE) -> list[Sequence]:
     return result
 
 
-def gradients(learner: ReplacedTokensLearner, factors: dict[str, float]) -> dict[str, Tensor]:
+def gradients(learner: ReplacedTokensModule, factors: dict[str, float]) -> dict[str, Tensor]:
     """The gradients of a weighted sum of the losses, of the parameters that it reaches."""
     learner.zero_grad()
     losses = learner(pack(sequences()))

@@ -18,7 +18,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.model.model import Model
 from bothways.objectives import replaced_lm
-from bothways.objectives.replaced_lm import ReplacedLM, ReplacedLMLearner, restored
+from bothways.objectives.replaced_lm import ReplacedLM, ReplacedLMModule, restored
 from bothways.objectives.replaced_tokens import GeneratorObjective, ReplacedTokens
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
@@ -40,7 +40,7 @@ def shape_of(vocab: int = SIZE) -> EncoderConfig:
     )
 
 
-def learner_of(objective: ReplacedLM) -> ReplacedLMLearner:
+def learner_of(objective: ReplacedLM) -> ReplacedLMModule:
     torch.manual_seed(0)
     models = {role: Model(*spec) for role, spec in objective.models(shape_of()).items()}
     learner = objective.learner(models, VOCABULARY)

@@ -28,7 +28,7 @@ from bothways.model.model import Model
 from bothways.objectives.replaced_tokens import (
     Narrower,
     ReplacedTokens,
-    ReplacedTokensLearner,
+    ReplacedTokensModule,
     Shallower,
     generator_of,
     sample_tokens,
@@ -57,7 +57,7 @@ def shape_of(vocab: int = SIZE, embedding: int | None = 16) -> EncoderConfig:
     )
 
 
-def learner_of(config: EncoderConfig) -> ReplacedTokensLearner:
+def learner_of(config: EncoderConfig) -> ReplacedTokensModule:
     torch.manual_seed(0)
     objective = ReplacedTokens()
     models = {role: Model(*spec) for role, spec in objective.models(config).items()}
@@ -68,7 +68,7 @@ def learner_of(config: EncoderConfig) -> ReplacedTokensLearner:
 
 
 @pytest.fixture
-def learner() -> ReplacedTokensLearner:
+def learner() -> ReplacedTokensModule:
     return learner_of(shape_of())
 
 
@@ -87,7 +87,7 @@ def draw_sequences(count: int = 5) -> list[Sequence]:
     return result
 
 
-def discriminated(learner: ReplacedTokensLearner, batch: Batch) -> tuple[dict, Tensor]:
+def discriminated(learner: ReplacedTokensModule, batch: Batch) -> tuple[dict, Tensor]:
     """Return the losses, and the ids that the discriminator read."""
     read: list[Tensor] = []
     hook = learner.model.encoder.register_forward_pre_hook(
@@ -162,7 +162,7 @@ def test_the_first_losses_are_those_of_chance() -> None:
 
 
 def test_gradients_reach_the_network_of_their_loss_and_the_shared_tables(
-    learner: ReplacedTokensLearner,
+    learner: ReplacedTokensModule,
 ) -> None:
     batch = pack(draw_sequences())
 
@@ -185,7 +185,7 @@ def test_gradients_reach_the_network_of_their_loss_and_the_shared_tables(
     assert reached("replaced") == discriminator
 
 
-def test_shared_parameters_count_once(learner: ReplacedTokensLearner) -> None:
+def test_shared_parameters_count_once(learner: ReplacedTokensModule) -> None:
     ours, theirs = (model.encoder.embedding for model in (learner.model, learner.generator))
     assert all(getattr(ours, name) is getattr(theirs, name) for name in TABLES)
     assert ours.project is not theirs.project
@@ -215,7 +215,7 @@ def test_draws_at_their_ends_and_at_low_temperatures() -> None:
 
 
 def test_a_draw_that_equals_the_original_counts_as_original(
-    learner: ReplacedTokensLearner, monkeypatch: pytest.MonkeyPatch
+    learner: ReplacedTokensModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = pack(draw_sequences())
     monkeypatch.setattr(
@@ -237,7 +237,7 @@ def test_the_share_of_replaced_tokens_is_that_of_the_probabilities() -> None:
     assert abs(replaced - (1 - right).sum().item()) < 3 * sigma
 
 
-def test_an_update_does_not_depend_on_microbatches(learner: ReplacedTokensLearner) -> None:
+def test_an_update_does_not_depend_on_microbatches(learner: ReplacedTokensModule) -> None:
     learner.double()
     sequences = draw_sequences()
     whole = pack(sequences)
@@ -260,7 +260,7 @@ def test_an_update_does_not_depend_on_microbatches(learner: ReplacedTokensLearne
     assert learner.weights(pack([void])) == {"masked": 0.0, "replaced": 0.0}
 
 
-def test_metrics_are_those_of_the_replaced_tokens(learner: ReplacedTokensLearner) -> None:
+def test_metrics_are_those_of_the_replaced_tokens(learner: ReplacedTokensModule) -> None:
     batches = (pack(draw_sequences(3)), pack(draw_sequences(5)[3:]))
     step = LoadedStep(batches, Cursor(), 0, 5, 0.0)
     seen: list[Tensor] = []

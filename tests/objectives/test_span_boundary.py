@@ -24,7 +24,7 @@ from bothways.model.model import Model
 from bothways.objectives.span_boundary import (
     PLACES,
     MaskedLMSpanBoundary,
-    SpanBoundaryLearner,
+    SpanBoundaryModule,
     _boundaries,
 )
 from bothways.pretraining.build import fit_to_corpus
@@ -66,11 +66,11 @@ def vocabulary() -> Vocabulary:
 
 
 @pytest.fixture
-def learner() -> SpanBoundaryLearner:
+def learner() -> SpanBoundaryModule:
     config = EncoderConfig(SIZE, width=32, depth=2, heads=2, intermediate_size=48)
     config = dataclasses.replace(config, initial_range=0.3)
     torch.manual_seed(0)
-    learner = SpanBoundaryLearner(Model(*MaskedLMSpanBoundary().models(config)["model"])).double()
+    learner = SpanBoundaryModule(Model(*MaskedLMSpanBoundary().models(config)["model"])).double()
     for parameter in learner.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return learner.eval()
@@ -86,7 +86,7 @@ def draw_batch(count: int = 5):
     return [objective.prepare(text, vocabulary(), rng(n, "test")) for n, text in enumerate(texts)]
 
 
-def test_the_loss_is_the_formula(learner: SpanBoundaryLearner) -> None:
+def test_the_loss_is_the_formula(learner: SpanBoundaryModule) -> None:
     """h = LN(gelu(W [x_left; x_right; p] + b)), y = LN(gelu(W' h + b')), softmax(E y + c), as loops in float64."""
     sequences = draw_batch()
     batch = pack(sequences)
@@ -127,7 +127,7 @@ def test_the_loss_is_the_formula(learner: SpanBoundaryLearner) -> None:
     assert losses["boundary"].total.item() == pytest.approx(total, rel=1e-12)
 
 
-def test_without_weights_the_loss_is_that_of_the_bias(learner: SpanBoundaryLearner) -> None:
+def test_without_weights_the_loss_is_that_of_the_bias(learner: SpanBoundaryModule) -> None:
     with torch.no_grad():
         learner.boundary.second_norm.weight.zero_()
         learner.boundary.second_norm.bias.zero_()
@@ -138,7 +138,7 @@ def test_without_weights_the_loss_is_that_of_the_bias(learner: SpanBoundaryLearn
 
 
 def test_its_gradient_reaches_the_borders_alone(
-    learner: SpanBoundaryLearner, monkeypatch: pytest.MonkeyPatch
+    learner: SpanBoundaryModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = pack(draw_batch())
     encode, kept = learner.model.encoder.forward, []

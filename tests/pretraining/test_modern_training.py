@@ -12,8 +12,8 @@ import torch
 
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError
-from bothways.core.learner import Learner
 from bothways.core.source import Cursor
+from bothways.core.training_module import TrainingModule
 from bothways.data.batching import TokenRamp
 from bothways.data.corpus import Corpus
 from bothways.hub.model_folder import load_model
@@ -159,4 +159,4 @@ def test_settings_are_read_from_words_and_files(corpus: Corpus, tmp_path: Path) 
 
 
 def test_a_learner_without_declared_matrices_has_none() -> None:
-    assert Learner().matrices() == {}
+    assert TrainingModule().matrices() == {}

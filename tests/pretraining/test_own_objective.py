@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from bothways.core.batch import Batch
 from bothways.core.errors import BothwaysError
-from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
 from bothways.core.targets import LabelTargets, TokenTargets
+from bothways.core.training_module import TrainingModule
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
 from bothways.data.full_sentences import FullSentences
@@ -59,11 +59,11 @@ class ShuffledTokens(Objective):
             sequence, ids=ids, targets={"shuffled": LabelTargets(np.array([label], np.int64))}
         )
 
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> Learner:
-        return ShuffledLearner(models["model"])
+    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> TrainingModule:
+        return ShuffledModule(models["model"])
 
 
-class ShuffledLearner(Learner):
+class ShuffledModule(TrainingModule):
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
@@ -99,11 +99,11 @@ class TokenClasses(Objective):
         targets = TokenTargets(np.arange(len(sequence)), sequence.ids.astype(np.int64) % 3)
         return dataclasses.replace(sequence, targets={"class": targets})
 
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> Learner:
-        return TokenClassLearner(models["model"])
+    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> TrainingModule:
+        return TokenClassModule(models["model"])
 
 
-class TokenClassLearner(ShuffledLearner):
+class TokenClassModule(ShuffledModule):
     def weights(self, batch: Batch) -> dict[str, float]:
         return {"class": float(len(batch.target("class", TokenTargets).ids))}
 
@@ -154,15 +154,15 @@ def test_it_is_trained_saved_and_resumed(
     loaded = load_model(tmp_path / "whole" / "model").model
     assert set(loaded.heads) == {"pooler", "pair"}
 
-    real, count = ShuffledLearner.forward, iter(range(1, 100))
+    real, count = ShuffledModule.forward, iter(range(1, 100))
 
-    def stopped(self: ShuffledLearner, batch: Batch) -> Mapping[str, Loss]:
+    def stopped(self: ShuffledModule, batch: Batch) -> Mapping[str, Loss]:
         if self.training and next(count) == 5:
             raise KeyboardInterrupt
         return real(self, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ShuffledLearner, "forward", stopped)
+        patch.setattr(ShuffledModule, "forward", stopped)
         with pytest.raises(KeyboardInterrupt):
             pretrain(config_for(corpus, 6), corpus, tmp_path / "run")
     pretrain(config_for(corpus, 6), corpus, tmp_path / "run", resume=True)

@@ -17,7 +17,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.engine import predict
-from bothways.tasks.base import TaskLearner, did_you_mean, unknown_label
+from bothways.tasks.base import TaskModel, did_you_mean, unknown_label
 from bothways.tasks.catalogue import ALIASES, ALL_TASKS, task_kind
 from bothways.tasks.choice.examples import ChoiceExample
 from bothways.tasks.choice.task import ChoiceTask
@@ -114,11 +114,11 @@ def test_a_row_that_is_not_clear_is_refused() -> None:
         ClassificationTask().example({"text": 3})
 
 
-def learner_of(task: Any, labels: tuple[str, ...], folder: Path) -> TaskLearner[Any, Any]:
+def learner_of(task: Any, labels: tuple[str, ...], folder: Path) -> TaskModel[Any, Any]:
     torch.manual_seed(1)
     config = EncoderConfig(len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.3)
     model = Model(config, task.heads(labels, None))
-    learner: TaskLearner[Any, Any] = task.learner(model, make_tokenizer(folder), labels, 16)
+    learner: TaskModel[Any, Any] = task.learner(model, make_tokenizer(folder), labels, 16)
     return learner.eval()
 
 

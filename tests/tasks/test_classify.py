@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError, DataError
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
-from bothways.tasks.base import EncodedExample, Task, TaskLearner
+from bothways.tasks.base import EncodedExample, Task, TaskModel
 from bothways.tasks.classification.task import ClassificationTask, TextClassifier
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.text_examples import TextExample
@@ -206,7 +206,7 @@ def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
 
 def test_a_task_has_to_say_what_it_does(tmp_path: Path) -> None:
     made, nothing = make_task(tmp_path), Task[TextExample, ClassPrediction]()
-    task: TaskLearner[TextExample, ClassPrediction] = TaskLearner(
+    task: TaskModel[TextExample, ClassPrediction] = TaskModel(
         nothing, made.model, made.tokenizer, made.labels, 16
     )
     for call in (

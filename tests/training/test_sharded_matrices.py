@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 
 from bothways.core.batch import pack
 from bothways.core.keyed_rng import rng
-from bothways.core.learner import Learner
 from bothways.core.sequence import Sequence
 from bothways.core.source import Cursor
+from bothways.core.training_module import TrainingModule
 from bothways.data.masking import Masking, Vocabulary
 from bothways.model.config import Dropouts, EncoderConfig, Gated, Sharing
 from bothways.model.model import Model
@@ -62,7 +62,7 @@ CASES = {
 }
 
 
-def learner_of(case: Case) -> Learner:
+def learner_of(case: Case) -> TrainingModule:
     """30 rows of three stacked matrices, 29 rows of words, 7 or 14 inside the feed-forward layer."""
     encoder = EncoderConfig(
         WORDS, 10, 2, 2, 7, position=Learned(16), dropout=Dropouts(0.0, 0.0), initial_range=0.3,

@@ -12,7 +12,7 @@ from bothways.core.errors import ConfigError
 from bothways.model.families.catalogue import PRESETS
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
-from bothways.objectives.masked_lm import MaskedLMLearner
+from bothways.objectives.masked_lm import MaskedLMModule
 from bothways.training.optimizers import (
     AdamW,
     Lamb,
@@ -283,7 +283,7 @@ def test_stacked_matrices_are_updated_like_three_of_their_own(config):
 
 def learner_of(preset):
     with torch.device("meta"):
-        return MaskedLMLearner(Model(PRESETS[preset](), (MaskedHead(),)))
+        return MaskedLMModule(Model(PRESETS[preset](), (MaskedHead(),)))
 
 
 @pytest.mark.parametrize(

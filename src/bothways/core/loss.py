@@ -3,7 +3,7 @@
 A mean of means depends on how a batch was split; sums do not. The sums of all microbatches and
 ranks of a step are divided by the weight of the whole step, so that accumulation, batch split and
 number of ranks do not change the update. The weight follows from the targets alone
-(`Learner.weights`), on the CPU, before the forward pass.
+(`TrainingModule.weights`), on the CPU, before the forward pass.
 """
 
 from __future__ import annotations

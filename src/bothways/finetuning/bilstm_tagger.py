@@ -31,12 +31,12 @@ from bothways.core.batch import Batch
 from bothways.core.config.checks import require_at_least, require_probability
 from bothways.core.errors import BothwaysError
 from bothways.core.json_reader import read_object
-from bothways.core.learner import Learner, evaluating
 from bothways.core.loss import Loss
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import device_of
 from bothways.core.sequence import Sequence
 from bothways.core.targets import IGNORED, TokenTargets
+from bothways.core.training_module import TrainingModule, evaluating
 from bothways.data.loader import in_batches
 from bothways.model.encoder import Encoder
 from bothways.model.kernels.cross_entropy import cross_entropy
@@ -230,7 +230,7 @@ def extract(
             progress.advance(done)
 
 
-class FeatureTagger(Learner):
+class FeatureTagger(TrainingModule):
     """A BiLSTM on frozen features, with an output for each tag.
 
     Args:

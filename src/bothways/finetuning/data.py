@@ -29,7 +29,7 @@ from bothways.prediction.engine import (
     predict_windows,
     window_size,
 )
-from bothways.tasks.base import EncodedExample, Metrics, Task, TaskLearner
+from bothways.tasks.base import EncodedExample, Metrics, Task, TaskModel
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.preflight.text import check_casing, check_inputs, needed_length
 
@@ -176,7 +176,7 @@ def dev_windows(data: LabelledData) -> Iterator[tuple[list[Any], list[EncodedExa
 
 
 def predictions(
-    learner: TaskLearner[Any, Any],
+    learner: TaskModel[Any, Any],
     data: LabelledData,
     progress: Progress = SILENT,
     stage: str = "scoring the dev data",
@@ -191,7 +191,7 @@ def predictions(
 
 
 def score(
-    learner: TaskLearner[Any, Any],
+    learner: TaskModel[Any, Any],
     data: LabelledData,
     metric: str = "",
     own: Mapping[str, Metric] = MappingProxyType({}),
@@ -208,7 +208,7 @@ def score(
 
 
 def tune(
-    learner: TaskLearner[Any, Any],
+    learner: TaskModel[Any, Any],
     data: LabelledData,
     metric: str = "",
     progress: Progress = SILENT,

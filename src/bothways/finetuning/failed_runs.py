@@ -18,10 +18,10 @@ from statistics import fmean
 from typing import Any
 
 from bothways.core.advice import argument, render
-from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress, track
 from bothways.core.sequence import Sequence
 from bothways.core.terminal import counted
+from bothways.core.training_module import TrainingModule
 from bothways.data.batching import ExampleBudget
 from bothways.data.list_source import InOrder, ListSource
 from bothways.data.loader import Loader, unchanged
@@ -159,7 +159,7 @@ class DistinctAnswers:
 
 
 def training_loss(
-    learner: Learner,
+    learner: TrainingModule,
     sequences: Many[Sequence],
     microbatch_tokens: int,
     progress: Progress = SILENT,

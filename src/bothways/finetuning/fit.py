@@ -39,7 +39,7 @@ from bothways.finetuning.failed_runs import (
 from bothways.finetuning.lora import merge_changes
 from bothways.finetuning.metrics import scored
 from bothways.finetuning.stability import parameter_rules
-from bothways.finetuning.teacher import TaughtLearner, Teacher
+from bothways.finetuning.teacher import TaughtModule, Teacher
 from bothways.hub.adapter import LowRankChange, TrainedAdapter
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import save_model
@@ -48,7 +48,7 @@ from bothways.model.kernels.library import runs_on
 from bothways.model.model import Model
 from bothways.prediction.predictor import Predictor
 from bothways.prediction.prepared_model import PredictPrecision
-from bothways.tasks.base import Metrics, TaskLearner
+from bothways.tasks.base import Metrics, TaskModel
 from bothways.training.checkpoint import Best
 from bothways.training.optimizers import OptimizerConfig, OptimizerFactory
 from bothways.training.parallel import Plan, is_main
@@ -79,7 +79,7 @@ class FinetuneResult:
         changes: the low-rank changes of a run with `lora`, by layer; they are part of the weights.
     """
 
-    learner: TaskLearner[Any, Any]
+    learner: TaskModel[Any, Any]
     metrics: Metrics
     progress: RunState
     settings: FinetuneSettings
@@ -152,7 +152,7 @@ class FinetuneResult:
 
 
 def fit(  # noqa: PLR0913 – one independent value per question that a run answers
-    learner: TaskLearner[Any, Any],
+    learner: TaskModel[Any, Any],
     data: LabelledData,
     method: FinetuneSettings,
     store: Store,
@@ -194,7 +194,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
             history.append((event.progress.epochs, scores))
         on_event(event)
 
-    trained = learner if teacher is None else TaughtLearner(learner, teacher)
+    trained = learner if teacher is None else TaughtModule(learner, teacher)
     torch.manual_seed(seed + 1 + plan.rank)
     with learning_by_rows(learner.model, device, plan.world, training.optimizer):
         state = TrainingRun(
@@ -230,7 +230,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
 
 
 def _dev_metrics(
-    learner: TaskLearner[Any, Any], data: LabelledData, method: FinetuneSettings, progress: Progress
+    learner: TaskModel[Any, Any], data: LabelledData, method: FinetuneSettings, progress: Progress
 ) -> Metrics:
     """Score the dev data; return the metrics by their names in the records of a run."""
     scores = score(learner, data, method.chosen_by, method.own_metrics, progress)
@@ -265,7 +265,7 @@ def learning_by_rows(
 
 
 def conclude(
-    learner: TaskLearner[Any, Any],
+    learner: TaskModel[Any, Any],
     data: LabelledData,
     method: FinetuneSettings,
     updates: int | None = None,

@@ -24,7 +24,7 @@ from bothways.finetuning.config import FinetuneSettings
 from bothways.finetuning.data import LabelledData, updates_per_epoch
 from bothways.finetuning.fit import learning_by_rows
 from bothways.model.flops import BACKWARD
-from bothways.tasks.base import TaskLearner
+from bothways.tasks.base import TaskModel
 from bothways.training.durations import Duration, Epochs, Hours, Steps, Tokens
 from bothways.training.moments import moment_bytes
 from bothways.training.optimizers import FusedAdamW, build_optimizer, set_rate
@@ -44,7 +44,7 @@ class StepTime(NamedTuple):
 
 
 def forecast(
-    learner: TaskLearner[Any, Any],
+    learner: TaskModel[Any, Any],
     data: LabelledData,
     settings: FinetuneSettings,
     training: Training,
@@ -88,7 +88,7 @@ def forecast(
 
 
 def measure_step(
-    learner: TaskLearner[Any, Any],
+    learner: TaskModel[Any, Any],
     data: LabelledData,
     settings: FinetuneSettings,
     training: Training,

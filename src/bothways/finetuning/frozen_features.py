@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from bothways.core.errors import ConfigError
-from bothways.core.learner import evaluating
 from bothways.core.progress import SILENT, Part, Progress
 from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.sequence import Sequence
+from bothways.core.training_module import evaluating
 from bothways.data.list_source import ListSource, Shuffled
 from bothways.data.loader import Loader, Share, in_batches, unchanged
 from bothways.finetuning.bilstm_tagger import Features, FeatureTagger, open_features

@@ -26,7 +26,7 @@ from bothways.finetuning.data import LabelledData
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
 from bothways.objectives.distillation import Distillation
-from bothways.objectives.distillation_learner import DistillationLearner
+from bothways.objectives.distillation_module import DistillationModule
 from bothways.objectives.distillation_values import (
     AttentionScores,
     CosineStates,
@@ -117,10 +117,10 @@ def objective_of(stage: LayerStage, teacher: str, student: EncoderConfig) -> Dis
     return objective
 
 
-def layer_learner(student: Model, teacher: Model, objective: Distillation) -> DistillationLearner:
+def layer_learner(student: Model, teacher: Model, objective: Distillation) -> DistillationModule:
     """Return what is trained: the student's encoder, without heads."""
     ours, theirs = (Model(each.config, (), each.encoder) for each in (student, teacher))
-    return DistillationLearner(ours, theirs, objective)
+    return DistillationModule(ours, theirs, objective)
 
 
 def with_token_weights(sequence: Sequence) -> Sequence:

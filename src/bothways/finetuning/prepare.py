@@ -49,7 +49,7 @@ from bothways.model.flops import LossFloats
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.prediction.predictor import open_learner
-from bothways.tasks.base import Reading, TaskLearner, examples_fingerprint
+from bothways.tasks.base import Reading, TaskModel, examples_fingerprint
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.columns import asked_columns, is_absent, require_columns
 from bothways.tasks.question_answering.examples import QuestionColumns
@@ -189,7 +189,7 @@ class PreparedRun:
     """
 
     settings: FinetuneConfig
-    learner: TaskLearner[Any, Any]
+    learner: TaskModel[Any, Any]
     data: LabelledData
     sources: Mapping[str, DataSource]
     base: str

@@ -32,13 +32,13 @@ from bothways.core.batch import Batch
 from bothways.core.config.reader import CHANGEABLE
 from bothways.core.errors import ConfigError
 from bothways.core.finding import places
-from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import Precision
 from bothways.core.runtime.tuning import TUNING
 from bothways.core.sequence import Sequence
 from bothways.core.targets import ChoiceTargets, Targets, TokenTargets
+from bothways.core.training_module import TrainingModule
 from bothways.data.loader import in_batches
 from bothways.finetuning.data import LabelledData
 from bothways.finetuning.layer_stage import LayerStage
@@ -46,7 +46,7 @@ from bothways.hub.provenance import digest_of_model
 from bothways.objectives.distillation_losses import soft_divergence
 from bothways.prediction.engine import prepare_learner
 from bothways.prediction.predictor import open_learner
-from bothways.tasks.base import EncodedExample, Scale, TaskLearner
+from bothways.tasks.base import EncodedExample, Scale, TaskModel
 from bothways.tasks.text_encoding import window_weight
 from bothways.training.parallel import is_main, plan_here
 
@@ -112,7 +112,7 @@ class TokenTeacherTargets(TeacherTargets):
         return type(self)(self.scores[:0])
 
 
-class TaughtLearner(Learner):
+class TaughtModule(TrainingModule):
     """A task's learner with the soft loss in addition; parameters have the names that it has.
 
     Args:
@@ -120,7 +120,7 @@ class TaughtLearner(Learner):
         teacher: the weight and the temperature; the scores are in the batches.
     """
 
-    def __init__(self, learner: TaskLearner[Any, Any], teacher: Teacher) -> None:
+    def __init__(self, learner: TaskModel[Any, Any], teacher: Teacher) -> None:
         super().__init__()
         # The task is not a submodule, so that names and checkpoints are those without a teacher.
         self._learner, self.model = (learner,), learner.model
@@ -143,13 +143,13 @@ class TaughtLearner(Learner):
         )
         return {**learner.losses(scores, batch), SOFT: Loss(total)}
 
-    def train(self, mode: bool = True) -> TaughtLearner:
+    def train(self, mode: bool = True) -> TaughtModule:
         """Set the mode, of the task too."""
         self._learner[0].train(mode)
         return super().train(mode)
 
 
-def _scale(learner: TaskLearner[Any, Any]) -> Scale:
+def _scale(learner: TaskModel[Any, Any]) -> Scale:
     assert learner.scale is not None
     return learner.scale
 
@@ -188,7 +188,7 @@ def soft_loss(
     """Return Σ over answers of weight · the soft loss; see `Teacher`.
 
     Args:
-        scores: of the student, as `TaskLearner.scores` returns them.
+        scores: of the student, as `TaskModel.scores` returns them.
         target: of the teacher, a row for each of the student's.
     """
     target = target.to(torch.promote_types(scores.dtype, torch.float32))
@@ -283,7 +283,7 @@ def _write(place: Path, scores: NDArray[np.float32]) -> None:
         np.save(stream, scores)
 
 
-def _columns(learner: TaskLearner[Any, Any], labels: Many[str], folder: str) -> list[int] | slice:
+def _columns(learner: TaskModel[Any, Any], labels: Many[str], folder: str) -> list[int] | slice:
     """Return where the student's labels are among the teacher's outputs."""
     if learner.scale not in ("classes", "labels"):
         return slice(None)
@@ -304,7 +304,7 @@ def _key(sequences: Many[Sequence], folder: str) -> str:
 
 
 def _scores(
-    learner: TaskLearner[Any, Any],
+    learner: TaskModel[Any, Any],
     sequences: Many[Sequence],
     device: torch.device,
     progress: Progress,

@@ -17,10 +17,10 @@ import torch
 
 from bothways.core.batch import Batch
 from bothways.core.config.checks import require_at_least
-from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
 from bothways.core.targets import TokenTargets, next_tokens
+from bothways.core.training_module import TrainingModule
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Vocabulary
 from bothways.model.config import EncoderConfig
@@ -58,12 +58,12 @@ class CausalLM(Objective):
         """Return the sequence with the target "next"."""
         return dataclasses.replace(sequence, targets={"next": next_tokens(sequence.ids)})
 
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> CausalLMLearner:
+    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> CausalLMModule:
         """Return the module to train."""
-        return CausalLMLearner(models["model"], self.z_loss)
+        return CausalLMModule(models["model"], self.z_loss)
 
 
-class CausalLMLearner(Learner):
+class CausalLMModule(TrainingModule):
     """Learns the next tokens; its loss is named "next".
 
     Args:

@@ -36,7 +36,7 @@ from bothways.model.flops import LossFloats
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.objectives.distillation_learner import LOGIT_ROWS, DistillationLearner
+from bothways.objectives.distillation_module import LOGIT_ROWS, DistillationModule
 from bothways.objectives.distillation_values import (
     AttentionScores,
     CosineStates,
@@ -253,9 +253,9 @@ class Distillation(Objective):
         counted = Counted(np.ones(len(sequence), dtype=np.float32))
         return dataclasses.replace(sequence, targets={**sequence.targets, "counted": counted})
 
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> DistillationLearner:
+    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> DistillationModule:
         """Return the module to train."""
-        return DistillationLearner(models["model"], models["teacher"], self)
+        return DistillationModule(models["model"], models["teacher"], self)
 
     def check(self, corpus: Corpus) -> list[Finding]:
         """Return the findings about the corpus: the teacher must be able to read it."""

@@ -23,10 +23,10 @@ from bothways.core.batch import Batch
 from bothways.core.config.checks import require_at_least
 from bothways.core.finding import Finding
 from bothways.core.keyed_rng import rng
-from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
 from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
+from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import (
@@ -115,9 +115,9 @@ class MaskedObjective(Objective):
         """Return the sequence with tokens hidden."""
         return mask_tokens(sequence, self.masking, vocabulary, rng)
 
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> Learner:
+    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> TrainingModule:
         """Return the module to train."""
-        return MaskedLMLearner(models["model"], self.z_loss)
+        return MaskedLMModule(models["model"], self.z_loss)
 
     @property
     def masks(self) -> bool:
@@ -163,7 +163,7 @@ class MaskedLMNextSentence(MaskedObjective):
     pairs = True
 
 
-class MaskedLMLearner(Learner):
+class MaskedLMModule(TrainingModule):
     """Learns masked tokens and, if the model has a pair head, the labels of pairs.
 
     Args:

@@ -1,8 +1,8 @@
 """The objective of a pre-training run, as a value in its configuration.
 
-A new objective is a frozen dataclass that derives from `Objective`, and a `Learner`. Python users
-set it as `PretrainConfig.objective`; members of `objectives.catalogue.AnyObjective` can also be
-named in a TOML file and on the command line.
+A new objective is a frozen dataclass that derives from `Objective`, and a `TrainingModule`. Python
+users set it as `PretrainConfig.objective`; members of `objectives.catalogue.AnyObjective` can also
+be named in a TOML file and on the command line.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding
-from bothways.core.learner import Learner
 from bothways.core.loss import perplexity
 from bothways.core.sequence import Sequence
+from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Vocabulary
 from bothways.data.segments import Segments
@@ -63,7 +63,7 @@ class Objective:
         """Return the sequence with the objective's targets. Pure: equal draws, equal results."""
         raise NotImplementedError
 
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> Learner:
+    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> TrainingModule:
         """Return the module to train, made of the models of these roles."""
         raise NotImplementedError
 

@@ -33,7 +33,7 @@ from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
 from bothways.objectives.replaced_tokens import (
     GeneratorObjective,
-    ReplacedTokensLearner,
+    ReplacedTokensModule,
     Replacements,
 )
 
@@ -53,14 +53,14 @@ class ReplacedLM(GeneratorObjective):
         copies: tuple[Head, ...] = (ReplacedHead(),) if self.judged == "all" else ()
         return (MaskedHead(), *copies)
 
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> ReplacedLMLearner:
+    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> ReplacedLMModule:
         """Return the module to train."""
-        return ReplacedLMLearner(
+        return ReplacedLMModule(
             models["model"], models["generator"], self.replaced, self.temperature, self.sharing
         )
 
 
-class ReplacedLMLearner(ReplacedTokensLearner):
+class ReplacedLMModule(ReplacedTokensModule):
     """Trains a generator, and a model that restores the tokens which it replaced.
 
     A model with a "replaced" head has a copy probability, 1 − sigmoid(score). The model's loss is

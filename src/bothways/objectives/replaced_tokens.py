@@ -39,11 +39,11 @@ from typing_extensions import assert_never
 
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
-from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.runtime.tuning import TUNING
 from bothways.core.sequence import Sequence
 from bothways.core.targets import Targets, TokenTargets
+from bothways.core.training_module import TrainingModule
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Masking, Vocabulary
 from bothways.model.config import EncoderConfig
@@ -213,9 +213,9 @@ class ReplacedTokens(GeneratorObjective):
         """The discriminator's head."""
         return (ReplacedHead(),)
 
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> ReplacedTokensLearner:
+    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> ReplacedTokensModule:
         """Return the module to train."""
-        return ReplacedTokensLearner(
+        return ReplacedTokensModule(
             models["model"], models["generator"], self.replaced, self.temperature, self.sharing
         )
 
@@ -343,7 +343,7 @@ def sample_tokens(
     return torch.cat(parts)
 
 
-class ReplacedTokensLearner(Learner):
+class ReplacedTokensModule(TrainingModule):
     """Trains a generator and a discriminator.
 
     Args:

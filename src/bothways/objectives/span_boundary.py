@@ -40,7 +40,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.init import initialise, layer_norm
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
-from bothways.objectives.masked_lm import MaskedLMLearner, MaskedObjective
+from bothways.objectives.masked_lm import MaskedLMModule, MaskedObjective
 
 PLACES, PLACE_WIDTH = 15, 200
 """Places in a span that are predicted, and the width of their vectors (SpanBERT's commands)."""
@@ -88,9 +88,9 @@ class MaskedLMSpanBoundary(MaskedObjective):
         sequence = dataclasses.replace(sequence, targets=targets)
         return hide(sequence, chosen, self.masking, vocabulary, rng)
 
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> SpanBoundaryLearner:
+    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> SpanBoundaryModule:
         """Return the module to train."""
-        return SpanBoundaryLearner(models["model"], self.boundary, self.z_loss)
+        return SpanBoundaryModule(models["model"], self.boundary, self.z_loss)
 
     def forward_flops(self, encoder: EncoderConfig, length: int) -> float:
         """Return the operations per token of a forward pass, the boundary network included."""
@@ -141,7 +141,7 @@ class SpanBoundary(nn.Module):
         return nn.functional.linear(x, embedding, self.bias)
 
 
-class SpanBoundaryLearner(MaskedLMLearner):
+class SpanBoundaryModule(MaskedLMModule):
     """Learns masked tokens from their own vectors and from the borders of their spans.
 
     Args:

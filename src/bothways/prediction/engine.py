@@ -30,7 +30,7 @@ from bothways.prediction.prepared_model import (
     gains_at_bulk,
     prepare_model,
 )
-from bothways.tasks.base import E, EncodedExample, Metrics, Output, P, Reading, Task, TaskLearner
+from bothways.tasks.base import E, EncodedExample, Metrics, Output, P, Reading, Task, TaskModel
 
 T = TypeVar("T")
 
@@ -118,11 +118,11 @@ DEFAULT_PREDICT = PredictConfig()
 
 
 def prepare_learner(
-    learner: TaskLearner[E, P],
+    learner: TaskModel[E, P],
     precision: PredictPrecision = "fp32",
     *,
     batch_invariant: bool = False,
-) -> TaskLearner[E, P]:
+) -> TaskModel[E, P]:
     """Return the task in evaluation mode with its model prepared, see `prepare_model`."""
     model = prepare_model(learner.model, precision, batch_invariant=batch_invariant)
     made = type(learner)(learner.task, model, learner.tokenizer, learner.labels, learner.length)
@@ -130,7 +130,7 @@ def prepare_learner(
 
 
 def predict(
-    learner: TaskLearner[E, P],
+    learner: TaskModel[E, P],
     examples: Iterable[E],
     config: PredictConfig = DEFAULT_PREDICT,
     counts: PredictionCounts | None = None,
@@ -148,7 +148,7 @@ def predict(
 
 
 def predict_windows(
-    learner: TaskLearner[E, P],
+    learner: TaskModel[E, P],
     encoded: Iterable[tuple[list[E], list[EncodedExample]]],
     config: PredictConfig = DEFAULT_PREDICT,
     counts: PredictionCounts | None = None,
@@ -161,7 +161,7 @@ def predict_windows(
 
 
 def predict_encoded(
-    learner: TaskLearner[E, P],
+    learner: TaskModel[E, P],
     examples: Many[E],
     encoded: Many[EncodedExample],
     config: PredictConfig = DEFAULT_PREDICT,
@@ -179,7 +179,7 @@ def predict_encoded(
 
 @torch.inference_mode()
 def predict_sequences(
-    learner: TaskLearner[E, P],
+    learner: TaskModel[E, P],
     sequences: Many[Sequence],
     config: PredictConfig = DEFAULT_PREDICT,
     on_share: Callable[[float], object] = lambda share: None,
@@ -229,7 +229,7 @@ def _in_batches(
 
 
 def decode_finite(
-    learner: TaskLearner[E, P], example: E, encoded: EncodedExample, outputs: Many[Output]
+    learner: TaskModel[E, P], example: E, encoded: EncodedExample, outputs: Many[Output]
 ) -> P:
     """Return the prediction for an example from the outputs of its sequences.
 
@@ -257,7 +257,7 @@ def window_size(
 
 
 def encoded_windows(
-    learner: TaskLearner[E, P], examples: Iterable[E], config: PredictConfig = DEFAULT_PREDICT
+    learner: TaskModel[E, P], examples: Iterable[E], config: PredictConfig = DEFAULT_PREDICT
 ) -> Iterator[tuple[list[E], list[EncodedExample]]]:
     """Yield windows of examples with their encoded forms; a task may have smaller windows."""
     size = window_size(learner.task, learner.labels, config)
@@ -266,7 +266,7 @@ def encoded_windows(
 
 
 def evaluate_task(
-    learner: TaskLearner[E, P],
+    learner: TaskModel[E, P],
     examples: Iterable[E],
     config: PredictConfig = DEFAULT_PREDICT,
     counts: PredictionCounts | None = None,

@@ -30,7 +30,7 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.core.sequence import Sequence
 from bothways.core.targets import TokenTargets
 from bothways.model.encoder import Encoder, recorded_attentions
-from bothways.tasks.base import EncodedExample, TaskLearner
+from bothways.tasks.base import EncodedExample, TaskModel
 from bothways.tasks.classification.task import TextClassifier
 from bothways.tasks.mask_filling.task import MaskFiller
 from bothways.tasks.multilabel.task import MultilabelClassifier
@@ -48,7 +48,6 @@ from bothways.tasks.zero_shot import vocabulary_logits
 from bothways.text.template import assemble, truncated
 from bothways.text.tokenizer import Tokenizer
 
-Learner = TaskLearner[Any, Any]
 WHOLE_TEXT = "Shorten the text, so that the model reads it in one piece."
 
 
@@ -241,7 +240,11 @@ class GradientPath:
 
 
 def gradient_path(
-    learner: Learner, example: Any, encoded: EncodedExample, target: ExplainedOutput, steps: int
+    learner: TaskModel[Any, Any],
+    example: Any,
+    encoded: EncodedExample,
+    target: ExplainedOutput,
+    steps: int,
 ) -> GradientPath:
     """Return the path for an example; nothing is computed.
 
@@ -274,7 +277,7 @@ def gradient_path(
     )
 
 
-def path_part(learner: Learner, path: GradientPath, part: slice) -> PathPart:
+def path_part(learner: TaskModel[Any, Any], path: GradientPath, part: slice) -> PathPart:
     """Compute a part of a path by a model as it is saved, whose weights need no gradients.
 
     Raises:
@@ -304,7 +307,7 @@ def path_part(learner: Learner, path: GradientPath, part: slice) -> PathPart:
 
 
 def integrated_gradients(
-    learner: Learner, example: Any, target: ExplainedOutput, steps: int = 32
+    learner: TaskModel[Any, Any], example: Any, target: ExplainedOutput, steps: int = 32
 ) -> Attribution:
     """Return the attribution of an output to the words of an example.
 
@@ -322,7 +325,7 @@ def integrated_gradients(
 
 
 def target_values(
-    learner: Learner, batch: Batch, target: ExplainedOutput
+    learner: TaskModel[Any, Any], batch: Batch, target: ExplainedOutput
 ) -> Float[Tensor, " sequences"]:
     """Return the explained output for each sequence of a batch, with its graph.
 
@@ -358,7 +361,9 @@ def _log_odds(scores: Float[Tensor, "rows classes"], place: int) -> Float[Tensor
     return scores[:, place] - others.logsumexp(1)
 
 
-def _check_target(learner: Learner, encoded: EncodedExample, target: ExplainedOutput) -> None:
+def _check_target(
+    learner: TaskModel[Any, Any], encoded: EncodedExample, target: ExplainedOutput
+) -> None:
     match learner:
         case TextClassifier() | MultilabelClassifier():
             _known(target.label, learner.labels)
@@ -441,7 +446,7 @@ HeadWeights = Many[Float32[np.ndarray, "heads n n"]]
 """For each layer, the share of each token (second axis) that reads each token (third axis)."""
 
 
-def attentions(learner: Learner, sequence: Sequence) -> HeadWeights:
+def attentions(learner: TaskModel[Any, Any], sequence: Sequence) -> HeadWeights:
     """Return the attention probabilities of each layer for a sequence.
 
     Raises:

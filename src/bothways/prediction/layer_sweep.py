@@ -22,7 +22,7 @@ from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, optional
 from bothways.hub.sentence_transformers import Pooling
 from bothways.prediction.engine import PredictConfig, PredictionCounts, predict
-from bothways.tasks.base import EncodedExample, Output, TaskLearner
+from bothways.tasks.base import EncodedExample, Output, TaskModel
 from bothways.tasks.predictions import VectorPrediction
 from bothways.tasks.sentence_embedding.sts import Agreement, Correlation, gold_score
 from bothways.tasks.sentence_embedding.task import (
@@ -78,7 +78,7 @@ class Sweep:
         return {"pairs": self.pairs, "best": rows[self.cells.index(self.best)], "cells": rows}
 
 
-class _AllLayers(TaskLearner[TextExample, VectorPrediction]):
+class _AllLayers(TaskModel[TextExample, VectorPrediction]):
     """A task that returns the vectors of all layers and poolings, cut to the task's components."""
 
     task: SentenceEmbeddingTask

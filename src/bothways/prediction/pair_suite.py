@@ -18,7 +18,7 @@ from bothways.core.progress import SILENT, Progress
 from bothways.data.tables import open_table
 from bothways.data.text_io import COMPRESSED
 from bothways.prediction.predictor import Predictor, open_learner
-from bothways.tasks.base import TaskLearner
+from bothways.tasks.base import TaskModel
 from bothways.tasks.likelihood.minimal_pairs import MinimalPairTask
 from bothways.tasks.text_examples import TextColumns, TextExample, example_of
 
@@ -92,7 +92,7 @@ def open_pairs(
     *,
     length: int | None = None,
     device: str = "auto",
-) -> TaskLearner[Any, Any]:
+) -> TaskModel[Any, Any]:
     """Open a model for the task "prefer"; without settings, masked models hide the rest of a word.
 
     Arguments and errors as `open_learner`.

@@ -47,7 +47,7 @@ from bothways.prediction.engine import (
 )
 from bothways.prediction.prepared_model import PredictPrecision, PreparedModel
 from bothways.prediction.session_model import Runtime, SessionModel, open_session
-from bothways.tasks.base import Metrics, Reading, TaskLearner
+from bothways.tasks.base import Metrics, Reading, TaskModel
 from bothways.tasks.catalogue import TASKS, AnyTask, task_kind
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.regression.task import RegressionTask
@@ -94,16 +94,16 @@ class Predictor:
 
     def __init__(
         self,
-        learner: TaskLearner[Any, Any],
+        learner: TaskModel[Any, Any],
         precision: PredictPrecision = "fp32",
         *,
         batch_invariant: bool = False,
-        reopen: Callable[[], TaskLearner[Any, Any]] | None = None,
+        reopen: Callable[[], TaskModel[Any, Any]] | None = None,
     ) -> None:
         # `bothways embed` and `encode` take the same kernels, and give the same bits.
         batch_invariant = batch_invariant or isinstance(learner, Embedder)
         self._reopen, self._asked = reopen, (precision, batch_invariant)
-        self._unprepared: TaskLearner[Any, Any] | None = None
+        self._unprepared: TaskModel[Any, Any] | None = None
         prepared = isinstance(learner.model, PreparedModel)
         self.learner = (
             learner.eval()
@@ -129,7 +129,7 @@ class Predictor:
         assert isinstance(self.learner.model, PreparedModel)
         return self.learner.model.precision
 
-    def unprepared(self) -> TaskLearner[Any, Any]:
+    def unprepared(self) -> TaskModel[Any, Any]:
         """Return the task with the model as it is saved, for gradients and attentions.
 
         It is read from its folder at the first call, and then kept: memory holds the weights twice.
@@ -142,7 +142,7 @@ class Predictor:
                 self._unprepared = self._folder_reader()().eval().requires_grad_(False)
             return self._unprepared
 
-    def _folder_reader(self) -> Callable[[], TaskLearner[Any, Any]]:
+    def _folder_reader(self) -> Callable[[], TaskModel[Any, Any]]:
         if self._reopen is None:
             what = "this predictor has no model folder to read its weights from again"
             fix = "Save the model, and open its folder with bothways.load(FOLDER)."
@@ -435,7 +435,7 @@ class Predictor:
 
 
 def _reopened(
-    reopen: Callable[[], TaskLearner[Any, Any]], precision: PredictPrecision, invariant: bool
+    reopen: Callable[[], TaskModel[Any, Any]], precision: PredictPrecision, invariant: bool
 ) -> Predictor:
     """Return the predictor that was pickled."""
     return Predictor(reopen(), precision, batch_invariant=invariant, reopen=reopen)
@@ -471,7 +471,7 @@ def _prompted(example: Any, prompt: str, number: int) -> Any:
     return PromptedText(**vars(example), prompt=prompt)
 
 
-def read_input(learner: TaskLearner[Any, Any], value: Any, number: int) -> Any:
+def read_input(learner: TaskModel[Any, Any], value: Any, number: int) -> Any:
     """Return the example of the task in an input, the `number`-th of a call.
 
     Raises:
@@ -480,7 +480,7 @@ def read_input(learner: TaskLearner[Any, Any], value: Any, number: int) -> Any:
     return _read_row(learner, TableRow(value, f"input {number}"))
 
 
-def _read_row(learner: TaskLearner[Any, Any], row: TableRow) -> Any:
+def _read_row(learner: TaskModel[Any, Any], row: TableRow) -> Any:
     task, where = learner.task, row.where
     match value := plain_value(row.values):
         case str():
@@ -577,7 +577,7 @@ def open_learner(
     length: int | None = None,
     device: str = "auto",
     settings: Tree | Iterable[str] = (),
-) -> TaskLearner[Any, Any]:
+) -> TaskModel[Any, Any]:
     """Open a folder as `open_task`, with the model as it is saved, in evaluation mode."""
     loaded = load_model(resolve_run(str(folder)), whole=False)
     return _bind(loaded, task, length=length, settings=settings).to(choose_device(device))
@@ -597,7 +597,7 @@ def _bind(
     *,
     length: int | None,
     settings: Tree | Iterable[str],
-) -> TaskLearner[Any, Any]:
+) -> TaskModel[Any, Any]:
     """Return the task of a folder with its model, in evaluation mode."""
     settings = settings if isinstance(settings, Mapping) else parse_overrides(settings)
     settings = rename(settings, _ALIASES)
@@ -616,7 +616,7 @@ def _bind(
     longest = next(value for value in known if value is not None)
     tokenizer = loaded.tokenizer()
     report_findings(check_model(loaded.model.config, tokenizer, longest))
-    learner: TaskLearner[Any, Any] = task.learner(loaded.model, tokenizer, loaded.labels, longest)
+    learner: TaskModel[Any, Any] = task.learner(loaded.model, tokenizer, loaded.labels, longest)
     return learner.eval()
 
 

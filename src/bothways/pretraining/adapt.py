@@ -30,10 +30,10 @@ from bothways.core.errors import (
     installed,
 )
 from bothways.core.json_reader import read_object
-from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Part, Progress
 from bothways.core.runtime.devices import choose_device
 from bothways.core.terminal import result_line
+from bothways.core.training_module import TrainingModule
 from bothways.data.batching import TokenBudget
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import read_documents
@@ -45,7 +45,7 @@ from bothways.hub.resolve import resolve, resolve_run
 from bothways.model.heads import token_head
 from bothways.model.model import Model
 from bothways.objectives.catalogue import default_objective
-from bothways.objectives.masked_lm import MaskedLM, MaskedLMLearner
+from bothways.objectives.masked_lm import MaskedLM, MaskedLMModule
 from bothways.objectives.objective import Objective
 from bothways.pretraining.adapt_page import write_adapt_page
 from bothways.pretraining.build import build_models, start_encoder, vocabulary_of
@@ -83,12 +83,12 @@ class MaskedHeadOnly(MaskedLM):
 
     kind: Literal["masked_head"] = "masked_head"  # type: ignore[assignment]
 
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> Learner:
+    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> TrainingModule:
         """Return the module to train."""
-        return _HeadLearner(models["model"])
+        return _HeadModule(models["model"])
 
 
-class _HeadLearner(MaskedLMLearner):
+class _HeadModule(MaskedLMModule):
     def __init__(self, model: Model) -> None:
         super().__init__(model)
         model.encoder.requires_grad_(False)

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Part, Progress, track
 from bothways.core.runtime.devices import Precision, choose_device
 from bothways.core.source import TrainingStep
 from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
+from bothways.core.training_module import TrainingModule
 from bothways.data.batching import TokenBudget
 from bothways.data.corpus import Corpus
 from bothways.data.epoch_order import AllBut, DocumentIds, from_few_places
@@ -41,7 +41,7 @@ class HeldOut:
 
     The sequences are those of the longest phase, masked as `settings.evaluation_masking` says, so
     that runs with different masks compare. Besides losses, accuracies and the objective's own
-    metrics it reports baselines: "unigram/…" for the losses that `Learner.predicts` names (token
+    metrics it reports baselines: "unigram/…" for the losses of `TrainingModule.predicts` (token
     frequencies as probabilities, and always the most frequent token) and "majority/…" for other
     classes of sequences or tokens (their frequencies as probabilities, and always the most frequent
     class).
@@ -57,7 +57,7 @@ class HeldOut:
         corpus: Corpus,
         chosen: DocumentIds,
         plan: Plan,
-        learner: Learner,
+        learner: TrainingModule,
     ) -> None:
         longest = max(range(len(settings.phases)), key=lambda n: settings.phases[n].length)
         size = min(settings.evaluation_tokens, 8 * settings.microbatch_tokens)

@@ -23,10 +23,10 @@ from bothways.core.config import reader as configs
 from bothways.core.config.toml import read_toml
 from bothways.core.errors import CheckpointError, ConfigError
 from bothways.core.json_reader import parse_object, read_object
-from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import choose_device, own_torch_state, resolve_precision
 from bothways.core.source import Cursor
+from bothways.core.training_module import TrainingModule
 from bothways.core.urls import is_url
 from bothways.data.corpus import Corpus
 from bothways.data.epoch_order import AllBut, DocumentIds
@@ -204,7 +204,7 @@ class Repeat:
 
     settings: PretrainConfig
     corpora: Corpora
-    learner: Learner
+    learner: TrainingModule
     optimizer: torch.optim.Optimizer
     device: torch.device
     entries: StepEntries

@@ -21,11 +21,11 @@ from bothways.core.atomic_files import replace_text
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
 from bothways.core.errors import installed
-from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.source import TrainingStep
 from bothways.core.terminal import result_line
+from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus
 from bothways.data.epoch_order import AllBut, DocumentIds
 from bothways.data.loader import ahead
@@ -60,7 +60,7 @@ from bothways.training.run_folder import run_folder
 from bothways.training.state import RunState
 from bothways.training.store import FolderStore, MemoryStore
 
-MakeHeldOut = Callable[[Learner, Plan], HeldOut]
+MakeHeldOut = Callable[[TrainingModule, Plan], HeldOut]
 """Makes what evaluates a learner on text of its own."""
 
 
@@ -76,7 +76,7 @@ class PretrainResult:
         folder: the model folder; None for an interrupted run.
     """
 
-    learner: Learner
+    learner: TrainingModule
     progress: RunState
     metrics: Mapping[str, float]
     folder: Path | None = None
@@ -235,7 +235,7 @@ def _split(
     settings: PretrainConfig,
     corpora: Corpora,
     plan: Plan,
-    learner: Learner,
+    learner: TrainingModule,
     held_out: MakeHeldOut | None,
 ) -> tuple[dict[str, DocumentIds], HeldOut | MixedHeldOut]:
     """Return the documents to train on, by corpus, and what scores the learner on the others."""

@@ -11,7 +11,7 @@ from bothways.core.errors import BothwaysError
 from bothways.prediction.predictor import Predictor, read_input
 from bothways.serving.errors import RequestError, nothing_given, over_limit
 from bothways.serving.limits import Limits
-from bothways.tasks.base import EncodedExample, Task, TaskLearner, did_you_mean
+from bothways.tasks.base import EncodedExample, Task, TaskModel, did_you_mean
 
 OVER_THE_VOCABULARY = ("fill", "likelihood", "prefer")
 """Tasks whose products with the vocabulary are not batch-invariant."""
@@ -35,10 +35,10 @@ class ServedModel:
     predictor: Predictor
     created: int = field(default=0, compare=False)
     digest: str = field(default="", compare=False)
-    variant: TaskLearner[Any, Any] | None = field(default=None, compare=False)
+    variant: TaskModel[Any, Any] | None = field(default=None, compare=False)
 
     @property
-    def learner(self) -> TaskLearner[Any, Any]:
+    def learner(self) -> TaskModel[Any, Any]:
         """The task with its model."""
         return self.predictor.learner if self.variant is None else self.variant
 

@@ -4,7 +4,7 @@
 
 A `Task` is a frozen value without a model. It is part of a run's configuration and is saved with
 the model, including tuned thresholds, so that predictions are made as in training. It keeps no
-state between calls, so any number of threads may share one. A `TaskLearner` binds a task to a
+state between calls, so any number of threads may share one. A `TaskModel` binds a task to a
 model, a tokenizer, label names and a length: the module that training optimizes.
 
 One example may become several sequences, such as the windows of a long text; `decode` receives the
@@ -29,10 +29,10 @@ from torch import Tensor
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.finding import Finding, places
-from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
 from bothways.core.terminal import counted
+from bothways.core.training_module import TrainingModule
 from bothways.data.tables import Table, TableRow
 from bothways.model.heads import Head
 from bothways.model.model import Model
@@ -132,7 +132,7 @@ class Task(Generic[E, P]):
             where it cannot; "{needed}" stands for the length that holds nearly all texts, "{limit}"
             for the maximum length of the model.
         problem: the `problem_type` of transformers, for tasks that share the label head.
-        learner_type: the class that binds the task to a model.
+        task_model: the class that binds the task to a model.
     """
 
     aliases: ClassVar[Many[str]] = ()
@@ -143,7 +143,7 @@ class Task(Generic[E, P]):
     problem: ClassVar[
         Literal["single_label_classification", "multi_label_classification", "regression"] | None
     ] = None
-    learner_type: ClassVar[type[TaskLearner[Any, Any]]]
+    task_model: ClassVar[type[TaskModel[Any, Any]]]
 
     def read(self, source: str, columns: Any = None, *, labelled: bool = True) -> Reading[E]:
         """Open a file, a Hub data set or the standard input ("-") and stream its examples.
@@ -311,9 +311,9 @@ class Task(Generic[E, P]):
 
     def learner(
         self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> TaskLearner[E, P]:
+    ) -> TaskModel[E, P]:
         """Bind the task to a model that has its heads."""
-        return self.learner_type(self, model, tokenizer, labels, length)
+        return self.task_model(self, model, tokenizer, labels, length)
 
     def fitted(self: T, heads: Collection[str]) -> T:
         """Return the task with the settings that fit a model with heads of these kinds."""
@@ -342,7 +342,7 @@ Scale = Literal["classes", "labels", "number", "choices", "span"]
 number, one score for each choice, and scores of tokens as the start and the end of an answer."""
 
 
-class TaskLearner(Learner, Generic[E, P]):
+class TaskModel(TrainingModule, Generic[E, P]):
     """A task bound to a model. Subclasses define `weights`, `outputs` and either `forward` or, to
     be taught by another model, `scale`, `scores` and `losses`.
 

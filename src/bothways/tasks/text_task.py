@@ -17,7 +17,7 @@ from bothways.core.config.checks import require_at_least
 from bothways.core.errors import DataError
 from bothways.core.targets import LabelTargets
 from bothways.core.terminal import counted
-from bothways.tasks.base import E, Output, P, Reading, Row, Scale, Task, TaskLearner
+from bothways.tasks.base import E, Output, P, Reading, Row, Scale, Task, TaskModel
 from bothways.tasks.columns import Column, choose_columns, label_of
 from bothways.tasks.text_encoding import Fit, LongTexts, window_weight
 from bothways.tasks.text_examples import (
@@ -141,7 +141,7 @@ class LongTextTask(TextTask[P]):
         return Fit(length, self.long_texts, self.stride)
 
 
-class NumberLearner(TaskLearner[E, P]):
+class NumberModel(TaskModel[E, P]):
     """A task with one number for each text: regression and reranking.
 
     The head "labels" of the model has one output. Subclasses define `losses`.

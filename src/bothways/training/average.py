@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from bothways.core.learner import Learner
+from bothways.core.training_module import TrainingModule
 from bothways.training.sharding import give_up_gathered, own_parts
 
 NAME = "average"
@@ -32,7 +32,7 @@ class Average(nn.Module):
         decay: d, above 0 and below 1.
     """
 
-    def __init__(self, learner: Learner, decay: float) -> None:
+    def __init__(self, learner: TrainingModule, decay: float) -> None:
         super().__init__()
         self.decay = decay
         trained = [(name, p) for name, p in learner.trained_parameters() if p.requires_grad]
@@ -76,7 +76,7 @@ class Average(nn.Module):
         give_up_gathered(self._learner[0])
 
 
-def use_average(learner: Learner) -> None:
+def use_average(learner: TrainingModule) -> None:
     """Replace the weights of a learner by their average, if it has one."""
     average = getattr(learner, NAME, None)
     if isinstance(average, Average):

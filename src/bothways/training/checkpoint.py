@@ -39,8 +39,8 @@ from bothways.core.errors import (
 )
 from bothways.core.json_reader import read_object
 from bothways.core.keyed_rng import rng
-from bothways.core.learner import Learner
 from bothways.core.runtime.devices import device_of, disk_free
+from bothways.core.training_module import TrainingModule
 from bothways.training.parallel import Plan, all_gather, from_main_rank, is_main
 from bothways.training.saved_state import (
     SHARDS,
@@ -129,7 +129,7 @@ class Checkpoint:
     metrics: Mapping[str, int | float]
     config: Mapping[str, Any]
 
-    def load_weights(self, learner: Learner) -> None:
+    def load_weights(self, learner: TrainingModule) -> None:
         """Load the weights into a learner.
 
         Raises:

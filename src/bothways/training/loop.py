@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from bothways.core.errors import BothwaysError
-from bothways.core.learner import Learner, evaluating
 from bothways.core.loss import Loss
 from bothways.core.runtime.allocator import tune_allocator
 from bothways.core.runtime.devices import Precision, device_of, resolve_precision
 from bothways.core.source import TrainingStep
+from bothways.core.training_module import TrainingModule, evaluating
 from bothways.training.durations import Duration
 from bothways.training.meter import EvaluationScores, Meter, StepReport
 from bothways.training.optimizers import set_rate, update
@@ -35,7 +35,7 @@ _CLOCK, _STOP = "(clock)", "(stop)"
 
 
 def fit(  # noqa: PLR0913 – one independent value per question that a run answers
-    learner: Learner,
+    learner: TrainingModule,
     steps: Iterable[TrainingStep],
     optimizer: torch.optim.Optimizer,
     schedule: Callable[[RunState], float],
@@ -117,7 +117,11 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
 
 @torch.no_grad()
 def evaluate(
-    learner: Learner, steps: Iterable[TrainingStep], plan: Plan, *, precision: Precision = "auto"
+    learner: TrainingModule,
+    steps: Iterable[TrainingStep],
+    plan: Plan,
+    *,
+    precision: Precision = "auto",
 ) -> EvaluationScores:
     """Return mean losses and accuracies over all steps, without dropout.
 

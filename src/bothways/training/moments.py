@@ -25,7 +25,7 @@ class MomentBytes(NamedTuple):
     """Bytes that an optimizer keeps per parameter, in fp32.
 
     Attributes:
-        hidden: of the matrices that a learner declares (`Learner.matrices`).
+        hidden: of the matrices that a learner declares (`TrainingModule.matrices`).
         others: of tables, heads, biases and LayerNorms.
     """
 

@@ -31,7 +31,7 @@ from typing_extensions import assert_never
 import bothways
 from bothways.core.advice import argument
 from bothways.core.errors import BothwaysError, ConfigError, LostRankError, ResourceError
-from bothways.core.learner import Learner
+from bothways.core.training_module import TrainingModule
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ def _leaving_buffers() -> dict[str, Any]:
     }
 
 
-def replicate(learner: Learner, plan: Plan) -> nn.Module:
+def replicate(learner: TrainingModule, plan: Plan) -> nn.Module:
     """Return the learner as the loop calls it: gradients become the mean over ranks.
 
     Weights start as those of rank 0. Every parameter that needs a gradient must take part in

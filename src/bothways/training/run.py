@@ -15,10 +15,10 @@ from typing import Annotated, Literal
 from bothways.core.config.checks import require_at_least
 from bothways.core.config.reader import CHANGEABLE, Members
 from bothways.core.errors import ConfigError
-from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import Precision
 from bothways.core.source import TrainingStep
+from bothways.core.training_module import TrainingModule
 from bothways.training.average import Average
 from bothways.training.checkpoint import Keep
 from bothways.training.durations import Auto, Duration, Steps
@@ -166,7 +166,7 @@ class TrainingRun:
         ConfigError: early stopping or a target has no metric that is evaluated.
     """
 
-    learner: Learner
+    learner: TrainingModule
     phases: Sequence[TrainingPhase]
     training: Training
     plan: Plan

@@ -25,8 +25,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bothways.core.errors import AGAIN, CheckpointError
-from bothways.core.learner import Learner
 from bothways.core.runtime.devices import device_of
+from bothways.core.training_module import TrainingModule
 from bothways.training.parallel import Plan, Sharded, is_main
 from bothways.training.sharding import full_tensor, is_part, own_part_of
 
@@ -43,7 +43,7 @@ Group = Any
 class RunTensors:
     """The learner and the optimizer of a run, whose tensors a checkpoint holds, on this rank."""
 
-    learner: Learner
+    learner: TrainingModule
     optimizer: torch.optim.Optimizer
     plan: Plan
 
@@ -134,7 +134,7 @@ def collect_state(
     return SavedState(weights, parts, _mapped(saved, _copy_to_host), in_parts)
 
 
-def load_weights(folder: Path, learner: Learner) -> None:
+def load_weights(folder: Path, learner: TrainingModule) -> None:
     """Load the weights of a checkpoint; in a sharded plan, this rank's part. All ranks call this.
 
     Raises:
@@ -196,7 +196,7 @@ def misfit(folder: Path, name: str, error: Exception) -> CheckpointError:
     return CheckpointError(f"{name} does not fit this model: {reason}", where=folder)
 
 
-def _same_tensors(learner: Learner) -> list[list[str]]:
+def _same_tensors(learner: TrainingModule) -> list[list[str]]:
     """Return the names of the trained state; those of one tensor together, in order."""
     owners: dict[int, list[str]] = {}
     kept = learner.trained_state()
@@ -208,12 +208,12 @@ def _same_tensors(learner: Learner) -> list[list[str]]:
     return [sorted(names) for names in owners.values()] + [[n] for n in kept if n not in known]
 
 
-def _stored_names(learner: Learner) -> list[str]:
+def _stored_names(learner: TrainingModule) -> list[str]:
     return [names[0] for names in _same_tensors(learner)]
 
 
 def _check_names(
-    learner: Learner, found: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+    learner: TrainingModule, found: Mapping[str, Tensor], targets: Mapping[str, Tensor]
 ) -> None:
     """Raise RuntimeError if tensors are missing, too many or of another shape."""
     missing = [names[0] for names in _same_tensors(learner) if not any(n in found for n in names)]

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from bothways.core.errors import ConfigError
-from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.runtime.devices import device_of
+from bothways.core.training_module import TrainingModule
 from bothways.training.parallel import Plan, Sharded, mesh_of
 
 
 @contextlib.contextmanager
-def sharded(learner: Learner, plan: Plan) -> Iterator[None]:
+def sharded(learner: TrainingModule, plan: Plan) -> Iterator[None]:
     """Give each rank its part of a learner; at the end, all ranks have whole weights again.
 
     Does nothing unless the plan is `Sharded`. After an error the parts stay: a rank that fails
@@ -124,7 +124,7 @@ class _Own:
             delattr(module, name)
 
 
-def _shard(learner: Learner, plan: Sharded) -> None:
+def _shard(learner: TrainingModule, plan: Sharded) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     sharding, device = plan.sharding, device_of(learner)
@@ -161,7 +161,7 @@ def _show_losses_to_torch() -> None:
     register_dataclass(Loss)
 
 
-def _units(learner: Learner) -> list[nn.Module]:
+def _units(learner: TrainingModule) -> list[nn.Module]:
     """Return the modules that are gathered by themselves, each of which runs once in a forward
     pass: modules declare them in an attribute `gathered_apart`.
     """

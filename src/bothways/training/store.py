@@ -19,7 +19,7 @@ from torch import Tensor
 from bothways.core.atomic_files import replace_text
 from bothways.core.config.tree import flatten
 from bothways.core.errors import CheckpointError, installed
-from bothways.core.learner import Learner
+from bothways.core.training_module import TrainingModule
 from bothways.training.average import use_average
 from bothways.training.checkpoint import (
     Best,
@@ -201,7 +201,7 @@ class FolderStore:
         else:
             on_all_ranks(plan, write)
 
-    def load_best(self, learner: Learner, best: Best) -> None:
+    def load_best(self, learner: TrainingModule, best: Best) -> None:
         """Load the best weights into a learner, if any evaluation has the metric."""
         if (folder := best_checkpoint(self.folder, best)) is not None:
             read_checkpoint(folder).load_weights(learner)
@@ -259,7 +259,7 @@ class MemoryStore:
             weights = tensors.learner.trained_state()
             self.metrics, self.weights = metrics, {n: w.clone() for n, w in weights.items()}
 
-    def load_best(self, learner: Learner, best: Best) -> None:
+    def load_best(self, learner: TrainingModule, best: Best) -> None:
         """Load the best weights into a learner, if there was an evaluation."""
         if self.weights:
             learner.load_state_dict(self.weights, strict=False)

@@ -19,7 +19,7 @@ from bothways.lab.bench.workloads import WORKLOADS, Workload, contenders, make_b
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
-from bothways.objectives.masked_lm import MaskedLMLearner
+from bothways.objectives.masked_lm import MaskedLMModule
 
 CPU = torch.device("cpu")
 TINY = Workload("tiny", EncoderConfig(60, 16, 2, 2, 32), 3, 20)
@@ -30,7 +30,7 @@ def test_both_sides_read_the_same_tokens_and_labels(tmp_path: Path) -> None:
     model, batch = Model(config, (MaskedHead(), PoolerHead(), PairHead())).eval(), make_batch(TINY)
     save_model(tmp_path, model)
     theirs = BertForPreTraining.from_pretrained(tmp_path).eval()
-    losses = MaskedLMLearner(model)(batch)
+    losses = MaskedLMModule(model)(batch)
     weights = {"masked": 3 * recipes.Masking().count(20), "pair": 3}
     expected = sum(loss.total / weights[name] for name, loss in losses.items())
     assert losses.keys() == weights.keys()

@@ -19,7 +19,7 @@ from bothways.model.flops import forward_flops
 from bothways.model.heads import LabelHead, MaskedHead, TagHead
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled
-from bothways.objectives.masked_lm import MaskedLMLearner
+from bothways.objectives.masked_lm import MaskedLMModule
 from drawn_settings import draw_settings
 
 LENGTHS = [7, 11, 2, 9]
@@ -181,7 +181,7 @@ def test_masks_are_learned_through_the_mask_decoder() -> None:
     model, asked = moved(Model(DECODED, (MaskedHead(),))), torch.tensor([1, 8, 19])
     batch = batch_for(DECODED)
     truth = batch.ids[asked]
-    learner = MaskedLMLearner(model)
+    learner = MaskedLMModule(model)
     with torch.no_grad():
         loss = learner(replace(batch, targets={"masked": TokenTargets(asked, truth)}))["masked"]
         x = model.before_masked(batch, model.encoder(batch))[asked]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bothways.core.batch import Batch
 from bothways.core.errors import FolderError
 from bothways.core.layout import Layout
-from bothways.core.learner import Learner
+from bothways.core.training_module import TrainingModule
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.attention.patterns import Blocks, Window
 from bothways.model.config import EncoderConfig
@@ -294,7 +294,7 @@ def test_a_pooler_that_was_never_read_is_written_as_a_new_one(tmp_path: Path) ->
     assert not any(report.values())
 
 
-class Tagger(Learner):
+class Tagger(TrainingModule):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.model = Model(config, (TagHead(3),))

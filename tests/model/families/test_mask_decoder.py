@@ -22,7 +22,7 @@ from bothways.core.targets import TokenTargets
 from bothways.hub.model_folder import load_model
 from bothways.model.families.deberta import DEBERTA
 from bothways.model.families.weight_names import to_theirs
-from bothways.objectives.masked_lm import MaskedLMLearner
+from bothways.objectives.masked_lm import MaskedLMModule
 
 LAYER = "deberta.encoder.layer.{}"
 EPSILON = 1e-7
@@ -156,7 +156,7 @@ def test_training_decodes_the_masked_tokens_by_the_formulas(
     index = torch.tensor([0, 3, 6, 9, 12, 18, 27])  # the third sequence, one token, has a target
     hidden = torch.randint(4, 50, index.shape)
     targets = {"masked": TokenTargets(index, hidden)}
-    learner = MaskedLMLearner(model, z_loss=0.1).train()
+    learner = MaskedLMModule(model, z_loss=0.1).train()
     losses = learner(dataclasses.replace(batch, targets=targets))
     logits = torch.cat([predicted(w, SMALL, ids) for ids in batch.ids.split(LENGTHS)])[index]
     expected = {

@@ -32,7 +32,7 @@ from bothways.prediction.analysis.registry import analysis_of
 from bothways.prediction.analysis.report import analyse, write_report
 from bothways.prediction.analysis.scores import DRAWN, ScoreAnalysis
 from bothways.prediction.analysis.tags import OUTCOMES, TagAnalysis, outcomes
-from bothways.tasks.base import Task, TaskLearner
+from bothways.tasks.base import Task, TaskModel
 from bothways.tasks.catalogue import TASKS
 from bothways.tasks.choice.examples import ChoiceExample
 from bothways.tasks.choice.task import ChoiceTask
@@ -452,7 +452,7 @@ def test_without_a_relevant_document_there_are_no_curves() -> None:
 
 def toy_task(
     folder: Path, definition: Task[Any, Any], labels: tuple[str, ...]
-) -> TaskLearner[Any, Any]:
+) -> TaskModel[Any, Any]:
     torch.manual_seed(0)
     config = EncoderConfig(len(VOCABULARY), 16, 2, 2, 32, position=Learned(64), initial_range=0.3)
     heads = {head.kind: head for head in (PoolerHead(), *definition.heads(labels, None))}

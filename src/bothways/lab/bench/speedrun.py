@@ -30,15 +30,15 @@ from bothways.core.atomic_files import replace_file, replace_text
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError, DataError, os_errors
-from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import choose_device, describe_device
+from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import read_documents
 from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome, run_all
 from bothways.model.families.catalogue import preset
 from bothways.model.kernels.library import describe_kernels
-from bothways.objectives.masked_lm import MaskedLM, MaskedLMLearner
+from bothways.objectives.masked_lm import MaskedLM, MaskedLMModule
 from bothways.prediction.pair_suite import evaluate_suite, open_pairs, read_suite
 from bothways.prediction.predictor import Predictor
 from bothways.pretraining.build import fit_to_corpus
@@ -149,9 +149,9 @@ class LossRun:
         at = done.progress
         return SweepOutcome(self.name, dict(done.metrics), (), METRIC, "lowest", at.steps, seconds)
 
-    def scoring(self, learner: Learner, plan: Plan) -> HeldOut:
+    def scoring(self, learner: TrainingModule, plan: Plan) -> HeldOut:
         """Return what scores every record alike, whatever it is trained on."""
-        if not isinstance(learner, MaskedLMLearner):
+        if not isinstance(learner, MaskedLMModule):
             what = f"{self.settings.objective.kind!r} has no masked LM loss, which a speedrun is to"
             raise ConfigError(what, where="objective", fix="Set objective=masked_lm.")
         fixed = PretrainConfig(

@@ -28,7 +28,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.flops import BACKWARD, forward_flops
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
-from bothways.objectives.masked_lm import MaskedLMLearner, MaskedLMNextSentence
+from bothways.objectives.masked_lm import MaskedLMModule, MaskedLMNextSentence
 from bothways.training.durations import Steps
 from bothways.training.loop import fit
 from bothways.training.optimizers import AdamW, build_optimizer
@@ -100,7 +100,7 @@ def ours(
     """Return a function that makes one update with the training loop of this library."""
     tune_allocator()  # as the training loop does
     model = Model(*MaskedLMNextSentence().models(work.encoder)["model"])
-    learner = MaskedLMLearner(model).to(device)
+    learner = MaskedLMModule(model).to(device)
     compute_as(learner.model.encoder, training, device)
     batch = batch if device.type == "cpu" else batch.pinned()
     optimizer = build_optimizer(AdamW(), learner.named_parameters())

@@ -15,7 +15,7 @@ from bothways.prediction.analysis.rankings import RankingAnalysis
 from bothways.prediction.analysis.scores import ScoreAnalysis
 from bothways.prediction.analysis.tags import TagAnalysis
 from bothways.tasks import predictions as kinds
-from bothways.tasks.base import TaskLearner
+from bothways.tasks.base import TaskModel
 from bothways.tasks.schemas import prediction_type
 
 _ANALYSES: dict[type, Callable[[Any], TaskAnalysis[Any, Any]]] = {
@@ -29,7 +29,7 @@ _ANALYSES: dict[type, Callable[[Any], TaskAnalysis[Any, Any]]] = {
 }
 
 
-def analysis_of(learner: TaskLearner[Any, Any]) -> TaskAnalysis[Any, Any]:
+def analysis_of(learner: TaskModel[Any, Any]) -> TaskAnalysis[Any, Any]:
     """Return an empty analysis for a task.
 
     Raises:

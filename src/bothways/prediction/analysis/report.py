@@ -26,7 +26,7 @@ from bothways.prediction.engine import (
     encoded_windows,
     predict_encoded,
 )
-from bothways.tasks.base import EncodedExample, Metrics, TaskLearner
+from bothways.tasks.base import EncodedExample, Metrics, TaskModel
 
 KEPT = 12
 """Number of examples of a kind that are shown."""
@@ -71,7 +71,7 @@ class Worst:
 
 
 def analyse(
-    learner: TaskLearner[Any, Any],
+    learner: TaskModel[Any, Any],
     examples: Iterable[Any],
     counts: PredictionCounts | None = None,
 ) -> AnalysisResult:
@@ -80,7 +80,7 @@ def analyse(
 
 
 def analyse_encoded(
-    learner: TaskLearner[Any, Any],
+    learner: TaskModel[Any, Any],
     encoded: Iterable[tuple[list[Any], list[EncodedExample]]],
     counts: PredictionCounts | None = None,
 ) -> AnalysisResult:
@@ -94,7 +94,7 @@ def analyse_encoded(
 class _Watcher:
     """Analyses predictions while they are scored."""
 
-    def __init__(self, learner: TaskLearner[Any, Any]) -> None:
+    def __init__(self, learner: TaskModel[Any, Any]) -> None:
         self._learner, self.analysis = learner, analysis_of(learner)
         self.traits, self._hardest, self._doubtful = Traits(), Worst(), Worst()
 
@@ -136,7 +136,7 @@ class _Watcher:
 
 
 def write_report(
-    learner: TaskLearner[Any, Any],
+    learner: TaskModel[Any, Any],
     analysis: AnalysisResult,
     file: Path,
     *,
@@ -159,7 +159,7 @@ def write_report(
 
 
 def analysis_report(
-    learner: TaskLearner[Any, Any],
+    learner: TaskModel[Any, Any],
     analysis: AnalysisResult,
     model: str,
     data: str,
@@ -200,7 +200,7 @@ def _note(analysis: AnalysisResult, metric: str) -> str:
 
 
 def _settings(
-    learner: TaskLearner[Any, Any], model: str, data: str, training: Any, precision: str
+    learner: TaskModel[Any, Any], model: str, data: str, training: Any, precision: str
 ) -> s.TableSection:
     tables = {
         "task": configs.to_dict(learner.task),

@@ -21,7 +21,7 @@ from bothways.prediction.engine import (
     predict_encoded,
 )
 from bothways.prediction.predictor import Predictor
-from bothways.tasks.base import EncodedExample, TaskLearner
+from bothways.tasks.base import EncodedExample, TaskModel
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class _Rejects:
 
 
 def _encode(
-    learner: TaskLearner[Any, Any], rows: list[BulkRow], rejects: _Rejects
+    learner: TaskModel[Any, Any], rows: list[BulkRow], rejects: _Rejects
 ) -> tuple[list[BulkRow], list[EncodedExample]]:
     """Return the rows that can be encoded, and their encoded forms."""
     try:

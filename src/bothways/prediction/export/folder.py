@@ -43,7 +43,7 @@ from bothways.prediction.export.verification import Comparison, compare
 from bothways.prediction.int8_report import MAX_LOSS, Int8Report, measure_int8
 from bothways.prediction.predictor import Predictor, open_learner, open_task
 from bothways.prediction.session_model import FILES, HEAD, CompiledModel, GraphRuntime, Session
-from bothways.tasks.base import Metrics, TaskLearner
+from bothways.tasks.base import Metrics, TaskModel
 from bothways.tasks.sentence_embedding.task import Embedder, sentence_config
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def write_export(
     return ExportResult(place, learner.task.name, tuple(comparisons), reports, sizes)
 
 
-def exported_part(learner: TaskLearner[Any, Any]) -> ExportedPart:
+def exported_part(learner: TaskModel[Any, Any]) -> ExportedPart:
     """Return the part of a model that a task reads.
 
     Raises:
@@ -186,7 +186,7 @@ def exported_part(learner: TaskLearner[Any, Any]) -> ExportedPart:
 
 
 def _write_companions(
-    hidden: Path, source: Path, learner: TaskLearner[Any, Any], part: ExportedPart
+    hidden: Path, source: Path, learner: TaskModel[Any, Any], part: ExportedPart
 ) -> None:
     """Write the configuration, the tokenizer and the records of programs."""
     model, tokenizer = learner.model, learner.tokenizer

@@ -35,7 +35,7 @@ from bothways.tasks.base import (
     Reading,
     Row,
     Task,
-    TaskLearner,
+    TaskModel,
     nothing_to_score,
     unlabelled,
 )
@@ -55,8 +55,8 @@ from bothways.text.template import assemble, truncated
 from bothways.text.tokenizer import Tokenizer
 
 
-class Chooser(TaskLearner[ChoiceExample, ChoicePrediction]):
-    """A choice task with a model that has the head "choice"; see `TaskLearner`."""
+class Chooser(TaskModel[ChoiceExample, ChoicePrediction]):
+    """A choice task with a model that has the head "choice"; see `TaskModel`."""
 
     scale = "choices"
 
@@ -88,7 +88,7 @@ class ChoiceTask(Task[ChoiceExample, ChoicePrediction]):
     """
 
     aliases: ClassVar[Many[str]] = ("multiple-choice",)
-    learner_type: ClassVar[type[Chooser]] = Chooser
+    task_model: ClassVar[type[Chooser]] = Chooser
     metric: ClassVar[str] = "accuracy"
     window: ClassVar[int] = 1024
 

@@ -35,7 +35,7 @@ from bothways.tasks.base import (
     EncodedExample,
     Metrics,
     Output,
-    TaskLearner,
+    TaskModel,
     nothing_to_score,
     unknown_label,
     unlabelled,
@@ -49,8 +49,8 @@ from bothways.tasks.text_task import LongTextTask
 from bothways.text.tokenizer import Tokenizer
 
 
-class TextClassifier(TaskLearner[TextExample, ClassPrediction]):
-    """A classification task with a model that has the head "labels"; see `TaskLearner`.
+class TextClassifier(TaskModel[TextExample, ClassPrediction]):
+    """A classification task with a model that has the head "labels"; see `TaskModel`.
 
     Raises:
         ConfigError: the number of weights is not that of the labels, or balanced weights were not
@@ -121,7 +121,7 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
         "sentiment-analysis",
         "text-classification",
     )
-    learner_type: ClassVar[type[TextClassifier]] = TextClassifier
+    task_model: ClassVar[type[TextClassifier]] = TextClassifier
     metric: ClassVar[str] = "accuracy"
     problem: ClassVar[Literal["single_label_classification"]] = "single_label_classification"
 

@@ -28,7 +28,7 @@ from bothways.tasks.base import (
     EncodedExample,
     Metrics,
     Output,
-    TaskLearner,
+    TaskModel,
     nothing_to_score,
 )
 from bothways.tasks.likelihood.task import LikelihoodScorer, LikelihoodTask
@@ -51,7 +51,7 @@ class _EncodedPair(EncodedExample):
 
 
 class PairScorer(LikelihoodScorer[PreferencePrediction]):
-    """Minimal pairs with a model that has the head of the task's variant; see `TaskLearner`."""
+    """Minimal pairs with a model that has the head of the task's variant; see `TaskModel`."""
 
     def outputs(self, batch: Batch) -> list[Output]:
         """Return for each sequence `(1)` the log-likelihood, or that of its masked token."""
@@ -83,7 +83,7 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
     aliases: ClassVar[Many[str]] = ("blimp", "minimal-pairs")
     metric: ClassVar[str] = "accuracy"
     window: ClassVar[int] = 128
-    learner_type: ClassVar[type[TaskLearner[Any, Any]]] = PairScorer
+    task_model: ClassVar[type[TaskModel[Any, Any]]] = PairScorer
 
     variant: Literal["original", "word_l2r", "causal"] = "original"
     kind: Literal["prefer"] = "prefer"

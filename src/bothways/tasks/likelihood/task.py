@@ -36,7 +36,7 @@ from bothways.tasks.base import (
     Metrics,
     Output,
     P,
-    TaskLearner,
+    TaskModel,
     nothing_to_score,
 )
 from bothways.tasks.predictions import LikelihoodPrediction
@@ -46,8 +46,8 @@ from bothways.text.template import assemble
 from bothways.text.tokenizer import Encoded, Tokenizer
 
 
-class LikelihoodScorer(TaskLearner[TextExample, P]):
-    """A task on likelihoods with a model that has the head "masked"; see `TaskLearner`."""
+class LikelihoodScorer(TaskModel[TextExample, P]):
+    """A task on likelihoods with a model that has the head "masked"; see `TaskModel`."""
 
     def outputs(self, batch: Batch) -> list[Output]:
         """Return the log probability of each sequence's first masked token `(1)`, in nats."""
@@ -79,7 +79,7 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     """
 
     aliases: ClassVar[Many[str]] = ("perplexity", "pll")
-    learner_type: ClassVar[type[TaskLearner[Any, Any]]] = LikelihoodScorer
+    task_model: ClassVar[type[TaskModel[Any, Any]]] = LikelihoodScorer
     metric: ClassVar[str] = "pseudo_perplexity"
     window: ClassVar[int] = 256
 

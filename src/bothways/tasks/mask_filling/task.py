@@ -32,7 +32,7 @@ from bothways.core.layout import Layout
 from bothways.core.sequence import Ids, Sequence
 from bothways.core.targets import TokenTargets
 from bothways.model.model import Model
-from bothways.tasks.base import EncodedExample, Metrics, Output, TaskLearner
+from bothways.tasks.base import EncodedExample, Metrics, Output, TaskModel
 from bothways.tasks.predictions import FillPrediction, JointFilling, TokenGuess
 from bothways.tasks.text_examples import TextExample
 from bothways.tasks.zero_shot import MaskedTask, counts_per_sequence, vocabulary_logits
@@ -134,8 +134,8 @@ def _encode(example: TextExample, ids: Ids, tokenizer: Tokenizer, length: int) -
     return EncodedExample((sequence,), len(ids), max(0, len(ids) - room))
 
 
-class MaskFiller(TaskLearner[TextExample, FillPrediction]):
-    """A mask-filling task with a model that has the head "masked"; see `TaskLearner`."""
+class MaskFiller(TaskModel[TextExample, FillPrediction]):
+    """A mask-filling task with a model that has the head "masked"; see `TaskModel`."""
 
     task: MaskFillingTask
 

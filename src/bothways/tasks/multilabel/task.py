@@ -32,7 +32,7 @@ from bothways.tasks.base import (
     Metrics,
     Output,
     Row,
-    TaskLearner,
+    TaskModel,
     nothing_to_score,
     unknown_label,
     unlabelled,
@@ -243,8 +243,8 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         return MultilabelClassifier(self, model, tokenizer, labels, length)
 
 
-class MultilabelClassifier(TaskLearner[MultilabelExample, MultilabelPrediction]):
-    """A multilabel task with a model that has the head "labels"; see `TaskLearner`."""
+class MultilabelClassifier(TaskModel[MultilabelExample, MultilabelPrediction]):
+    """A multilabel task with a model that has the head "labels"; see `TaskModel`."""
 
     scale = "labels"
 

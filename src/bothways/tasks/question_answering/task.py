@@ -41,7 +41,7 @@ from bothways.tasks.base import (
     Reading,
     Row,
     Task,
-    TaskLearner,
+    TaskModel,
     nothing_to_score,
     unlabelled,
 )
@@ -89,8 +89,8 @@ class EncodedQuestion(EncodedExample):
     end: int
 
 
-class QuestionAnswerer(TaskLearner[Question, AnswerPrediction]):
-    """A question-answering task with a model that has the head "span"; see `TaskLearner`."""
+class QuestionAnswerer(TaskModel[Question, AnswerPrediction]):
+    """A question-answering task with a model that has the head "span"; see `TaskModel`."""
 
     scale = "span"
     loss_name = "span"
@@ -145,7 +145,7 @@ class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
         "question-answering",
         "squad",
     )
-    learner_type: ClassVar[type[QuestionAnswerer]] = QuestionAnswerer
+    task_model: ClassVar[type[QuestionAnswerer]] = QuestionAnswerer
     metric: ClassVar[str] = "f1_best"
     length: ClassVar[int] = 384
     window: ClassVar[int] = 1024

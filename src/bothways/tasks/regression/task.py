@@ -46,7 +46,7 @@ from bothways.tasks.text_checks import (
 )
 from bothways.tasks.text_encoding import averaged, encode_texts, window_weight
 from bothways.tasks.text_examples import LABEL, LABELS, TEXT, TextExample
-from bothways.tasks.text_task import LongTextTask, NumberLearner, targets_of
+from bothways.tasks.text_task import LongTextTask, NumberModel, targets_of
 from bothways.text.tokenizer import Tokenizer
 
 SCORES = ("score", "similarity", "similarity_score", "relatedness_score", "rating", *LABELS)
@@ -58,8 +58,8 @@ FAR = 20.0
 _TOO_LARGE = f"beyond ±{LARGEST:g}"
 
 
-class Regressor(NumberLearner[TextExample, ScorePrediction]):
-    """A regression task with a model whose head "labels" has one output; see `TaskLearner`."""
+class Regressor(NumberModel[TextExample, ScorePrediction]):
+    """A regression task with a model whose head "labels" has one output; see `TaskModel`."""
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the squared error of the scores."""
@@ -76,7 +76,7 @@ class RegressionTask(LongTextTask[ScorePrediction]):
     """
 
     aliases: ClassVar[Many[str]] = ("regression", "score", "sts")
-    learner_type: ClassVar[type[Regressor]] = Regressor
+    task_model: ClassVar[type[Regressor]] = Regressor
     metric: ClassVar[str] = "spearman"
     problem: ClassVar[Literal["regression"]] = "regression"
     column_table: ClassVar[Many[Column]] = (TEXT, replace(LABEL, names=SCORES))

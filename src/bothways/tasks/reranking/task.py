@@ -54,12 +54,12 @@ from bothways.tasks.reranking.examples import (
 from bothways.tasks.reranking.metrics import Rankings, ndcg
 from bothways.tasks.text_encoding import EncodedTexts, encode_texts, window_weight
 from bothways.tasks.text_examples import TextExample
-from bothways.tasks.text_task import NumberLearner, targets_of
+from bothways.tasks.text_task import NumberModel, targets_of
 from bothways.text.tokenizer import Tokenizer
 
 
-class Ranker(NumberLearner[RankExample, RankPrediction]):
-    """A reranking task with a model whose head "labels" has one output; see `TaskLearner`."""
+class Ranker(NumberModel[RankExample, RankPrediction]):
+    """A reranking task with a model whose head "labels" has one output; see `TaskModel`."""
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the binary cross-entropy of the scores."""
@@ -83,7 +83,7 @@ class RerankingTask(PromptedTask[RankPrediction]):
         "reranking",
         "text-ranking",
     )
-    learner_type: ClassVar[type[Ranker]] = Ranker
+    task_model: ClassVar[type[Ranker]] = Ranker
     metric: ClassVar[str] = "ndcg@10"
     window: ClassVar[int] = 64
 

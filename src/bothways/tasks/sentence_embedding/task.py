@@ -45,7 +45,7 @@ from bothways.hub.sentence_transformers import (
 from bothways.model.encoder import Hidden
 from bothways.model.heads import Head
 from bothways.model.model import Model
-from bothways.tasks.base import Direction, EncodedExample, Metrics, Output, TaskLearner
+from bothways.tasks.base import Direction, EncodedExample, Metrics, Output, TaskModel
 from bothways.tasks.metrics import TINY
 from bothways.tasks.predictions import VectorPrediction
 from bothways.tasks.prompted_task import PromptedTask
@@ -317,8 +317,8 @@ def projection_of(model: Model) -> Projection | None:
     return cast("Projection", model.heads[PROJECTION]) if PROJECTION in model.heads else None
 
 
-class Embedder(TaskLearner[TextExample, VectorPrediction]):
-    """An embedding task with any model, whose heads are not used; see `TaskLearner`."""
+class Embedder(TaskModel[TextExample, VectorPrediction]):
+    """An embedding task with any model, whose heads are not used; see `TaskModel`."""
 
     task: SentenceEmbeddingTask
 

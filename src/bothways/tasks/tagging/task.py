@@ -43,7 +43,7 @@ from bothways.tasks.base import (
     Reading,
     Row,
     Task,
-    TaskLearner,
+    TaskModel,
     nothing_to_score,
     unknown_label,
     unlabelled,
@@ -80,8 +80,8 @@ class EncodedSentence(EncodedExample):
     word_tokens: tuple[int, ...] = ()
 
 
-class Tagger(TaskLearner[TagExample, TagPrediction]):
-    """A tagging task with a model that has the head "tags"; see `TaskLearner`."""
+class Tagger(TaskModel[TagExample, TagPrediction]):
+    """A tagging task with a model that has the head "tags"; see `TaskModel`."""
 
     scale = "classes"
     loss_name = "tag"
@@ -134,7 +134,7 @@ class TaggingTask(Task[TagExample, TagPrediction]):
         "tagging",
         "token-classification",
     )
-    learner_type: ClassVar[type[Tagger]] = Tagger
+    task_model: ClassVar[type[Tagger]] = Tagger
     metric: ClassVar[str] = "f1"
 
     columns: TagColumns = FIRST_AND_LAST

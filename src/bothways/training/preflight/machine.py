@@ -19,7 +19,6 @@ from bothways.core.atomic_files import make_folder
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, os_errors
 from bothways.core.finding import Finding
-from bothways.core.learner import Learner
 from bothways.core.progress import SILENT, Progress, track
 from bothways.core.runtime.devices import (
     Precision,
@@ -30,6 +29,7 @@ from bothways.core.runtime.devices import (
     resolve_precision,
     wait,
 )
+from bothways.core.training_module import TrainingModule
 from bothways.model.block import Block
 from bothways.model.encoder import Encoder
 from bothways.model.flops import BACKWARD
@@ -84,7 +84,7 @@ def choose_plan(
 
 
 def speed(
-    learner: Learner, batch: Batch, precision: Precision, progress: Progress = SILENT
+    learner: TrainingModule, batch: Batch, precision: Precision, progress: Progress = SILENT
 ) -> float:
     """Return the tokens per second in training, measured forward and backward on one batch.
 
@@ -107,7 +107,7 @@ def speed(
 
 
 def update_seconds(
-    learner: Learner,
+    learner: TrainingModule,
     batch: Batch,
     optimizer: torch.optim.Optimizer,
     training: Training,

@@ -1,4 +1,4 @@
-"""The learner: the module that a run trains, from a batch to named losses."""
+"""The module that a run trains, from a batch to named losses."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from bothways.core.batch import Batch
 from bothways.core.loss import Loss
 
-LearnerT = TypeVar("LearnerT", bound="Learner")
+ModuleT = TypeVar("ModuleT", bound="TrainingModule")
 
 
-class Learner(nn.Module):
+class TrainingModule(nn.Module):
     """A model that knows its losses. Subclasses define `weights` and `forward`.
 
     Attributes:
@@ -81,7 +81,7 @@ class Learner(nn.Module):
             if not name.startswith(frozen)
         }
 
-    def train(self: LearnerT, mode: bool = True) -> LearnerT:
+    def train(self: ModuleT, mode: bool = True) -> ModuleT:
         """Set the mode; frozen parts stay in evaluation mode."""
         super().train(mode)
         if frozen := self.frozen():

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from typing_extensions import assert_never
 
 from bothways.core.batch import Batch
-from bothways.core.learner import Learner
 from bothways.core.loss import Loss
 from bothways.core.targets import TokenTargets
+from bothways.core.training_module import TrainingModule
 from bothways.model.encoder import Hidden, recorded_projections
 from bothways.model.init import initialise
 from bothways.model.model import Model
@@ -55,7 +55,7 @@ class _Read:
     projections: Mapping[int, Float[Tensor, "tokens 3 heads d"]]
 
 
-class DistillationLearner(Learner):
+class DistillationModule(TrainingModule):
     """Trains a student on what a frozen teacher computes; see `Distillation`.
 
     Args:
