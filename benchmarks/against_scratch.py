@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from bothways.finetuning.config import FinetuneSettings, finetune_adam
+from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import LabelledData
-from bothways.finetuning.in_memory_run import fit_task
+from bothways.finetuning.run import finetune
 from bothways.hub.model_folder import load_model
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import PoolerHead
@@ -34,9 +34,8 @@ def score(
 ) -> float:
     """Fine-tune once; return the dev score at the end."""
     training = dataclasses.replace(finetune_adam(), optimizer=AdamW(lr=rate), evaluate=None)
-    return fit_task(
-        start, data, FinetuneSettings(training, job.length, task=job.task), seed=seed
-    ).metrics[job.metric]
+    settings = FinetuneConfig(training, job.length, task=job.task, seed=seed)
+    return finetune(settings, start=start, train=data).metrics[job.metric]
 
 
 def main() -> None:

@@ -42,9 +42,9 @@ from peers.labels import CLASSES, NUMBERS
 from peers.peer import Peer, Plan, Trained
 from peers.tags import TAGS
 
-from bothways.finetuning.config import FinetuneSettings, finetune_adam
+from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import LabelledData, label, predictions
-from bothways.finetuning.in_memory_run import fit_task
+from bothways.finetuning.run import finetune
 from bothways.hub.model_folder import load_model
 from bothways.model.heads import PoolerHead
 from bothways.tasks.catalogue import Trainable
@@ -163,9 +163,10 @@ def ours(job: Data, data: LabelledData, plan: Plan) -> Trained:
     unjudged = dataclasses.replace(
         data, dev=(), dev_examples=()
     )  # the dev data is answered once, below
-    method = FinetuneSettings(training, plan.length, task=job.task)
+    method = FinetuneConfig(training, plan.length, task=job.task)
     begin = time.perf_counter()
-    done = fit_task(model, unjudged, method, seed=plan.seed, device="cpu", on_event=on_event)
+    settings = dataclasses.replace(method, seed=plan.seed)
+    done = finetune(settings, start=model, train=unjudged, device="cpu", on_event=on_event)
     answers = [job.peer.answer_of(prediction) for _, prediction in predictions(done.learner, data)]
     return Trained(answers, times[-1] - begin, int(done.progress.tokens))
 

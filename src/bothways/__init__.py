@@ -18,7 +18,7 @@ from bothways._version import __version__
 
 _HOME = {
     "BothwaysError": "core.errors", "Corpus": "data.corpus", "Encoder": "model.encoder",
-    "EncoderConfig": "model.config", "FinetuneConfig": "finetuning.prepare",
+    "EncoderConfig": "model.config", "FinetuneConfig": "finetuning.config",
     "Metric": "finetuning.metrics", "Model": "model.model", "ModelOutput": "model.model",
     "Predictor": "prediction.predictor", "PretrainConfig": "pretraining.config",
     "PretrainedModel": "hub.pretrained_model", "Tokenizer": "text.tokenizer",
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from bothways.core.errors import BothwaysError as BothwaysError
     from bothways.core.runtime.allocator import tune_allocator as tune_allocator
     from bothways.data.corpus import Corpus as Corpus
+    from bothways.finetuning.config import FinetuneConfig as FinetuneConfig
     from bothways.finetuning.metrics import Metric as Metric
-    from bothways.finetuning.prepare import FinetuneConfig as FinetuneConfig
     from bothways.hub.model_folder import save_model as save_model
     from bothways.hub.pretrained_model import PretrainedModel as PretrainedModel
     from bothways.hub.publish import push_to_hub as push_to_hub

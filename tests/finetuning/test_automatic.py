@@ -12,14 +12,13 @@ from bothways.core.config import reader as configs
 from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.finetuning.automatic import UNKNOWN, choose_automatic, enough_epochs, usual_rate
 from bothways.finetuning.config import (
-    FinetuneSettings,
+    FinetuneConfig,
     finetune_adam,
+    load_config,
     modern_finetuning,
     paper_finetuning,
 )
 from bothways.finetuning.data import LabelledData, label
-from bothways.finetuning.in_memory_run import fit_task
-from bothways.finetuning.prepare import FinetuneConfig, load_config
 from bothways.finetuning.run import finetune
 from bothways.lab.sweeps.runs import SweepFolder
 from bothways.lab.sweeps.seeds import finetune_seeds
@@ -31,6 +30,7 @@ from bothways.training.durations import Epochs, Steps
 from bothways.training.optimizers import AdamW
 from heard_progress import Heard
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
+from toy_task import fit_task
 
 SMALL = EncoderConfig(len(VOCABULARY), 32, 2, 2, 64, position=Learned(32))
 
@@ -67,7 +67,7 @@ def test_few_updates_are_more_epochs(updates: float, labels: int, epochs: int) -
 
 
 def test_only_what_is_left_open_is_chosen(data: LabelledData) -> None:
-    chosen, notes = choose_automatic(FinetuneSettings(), SMALL, data)
+    chosen, notes = choose_automatic(FinetuneConfig(), SMALL, data)
     assert chosen.training.optimizer == AdamW(lr=3e-4)
     assert chosen.training.until == Epochs(20.0)
     assert [str(note) for note in notes] == [
@@ -75,13 +75,13 @@ def test_only_what_is_left_open_is_chosen(data: LabelledData) -> None:
         "training.until: 20 epochs, for 10 updates an epoch and 2 labels",
     ]
     assert {note.severity for note in notes} == {"note"}
-    for given in (FinetuneSettings(finetune_adam()), paper_finetuning(ClassificationTask())):
+    for given in (FinetuneConfig(finetune_adam()), paper_finetuning(ClassificationTask())):
         assert choose_automatic(given, SMALL, data) == (given, [])
-    rate = dataclasses.replace(FinetuneSettings().training, optimizer=AdamW(lr=1e-3))
-    chosen, [note] = choose_automatic(FinetuneSettings(rate), SMALL, data)
+    rate = dataclasses.replace(FinetuneConfig().training, optimizer=AdamW(lr=1e-3))
+    chosen, [note] = choose_automatic(FinetuneConfig(rate), SMALL, data)
     assert chosen.training.optimizer == AdamW(lr=1e-3)
     assert note.where == "training.until"
-    by_tokens = FinetuneSettings(batch=TokenBudget(data.tokens))
+    by_tokens = FinetuneConfig(batch=TokenBudget(data.tokens))
     assert "for 1 update an epoch" in str(choose_automatic(by_tokens, SMALL, data)[1][1])
 
 
@@ -99,8 +99,8 @@ def test_the_modern_recipe_chooses_and_the_papers_does_not() -> None:
 def test_random_and_little_trained_weights_take_a_higher_rate(
     data: LabelledData, tmp_path: Path
 ) -> None:
-    training = dataclasses.replace(FinetuneSettings().training, until=Steps(1), precision="fp32")
-    done = fit_task(SMALL, data, FinetuneSettings(training, 16), device="cpu")
+    training = dataclasses.replace(FinetuneConfig().training, until=Steps(1), precision="fp32")
+    done = fit_task(SMALL, data, FinetuneConfig(training, 16), device="cpu")
     assert done.settings.training.optimizer == AdamW(lr=6e-4)
     folder = make_folder(tmp_path / "bert")
 
@@ -123,7 +123,7 @@ def test_the_choice_is_printed_recorded_and_resumed(tmp_path: Path) -> None:
         train=str(write_tsv(tmp_path / "train.tsv", make_examples(64, 0))),
         dev=str(write_tsv(tmp_path / "dev.tsv", make_examples(32, 1))),
         batch=ExampleBudget(64),
-        training=dataclasses.replace(FinetuneSettings().training, precision="fp32"),
+        training=dataclasses.replace(FinetuneConfig().training, precision="fp32"),
     )
     heard = Heard()
     done = finetune(settings, tmp_path / "run", device="cpu", progress=heard)

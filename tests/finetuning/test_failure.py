@@ -12,7 +12,7 @@ from sklearn.metrics import accuracy_score, f1_score, log_loss
 
 from bothways.core.batch import pack
 from bothways.finetuning import failed_runs as failure
-from bothways.finetuning.config import FinetuneSettings, finetune_adam
+from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import LabelledData, label
 from bothways.finetuning.failed_runs import (
     DistinctAnswers,
@@ -23,7 +23,7 @@ from bothways.finetuning.failed_runs import (
     still_falling,
     training_loss,
 )
-from bothways.finetuning.in_memory_run import fit_task, start_from
+from bothways.finetuning.prepare import start_from
 from bothways.model.config import EncoderConfig
 from bothways.model.positions import Learned
 from bothways.prediction.analysis.report import analyse
@@ -36,6 +36,7 @@ from bothways.training.durations import Epochs, Steps
 from bothways.training.optimizers import AdamW, BertAdam, OptimizerConfig
 from bothways.training.schedules import GoogleLinear, Linear, Schedule
 from toy_folder import VOCABULARY, make_examples, make_tokenizer
+from toy_task import fit_task
 
 SMALL = EncoderConfig(len(VOCABULARY), 32, 2, 2, 64, position=Learned(32), initial_range=0.1)
 
@@ -46,11 +47,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> LabelledData:
     return label(ClassificationTask(), tokenizer, make_examples(160, 0), make_examples(60, 1), 16)
 
 
-def method(rate: float, epochs: float) -> FinetuneSettings:
+def method(rate: float, epochs: float) -> FinetuneConfig:
     training = dataclasses.replace(
         finetune_adam(), until=Epochs(epochs), optimizer=AdamW(lr=rate), precision="fp32"
     )
-    return FinetuneSettings(training, 16)
+    return FinetuneConfig(training, 16)
 
 
 def test_a_run_that_learns_has_not_failed(data: LabelledData) -> None:
@@ -315,7 +316,7 @@ def test_a_weak_run_in_memory_knows_its_loss(data: LabelledData) -> None:
     ]
     many = label(ClassificationTask(), data.tokenizer, examples, [], 16)
     training = dataclasses.replace(method(1e-6, 24.0).training, report=Steps(5))
-    done = fit_task(SMALL, many, FinetuneSettings(training, 16), device="cpu")
+    done = fit_task(SMALL, many, FinetuneConfig(training, 16), device="cpu")
     assert done.failure is not None
     assert done.failure.falling is False
     assert done.failure.usual == 3e-4

@@ -14,9 +14,8 @@ import torch
 
 from bothways.core.config import reader as configs
 from bothways.data.batching import ExampleBudget
-from bothways.finetuning.config import FinetuneSettings, finetune_adam
+from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import label
-from bothways.finetuning.in_memory_run import fit_task
 from bothways.hub.model_folder import save_model
 from bothways.model.families.catalogue import family_for
 from bothways.model.heads import LabelHead, MaskedHead, PoolerHead
@@ -37,6 +36,7 @@ from family_tasks import (
     theirs,
     tokenizer_of,
 )
+from toy_task import fit_task
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_every_family_does_every_task(
     task = fit_task(
         encoder_of(family, tokenizer),
         data,
-        FinetuneSettings(training, LENGTH, ExampleBudget(8), task=definition),
+        FinetuneConfig(training, LENGTH, ExampleBudget(8), task=definition),
         device="cpu",
     ).learner
     record = {"task": configs.to_dict(task.task), "length": LENGTH}

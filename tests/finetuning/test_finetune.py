@@ -20,12 +20,12 @@ from safetensors.torch import load_file, save_file
 from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError, ResourceError
 from bothways.core.report.sections import readable_number
-from bothways.finetuning import fit as fitting
-from bothways.finetuning.config import finetune_adam
+from bothways.finetuning import run as fitting
+from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import label
-from bothways.finetuning.in_memory_run import fit_task
-from bothways.finetuning.prepare import FinetuneConfig, prepare_run, remarks
-from bothways.finetuning.run import FinetuneResult, finetune
+from bothways.finetuning.prepare import prepare_run, remarks
+from bothways.finetuning.result import FinetuneResult
+from bothways.finetuning.run import finetune
 from bothways.finetuning.stability import Stability
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import EncoderConfig
@@ -41,6 +41,7 @@ from bothways.training.durations import Epochs, Steps
 from bothways.training.optimizers import AdamW
 from heard_progress import Heard
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
+from toy_task import fit_task
 
 FAST = dataclasses.replace(
     finetune_adam(), until=Epochs(5.0), optimizer=AdamW(lr=3e-3), precision="fp32"
@@ -440,7 +441,7 @@ def test_two_ranks_do_what_one_does(files: Files, tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text(
         "import sys\nfrom pathlib import Path\n"
         "from bothways.core.config import reader as config\n"
-        "from bothways.finetuning.prepare import FinetuneConfig\n"
+        "from bothways.finetuning.config import FinetuneConfig\n"
         "from bothways.finetuning.run import finetune\n"
         "for folder in sys.argv[2:]:\n"
         "    finetune(config.load(FinetuneConfig, file=Path(sys.argv[1])), Path(folder), device='cpu')\n"

@@ -12,8 +12,8 @@ import pytest
 from bothways.cli.main import app
 from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError
-from bothways.finetuning import fit as job
-from bothways.finetuning.prepare import FinetuneConfig
+from bothways.finetuning import run as job
+from bothways.finetuning.config import FinetuneConfig
 from bothways.model.kernels import library
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import BertAdam

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from bothways.core.errors import BothwaysError
-from bothways.finetuning.config import finetune_adam
-from bothways.finetuning.prepare import FinetuneConfig
-from bothways.finetuning.run import FinetuneResult, finetune
+from bothways.finetuning.config import FinetuneConfig, finetune_adam
+from bothways.finetuning.result import FinetuneResult
+from bothways.finetuning.run import finetune
 from bothways.hub.model_folder import save_model
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, PoolerHead

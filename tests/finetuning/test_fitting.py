@@ -11,10 +11,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.core.source import Cursor
-from bothways.finetuning.config import RECIPES, FinetuneSettings, finetune_adam
+from bothways.finetuning.automatic import learning_by_rows
+from bothways.finetuning.config import RECIPES, FinetuneConfig, finetune_adam
 from bothways.finetuning.data import ALL, LabelledData, label, score, train_loader
-from bothways.finetuning.fit import learning_by_rows
-from bothways.finetuning.in_memory_run import fit_task, start_from
+from bothways.finetuning.prepare import start_from
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, PoolerHead
@@ -33,12 +33,13 @@ from bothways.training.parallel import Single
 from bothways.training.schedules import GoogleLinear, Linear, rate_factor
 from bothways.training.state import RunState
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer
+from toy_task import fit_task
 
 LENGTH = 16
 FAST = dataclasses.replace(
     finetune_adam(), until=Epochs(6.0), optimizer=AdamW(lr=3e-3), precision="fp32"
 )
-METHOD = FinetuneSettings(FAST, LENGTH)
+METHOD = FinetuneConfig(FAST, LENGTH)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_packed_fine_tuning_is_padded_fine_tuning(world: int, tmp_path: Path) ->
     save_model(tmp_path / "begin", task.model, data.tokenizer, labels=data.labels)
     theirs = BertForSequenceClassification.from_pretrained(tmp_path / "begin").train()
 
-    method = FinetuneSettings(
+    method = FinetuneConfig(
         dataclasses.replace(FAST, until=Steps(20), schedule=Linear(0.2)),
         LENGTH,
         microbatch_tokens=150,
@@ -295,12 +296,12 @@ def test_f1_is_of_two_classes(data: LabelledData) -> None:
 )
 def test_methods_that_cannot_be_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        FinetuneSettings(**changes)  # type: ignore[arg-type]
+        FinetuneConfig(**changes)  # type: ignore[arg-type]
 
 
 def test_the_recipes_are_those_of_the_paper() -> None:
     """facts: batch 32, 3 epochs, 5e-5, a tenth of warm-up; the code has no bias correction and its own decay."""
-    assert FinetuneSettings().batch.n == 32
+    assert FinetuneConfig().batch.n == 32
     assert RECIPES["paper"](ClassificationTask()).training.optimizer == BertAdam(
         lr=5e-5, betas=(0.9, 0.999), eps=1e-6, decay=0.01
     )

@@ -12,7 +12,7 @@ import torch
 
 from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.finetuning import forecast as forecasting
-from bothways.finetuning.config import FinetuneSettings, finetune_adam
+from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import LabelledData, label, updates_per_epoch
 from bothways.finetuning.forecast import StepTime, epochs_in, forecast, measure_step
 from bothways.model.flops import BACKWARD
@@ -21,7 +21,7 @@ from bothways.training.durations import Duration, Epochs, Hours, Steps, Tokens
 from toy_task import make_examples, make_task, make_tokenizer
 
 TRAINING = dataclasses.replace(finetune_adam(), precision="fp32")
-SETTINGS = FinetuneSettings(TRAINING, 16)
+SETTINGS = FinetuneConfig(TRAINING, 16)
 
 
 @pytest.fixture(scope="module")

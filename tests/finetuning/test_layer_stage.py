@@ -18,12 +18,8 @@ from bothways.cli.main import app
 from bothways.core.batch import pack
 from bothways.core.errors import BothwaysError, installed
 from bothways.finetuning.data import label
-from bothways.finetuning.layer_stage import (
-    LayerStage,
-    layer_learner,
-    objective_of,
-    with_token_weights,
-)
+from bothways.finetuning.distillation import layer_learner, with_token_weights
+from bothways.finetuning.teacher import LayerStage, objective_of
 from bothways.hub.model_folder import load_model
 from bothways.prediction.predictor import open_learner
 from bothways.tasks.classification.task import ClassificationTask

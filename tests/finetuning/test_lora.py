@@ -13,16 +13,14 @@ from transformers import AutoModelForSequenceClassification
 
 from bothways.cli.main import app
 from bothways.core.errors import ConfigError
-from bothways.finetuning import fit as job
+from bothways.finetuning import run as job
 from bothways.finetuning.automatic import usual_rate
-from bothways.finetuning.config import FinetuneSettings, finetune_adam
-from bothways.finetuning.in_memory_run import fit_task
-from bothways.finetuning.layer_stage import LayerStage
+from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.lora import LoRA, LoRALinear, add_changes, merge_changes
-from bothways.finetuning.prepare import FinetuneConfig, prepare_run
+from bothways.finetuning.prepare import prepare_run
 from bothways.finetuning.run import finetune
 from bothways.finetuning.stability import Stability
-from bothways.finetuning.teacher import Teacher
+from bothways.finetuning.teacher import LayerStage, Teacher
 from bothways.hub.model_folder import load_model
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
@@ -34,6 +32,7 @@ from bothways.training.optimizers import AdamW
 from bothways.training.preflight import machine
 from small_models import SHAPES, batch_for
 from toy_folder import make_examples, make_folder, write_tsv
+from toy_task import fit_task
 
 FAST = dataclasses.replace(
     finetune_adam(), until=Steps(60), evaluate=Steps(30), optimizer=AdamW(lr=1e-2), precision="fp32"
@@ -235,14 +234,14 @@ def test_measures_that_change_the_weights_are_refused(name: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"^stability\.{name}: changes the encoder's own weights"
     ):
-        FinetuneSettings(lora=LoRA(), stability=Stability(**{name: value}))  # type: ignore[arg-type]
+        FinetuneConfig(lora=LoRA(), stability=Stability(**{name: value}))  # type: ignore[arg-type]
 
 
 def test_a_stage_and_random_weights_are_refused(settings: FinetuneConfig) -> None:
     with pytest.raises(ConfigError, match=r"^teacher\.stage: trains all weights"):
         dataclasses.replace(settings, teacher=Teacher("other", stage=LayerStage()))
     ready = prepare_run(dataclasses.replace(settings, lora=None), None, torch.device("cpu"))
-    method = FinetuneSettings(FAST, 16, lora=LoRA())
+    method = FinetuneConfig(FAST, 16, lora=LoRA())
     with pytest.raises(ConfigError, match=r"^lora: keeps the encoder's weights"):
         fit_task(ready.learner.model.config, ready.data, method, device="cpu")
 

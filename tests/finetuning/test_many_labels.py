@@ -10,8 +10,8 @@ import pytest
 
 import toy_folder
 from bothways.core.errors import DataError
-from bothways.finetuning import fit as fitting
-from bothways.finetuning.prepare import FinetuneConfig
+from bothways.finetuning import run as fitting
+from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.run import finetune
 from bothways.prediction.analysis.classes import ClassAnalysis
 from bothways.prediction.engine import window_size

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bothways.finetuning import mixout
-from bothways.finetuning.mixout import MixoutLinear, mix_out
+from bothways.finetuning.stability import MixoutLinear, mix_out
 
 
 def moved(rate: float, seed: int = 0) -> tuple[MixoutLinear, torch.Tensor]:

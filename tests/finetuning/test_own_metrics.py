@@ -12,7 +12,7 @@ import torch
 import bothways
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError
-from bothways.finetuning.prepare import FinetuneConfig
+from bothways.finetuning.config import FinetuneConfig
 from toy_folder import make_examples, make_folder
 
 

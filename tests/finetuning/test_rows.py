@@ -10,7 +10,9 @@ import torch
 
 import bothways
 from bothways.core.errors import BothwaysError, ConfigError
+from bothways.finetuning.data import read_examples
 from bothways.prediction.predictor import open_task
+from fake_hub import fake_hub
 from toy_folder import make_examples, make_folder, write_tsv
 
 
@@ -53,22 +55,29 @@ def test_files_frames_and_rows_are_the_same_run(model: Path, tmp_path: Path) -> 
     assert all(run.metrics == runs[0].metrics for run in runs)
 
 
-def test_unused_columns_and_absent_classes_are_named(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["dataset", "hub", "frame", "file", "rows"])
+def test_unused_columns_and_classes_without_rows_are_named(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import datasets
+    import pandas
 
-    plain = rows(16, 0)
-    names = sorted({row["label"] for row in plain})
-    more = [{**row, "label": names.index(row["label"]), "stars": 5, "id": 1} for row in plain]
-    kind = datasets.ClassLabel(names=[*names, "never"])
-    data = datasets.Dataset.from_list(more).cast_column("label", kind)
+    names = ["neg", "pos", "never"]
+    plain = [{"text": f"word {i}", "label": names[i % 2], "stars": 5} for i in range(8)]
     file = tmp_path / "t.csv"
-    lines = [f"{row['text']},{row['label']},5,1" for row in plain]
-    file.write_text("\n".join(["text,label,stars,id", *lines]) + "\n")
-    for source in (data, file, more):
-        result = bothways.finetune(model, source, epochs=0.5, max_length=16, progress=False)
-        notes = [finding.what for finding in result.findings if finding.check in {"rows", "labels"}]
-        assert "columns that are not used: stars, id" in notes
-        assert any("never" in note for note in notes) == (source is data)
+    pandas.DataFrame(plain).to_csv(file, index=False)
+    ids = [{**row, "label": names.index(row["label"])} for row in plain]  # type: ignore[arg-type]
+    listed = datasets.Dataset.from_list(ids).cast_column("label", datasets.ClassLabel(names=names))
+    fake_hub(monkeypatch, lambda *_, **__: listed.to_iterable_dataset())
+    frame = pandas.DataFrame(plain)
+    frame["label"] = pandas.Categorical(frame["label"], categories=names)
+    data: Any = {
+        "dataset": listed, "hub": "hub:owner/name", "frame": frame, "file": file, "rows": plain
+    }[source]  # fmt: skip
+    read = read_examples(bothways.FinetuneConfig(model="m", train="t"), data)
+    notes = [str(finding) for finding in read.findings]
+    assert any("stars" in note for note in notes)
+    assert any("never" in note for note in notes) == (source in {"dataset", "hub", "frame"})
 
 
 def test_all_tables_of_python_are_the_same_run(model: Path) -> None:

@@ -13,9 +13,8 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import bothways
-from bothways.finetuning.config import FinetuneSettings, finetune_adam
+from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import examine
-from bothways.finetuning.in_memory_run import fit_task
 from bothways.finetuning.scaled_head import ScaledLinear
 from bothways.hub.model_folder import load_model
 from bothways.tasks.base import OutputScale
@@ -23,6 +22,7 @@ from bothways.tasks.regression.task import RegressionTask
 from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW
 from toy_folder import make_folder
+from toy_task import fit_task
 
 WORDS = {"the": 0, "film": 0, "good": 1, "bad": -1, "fine": 1, "dull": -1, "and": 0}
 
@@ -90,7 +90,7 @@ def test_a_run_on_prepared_data_learns_the_same_scores(folder: Path) -> None:
     training = dataclasses.replace(
         finetune_adam(), until=Steps(60), optimizer=AdamW(lr=1e-2), precision="fp32"
     )
-    method = FinetuneSettings(training, 16, metric="spearman")
+    method = FinetuneConfig(training, 16, metric="spearman")
     done = fit_task(loaded.model, data, method, device="cpu")
     assert done.metrics["mse"] < done.baseline["mse"] / 3
 

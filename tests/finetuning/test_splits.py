@@ -15,8 +15,8 @@ import bothways
 import toy_folder
 from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError
-from bothways.finetuning.prepare import FinetuneConfig, load_config, read_split
-from bothways.finetuning.recorded_split import read_recorded_split
+from bothways.finetuning.config import FinetuneConfig, load_config
+from bothways.finetuning.data import read_recorded_split, read_split
 from bothways.finetuning.splits import DevPart, Split, fold_name, parse_part, split_examples
 from bothways.lab.sweeps.folds import FoldRun, finetune_folds
 from bothways.lab.sweeps.runs import SweepFolder

@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from bothways.core.errors import ConfigError
-from bothways.finetuning import fit as job
-from bothways.finetuning.config import FinetuneSettings, finetune_adam
+from bothways.finetuning import run as job
+from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import LabelledData, label
-from bothways.finetuning.in_memory_run import fit_task, start_from
-from bothways.finetuning.mixout import MixoutLinear
-from bothways.finetuning.prepare import FinetuneConfig
+from bothways.finetuning.prepare import start_from
 from bothways.finetuning.run import finetune
 from bothways.finetuning.stability import (
+    MixoutLinear,
     Stability,
     apply_stability,
     is_pretrained,
@@ -35,11 +34,12 @@ from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW, ParameterRule
 from bothways.training.schedules import Constant
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
+from toy_task import fit_task
 
 FAST = dataclasses.replace(
     finetune_adam(), until=Steps(12), evaluate=Steps(3), optimizer=AdamW(lr=3e-3), precision="fp32"
 )
-METHOD = FinetuneSettings(FAST, 16)
+METHOD = FinetuneConfig(FAST, 16)
 EVERYTHING = Stability(layer_decay=0.9, reinitialise=1, frozen=1, mixout=0.3, pull=1.0)
 
 
@@ -262,8 +262,8 @@ def test_the_order_and_dropout_are_of_the_seed_of_the_order(
     fit_task(load_model(folder).model, data, brief, seed=1, device="cpu")
     train = str(write_tsv(tmp_path / "train.tsv", make_examples(32, 0)))
     for order_seed in (5, None):
-        settings = FinetuneConfig(
-            model=str(folder), train=train, seed=1, order_seed=order_seed, **vars(brief)
+        settings = dataclasses.replace(
+            brief, model=str(folder), train=train, seed=1, order_seed=order_seed
         )
         finetune(settings, tmp_path / f"run-{order_seed}", device="cpu")
     assert seen == [("order", 5), ("draws", 6), ("order", 1), ("draws", 2)] * 2

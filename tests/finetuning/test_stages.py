@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from bothways.finetuning import data as labelled
-from bothways.finetuning.config import finetune_adam
+from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import LabelledData, label, predictions
 from bothways.finetuning.failed_runs import training_loss
-from bothways.finetuning.in_memory_run import start_from
-from bothways.finetuning.prepare import FinetuneConfig
+from bothways.finetuning.prepare import start_from
 from bothways.finetuning.run import finetune
 from bothways.model.config import EncoderConfig
 from bothways.model.positions import Learned

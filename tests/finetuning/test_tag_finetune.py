@@ -12,9 +12,9 @@ import torch
 
 from bothways.cli.main import app
 from bothways.core.batch import pack
-from bothways.finetuning.config import finetune_adam
-from bothways.finetuning.prepare import FinetuneConfig
-from bothways.finetuning.run import FinetuneResult, finetune
+from bothways.finetuning.config import FinetuneConfig, finetune_adam
+from bothways.finetuning.result import FinetuneResult
+from bothways.finetuning.run import finetune
 from bothways.prediction.predictor import open_learner
 from bothways.tasks.tagging.examples import TagColumns, TagExample
 from bothways.tasks.tagging.task import TaggingTask

@@ -16,16 +16,16 @@ from torch.nn import functional as F
 import bothways
 from bothways.core.batch import Batch, pack
 from bothways.core.errors import BothwaysError, ConfigError
-from bothways.finetuning import teacher as module
+from bothways.finetuning import distillation as module
 from bothways.finetuning.data import LabelledData, label
-from bothways.finetuning.fit import FinetuneResult
-from bothways.finetuning.teacher import (
+from bothways.finetuning.distillation import (
     TARGET,
     TaughtModule,
-    Teacher,
     TeacherTargets,
     with_teacher_scores,
 )
+from bothways.finetuning.result import FinetuneResult
+from bothways.finetuning.teacher import Teacher
 from bothways.hub.model_folder import save_model
 from bothways.model.model import Model
 from bothways.tasks.base import TaskModel

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from bothways.finetuning.config import FinetuneConfig
+from bothways.finetuning.data import LabelledData
+from bothways.finetuning.result import FinetuneResult
+from bothways.finetuning.run import finetune
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
@@ -51,6 +57,20 @@ def make_task(
         labels,
         length,
     )
+
+
+def fit_task(
+    start: Model | EncoderConfig,
+    data: LabelledData,
+    settings: FinetuneConfig,
+    *,
+    seed: int = 0,
+    order_seed: int | None = None,
+    **options: Any,
+) -> FinetuneResult:
+    """Fine-tune once, in memory."""
+    settings = dataclasses.replace(settings, seed=seed, order_seed=order_seed)
+    return finetune(settings, start=start, train=data, **options)
 
 
 def make_text(draw: random.Random, longest: int) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from bothways.core.finding import Finding
 from bothways.data.corpus import Corpus
-from bothways.finetuning.prepare import DataSource
+from bothways.finetuning.data import DataSource
 from bothways.hub.model_card import (
     UNSEEN,
     Card,

@@ -12,7 +12,7 @@ import bothways
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
-from bothways.finetuning.prepare import FinetuneConfig
+from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.run import finetune
 from bothways.model.attention.patterns import Causal
 from bothways.model.config import EncoderConfig

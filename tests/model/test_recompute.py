@@ -12,7 +12,7 @@ from torch import Tensor
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.core.runtime.tuning import TUNING
-from bothways.finetuning.mixout import mix_out
+from bothways.finetuning.stability import mix_out
 from bothways.model import block
 from bothways.model import flops as operations
 from bothways.model.attention.dispatch import AttentionCall, Compiled, choose

@@ -21,7 +21,7 @@ import bothways
 from bothways.core.bar import shown_progress
 from bothways.core.errors import BothwaysError
 from bothways.core.progress import Progress
-from bothways.finetuning.fit import FinetuneResult
+from bothways.finetuning.result import FinetuneResult
 from bothways.hub.model_folder import LoadedModel
 from bothways.pretraining.run import PretrainResult
 from bothways.training.run import Event

@@ -14,9 +14,8 @@ from bothways.core.config import reader as configs
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import build_corpus
 from bothways.data.documents import Document
-from bothways.finetuning.config import FinetuneSettings, finetune_adam
+from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import label
-from bothways.finetuning.in_memory_run import fit_task
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import Head, LabelHead, SpanHead
 from bothways.prediction.predictor import open_learner
@@ -25,6 +24,7 @@ from bothways.tasks.text_examples import TextExample
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.durations import Steps
 from family_tasks import ours, pairs, question, saved, theirs
+from toy_task import fit_task
 
 PAIR = TextExample("ape bee", "cat dog")
 LENGTH = 32
@@ -87,7 +87,7 @@ def test_what_is_fine_tuned_from_a_folder_reads_pairs_as_it_was_trained(
     assert segments(tokenizer) == (0, int("token_type_ids" in names))
     data = label(ClassificationTask(), tokenizer, pairs(("no", "yes", "perhaps")), [], LENGTH)
     training = replace(finetune_adam(), until=Steps(2), evaluate=None, precision="fp32")
-    method = FinetuneSettings(training, LENGTH, ExampleBudget(8), task=ClassificationTask())
+    method = FinetuneConfig(training, LENGTH, ExampleBudget(8), task=ClassificationTask())
     task = fit_task(loaded.model, data, method, device="cpu").learner
     record = {"task": configs.to_dict(task.task), "length": LENGTH}
     save_model(tmp_path / "model", task.model, tokenizer, labels=data.labels, extra=record)

@@ -14,7 +14,7 @@ from bothways.core.batch import pack
 from bothways.core.errors import ConfigError
 from bothways.core.runtime.devices import Precision, has_int8, packs_weights
 from bothways.core.sequence import Sequence
-from bothways.finetuning.mixout import mix_out
+from bothways.finetuning.stability import mix_out
 from bothways.model.attention.patterns import Window
 from bothways.model.block import Block
 from bothways.model.config import EncoderConfig, Gated, PreNorm

@@ -42,7 +42,7 @@ def test_common_names_are_settings() -> None:
     [
         ("clip_norm=1", r"'clip_norm'; did you mean training\.clip_norm\?"),
         ("optim=adamw_torch", r"'optim'; did you mean optimizer\?"),
-        ("lrr=1", r"unknown key 'lrr'"),
+        ("lrr=1", r"'lrr'; did you mean lr\?"),
         ("batch=16", r"batch: 16 is given, .*\n.*batch\.kind=examples batch\.n=16, or batch"),
         ("batch_size=16", r"batch_size: 16 is given, .*\n.*batch\.kind=examples batch\.n=16"),
         ("fresh=masked", r"fresh: names masked, and without start all heads begin at random"),

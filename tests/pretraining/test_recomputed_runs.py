@@ -10,10 +10,9 @@ import torch
 
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
-from bothways.finetuning.config import FinetuneSettings, finetune_adam
+from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import label
-from bothways.finetuning.in_memory_run import fit_task
-from bothways.finetuning.prepare import FinetuneConfig, prepare_run
+from bothways.finetuning.prepare import prepare_run
 from bothways.model import encoder as module
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
@@ -24,6 +23,7 @@ from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
 from bothways.training.schedules import Linear
 from toy_folder import make_examples, make_folder, make_tokenizer
+from toy_task import fit_task
 
 DROPOUT = Dropouts(0.2, 0.2)
 
@@ -71,7 +71,7 @@ def test_fine_tuning_in_memory(tmp_path: Path, recomputed: list[object]) -> None
         )
         start = EncoderConfig(tokenizer.size, 32, 2, 2, 64, dropout=DROPOUT)
         found.append(
-            fit_task(start, data, FinetuneSettings(training, 16), device="cpu").learner.state_dict()
+            fit_task(start, data, FinetuneConfig(training, 16), device="cpu").learner.state_dict()
         )
         assert bool(recomputed) == recompute
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

@@ -11,9 +11,8 @@ import pytest
 
 from bothways.core.errors import ConfigError, FolderError
 from bothways.data.batching import ExampleBudget
-from bothways.finetuning.config import FinetuneSettings, finetune_adam
+from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import label
-from bothways.finetuning.in_memory_run import fit_task
 from bothways.hub.model_folder import load_model
 from bothways.model.config import EncoderConfig
 from bothways.model.flops import forward_flops
@@ -33,7 +32,7 @@ from bothways.tasks.schemas import json_schema, prediction_type
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import AdamW
 from toy_relation import RelationExample, RelationHead, RelationTask
-from toy_task import VOCABULARY, WORDS, make_tokenizer
+from toy_task import VOCABULARY, WORDS, fit_task, make_tokenizer
 
 CONFIG = EncoderConfig(len(VOCABULARY), 32, 1, 2, 64, position=Learned(16), initial_range=0.2)
 LENGTH = 12
@@ -57,7 +56,7 @@ def test_a_task_and_a_head_of_ones_own_are_trained_and_predict(tmp_path: Path) -
     training = dataclasses.replace(
         finetune_adam(), until=Epochs(8.0), optimizer=AdamW(lr=3e-3), precision="fp32"
     )
-    method = FinetuneSettings(training, LENGTH, ExampleBudget(16), metric="accuracy")
+    method = FinetuneConfig(training, LENGTH, ExampleBudget(16), metric="accuracy")
     result = fit_task(CONFIG, data, method, device="cpu")
     assert result.metrics["accuracy"] > 0.9
     learner = result.learner
@@ -101,7 +100,7 @@ class UnnamedOutput(RelationTask):
 def test_labels_that_do_not_fit_the_head_are_found_before_training(tmp_path: Path) -> None:
     task, examples = UnnamedOutput(), make_relations(20, 0)
     data = label(task, make_tokenizer(tmp_path), examples, examples[:4], LENGTH)
-    method = FinetuneSettings(finetune_adam(), LENGTH, ExampleBudget(16), metric="accuracy")
+    method = FinetuneConfig(finetune_adam(), LENGTH, ExampleBudget(16), metric="accuracy")
     wanted = r"relation has 2 labels, and its head 'relation' 3 outputs\n  A task names each output"
     with pytest.raises(ConfigError, match=wanted):
         fit_task(CONFIG, data, method, device="cpu")

@@ -9,7 +9,8 @@ import pytest
 
 from bothways.core.errors import DataError
 from bothways.data.tables import TableRow
-from bothways.finetuning.prepare import FinetuneConfig
+from bothways.finetuning.config import FinetuneConfig
+from bothways.finetuning.data import read_rows
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.table_rows import TagColumns
 from bothways.tasks.tagging.task import TaggingTask
@@ -81,7 +82,6 @@ def test_rows_in_memory_are_read_as_files(kind: str, tmp_path: Path) -> None:
     import pandas
 
     from bothways.core.progress import SILENT
-    from bothways.finetuning.prepare import _examples
 
     frame = pandas.read_csv(write(tmp_path / "a.csv", KAGGLE))
     rows: Any = {
@@ -89,7 +89,7 @@ def test_rows_in_memory_are_read_as_files(kind: str, tmp_path: Path) -> None:
         "dicts": frame.to_dict("records"),
         "dataset": datasets.Dataset.from_pandas(frame),
     }[kind]
-    examples = _examples(rows, TaggingTask(), "train", SILENT).examples
+    examples = read_rows(rows, TaggingTask(), "train", SILENT).examples
     assert [(e.words, e.tags) for e in examples] == [
         (("Anna", "sings"), ("B-per", "O")), (("in", "Oslo,"), ("O", "B-geo")),
     ]  # fmt: skip

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from bothways.data.corpus import Corpus
     from bothways.data.documents import Document
-    from bothways.finetuning.prepare import Rows
+    from bothways.finetuning.data import Rows
 
     Corpora: TypeAlias = (
         str | Path | Corpus | Mapping[str, str | Path | Corpus] | Iterable[str | Path | Corpus]

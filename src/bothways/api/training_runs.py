@@ -14,9 +14,9 @@ from bothways.core.progress import Progress
 if TYPE_CHECKING:
     from bothways.api.arguments import Corpora
     from bothways.data.corpus import Corpus
-    from bothways.finetuning.fit import FinetuneResult
+    from bothways.finetuning.data import Rows
     from bothways.finetuning.metrics import OwnMetrics
-    from bothways.finetuning.prepare import Rows
+    from bothways.finetuning.result import FinetuneResult
     from bothways.lab.sweeps.folds import CrossValidation
     from bothways.model.config import EncoderConfig
     from bothways.objectives.objective import Objective
@@ -278,8 +278,7 @@ def finetune(  # noqa: PLR0913 – one option per question
     from bothways.core.config.reader import replaced_members
     from bothways.core.errors import ConfigError
     from bothways.finetuning import run
-    from bothways.finetuning.config import RECIPES
-    from bothways.finetuning.prepare import FinetuneConfig, load_config
+    from bothways.finetuning.config import RECIPES, load_config
     from bothways.lab.sweeps.folds import cross_validate, first_fold
     from bothways.tasks.base import Task
     from bothways.tasks.catalogue import trainable_task
@@ -291,12 +290,13 @@ def finetune(  # noqa: PLR0913 – one option per question
         fix = 'Write task="regress"; with settings, task=RegressionTask(lstm=768).'
         raise ConfigError(what, where="task", fix=fix)
     dev_name, dev_rows = dev_source(dev if folds is None else first_fold(folds, dev))
-    base = FinetuneConfig(
+    base = dataclasses.replace(
+        make(chosen),
         model=str(model),
         train=source_name(train, "train"),
         dev=dev_name,
         seed=seed,
-        **{**vars(make(chosen)), "metrics": metrics},
+        metrics=metrics,
     )
     config = load_config(base, settings)
     folder = None if out is None else Path(out)
@@ -378,7 +378,8 @@ def distil(  # noqa: PLR0913 – one option per question
     from bothways.data.corpus import Corpus
     from bothways.data.manifest import holds_corpus
     from bothways.finetuning import run as finetuning
-    from bothways.finetuning.prepare import load_config, taught_finetuning
+    from bothways.finetuning.config import load_config
+    from bothways.finetuning.distillation import taught_finetuning
     from bothways.pretraining import run as pretraining
     from bothways.pretraining.config import load_config as load_pretraining
     from bothways.pretraining.distilling import distillation

@@ -113,7 +113,8 @@ def _finetune_student(
 ) -> None:
     """Fine-tune a student for the task of its teacher, and print its metrics."""
     from bothways.finetuning import run as job
-    from bothways.finetuning.prepare import load_config, taught_finetuning
+    from bothways.finetuning.config import load_config
+    from bothways.finetuning.distillation import taught_finetuning
 
     base, console = taught_finetuning(teacher, train, student, recipe, dev), error_console()
     settings = load_config(base, run.overrides, run.config)

@@ -275,7 +275,7 @@ def _evaluate_pairs(
 def _recorded_data(folder: str, json: bool) -> _Data:
     """Return the dev data that a run split from its training data, as it was in the run."""
     from bothways.core.errors import ConfigError
-    from bothways.finetuning.recorded_split import read_recorded_split
+    from bothways.finetuning.data import read_recorded_split
 
     recorded = read_recorded_split(folder)
     if recorded is None:

@@ -12,7 +12,7 @@ from bothways.core.terminal import output_console, show_lines
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from bothways.finetuning.frozen_features import FeatureResult
+    from bothways.lab.features.run import FeatureResult
 
 Layers = Literal[
     "embeddings", "second_to_last", "last", "weighted_last_four", "concat_last_four", "weighted_all"
@@ -58,8 +58,8 @@ def features(
     from bothways.core.bar import error_console, terminal_progress
     from bothways.core.config import reader as configs
     from bothways.core.config.tree import merge, parse_overrides
-    from bothways.finetuning.feature_data import FeatureConfig
-    from bothways.finetuning.frozen_features import feature_based
+    from bothways.lab.features.data import FeatureConfig
+    from bothways.lab.features.run import feature_based
 
     options = {"model": model, "train": train, "dev": dev, "layers": layers}
     settings = configs.load(

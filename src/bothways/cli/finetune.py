@@ -23,8 +23,8 @@ from bothways.core.terminal import counted, output_console, say, show_lines
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from bothways.finetuning.prepare import FinetuneConfig
-    from bothways.finetuning.run import FinetuneResult
+    from bothways.finetuning.config import FinetuneConfig
+    from bothways.finetuning.result import FinetuneResult
     from bothways.lab.sweeps.folds import CrossValidation
     from bothways.lab.sweeps.runs import Series
 
@@ -148,13 +148,14 @@ def settings_from(
     file: Path | None,
 ) -> FinetuneConfig:
     """Return the settings of a recipe, changed by a file, overrides and given options."""
+    from dataclasses import replace
+
     from bothways.core.config.tree import merge
-    from bothways.finetuning.config import RECIPES, expand_shorthands
-    from bothways.finetuning.prepare import FinetuneConfig, load_config
+    from bothways.finetuning.config import RECIPES, expand_shorthands, load_config
     from bothways.tasks.catalogue import trainable_task
 
     method = RECIPES[recipe](trainable_task(task))
-    base = FinetuneConfig(model=options["model"], train=options["train"], **vars(method))
+    base = replace(method, model=options["model"], train=options["train"])
     given = {name: value for name, value in options.items() if value is not None}
     if named := {name: column for name, column in columns.items() if column is not None}:
         given["task"] = {"columns": named}

@@ -21,7 +21,7 @@ from bothways.core.errors import BothwaysError, ConfigError
 
 SETTABLE = {"pretrain", "adapt", "finetune", "distil", "search", "plan", "features"}
 """Commands with settings of a training run."""
-_OPTIONS = {"output_dir": "--out", "train_batch_size": "--batch-size"}
+_OPTIONS = {"output_dir": "--out"}
 """Names of other libraries that mean an option."""
 _SETTINGS = {"seed", "dropout", "length", "metric"}
 """Settings without a dotted path and without a shorthand."""
@@ -138,13 +138,11 @@ def _type_name(wanted: Any) -> str:
 
 def _unknown_option(option: str, options: Iterable[str], command: str) -> ConfigError:
     """Return the error of an option that the command does not have, with the nearest name."""
-    from bothways.finetuning.config import ELSEWHERE, SHORTHANDS
+    from bothways.finetuning.config import SHORTHANDS
 
     name = option.lstrip("-").replace("-", "_")
     fix = f"{command} --help lists the options."
     if {*command.split()} & SETTABLE:
-        if name in ELSEWHERE:
-            return ConfigError("unknown option", where=option, fix=_named_here(ELSEWHERE[name]))
         near_settings = [f"{near}=VALUE" for near in _near(name, SHORTHANDS)]
         fix += " Settings have no dashes: lr=3e-5."
     else:
@@ -153,10 +151,6 @@ def _unknown_option(option: str, options: Iterable[str], command: str) -> Config
     near = [plain[known] for known in _near(option.lstrip("-"), plain)]
     what = f"unknown option{_did_you_mean(near or near_settings)}"
     return ConfigError(what, where=option, fix=fix)
-
-
-def _named_here(name: str) -> str:
-    return f"The nearest here is {name}."
 
 
 def _near(word: str, known: Iterable[str]) -> list[str]:

@@ -89,6 +89,19 @@ def _rows_with_names(data: Iterable[Any], features: Any) -> Iterable[Any]:
     return (named_classes(row, classes) for row in data) if classes else data
 
 
+def listed_classes(data: Any) -> dict[str, list[str]]:
+    """Return the classes that data lists for its columns, with or without rows of them.
+
+    A `datasets.Dataset` lists them in its features, pandas in the categories of a column.
+    """
+    features, kinds = getattr(data, "features", None), getattr(data, "dtypes", ())
+    if isinstance(features, Mapping):
+        return class_names(features)
+    pairs = kinds.items() if hasattr(kinds, "items") else ()
+    listed = {str(name): getattr(kind, "categories", None) for name, kind in pairs}
+    return {name: [*map(str, values)] for name, values in listed.items() if values is not None}
+
+
 def is_example(value: Any) -> bool:
     """Return whether a value is an example of a task: an instance of a dataclass."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)

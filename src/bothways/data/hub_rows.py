@@ -7,6 +7,7 @@ set is then opened at the place that was noted last, and read up to the row that
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
@@ -87,6 +88,21 @@ class HubData:
             return str(known[0][1])
         return hashlib.sha256(repr(known).encode()).hexdigest()[:16]
 
+    @functools.cached_property
+    def first(self) -> Any:
+        """The rows from the first on, opened once.
+
+        Raises:
+            DataError: there is no such split.
+        """
+        with _errors(self.source):
+            return self.stream()
+
+    @property
+    def classes(self) -> dict[str, list[str]]:
+        """The names of the classes of each column that holds classes."""
+        return class_names(getattr(self.first, "features", None) or {})
+
     def stream(self) -> Any:
         """Return the rows from the first on, as an IterableDataset."""
         return self._builder.as_streaming_dataset(split=self._split)
@@ -98,8 +114,7 @@ class HubData:
             DataError: there is no such split, or a row cannot be read.
             ResourceError: a row could not be read in several attempts.
         """
-        with _errors(self.source):
-            rows = _Rows(self)
+        rows = _Rows(self)
         for number in itertools.count(1):
             values = again(rows.read, f"reading row {number:,}", self.source)
             if values is None:
@@ -111,8 +126,8 @@ class _Rows:
     """The rows of a data set, read to the end in spite of errors."""
 
     def __init__(self, data: HubData) -> None:
-        self._data, self._stream = data, data.stream()
-        self.classes = class_names(getattr(self._stream, "features", None) or {})
+        self._data, self._stream = data, data.first
+        self.classes = data.classes
         self._rows: Iterator[dict[str, Any]] | None = iter(self._stream)
         self._done, self._noted, self._state = 0, 0, None
 

@@ -20,7 +20,7 @@ import csv
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bothways.core.advice import argument
@@ -94,6 +94,7 @@ class Table:
         rows: an iterator, to be read once.
         share: returns the fraction of the file that has been read; None if it is unknown.
         skip_broken: called before reading, lets the rows go on after a `RowError`.
+        classes: the classes that the source lists for a column, with or without rows of them.
     """
 
     where: str
@@ -101,6 +102,7 @@ class Table:
     rows: Iterator[TableRow]
     share: Callable[[], float] | None = None
     skip_broken: Callable[[], None] = lambda: None
+    classes: Mapping[str, Many[str]] = field(default_factory=dict)
 
 
 def open_table(
@@ -129,9 +131,10 @@ def open_table(
     """
     asked, bytes_read = tuple(asked), bytes_read or BytesRead()
     if source.startswith(HUB):
-        numbered = enumerate(HubData(source).rows(), 1)
+        hub = HubData(source)
+        numbered = enumerate(hub.rows(), 1)
         rows = (TableRow(values, f"{source}:row {number}") for number, values in numbered)
-        table = Table(source, (), rows)
+        table = Table(source, (), rows, classes=hub.classes)
     elif source == STDIN:
         table = _pipe(STANDARD_INPUT, standard_input(), asked)
     else:

@@ -1,4 +1,4 @@
-"""The rate and the length of a fine-tuning run, chosen by the model and the data.
+"""Settings that a run leaves open, chosen by the model and the data: rate, length, evaluation.
 
 The rate is 5e-5 at the width of BERT-base and in inverse proportion to the width: 3.75e-5 for
 BERT-large, 1e-4 for a width of 384, 3e-4 for one of 128 and less. Published rates are in these
@@ -14,22 +14,27 @@ label needs updates of its own.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from typing import TypeVar
+from collections.abc import Iterator
+
+import torch
 
 from bothways.core.finding import Finding
 from bothways.core.terminal import counted
-from bothways.finetuning.config import FinetuneSettings
+from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import LabelledData, updates_per_epoch
 from bothways.finetuning.lora import LoRA
 from bothways.hub.model_folder import LoadedModel
 from bothways.model.config import EncoderConfig
+from bothways.model.kernels.library import runs_on
+from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
+from bothways.training.checkpoint import Best
 from bothways.training.durations import Epochs
-from bothways.training.optimizers import AdamW, BertAdam
-
-S = TypeVar("S", bound=FinetuneSettings)
+from bothways.training.optimizers import AdamW, BertAdam, OptimizerConfig, OptimizerFactory
+from bothways.training.run import Training
 
 BASE_RATE, BASE_WIDTH, HIGHEST_RATE = 5e-5, 768, 3e-4
 """The rate of BERT-base, its width, and the highest rate of pre-trained weights."""
@@ -73,8 +78,8 @@ def enough_epochs(updates: float, labels: int) -> int:
 
 
 def choose_automatic(
-    settings: S, encoder: EncoderConfig, data: LabelledData, tokens: float = UNKNOWN
-) -> tuple[S, list[Finding]]:
+    settings: FinetuneConfig, encoder: EncoderConfig, data: LabelledData, tokens: float = UNKNOWN
+) -> tuple[FinetuneConfig, list[Finding]]:
     """Return the settings with numbers for `auto`, and notes of what was chosen.
 
     Args:
@@ -98,3 +103,30 @@ def choose_automatic(
         what = f"{epochs} epochs, for {counted(round(updates), 'updates an epoch')}{labels}"
         notes.append(Finding("training", "note", what, "training.until"))
     return dataclasses.replace(settings, training=training), notes
+
+
+def training_of(settings: FinetuneConfig, data: LabelledData) -> Training:
+    """Return the training with what depends on dev data: evaluations and best checkpoint."""
+    evaluate, best = None, None
+    if data.dev:
+        direction = settings.directions(data.task, data.labels)[settings.chosen_by]
+        evaluate, best = settings.training.evaluate, Best(f"dev/{settings.chosen_by}", direction)
+    keep = dataclasses.replace(settings.training.keep, best=best)
+    return dataclasses.replace(settings.training, evaluate=evaluate, keep=keep)
+
+
+@contextlib.contextmanager
+def learning_by_rows(
+    model: Model, device: torch.device, world: int, optimizer: OptimizerConfig | OptimizerFactory
+) -> Iterator[None]:
+    """Update only the rows of the embedding that the data uses, where that is faster.
+
+    This needs the compiled kernels, a single process (ranks exchange all rows), and an optimizer of
+    the library: others do not take sparse gradients. Task heads use the embedding for lookups only.
+    """
+    table = model.encoder.embedding.token
+    table.sparse = runs_on(device) and world == 1 and isinstance(optimizer, OptimizerConfig)
+    try:
+        yield
+    finally:
+        table.sparse = False

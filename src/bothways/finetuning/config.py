@@ -9,30 +9,32 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from bothways.core.config.checks import require_at_least, require_probability
+from bothways.core.advice import argument
+from bothways.core.config import reader as configs
+from bothways.core.config.checks import require_at_least, require_probability, require_seed
 from bothways.core.config.reader import CHANGEABLE, Members
+from bothways.core.config.toml import read_toml
 from bothways.core.config.tree import Tree, parse_overrides
 from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.finetuning.lora import LoRA
 from bothways.finetuning.metrics import Metric, OwnMetrics, named_metrics
+from bothways.finetuning.splits import DevPart, Split, parse_part
 from bothways.finetuning.stability import Stability
+from bothways.finetuning.teacher import LayerStage, Teacher
 from bothways.tasks.base import MIN_LENGTH, Direction, Task
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.classification.task import ClassificationTask
+from bothways.training import shorthands
 from bothways.training.checkpoint import Keep
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import AdamW, BertAdam
 from bothways.training.run import Training
 from bothways.training.schedules import GoogleLinear, Linear
-from bothways.training.shorthands import (
-    SAME_SETTINGS,
-    TRAINING_NAMES,
-    expand_names,
-)
 
 
 def finetune_adam() -> Training:
@@ -59,7 +61,7 @@ def automatic_adam() -> Training:
 
 
 @dataclass(frozen=True)
-class FinetuneSettings:
+class FinetuneConfig:
     """The settings of a fine-tuning run.
 
     Attributes:
@@ -71,14 +73,29 @@ class FinetuneSettings:
         batch: sequences or tokens per update.
         microbatch_tokens: maximum number of tokens in memory at once; changes neither data nor
             update.
-        metric: of the dev data, by which the best weights are chosen: the task's, or one of
+        metric: metric of the dev data that selects the best weights: the task's, or one of
             `metrics`. None: the task's default.
         metrics: further metrics of the dev data, functions by name; in Python only.
-        dropout: on the vectors that the new head reads. None: the encoder's.
+        dropout: dropout on the vectors that the new head reads. None: the encoder's.
         stability: measures that keep fine-tuning stable.
         lora: low-rank changes of the encoder's matrices, trained in place of its weights. None: all
             weights are trained.
         task: the task to fine-tune for.
+        model: a model folder, the folder of a pre-training run, or a Hub id; empty for a model in
+            memory.
+        train, dev: files or Hub data sets ("hub:owner/name:configuration:split"); without `dev`
+            the last weights are kept. A `dev` such as "20%" or "0.2" is split from `train`.
+        fresh: heads that start at random in addition to the task's own: "pooler", for one that the
+            folder has, or has a part of. A model that was saved without one needs no setting.
+        seed: random seed for the fresh heads and all other random weights.
+        order_seed: random seed for the order of the data, dropout and mixout. None: `seed`.
+        split: how dev data is split from the training data, if `dev` is a share of it.
+        teacher: a fine-tuned model whose outputs are learned in addition to the labels.
+
+    Examples:
+        >>> config = bothways.FinetuneConfig(model="my-bert", train="train.tsv", dev="dev.tsv")
+        >>> config.task.name
+        'classify'
     """
 
     training: Training = field(default_factory=automatic_adam)
@@ -91,6 +108,14 @@ class FinetuneSettings:
     stability: Stability = Stability()
     lora: LoRA | None = None
     task: Trainable = ClassificationTask()
+    model: str = ""
+    train: str = ""
+    dev: str | None = None
+    fresh: tuple[Literal["pooler"], ...] = ()
+    seed: int = 0
+    order_seed: int | None = None
+    split: Split = Split()
+    teacher: Teacher | None = None
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < MIN_LENGTH:
@@ -107,14 +132,60 @@ class FinetuneSettings:
             )
         require_probability(dropout=self.dropout)
         named_metrics(self.metrics)
-        if self.lora is not None:
-            self._check_lora()
+        require_seed(seed=self.seed, order_seed=self.order_seed)
+        self._check_sources()
+        self._check_pairs()
 
-    def _check_lora(self) -> None:
-        for name in ("reinitialise", "mixout", "pull"):
+    def _check_sources(self) -> None:
+        """Raise ConfigError for settings of dev data that a run on files does not have."""
+        if self.split.group is not None and self.dev_part is None:
+            what = "groups the rows for a split, and dev is no share of the training data"
+            raise ConfigError(what, where="split.group", fix="Give dev=0.2, or leave it out.")
+        if not self.train or self.dev is not None:
+            return
+        if self.training.early_stopping is not None:
+            what = "early stopping needs dev data to measure improvement"
+            fix = f"Give {argument(dev='FILE')}, or leave early_stopping out."
+            raise ConfigError(what, where="training.early_stopping", fix=fix)
+        if self.metrics:
+            fix = "Give dev, or leave metrics out."
+            raise ConfigError("are of dev data, and there is none", where="metrics", fix=fix)
+
+    def _check_pairs(self) -> None:
+        """Raise ConfigError for two settings that contradict each other."""
+        fix = "Leave out one of the two."
+        for name in ("reinitialise", "mixout", "pull") if self.lora is not None else ():
             if getattr(self.stability, name):
                 what = "changes the encoder's own weights, which lora leaves as they are"
-                raise ConfigError(what, where=f"stability.{name}", fix="Leave out one of the two.")
+                raise ConfigError(what, where=f"stability.{name}", fix=fix)
+        if self.stage and (self.stability.mixout or self.stability.pull):
+            what = "pulls weights back to those before teacher.stage"
+            raise ConfigError(what, where="stability", fix=fix)
+        if self.stage and self.lora is not None:
+            what = "updates all weights of the student and cannot be combined with lora"
+            raise ConfigError(what, where="teacher.stage", fix=fix)
+
+    @property
+    def stage(self) -> LayerStage | None:
+        """The stage in which the teacher's layers are learned; None without one."""
+        return None if self.teacher is None else self.teacher.stage
+
+    @property
+    def dev_part(self) -> DevPart | None:
+        """The part of the training data that is dev data; None if it has a source of its own."""
+        return None if self.dev is None else parse_part(self.dev)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The names of the training and dev data, for people."""
+        if (part := self.dev_part) is not None:
+            return {"train": f"{self.train} without {part}", "dev": f"{part} of {self.train}"}
+        return {"train": self.train} | ({} if self.dev is None else {"dev": self.dev})
+
+    @property
+    def ordered_by(self) -> int:
+        """The seed of the order of the data, dropout and mixout."""
+        return self.seed if self.order_seed is None else self.order_seed
 
     @property
     def chosen_by(self) -> str:
@@ -135,12 +206,12 @@ class FinetuneSettings:
         return {**known, **task.directions(labels)}
 
 
-def modern_finetuning(task: Trainable) -> FinetuneSettings:
+def modern_finetuning(task: Trainable) -> FinetuneConfig:
     """Return the modern recipe: AdamW with a tenth of warm-up, rate and length chosen."""
-    return FinetuneSettings(task=task)
+    return FinetuneConfig(task=task)
 
 
-def paper_finetuning(task: Trainable) -> FinetuneSettings:
+def paper_finetuning(task: Trainable) -> FinetuneConfig:
     """Return the recipe of the paper, with the optimizer and schedule of google-research/bert.
 
     Source: Devlin et al. 2018, sections 4 and 5.3, appendix A.3.
@@ -152,7 +223,7 @@ def paper_finetuning(task: Trainable) -> FinetuneSettings:
         optimizer=BertAdam(lr=rate),
         schedule=GoogleLinear(0.1),
     )
-    return FinetuneSettings(training, task.length, ExampleBudget(batch), task=task)
+    return FinetuneConfig(training, task.length, ExampleBudget(batch), task=task)
 
 
 ELECTRA_RATE, ELECTRA_DECAY = 1e-4, 0.8
@@ -164,7 +235,7 @@ ELECTRA_LENGTHS = {"answer": 512}
 """The length of the tasks where it differs from the paper's of BERT."""
 
 
-def electra_finetuning(task: Trainable) -> FinetuneSettings:
+def electra_finetuning(task: Trainable) -> FinetuneConfig:
     """Return the settings of ELECTRA small and base: lower layers are trained at lower rates.
 
     Source: google-research/electra, configure_finetuning.py. Its schedule multiplies warm-up and
@@ -187,7 +258,7 @@ def electra_finetuning(task: Trainable) -> FinetuneSettings:
     )
 
 
-def tinybert_finetuning(task: Trainable) -> FinetuneSettings:
+def tinybert_finetuning(task: Trainable) -> FinetuneConfig:
     """Return the settings in which TinyBERT learns the answers of a fine-tuned teacher.
 
     Three epochs of 32 examples at 3e-5, after the stage that learns its layers
@@ -203,35 +274,28 @@ def tinybert_finetuning(task: Trainable) -> FinetuneSettings:
 PAPER: dict[str, tuple[float, float, int]] = {"choice": (3.0, 2e-5, 16)}
 """Epochs, learning rate and batch size of tasks where the paper's differ from 3, 5e-5 and 32."""
 
-RECIPES: dict[str, Callable[[Trainable], FinetuneSettings]] = {
+RECIPES: dict[str, Callable[[Trainable], FinetuneConfig]] = {
     "modern": modern_finetuning,
     "paper": paper_finetuning,
     "electra": electra_finetuning,
 }
 
-USUAL = FinetuneSettings()
-"""The modern recipe for classification."""
-
 SHORTHANDS: Mapping[str, str] = {
-    **TRAINING_NAMES, "batch_size": "batch.n", "max_length": "length",
+    **shorthands.TRAINING_NAMES, "batch_size": "batch.n", "max_length": "length",
     "early_stopping": "training.early_stopping", "columns": "task.columns", "group": "split.group",
     "adapter_only": "lora.adapter_only",
 }  # fmt: skip
 """Common names of settings → their dotted paths; `expand_shorthands` accepts `batch=16`, too."""
 
-ELSEWHERE: Mapping[str, str] = {
-    "per_device_train_batch_size": "batch_size", "train_batch_size": "batch_size",
-    "compute_metrics": "metrics", "train_dataset": "train", "eval_dataset": "dev",
-    "class_weights": "task.weighting", "text_column": "columns", "label_column": "columns",
-}  # fmt: skip
-"""Names of transformers, sentence-transformers and scikit-learn → the nearest here."""
-
 SAME: Mapping[str, tuple[str, str]] = {
-    **SAME_SETTINGS, "max_seq_length": ("length", "{}"), "metric_for_best_model": ("metric", "{}"),
-    "label_smoothing": ("task.smoothing", "{}"),
+    **shorthands.SAME_SETTINGS, "max_seq_length": ("length", "{}"),
+    "metric_for_best_model": ("metric", "{}"), "label_smoothing": ("task.smoothing", "{}"),
     "label_smoothing_factor": ("task.smoothing", "{}"), "class_weight": ("task.weighting", "{}"),
+    "class_weights": ("task.weighting", "{}"), "train_batch_size": ("batch_size", "{}"),
+    "per_device_train_batch_size": ("batch_size", "{}"),
+    "text_column": ("task.columns.text", "{}"), "label_column": ("task.columns.label", "{}"),
 }  # fmt: skip
-"""Names of these libraries that mean the same, as in `SAME_SETTINGS`."""
+"""Names of other libraries with the same meaning, as in `SAME_SETTINGS`."""
 
 
 def expand_shorthands(overrides: Tree | Iterable[str]) -> dict[str, Any]:
@@ -242,7 +306,26 @@ def expand_shorthands(overrides: Tree | Iterable[str]) -> dict[str, Any]:
     Raises:
         ConfigError: a text is not a setting, or a name without a path is part of a longer path.
     """
-    given = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
-    if "batch" in given and not isinstance(given["batch"], Mapping):
-        given = {**given, "batch": {"n": given["batch"]}}
-    return expand_names(given, SHORTHANDS, SAME)
+    tree = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    if "batch" in tree and not isinstance(tree["batch"], Mapping):
+        tree = {**tree, "batch": {"n": tree["batch"]}}
+    return shorthands.expand_names(tree, SHORTHANDS, SAME)
+
+
+def load_config(
+    base: FinetuneConfig, overrides: Tree | Iterable[str] = (), file: Path | None = None
+) -> FinetuneConfig:
+    """Return `base` changed by a TOML file, then by overrides, which may use `SHORTHANDS`.
+
+    Raises:
+        ConfigError: an unknown setting, or a value that is not allowed.
+    """
+    tree = expand_shorthands(overrides)
+    if "sharding" in {**(read_toml(file) if file else {}), **tree}:
+        what = "fine-tuning holds the whole model in each rank, and has no such setting"
+        fix = (
+            "Leave it out; less memory: training.recompute=true, microbatch_tokens=…, lora.rank=8."
+        )
+        raise ConfigError(what, where="sharding", fix=fix)
+    aliases = {**SHORTHANDS, **SAME}
+    return configs.load(FinetuneConfig, base=base, file=file, overrides=tree, aliases=aliases)

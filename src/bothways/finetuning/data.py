@@ -1,4 +1,7 @@
-"""Labelled examples: checked and encoded once for any number of runs, loaded, predicted, scored."""
+"""Labelled data of a fine-tuning run: read, split, checked and encoded, then predicted and scored.
+
+rows or a file ──read_examples──▶ examples ──label──▶ LabelledData, for any number of runs
+"""
 
 from __future__ import annotations
 
@@ -6,33 +9,53 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
-from bothways.core.errors import ConfigError
+from bothways.core.advice import argument, render
+from bothways.core.config import reader as configs
+from bothways.core.errors import ConfigError, DataError, FolderError
 from bothways.core.finding import Finding, report_findings
-from bothways.core.progress import SILENT, Progress
+from bothways.core.json_reader import read_object
+from bothways.core.progress import SILENT, Progress, track
 from bothways.core.sequence import Sequence
-from bothways.core.terminal import counted
+from bothways.core.terminal import listed
+from bothways.core.urls import local_path
+from bothways.data import given_rows as memory
 from bothways.data.batching import ExampleBudget
 from bothways.data.list_source import ListPlan, ListSource, Shuffled
 from bothways.data.loader import Loader, Share, unchanged
-from bothways.finetuning.config import FinetuneSettings
+from bothways.data.tables import TableRow
+from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.metrics import Metric, scored
-from bothways.model.heads import LabelHead, TagHead
-from bothways.prediction.engine import (
-    PredictionCounts,
-    grouped,
-    predict_windows,
-    window_size,
+from bothways.finetuning.splits import Split, SplitResult, split_examples
+from bothways.hub.hf_config import RECORD
+from bothways.hub.provenance import stamp
+from bothways.hub.resolve import resolve, resolve_run
+from bothways.prediction import engine
+from bothways.prediction.predictor import open_learner
+from bothways.tasks.base import (
+    EncodedExample,
+    Metrics,
+    Reading,
+    Task,
+    TaskModel,
+    examples_fingerprint,
 )
-from bothways.tasks.base import EncodedExample, Metrics, Task, TaskModel
+from bothways.tasks.catalogue import Trainable
+from bothways.tasks.columns import asked_columns, is_absent, require_columns
+from bothways.tasks.question_answering.examples import QuestionColumns
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.preflight.text import check_casing, check_inputs, needed_length
 
+Rows = str | Path | memory.Given
+"""A file or Hub data set, or rows: dicts, examples, a DataFrame, a `datasets.Dataset`."""
+REPORTED = 256
+"""Number of examples between two reports of progress while reading."""
 ALL = Share()
 """All of the data: a single process."""
 ENCODED = 1024
@@ -44,8 +67,8 @@ class LabelledData:
     """Examples that are checked and encoded.
 
     Attributes:
-        task: what the examples are for.
-        labels: in the order of the model's outputs.
+        task: the task, with what it counts in training data.
+        labels: names of the model's outputs, in order.
         length: maximum length of a sequence in tokens.
         train, dev: the encoded examples.
         train_examples, dev_examples: as they were read; `dev_examples` may be empty.
@@ -103,7 +126,7 @@ def examine(
         """Return all examples, encoded at this length."""
         inputs: list[EncodedExample] = []
         progress.stage("tokenizing", len(train) + len(dev))
-        for window in grouped([*train, *dev], ENCODED, task.shared):
+        for window in engine.grouped([*train, *dev], ENCODED, task.shared):
             progress.advance(len(inputs))
             inputs += task.encode(window, tokenizer, every, length)
         return tuple(inputs)
@@ -115,8 +138,8 @@ def examine(
         if longer > chosen:
             chosen, inputs = longer, encode(longer)
     encoded = inputs[: len(train)], inputs[len(train) :]
-    limit = max_positions or math.inf
     progress.stage("checking the data")
+    limit = max_positions or math.inf
     findings = (
         *task.check(train, dev),
         *check_casing(tokenizer, [text for example in train for text in task.texts(example)]),
@@ -154,22 +177,22 @@ def label(
 
 
 def train_loader(
-    data: LabelledData, method: FinetuneSettings, seed: int, share: Share = ALL
+    data: LabelledData, settings: FinetuneConfig, seed: int, share: Share = ALL
 ) -> Loader[ListPlan]:
     """Return the steps over the training data, shuffled in each epoch."""
     source = ListSource(data.sequences, Shuffled(seed))
-    return Loader(source, unchanged, method.batch, method.microbatch_tokens, seed, share)
+    return Loader(source, unchanged, settings.batch, settings.microbatch_tokens, seed, share)
 
 
-def updates_per_epoch(data: LabelledData, method: FinetuneSettings) -> float:
+def updates_per_epoch(data: LabelledData, settings: FinetuneConfig) -> float:
     """Return the number of updates in which the training data is read once; at least 1."""
-    of_examples = isinstance(method.batch, ExampleBudget)
-    return max(1.0, (len(data.sequences) if of_examples else data.tokens) / method.batch.n)
+    of_examples = isinstance(settings.batch, ExampleBudget)
+    return max(1.0, (len(data.sequences) if of_examples else data.tokens) / settings.batch.n)
 
 
 def dev_windows(data: LabelledData) -> Iterator[tuple[list[Any], list[EncodedExample]]]:
     """Yield windows of dev examples with their encoded forms, as `engine.encoded_windows` does."""
-    size = window_size(data.task, data.labels)
+    size = engine.window_size(data.task, data.labels)
     for start in range(0, len(data.dev), size):
         part = slice(start, start + size)
         yield list(data.dev_examples[part]), list(data.dev[part])
@@ -186,8 +209,8 @@ def predictions(
     Only the predictions of one window are held at a time.
     """
     progress.stage(stage, len(data.dev))
-    counts = PredictionCounts(on_count=progress.advance)
-    yield from predict_windows(learner, dev_windows(data), counts=counts)
+    counts = engine.PredictionCounts(on_count=progress.advance)
+    yield from engine.predict_windows(learner, dev_windows(data), counts=counts)
 
 
 def score(
@@ -218,27 +241,306 @@ def tune(
     learner.task = learner.tuned(results, metric)
 
 
-def check_metric(method: FinetuneSettings, data: LabelledData) -> None:
-    """Raise ConfigError if the metric that chooses the best weights is unknown, or one is twice."""
-    of_task = data.task.directions(data.labels)
-    for name in method.own_metrics.keys() & of_task.keys():
-        what = f"{name!r} is a metric of the task {data.task.name}"
-        raise ConfigError(what, where=f"metrics.{name}", fix="Give yours another name.")
-    known = method.directions(data.task, data.labels)
-    if method.chosen_by not in known:
-        what = (
-            f"{data.task.name} with {counted(len(data.labels), 'labels')} does not have the "
-            f"metric {method.chosen_by!r}: it must be one of {', '.join(known)}"
-        )
-        raise ConfigError(what, where="metric", fix=f"Set metric={data.task.metric}.")
+class ExamplesRead(NamedTuple):
+    """Training and dev examples by name, their task, notes on the reading, and the split."""
+
+    task: Trainable
+    examples: dict[str, list[Any]]
+    findings: list[Finding]
+    split: SplitResult | None = None
 
 
-def check_outputs(data: LabelledData) -> None:
-    """Raise ConfigError if a head of the task has more or fewer outputs than it has labels."""
-    for head in data.task.heads(data.labels, None):
-        if data.labels and isinstance(head, LabelHead | TagHead) and head.count != len(data.labels):
-            what = (
-                f"{data.task.name} has {counted(len(data.labels), 'labels')}, and its head "
-                f"{head.kind!r} {counted(head.count, 'outputs')}"
-            )
-            raise ConfigError(what, where="task", fix="A task names each output by a label.")
+def read_examples(
+    settings: FinetuneConfig,
+    train: Rows | None = None,
+    dev: Rows | None = None,
+    progress: Progress = SILENT,
+) -> ExamplesRead:
+    """Read the training and dev data of a run, or split the second from the first.
+
+    Args:
+        train, dev: rows to read instead of the sources that the settings name.
+
+    Raises:
+        DataError: the data cannot be read, or there is no example.
+    """
+    part = settings.dev_part
+    sources: dict[str, Rows] = {"train": settings.train if train is None else train}
+    if settings.dev is not None and part is None:
+        sources["dev"] = settings.dev if dev is None else dev
+    task, examples, groups = settings.task, dict[str, list[Any]](), None
+    findings: list[Finding] = []
+    for name, rows in sources.items():
+        group = settings.split.group if name == "train" else None
+        read = read_rows(rows, task, name, progress, group=group)
+        examples[name], task = read.examples, read.task
+        if not read.examples:
+            fix = "Give at least one example."
+            raise DataError("there is no example", where=f"{name} rows", fix=fix)
+        if name == "train":
+            if part is None:  # for the dev data; else `examine` adapts it
+                task = task.adapted(read.examples)
+            groups = read.groups if group is not None else None
+            findings += _notes(read)
+    if part is None:
+        return ExamplesRead(task, examples, findings)
+    split = split_examples(task, examples["train"], part, settings.split, groups)
+    sides = {"train": split.train, "dev": split.dev}
+    return ExamplesRead(task, sides, [*findings, *split.findings], split)
+
+
+class RowsRead(NamedTuple):
+    """Examples in order, the task with their columns, and what else the rows hold.
+
+    Attributes:
+        groups: the group of each example, if a column names groups.
+        unused: columns that are not read.
+        classes: the classes that the source lists for a column, with or without rows of them.
+    """
+
+    examples: list[Any]
+    task: Trainable
+    groups: list[Hashable]
+    unused: list[str]
+    classes: Mapping[str, Many[str]]
+
+
+def read_rows(
+    rows: Rows,
+    task: Trainable,
+    name: str,
+    progress: Progress = SILENT,
+    *,
+    labelled: bool = True,
+    group: str | None = None,
+) -> RowsRead:
+    """Read the examples of a file, a Hub data set, or rows in memory.
+
+    Args:
+        name: of rows in memory, for messages, such as "train".
+        group: the column of the groups; None for none.
+    """
+    parser, where = _Parser(lambda row: _example(row, task), group), name
+    classes: Mapping[str, Many[str]] = {}
+    columns: Any = task.columns
+    reading: Reading[Any]
+    if not isinstance(rows, str | Path):
+        reading = task.read_rows(_numbered(rows, task, name), parser, labelled=labelled)
+        items: Iterable[Any] = reading.examples
+        classes = memory.listed_classes(rows)
+    else:
+        reading, where = task.read(str(rows), columns, labelled=labelled), str(rows)
+        progress.stage(f"reading {rows}", None if reading.share is None else 1.0)
+        items = reading.examples
+        if reading.table is not None and reading.parse is not None:
+            parser.parse, classes = reading.parse, reading.table.classes
+            items = map(parser, reading.table.rows)
+        elif group is not None:
+            raise _no_groups(group, where)
+        items = _tracked(items, reading.share, progress)
+        task = reading.task  # type: ignore[assignment]
+    examples = list(items)
+    for note in reading.notes:
+        progress.message(render(f"note: {note}"))
+    if group is not None and len(parser.groups) != len(examples):
+        raise _no_groups(group, where)
+    unused = [*parser.unused, *reading.unused]
+    return RowsRead(examples, task, parser.groups, unused, classes)
+
+
+class _Parser:
+    """A parser of rows that notes the group of each, and the columns of the first that it reads."""
+
+    def __init__(self, parse: Callable[[TableRow], Any], group: str | None) -> None:
+        self.parse, self.groups = parse, list[Hashable]()
+        self._group, self._first = group, _WatchedRow({})
+
+    def __call__(self, row: TableRow) -> Any:
+        """Return the example in a row."""
+        if self._group is not None:
+            self.groups.append(_group(row.values, self._group, row.where))
+        if not self._first and isinstance(row.values, Mapping):
+            self._first = _WatchedRow(row.values)
+            row = dataclasses.replace(row, values=self._first)
+        return self.parse(row)
+
+    @property
+    def unused(self) -> list[str]:
+        """The named columns that have not been read."""
+        used = {*self._first.read, self._group}
+        return [name for name in self._first if name and name not in used]
+
+
+class _WatchedRow(Mapping[str, Any]):
+    """A row that records which of its values have been read."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values, self.read = values, set[str]()
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._values[name]
+        self.read.add(name)
+        return value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+def _tracked(
+    items: Iterable[Any], share: Callable[[], float] | None, progress: Progress
+) -> Iterator[Any]:
+    """Yield items, and advance the progress by the fraction of a file that is read."""
+    for number, item in enumerate(items):
+        if number % REPORTED == 0:
+            progress.advance(number if share is None else share())
+        yield item
+
+
+def _notes(read: RowsRead) -> Iterator[Finding]:
+    """Yield notes on columns of training data that are not read, and on classes without rows."""
+    if read.unused:
+        what = f"columns that are not used: {listed(read.unused, 20)}"
+        yield Finding("rows", "note", what)
+    columns, known = read.task.columns, {*read.task.labels(read.examples)}
+    named = [getattr(columns, field, None) or field for field in ("label", "tags")]
+    classes = next((read.classes[name] for name in [*named, "labels"] if name in read.classes), ())
+    if known and (missing := [name for name in classes if name not in known]):
+        what = f"no row has one of the classes {listed(missing, 20)}, which the data set lists"
+        yield Finding("labels", "warning", what, fix="They are not learned, and have no output.")
+
+
+def _no_groups(group: str, where: str) -> DataError:
+    what = f"has no column {group!r}: only tables of one example a row have groups"
+    return DataError(what, where=where, fix=f"Leave {argument(group=group)} out.")
+
+
+def _numbered(rows: memory.Given, task: Trainable, name: str) -> Iterator[TableRow]:
+    """Yield rows in memory with their numbers."""
+    columns: Any = task.columns
+    for number, item in enumerate(memory.given_rows(rows, name), 1):
+        where = f"{name} row {number}"
+        if number == 1 and name == "train" and isinstance(item, Mapping):
+            table = getattr(task, "column_table", ())
+            required = asked_columns(columns, table, [*item])
+            fix = 'Name its columns: columns={"text": NAME, …}.'
+            require_columns(required, [*item], where, fix)
+        if isinstance(columns, QuestionColumns) and isinstance(item, Mapping):
+            yield TableRow({columns.id: number, **item}, where)  # as in a file
+        else:
+            yield TableRow(item, where)
+
+
+def _group(row: Any, column: str, where: str) -> Hashable:
+    """Return the group of a row; one without a value is a group of its own."""
+    if not isinstance(row, Mapping) or column not in row:
+        names = [*row] if isinstance(row, Mapping) else []
+        require_columns([column], names, where, f"Name one: {argument(group='NAME')}.")
+    value = memory.plain_value(row[column])
+    return where if is_absent(value) or value == "" else str(value)
+
+
+def _example(row: TableRow, task: Trainable) -> Any:
+    """Return the example in an item of rows: a dict with its columns, or an example."""
+    item, where = row.values, row.where
+    if isinstance(item, Mapping):
+        return task.example(item, where=where)
+    if memory.is_example(item):
+        return item
+    fix = 'Give dicts such as {"text": "a good film", "label": "positive"}.'
+    raise DataError(f"is of type {type(item).__name__}, not a dict by column", where=where, fix=fix)
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """The data that a model was trained on: its name, number of examples, and their sha256."""
+
+    name: str
+    examples: int
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.examples:,} examples, sha256 {self.sha256}"
+
+
+def data_source(name: str, examples: list[Any], progress: Progress = SILENT) -> DataSource:
+    """Return the record of examples that were read."""
+    tracked = track(examples, progress, f"fingerprint of {name}", REPORTED)
+    return DataSource(name, len(examples), examples_fingerprint(tracked))
+
+
+def fingerprints(task: Trainable, sources: Mapping[str, str]) -> dict[str, str]:
+    """Return the sha256 of the examples of each source by name; the first has the columns.
+
+    Raises:
+        DataError: the data cannot be read.
+    """
+    written = (stamp(local_path(source)) for source in sources.values())
+    return dict(_fingerprints(task, tuple(sources.items()), *written))
+
+
+@functools.lru_cache
+def _fingerprints(
+    task: Trainable, sources: tuple[tuple[str, str], ...], *written: tuple[int, int] | None
+) -> dict[str, str]:
+    """Read the data once for the runs of a series, unless a file changes."""
+    result = {}
+    for name, source in sources:
+        read = read_rows(source, task, name)
+        task, result[name] = read.task, examples_fingerprint(read.examples)
+    return result
+
+
+def read_split(settings: FinetuneConfig, train: Rows | None = None) -> SplitResult:
+    """Return the training and dev data of a run whose dev data is split from its training data.
+
+    Raises:
+        ConfigError: the run has another dev data.
+        DataError: the data cannot be read.
+    """
+    split = read_examples(settings, train).split
+    if split is None:
+        raise ConfigError("is no share of the training data", where="dev", fix="Give dev=0.2.")
+    return split
+
+
+@dataclass(frozen=True)
+class RecordedSplit:
+    """The dev data of a run: its name, such as "20% of t.csv", and its examples."""
+
+    name: str
+    examples: list[Any]
+
+
+def read_recorded_split(folder: str) -> RecordedSplit | None:
+    """Return the dev data of a finished run; None if it was not split from the training data.
+
+    Args:
+        folder: a model folder, or the folder of a run.
+
+    Raises:
+        DataError: the training data cannot be read, or is not what the run was trained on.
+        FolderError: the folder or its record cannot be read.
+    """
+    record = resolve(resolve_run(folder)) / RECORD
+    values = read_object(record, FolderError) if record.exists() else {}
+    if not isinstance(recorded := values.get("split"), dict):
+        return None
+    try:
+        train, dev = str(recorded["train"]), str(recorded["dev"])
+        expected = values["data"]["dev"]["sha256"]
+        split = configs.read(Split, {name: recorded[name] for name in ("group", "seed")})
+    except (KeyError, TypeError) as error:
+        raise FolderError("is not the record of a split", where=record) from error
+    task = open_learner(folder).task
+    settings = FinetuneConfig(model=folder, train=train, dev=dev, split=split, task=task)  # type: ignore[arg-type]
+    examples = read_split(settings).dev
+    if examples_fingerprint(examples) != expected:
+        what = "is not what the run was trained on: its dev data cannot be split from it again"
+        raise DataError(what, where=train, fix="Give the earlier file, or a file to evaluate on.")
+    return RecordedSplit(settings.sources["dev"], examples)

@@ -20,9 +20,9 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import device_of
 from bothways.core.terminal import counted, time_text
 from bothways.data.batching import ExampleBudget
-from bothways.finetuning.config import FinetuneSettings
+from bothways.finetuning.automatic import learning_by_rows
+from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import LabelledData, updates_per_epoch
-from bothways.finetuning.fit import learning_by_rows
 from bothways.model.flops import BACKWARD
 from bothways.tasks.base import TaskModel
 from bothways.training.durations import Duration, Epochs, Hours, Steps, Tokens
@@ -46,7 +46,7 @@ class StepTime(NamedTuple):
 def forecast(
     learner: TaskModel[Any, Any],
     data: LabelledData,
-    settings: FinetuneSettings,
+    settings: FinetuneConfig,
     training: Training,
     folder: Path | None,
     progress: Progress = SILENT,
@@ -90,7 +90,7 @@ def forecast(
 def measure_step(
     learner: TaskModel[Any, Any],
     data: LabelledData,
-    settings: FinetuneSettings,
+    settings: FinetuneConfig,
     training: Training,
     progress: Progress = SILENT,
 ) -> StepTime:
@@ -113,13 +113,13 @@ def measure_step(
     return StepTime(1 / rate, seconds)
 
 
-def _steps_per_epoch(data: LabelledData, settings: FinetuneSettings) -> float:
+def _steps_per_epoch(data: LabelledData, settings: FinetuneConfig) -> float:
     """Return the steps of an epoch: the last one of examples is smaller; of tokens, about."""
     steps = updates_per_epoch(data, settings)
     return math.ceil(steps) if isinstance(settings.batch, ExampleBudget) else steps
 
 
-def epochs_in(duration: Duration, data: LabelledData, settings: FinetuneSettings) -> float | None:
+def epochs_in(duration: Duration, data: LabelledData, settings: FinetuneConfig) -> float | None:
     """Return a duration in epochs of the data; None for a time."""
     match duration:
         case Epochs(count):
@@ -135,7 +135,7 @@ def epochs_in(duration: Duration, data: LabelledData, settings: FinetuneSettings
 
 
 def _times(
-    epochs: float, every: Duration | None, data: LabelledData, settings: FinetuneSettings
+    epochs: float, every: Duration | None, data: LabelledData, settings: FinetuneConfig
 ) -> int:
     """Return how often something is done in a run: after each duration, and at the end."""
     each = None if every is None else epochs_in(every, data, settings)

@@ -1,4 +1,4 @@
-"""Fine-tuning: a model folder and labelled data become a model for a task.
+"""Fine-tuning: a pre-trained model and labelled data become a model for a task.
 
 The run folder holds the checkpoints, `metrics.jsonl`, TensorBoard's events, the resolved
 `config.toml`, and at the end `model/`: a Hugging Face folder (such as
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +20,34 @@ import torch
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
 from bothways.core.errors import installed
-from bothways.core.finding import places
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import choose_device, own_torch_state
-from bothways.finetuning.data import dev_windows
-from bothways.finetuning.fit import FinetuneResult, fit
-from bothways.finetuning.layer_stage import STAGE, learn_layers
-from bothways.finetuning.prepare import (
-    FinetuneConfig,
-    PreparedRun,
+from bothways.data.loader import Share, ahead
+from bothways.finetuning import failed_runs as failures
+from bothways.finetuning.automatic import learning_by_rows, training_of, usual_rate
+from bothways.finetuning.config import FinetuneConfig
+from bothways.finetuning.data import (
+    LabelledData,
     Rows,
-    prepare_run,
-    remarks,
+    dev_windows,
+    predictions,
+    score,
+    train_loader,
+    tune,
 )
-from bothways.finetuning.stability import Stability
-from bothways.hub.model_card import Card, limits_of_finetuned, run_of
-from bothways.hub.provenance import digest_of_model, without_places
+from bothways.finetuning.distillation import STAGE, TaughtModule, learn_layers
+from bothways.finetuning.lora import merge_changes
+from bothways.finetuning.metrics import scored
+from bothways.finetuning.prepare import PreparedRun, prepare_run, remarks
+from bothways.finetuning.result import FinetuneResult, build_card
+from bothways.finetuning.stability import parameter_rules
+from bothways.model.config import EncoderConfig
 from bothways.model.flops import forward_flops
+from bothways.model.model import Model
 from bothways.prediction.analysis.report import analyse_encoded, write_report
 from bothways.prediction.engine import PredictionCounts
-from bothways.tasks.base import Task
+from bothways.tasks.base import Metrics, TaskModel
+from bothways.training import run as loop
 from bothways.training.parallel import (
     Plan,
     connected,
@@ -48,41 +57,47 @@ from bothways.training.parallel import (
     require_agreement,
 )
 from bothways.training.preflight.machine import peak_of
-from bothways.training.run import OnEvent
 from bothways.training.run_folder import run_folder
 from bothways.training.store import FolderStore, MemoryStore
+from bothways.training.trackers import Peak
 
 __all__ = ["FinetuneConfig", "FinetuneResult", "finetune"]
 
 
 @own_torch_state(torch.float32)
-def finetune(
+def finetune(  # noqa: PLR0913 – one independent value per question that a run answers
     settings: FinetuneConfig,
     folder: Path | None = None,
     *,
-    train: Rows | None = None,
+    train: Rows | LabelledData | None = None,
     dev: Rows | None = None,
+    start: Model | EncoderConfig | None = None,
     resume: bool = False,
     device: str = "auto",
     progress: Progress = SILENT,
-    on_event: OnEvent = lambda event: None,
+    on_event: loop.OnEvent = lambda event: None,
 ) -> FinetuneResult:
-    """Fine-tune from a model folder, and save the model in `folder/model`.
+    """Fine-tune a model, and save it in `folder/model`.
 
     Under `torchrun` each process is a rank. SIGINT, SIGTERM, SIGHUP and SIGUSR1 end a run in a
     folder after a step, with a checkpoint.
 
     Args:
-        folder: of this run: checkpoints, metrics, `config.toml`, `model/`, `report.html`; None for
-            a run in memory, which keeps the best weights alone.
-        train, dev: rows to read instead of the sources that the settings name.
+        folder: folder of this run: checkpoints, metrics, `config.toml`, `model/`, `report.html`;
+            None for a run in memory, which keeps the best weights alone.
+        train, dev: rows to read instead of the sources that the settings name; with `start`,
+            `train` is what `data.label` returns.
+        start: a model in memory whose encoder and pooler are copied, or a configuration for random
+            weights, for many runs on the same examples, in memory and without a forecast; None for
+            the model that the settings name.
         resume: continue from the checkpoints in the folder; otherwise it must not hold any.
         progress: receives stages, records, and the notes and warnings of the preflight.
         on_event: called after each step, report, evaluation and checkpoint.
 
     Raises:
         BothwaysError: the data or the machine is not suitable (one message lists all problems), or
-            a loss is not finite.
+            a loss or a gradient is not finite.
+        ConfigError: two settings contradict each other, or do not fit the task or the model.
         FolderError: the model cannot be read.
         ResourceError: the run folder is in use, holds another run, or cannot be written.
     """
@@ -91,203 +106,177 @@ def finetune(
     where = rank_device(plan, choose_device(device))
     with contextlib.ExitStack() as stack:
         if folder is not None and is_main(plan):
-            stack.enter_context(run_folder(folder, resume=resume, progress=progress))
-            if settings.stage is not None:
-                stack.enter_context(run_folder(folder / STAGE, resume=resume, progress=progress))
+            for path in (folder, folder / STAGE) if settings.stage is not None else (folder,):
+                stack.enter_context(run_folder(path, resume=resume, progress=progress))
         stack.enter_context(connected(plan, where))
-        ready = prepare_run(settings, folder, where, progress, train=train, dev=dev)
-        identity = _identity(ready)
+        run = prepare_run(settings, folder, where, progress, train=train, dev=dev, start=start)
+        identity = run.identity()
         require_agreement(plan, flatten(identity))
-        for remark in remarks(ready):
+        settings, learner, data = run.settings, run.learner, run.data
+        for remark in remarks(run):
             progress.message(remark)
-        progress.stage("measuring the speed of the machine")
-        peak = peak_of(_forward(ready), settings.training, where, plan)
-        if (interrupted := _first_stage(ready, identity, folder, plan, progress)) is not None:
-            return interrupted
-        done = fit(
-            ready.learner,
-            ready.data,
-            ready.settings,
-            MemoryStore()
-            if folder is None
-            else FolderStore(
-                folder,
-                identity,
-                configs.changeable_settings(ready.settings),
-                configs.to_toml(ready.settings),
-            ),
-            seed=settings.ordered_by,
-            fresh=ready.fresh,
-            teacher=settings.teacher,
-            plan=plan,
-            peak=peak,
-            progress=progress,
-            on_event=on_event,
-            on_trained=lambda trained: _save(trained, ready, folder, progress),
+        peak = _measure_peak(run, where, plan, progress) if run.sources else None
+        changeable = configs.changeable_settings(settings)
+        if settings.stage is not None:
+            stage = (
+                MemoryStore()
+                if folder is None
+                else FolderStore(folder / STAGE, identity, changeable)
+            )
+            state = learn_layers(learner.model, data, settings, stage, plan=plan, progress=progress)
+            if not state.finished(settings.stage.training.end):
+                return FinetuneResult(learner, {}, state, settings, findings=run.findings)
+        written = "" if folder is None else configs.to_toml(settings)
+        store = (
+            MemoryStore() if folder is None else FolderStore(folder, identity, changeable, written)
         )
-        if not done.finished or not is_main(plan):
-            return dataclasses.replace(done, findings=ready.findings)
-        done = _save(done, ready, folder, progress)
-        if folder is not None:
-            _write_report(done, ready, folder, progress)
+        training, seed = training_of(settings, data), settings.ordered_by
+        steps = train_loader(data, settings, seed, Share(plan.rank, plan.world))
+        evaluate = functools.partial(_evaluate, learner, data, settings) if data.dev else None
+        module = learner if settings.teacher is None else TaughtModule(learner, settings.teacher)
+        history = _History(on_event)
+        torch.manual_seed(seed + 1 + plan.rank)
+        with learning_by_rows(learner.model, where, plan.world, training.optimizer):
+            state = loop.TrainingRun(
+                module,
+                [loop.TrainingPhase(training.end, lambda at: ahead(steps.steps(at.cursor), where))],
+                training,
+                plan,
+                store,
+                evaluation=evaluate,
+                peak=peak,
+                rules=parameter_rules(settings.stability, learner.model, run.fresh),
+                progress=progress,
+                on_event=history,
+            ).train()
+        finished, scores = state.finished(training.end), tuple(history.scores)
+        done = FinetuneResult(learner, {}, state, settings, finished, scores, findings=run.findings)
+        if finished and is_main(plan) and training.keep.best is not None:
+            progress.stage("reading the best weights")
+            store.load_best(module, training.keep.best)
+        done = dataclasses.replace(done, changes=merge_changes(learner.model))
+        if not finished or not is_main(plan):
+            return done
+        if state.early:
+            why = "no evaluation improved within training.early_stopping"
+            progress.message(f"note: ended at epoch {state.epochs:.4g}: {why}")
+        learner.eval()
+        _save(done, run, folder, progress)  # whatever may happen while it is scored
+        metrics, baseline, failure = conclude(
+            learner, data, settings, state.steps, history.losses, progress
+        )
+        done = dataclasses.replace(done, metrics=metrics, baseline=baseline, failure=failure)
+        done = _save(done, run, folder, progress)
+        if folder is not None and settings.dev is not None:
+            _write_report(run, folder, progress)
         return done
 
 
-def _first_stage(
-    ready: PreparedRun,
-    identity: Mapping[str, Any],
-    folder: Path | None,
-    plan: Plan,
-    progress: Progress,
-) -> FinetuneResult | None:
-    """Let the student learn the teacher's layers, if it should; return what was interrupted."""
-    settings = ready.settings
-    if settings.teacher is None or settings.stage is None:
-        return None
-    changeable = configs.changeable_settings(settings)
-    store = MemoryStore() if folder is None else FolderStore(folder / STAGE, identity, changeable)
-    state = learn_layers(
-        ready.learner.model,
-        ready.data,
-        settings,
-        settings.stage,
-        settings.teacher.folder,
-        store,
-        plan=plan,
-        seed=settings.ordered_by,
-        progress=progress,
-    )
-    if state.finished(settings.stage.training.end):
-        return None
-    return FinetuneResult(ready.learner, {}, state, settings, findings=ready.findings)
+class _History:
+    """The losses and the scores of a run, from its events, which are passed on."""
+
+    def __init__(self, on_event: loop.OnEvent) -> None:
+        self._on_event = on_event
+        self.losses, self.scores = list[float](), list[tuple[float, Metrics]]()
+
+    def __call__(self, event: loop.Event) -> None:
+        """Note an event."""
+        values = event.values.items()
+        if event.kind == "report":
+            self.losses.append(sum(value for name, value in values if name.startswith("loss/")))
+        if event.kind == "evaluation":
+            scores = {name.removeprefix("dev/"): value for name, value in values}
+            self.scores.append((event.progress.epochs, scores))
+        self._on_event(event)
+
+
+def _measure_peak(
+    run: PreparedRun, device: torch.device, plan: Plan, progress: Progress
+) -> Peak | None:
+    """Measure the peak speed of the machine, for sequences of average length."""
+    progress.stage("measuring the speed of the machine")
+    model, data = run.learner.model, run.data
+    length = max(1, data.tokens // len(data.sequences))
+    forward = forward_flops(model.config, model.specification, length)
+    return peak_of(forward, run.settings.training, device, plan)
+
+
+def _evaluate(
+    learner: TaskModel[Any, Any], data: LabelledData, settings: FinetuneConfig, progress: Progress
+) -> Metrics:
+    """Score the dev data; return the metrics by their names in the records of a run."""
+    scores = score(learner, data, settings.chosen_by, settings.own_metrics, progress)
+    return {f"dev/{name}": value for name, value in scores.items()}
+
+
+def _write_report(run: PreparedRun, folder: Path, progress: Progress) -> None:
+    """Write a report on the model's answers to the dev data."""
+    if not installed("matplotlib", "jinja2"):
+        return
+    learner, data, settings = run.learner, run.data, run.settings
+    progress.stage("analysing each answer", len(data.dev))
+    counts = PredictionCounts(on_count=progress.advance)
+    analysis = analyse_encoded(learner, dev_windows(data), counts=counts)
+    progress.stage("writing the report")
+    source, page = settings.sources["dev"], folder / "report.html"
+    write_report(learner, analysis, page, model=str(folder), data=source, training=settings)
 
 
 def _save(
-    done: FinetuneResult, ready: PreparedRun, folder: Path | None, progress: Progress
+    done: FinetuneResult, run: PreparedRun, folder: Path | None, progress: Progress
 ) -> FinetuneResult:
-    """Save the model, if the run has a folder; return the result with its origin and its folder.
-
-    A run saves twice: before its metrics, which may fail, and with them.
-    """
-    done = dataclasses.replace(
-        done, findings=ready.findings, card=_card(done, ready), origin=_origin(ready)
-    )
+    """Save the model, if the run has a folder; return the result with its card and its folder."""
+    if not run.sources:
+        return done
+    done = dataclasses.replace(done, card=build_card(done, run), origin=run.origin())
     if folder is None:
         return done
     progress.stage("saving the model")
     return dataclasses.replace(done, folder=done.save(folder / "model"))
 
 
-def _write_report(
-    done: FinetuneResult, ready: PreparedRun, folder: Path, progress: Progress
-) -> None:
-    """Write a report on the model's answers to the dev data."""
-    settings, data = ready.settings, ready.data
-    if settings.dev is not None and installed("matplotlib", "jinja2"):
-        progress.stage("analysing each answer", len(data.dev))
-        counts = PredictionCounts(on_count=progress.advance)
-        analysis = analyse_encoded(done.learner, dev_windows(data), counts=counts)
-        progress.stage("writing the report")
-        write_report(
-            done.learner,
-            analysis,
-            folder / "report.html",
-            model=str(folder),
-            data=settings.sources["dev"],
-            training=settings,
-        )
+def conclude(
+    learner: TaskModel[Any, Any],
+    data: LabelledData,
+    settings: FinetuneConfig,
+    updates: int | None = None,
+    losses: Many[float] = (),
+    progress: Progress = SILENT,
+) -> tuple[Metrics, Metrics, failures.Failure | None]:
+    """Tune a trained task on the dev data, score it, and look for signs of failure.
 
+    Args:
+        losses: the training losses of the run, in order.
 
-def _identity(ready: PreparedRun) -> dict[str, Any]:
-    """Return the settings of a run and the digests of its data and models, without paths."""
-    data = {name: source.sha256 for name, source in ready.sources.items()} | {"model": ready.base}
-    if ready.settings.teacher is not None:
-        data["teacher"] = digest_of_model(ready.settings.teacher.folder)
-    return without_places(configs.to_dict(ready.settings)) | {"data": data}
-
-
-def _forward(ready: PreparedRun) -> float:
-    """Return the operations per token of a forward pass on sequences of average length."""
-    model, data = ready.learner.model, ready.data
-    return forward_flops(
-        model.config, model.specification, max(1, data.tokens // len(data.sequences))
+    Returns:
+        Its metrics and those of the majority baseline, empty without dev data; and the failure,
+        None if there is no sign of failure.
+    """
+    sequences, size = data.sequences, settings.microbatch_tokens
+    loss = failures.training_loss(learner, sequences, size, progress)
+    train_baseline = data.task.baseline(data.train_examples)
+    reasons = failures.signs_of_training(loss, train_baseline)
+    metrics: Metrics = {}
+    baseline: Metrics = {}
+    if data.dev:
+        metric = settings.chosen_by
+        tune(learner, data, metric, progress)
+        answers = failures.DistinctAnswers()
+        results = answers.seen(predictions(learner, data, progress=progress))
+        metrics = scored(results, learner.score, settings.own_metrics)
+        direction = settings.directions(data.task, data.labels)[metric]
+        baseline = data.task.baseline(data.dev_examples)  # as in the report
+        signs = failures.signs_of_scores(metrics, baseline, metric, direction, answers)
+        reasons = (*signs, *reasons)
+    unfinished = () if reasons else failures.signs_of_little_training(loss, train_baseline)
+    if not reasons and not unfinished:
+        return metrics, baseline, None
+    failure = failures.Failure(
+        reasons or unfinished,
+        settings.training,
+        updates,
+        unfinished=bool(unfinished),
+        falling=failures.still_falling(losses),
+        usual=usual_rate(learner.model.config, lora=settings.lora),
     )
-
-
-def _origin(ready: PreparedRun) -> dict[str, Any]:
-    """Return the settings, data and model of a run, for the record in `bothways.json`."""
-    settings = ready.settings
-    return {
-        "data": {name: dataclasses.asdict(source) for name, source in ready.sources.items()},
-        "base": {"name": settings.model, "sha256": ready.base},
-        **_split_record(settings),
-    }
-
-
-def _split_record(settings: FinetuneConfig) -> dict[str, Any]:
-    """Return where dev data was split from, and how, for `bothways evaluate`."""
-    if settings.dev_part is None:
-        return {}
-    split = {"train": settings.train, "dev": settings.dev, **dataclasses.asdict(settings.split)}
-    return {"split": split}
-
-
-def _card(done: FinetuneResult, ready: PreparedRun) -> Card:
-    settings, data = ready.settings, ready.data
-    plain = configs.to_dict(settings)
-    return Card(
-        title=f"{Path(settings.model).name} fine-tuned on {Path(settings.train).name}",
-        summary=_summary(done, data.labels),
-        settings={
-            "base model": settings.model,
-            "length": data.length,
-            "batch": _words(plain["batch"]),
-            "optimizer": _words(plain["training"]["optimizer"]),
-            "schedule": _words(plain["training"]["schedule"]),
-            "run": run_of(settings.training.end, done.progress),
-            "seed": settings.seed,
-            **_changed_settings(settings, done.learner.task),
-        },
-        metrics={f"dev {name}": value for name, value in done.metrics.items()},
-        data=ready.sources,
-        limits=limits_of_finetuned(data.length, settings.seed, done.findings, bool(data.dev)),
-    )
-
-
-def _summary(done: FinetuneResult, labels: tuple[str, ...]) -> str:
-    text = f"Fine-tuned for the task {done.learner.task.name}" + (
-        f": {places(labels)}." if labels else "."
-    )
-    return text + (f" Warning: {done.failure}" if done.failure else "")
-
-
-def _changed_settings(settings: FinetuneConfig, task: Task[Any, Any]) -> dict[str, object]:
-    """Return the settings of task, stability and low-rank changes that differ from the defaults."""
-    order = {} if settings.order_seed is None else {"seed of the order": settings.order_seed}
-    lora = {} if settings.lora is None else vars(settings.lora)
-    shown = {name: value for name, value in lora.items() if value is not False}
-    low_rank = {"lora": _words(shown)} if shown else {}
-    return {
-        **_differences(task, type(task)()),
-        **_differences(settings.stability, Stability()),
-        **low_rank,
-        **order,
-    }
-
-
-def _differences(config: Any, default: Any) -> dict[str, object]:
-    """Return the settings that differ, by readable names; columns belong to the data."""
-    before = configs.to_dict(default)
-    changed = {
-        name: value for name, value in configs.to_dict(config).items() if value != before[name]
-    }
-    return {name.replace("_", " "): value for name, value in changed.items() if name != "columns"}
-
-
-def _words(plain: str | dict[str, Any]) -> str:
-    """Return plain values on one line, such as a member of a union: "adamw, lr 5e-05, …"."""
-    if isinstance(plain, str):
-        return plain
-    values = dict(plain)
-    kind = [values.pop("kind")] if "kind" in values else []
-    return ", ".join([*kind, *(f"{name} {value}" for name, value in values.items())])
+    return metrics, baseline, failure

@@ -1,59 +1,107 @@
-"""A fine-tuned teacher: its outputs are learned in addition to the labels.
+"""The settings of a fine-tuned teacher, whose outputs a smaller model learns with the labels.
 
-The teacher reads each training sequence once, before training: its dropout is off and the inputs
-never change, so its outputs do not either. They become targets of the sequences. During training
-there is no teacher, neither in memory nor in checkpoints. In a run folder they are kept in a file
-that a resumed run reads.
+`distillation` does the work: the first half of TinyBERT's distillation for a task, the teacher's
+layers (`LayerStage`), and its answers.
 
-Source: Hinton et al. 2015; Sanh et al. 2019, section 3, "an additional step of distillation".
+Source: Hinton et al. 2015; Sanh et al. 2019, section 3, "an additional step of distillation"; Jiao
+et al. 2019, section 3.2; huawei-noah/Pretrained-Language-Model, task_distill.py.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import math
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Literal, TypeVar
 
-import numpy as np
-import torch
-from jaxtyping import Float, Float32
-from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional as F
-from typing_extensions import assert_never
-
-from bothways.core.atomic_files import make_folder, replace_file
-from bothways.core.batch import Batch
 from bothways.core.config.reader import CHANGEABLE
 from bothways.core.errors import ConfigError
-from bothways.core.finding import places
-from bothways.core.loss import Loss
-from bothways.core.progress import SILENT, Progress
-from bothways.core.runtime.devices import Precision
-from bothways.core.runtime.tuning import TUNING
-from bothways.core.sequence import Sequence
-from bothways.core.targets import ChoiceTargets, Targets, TokenTargets
-from bothways.core.training_module import TrainingModule
-from bothways.data.loader import in_batches
-from bothways.finetuning.data import LabelledData
-from bothways.finetuning.layer_stage import LayerStage
-from bothways.hub.provenance import digest_of_model
-from bothways.objectives.distillation_losses import soft_divergence
-from bothways.prediction.engine import prepare_learner
-from bothways.prediction.predictor import open_learner
-from bothways.tasks.base import EncodedExample, Scale, TaskModel
-from bothways.tasks.text_encoding import window_weight
-from bothways.training.parallel import is_main, plan_here
+from bothways.model.config import EncoderConfig
+from bothways.objectives.distillation import Distillation
+from bothways.objectives.distillation_values import (
+    AttentionScores,
+    CosineStates,
+    HiddenStates,
+    Relations,
+)
+from bothways.training.durations import Epochs
+from bothways.training.optimizers import BertAdam
+from bothways.training.run import Training
+from bothways.training.schedules import Constant
 
-TARGET, SOFT = "teacher", "soft"
-"""The names of the targets and of the loss."""
-ABSENT = -1e9
-"""The score of a place in a table that holds nothing: its probability and gradient are 0."""
+T = TypeVar("T")
+
+WHERE = "teacher.stage"
+
+
+def _training() -> Training:
+    """Return ten epochs at a constant 5e-5."""
+    return Training(Epochs(10.0), BertAdam(lr=5e-5), Constant())
+
+
+@dataclass(frozen=True)
+class LayerStage:
+    """A first stage, in which the student learns the layers of its teacher on the task's texts.
+
+    The labels are not read, and only the encoder is trained.
+
+    Attributes:
+        losses: between the two encoders, each kind at most once.
+        layers: for `HiddenStates` and `AttentionScores`, the teacher's layer, from 1, for each of
+            the student's; None spreads them evenly, the last for the last.
+        training: its length and optimizer. The default is that of TinyBERT's code; its batch is
+            that of the run, and so are `recompute` and `compiled`. Copies of its checkpoints are
+            in the folder "layers" of those of the run, unless `keep.remote` names another place.
+    """
+
+    losses: tuple[CosineStates | HiddenStates | AttentionScores | Relations, ...] = (
+        HiddenStates(),
+        AttentionScores(),
+    )
+    layers: tuple[int, ...] | None = None
+    training: Training = field(default_factory=_training, metadata={"fixed": ("until",)})
+    kind: Literal["layers"] = "layers"
+
+    def __post_init__(self) -> None:
+        _at_stage(lambda: Distillation("teacher", self.losses, self.layers, masking=None))
+        _ = self.training.end  # refuses "auto"
+        _check_training(self.training)
+
+
+def _check_training(training: Training) -> None:
+    """Raise ConfigError for settings that do nothing in this stage."""
+    names = ("evaluate", "early_stopping", "target")
+    evaluated = {name: getattr(training, name) for name in names}
+    for name, value in (evaluated | {"keep.best": training.keep.best}).items():
+        if value is not None:
+            what = "is about evaluations, and this stage has none"
+            raise ConfigError(what, where=f"{WHERE}.training.{name}", fix="Leave it out.")
+    for name in ("recompute", "compiled"):
+        if getattr(training, name):
+            what, fix = "is the same in both stages", f"Set training.{name} instead."
+            raise ConfigError(what, where=f"{WHERE}.training.{name}", fix=fix)
+
+
+def _at_stage(make: Callable[[], T]) -> T:
+    """Return the result of `make`; its errors name the settings of the stage."""
+    try:
+        return make()
+    except ConfigError as error:
+        where = str(error.where or WHERE).replace("objective", WHERE)
+        fix = (error.fix or "").replace("objective", WHERE)
+        raise ConfigError(error.what, where=where, fix=fix or None) from error
+
+
+def objective_of(stage: LayerStage, teacher: str, student: EncoderConfig) -> Distillation:
+    """Return the objective of the stage, for a student that it fits.
+
+    Raises:
+        ConfigError: a loss does not fit the two encoders.
+        FolderError: the teacher cannot be read.
+    """
+    objective = Distillation(teacher, stage.losses, stage.layers, masking=None)
+    _at_stage(lambda: objective.models(student))
+    return objective
 
 
 @dataclass(frozen=True)
@@ -91,271 +139,3 @@ class Teacher:
         if not 0 < self.temperature < math.inf:
             what = f"must be above 0, not {self.temperature}"
             raise ConfigError(what, where="teacher.temperature")
-
-
-@dataclass(frozen=True)
-class TeacherTargets(Targets):
-    """The teacher's scores `(rows, columns)` of a sequence; NaN carries no weight."""
-
-    scores: NDArray[np.float32] | Tensor
-
-    def without_weight(self) -> TeacherTargets:
-        """Return unknown scores."""
-        return type(self)(np.full_like(self.scores, np.nan))
-
-
-class TokenTeacherTargets(TeacherTargets):
-    """The same for chosen tokens, of which a sequence without weight has none."""
-
-    def without_weight(self) -> TokenTeacherTargets:
-        """Return no scores."""
-        return type(self)(self.scores[:0])
-
-
-class TaughtModule(TrainingModule):
-    """A task's learner with the soft loss in addition; parameters have the names that it has.
-
-    Args:
-        task: the learner of the student.
-        teacher: the weight and the temperature; the scores are in the batches.
-    """
-
-    def __init__(self, learner: TaskModel[Any, Any], teacher: Teacher) -> None:
-        super().__init__()
-        # The task is not a submodule, so that names and checkpoints are those without a teacher.
-        self._learner, self.model = (learner,), learner.model
-        self._temperature = teacher.temperature
-        self.coefficients = {learner.loss_name: 1 - teacher.weight, SOFT: teacher.weight}
-
-    def weights(self, batch: Batch) -> dict[str, float]:
-        """Return the weights of the task, and the number of the teacher's answers."""
-        [learner] = self._learner
-        known = _answers(_scale(learner), batch, _target(batch))
-        return {**learner.weights(batch), SOFT: float(known.sum(dtype=torch.float64))}
-
-    def forward(self, batch: Batch) -> Mapping[str, Loss]:
-        """Return the losses of the task, and the soft one."""
-        [learner] = self._learner
-        scores, target = learner.scores(batch), _target(batch)
-        weight = _answers(_scale(learner), batch, target)
-        total = soft_loss(
-            _scale(learner), scores, target.nan_to_num(0.0), weight, batch, self._temperature
-        )
-        return {**learner.losses(scores, batch), SOFT: Loss(total)}
-
-    def train(self, mode: bool = True) -> TaughtModule:
-        """Set the mode, of the task too."""
-        self._learner[0].train(mode)
-        return super().train(mode)
-
-
-def _scale(learner: TaskModel[Any, Any]) -> Scale:
-    assert learner.scale is not None
-    return learner.scale
-
-
-def _target(batch: Batch) -> Float[Tensor, "rows columns"]:
-    return torch.as_tensor(batch.target(TARGET, TeacherTargets).scores)
-
-
-def _answers(
-    scale: Scale, batch: Batch, target: Float[Tensor, "rows columns"]
-) -> Float[Tensor, " answers"]:
-    """Return the weight of each answer that is compared: a row, a question, or a sequence."""
-    known = ~target[:, 0].isnan()
-    match scale:
-        case "classes":
-            return known * (window_weight(batch) if "weight" in batch.targets else 1.0)
-        case "labels" | "number":
-            return known * window_weight(batch) * target.shape[1]
-        case "choices":
-            counts = torch.as_tensor(batch.target("label", ChoiceTargets).counts)
-            return known[counts.cumsum(0) - counts].double()
-        case "span":
-            return known[batch.layout.first_tokens].double()
-        case _:
-            assert_never(scale)
-
-
-def soft_loss(
-    scale: Scale,
-    scores: Tensor,
-    target: Float[Tensor, "rows columns"],
-    weight: Float[Tensor, " answers"],
-    batch: Batch,
-    temperature: float,
-) -> Float[Tensor, ""]:
-    """Return Σ over answers of weight · the soft loss; see `Teacher`.
-
-    Args:
-        scores: of the student, as `TaskModel.scores` returns them.
-        target: of the teacher, a row for each of the student's.
-    """
-    target = target.to(torch.promote_types(scores.dtype, torch.float32))
-    match scale:
-        case "classes":
-            return soft_divergence(scores, target, weight, temperature)
-        case "labels":
-            each = _binary_divergence(scores.to(target.dtype), target, temperature)
-            return (each.mean(1) * weight).sum()
-        case "number":
-            return ((scores.to(target.dtype) - target[:, 0]).square() * weight).sum()
-        case "choices":
-            counts = torch.as_tensor(batch.target("label", ChoiceTargets).counts)
-            held = torch.arange(int(counts.max()), device=scores.device) < counts[:, None]
-            ours, theirs = (
-                part.new_full(held.shape, ABSENT).masked_scatter(held, part)
-                for part in (scores, target[:, 0])
-            )
-            return soft_divergence(ours, theirs, weight, temperature)
-        case "span":
-            ours, theirs = (_by_sequence(batch, part) for part in (scores, target))
-            each = weight.repeat_interleave(2) / 2  # the mean of start and end
-            return soft_divergence(ours, theirs, each, temperature)
-        case _:
-            assert_never(scale)
-
-
-def _binary_divergence(
-    scores: Float[Tensor, "rows labels"], target: Float[Tensor, "rows labels"], temperature: float
-) -> Float[Tensor, "rows labels"]:
-    """Return T² · KL between the probabilities σ(z/T) of each label."""
-    z, t = scores / temperature, target / temperature
-    p = t.sigmoid()
-    own = F.binary_cross_entropy_with_logits(t, p, reduction="none")
-    return temperature**2 * (F.binary_cross_entropy_with_logits(z, p, reduction="none") - own)
-
-
-def _by_sequence(batch: Batch, x: Float[Tensor, "tokens 2"]) -> Float[Tensor, "both longest"]:
-    """Return a row for the starts and one for the ends of each sequence."""
-    layout = batch.layout
-    table = x.new_full((layout.sequences, layout.max_seqlen, 2), ABSENT)
-    table = table.index_put((layout.sequence_ids, layout.positions), x)
-    return table.transpose(1, 2).flatten(0, 1)
-
-
-def with_teacher_scores(
-    data: LabelledData,
-    teacher: Teacher,
-    device: torch.device,
-    precision: Precision = "auto",
-    folder: Path | None = None,
-    progress: Progress = SILENT,
-) -> LabelledData:
-    """Return the data with the teacher's scores as targets of the training sequences.
-
-    Args:
-        folder: of the run, where they are kept; None to keep them in memory alone.
-
-    Raises:
-        ConfigError: the teacher has another vocabulary, other labels, too few positions, or the
-            task has none to learn from.
-        FolderError: the teacher cannot be read, or is for another task.
-    """
-    where = "teacher.folder"
-    learner = open_learner(teacher.folder, data.task.name, device=str(device))
-    if learner.scale is None:
-        what = f"models for {data.task.name} are not taught by another one"
-        raise ConfigError(what, where="teacher", fix="Leave the teacher out.")
-    if difference := learner.tokenizer.difference(data.tokenizer):
-        what = f"{teacher.folder} has another vocabulary than the student: {difference}"
-        fix = "Both read the same ids: choose a student with the teacher's vocabulary."
-        raise ConfigError(what, where=where, fix=fix)
-    if (positions := learner.model.config.max_positions) < data.length:
-        what = f"{teacher.folder} reads {positions} tokens, and the run has {data.length}"
-        raise ConfigError(what, where=where, fix=f"Set length={positions}.")
-    columns = _columns(learner, data.labels, teacher.folder)
-    sequences = data.sequences
-    kept = None if folder is None else folder / f"teacher-{_key(sequences, teacher.folder)}.npy"
-    if kept is not None and kept.is_file():
-        scores = np.load(kept)
-    else:
-        scores = _scores(prepare_learner(learner, precision), sequences, device, progress)
-        if kept is not None and is_main(plan_here()):
-            make_folder(kept.parent)
-            found = scores  # for the closure
-            replace_file(kept, lambda place: _write(place, found))
-    return _with_targets(data, scores[:, columns], _rows(sequences, learner.scale))
-
-
-def _write(place: Path, scores: NDArray[np.float32]) -> None:
-    with place.open("wb") as stream:
-        np.save(stream, scores)
-
-
-def _columns(learner: TaskModel[Any, Any], labels: Many[str], folder: str) -> list[int] | slice:
-    """Return where the student's labels are among the teacher's outputs."""
-    if learner.scale not in ("classes", "labels"):
-        return slice(None)
-    if {*labels} != {*learner.labels}:
-        theirs, ours = places(learner.labels), places(tuple(labels))
-        what = f"{folder} has the labels {theirs}, and the data {ours}"
-        fix = "Choose a teacher that was trained with the labels of this data."
-        raise ConfigError(what, where="teacher.folder", fix=fix)
-    return [learner.labels.index(label) for label in labels]
-
-
-def _key(sequences: Many[Sequence], folder: str) -> str:
-    """Return a name for the scores of a model on sequences."""
-    result = hashlib.sha256(digest_of_model(folder).encode())
-    for sequence in sequences:
-        result.update(sequence.ids.tobytes() + sequence.segments.tobytes() + b"\n")
-    return result.hexdigest()[:16]
-
-
-def _scores(
-    learner: TaskModel[Any, Any],
-    sequences: Many[Sequence],
-    device: torch.device,
-    progress: Progress,
-) -> Float32[np.ndarray, "rows columns"]:
-    """Return the scores of all sequences, one after the other."""
-    found: dict[int, NDArray[np.float32]] = {}
-    most = TUNING.predict_tokens_cuda if device.type == "cuda" else TUNING.predict_tokens_cpu
-    progress.stage("asking the teacher", len(sequences))
-    model: Any = learner.model
-    dtype = model.autocast_dtype
-    with torch.inference_mode():
-        for at, batch in in_batches(sequences, most, device):
-            with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
-                outputs = learner.outputs(batch)
-            found.update(zip(at, map(np.atleast_2d, outputs), strict=True))
-            progress.advance(len(found))
-    if learner.scale == "choices":
-        found = {at: scores.T for at, scores in found.items()}
-    return np.concatenate([found[at] for at in range(len(sequences))])
-
-
-def _rows(sequences: Many[Sequence], scale: Scale) -> list[int]:
-    """Return the number of rows that a teacher's scores have for each sequence."""
-    match scale:
-        case "labels" | "number":
-            return [1] * len(sequences)
-        case "classes":
-            # Tags have a row for each word.
-            tags = [each.targets.get("tag") for each in sequences]
-            return [len(tag.index) if isinstance(tag, TokenTargets) else 1 for tag in tags]
-        case "choices":
-            return [len(each.parts) for each in sequences]
-        case "span":
-            return [len(each) for each in sequences]
-        case _:
-            assert_never(scale)
-
-
-def _with_targets(data: LabelledData, scores: NDArray[np.float32], rows: Many[int]) -> LabelledData:
-    """Return the data with its part of the scores in each sequence."""
-    parts = iter(np.split(scores.astype(np.float32), np.cumsum(rows)[:-1]))
-
-    def add(item: EncodedExample) -> EncodedExample:
-        """Return an example with targets in its sequences."""
-        return dataclasses.replace(item, sequences=tuple(map(with_scores, item.sequences)))
-
-    def with_scores(sequence: Sequence) -> Sequence:
-        """Return a sequence with its scores."""
-        cls = TokenTeacherTargets if "tag" in sequence.targets else TeacherTargets
-        targets = {**sequence.targets, TARGET: cls(next(parts))}
-        return dataclasses.replace(sequence, targets=targets)
-
-    train, unlabelled = tuple(map(add, data.train)), tuple(map(add, data.unlabelled))
-    return dataclasses.replace(data, train=train, unlabelled=unlabelled)

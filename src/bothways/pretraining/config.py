@@ -32,10 +32,7 @@ from bothways.objectives.objective import Objective, segments_for
 from bothways.training.optimizers import AdamW, BertAdam, peak_rate
 from bothways.training.parallel import Sharding
 from bothways.training.run import Training
-from bothways.training.shorthands import (
-    TRAINING_NAMES,
-    expand_names,
-)
+from bothways.training.shorthands import TRAINING_NAMES, expand_names
 
 AnySegments = FullSentences | NextSentence | SentenceOrder
 

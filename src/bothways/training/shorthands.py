@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bothways.core.config.tree import Tree, merge, parse_overrides, rename
-from bothways.core.errors import ConfigError
 
 TRAINING_NAMES: Mapping[str, str] = {
     "lr": "training.optimizer.lr", "learning_rate": "training.optimizer.lr",
@@ -27,7 +26,7 @@ SAME_SETTINGS: Mapping[str, tuple[str, str]] = {
     "patience": ("training.early_stopping", "{}"),
     "early_stopping_patience": ("training.early_stopping", "{}"),
 }  # fmt: skip
-"""Names of transformers that mean the same → the name here, and the value here of a value there."""
+"""Names of other libraries with the same meaning → the name here, and the form of its value."""
 
 
 def expand_names(
@@ -61,14 +60,3 @@ def expand_names(
             leaf = {step: leaf}
         tree = merge(tree, leaf)
     return tree
-
-
-def check_names(tree: Tree, elsewhere: Mapping[str, str]) -> None:
-    """Raise ConfigError for a setting by its name in other libraries; the message says ours.
-
-    Args:
-        elsewhere: names of other libraries → the names here.
-    """
-    for name in tree.keys() & elsewhere.keys():
-        what, fix = f"unknown setting {name!r}", f"Its name here is {elsewhere[name]}."
-        raise ConfigError(what, where=name, fix=fix)

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from bothways.core.errors import ConfigError
-from bothways.finetuning.bilstm_tagger import BiLSTMTagger
+from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.failed_runs import Failure
-from bothways.finetuning.feature_data import FeatureConfig, read_tagged_sentences
-from bothways.finetuning.fit import FinetuneResult
-from bothways.finetuning.frozen_features import feature_based
-from bothways.finetuning.prepare import FinetuneConfig, prepare_run
+from bothways.finetuning.prepare import prepare_run
+from bothways.finetuning.result import FinetuneResult
+from bothways.lab.features.data import FeatureConfig, read_tagged_sentences
+from bothways.lab.features.run import feature_based
+from bothways.lab.features.tagger import BiLSTMTagger
 from bothways.lab.paper import cells as runner
 from bothways.lab.paper import cost, ner, squad, swag
 from bothways.lab.paper import run as benchmarks

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from bothways.core.errors import ConfigError, DivergedError, ResourceError
-from bothways.finetuning.bilstm_tagger import BiLSTMTagger
-from bothways.finetuning.feature_data import FeatureConfig, tagger_adam
-from bothways.finetuning.prepare import FinetuneConfig
+from bothways.finetuning.config import FinetuneConfig
+from bothways.lab.features.data import FeatureConfig, tagger_adam
+from bothways.lab.features.tagger import BiLSTMTagger
 from bothways.lab.paper import cells as runner
 from bothways.lab.paper import cost, glue
 from bothways.lab.paper.experiment import Experiment, Frozen, Request

@@ -13,7 +13,7 @@ from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.core.report.html import to_html
 from bothways.data.batching import ExampleBudget
 from bothways.data.full_sentences import FullSentences
-from bothways.finetuning.config import FinetuneSettings
+from bothways.finetuning.config import FinetuneConfig
 from bothways.hub.model_folder import load_model
 from bothways.lab.quickstart.labelled_data import (
     gather_documents,
@@ -37,7 +37,7 @@ SMALL = Story(
     encoder=EncoderConfig(200, 32, 2, 2, 64, position=Learned(64), dropout=Dropouts(0.0, 0.0)),
     phases=(PretrainPhase(16, 0.5, FullSentences()), PretrainPhase(32, 0.5)),
     labels=60,
-    method=FinetuneSettings(
+    method=FinetuneConfig(
         Training(Epochs(1.0), AdamW(lr=1e-3), Linear(0.1), evaluate=Epochs(1.0)),
         32,
         ExampleBudget(16),

@@ -25,9 +25,8 @@ from bothways.core.errors import (
     FolderError,
     ResourceError,
 )
-from bothways.finetuning import fit as job
-from bothways.finetuning.config import finetune_adam
-from bothways.finetuning.prepare import FinetuneConfig
+from bothways.finetuning import run as job
+from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.hub.model_folder import load_model
 from bothways.lab.sweeps import grid as search
 from bothways.lab.sweeps import runs as engine

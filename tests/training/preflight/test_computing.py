@@ -16,10 +16,9 @@ from bothways.core.runtime import devices
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Masking
-from bothways.finetuning import fit as fine_fit
+from bothways.finetuning import run as fine_fit
 from bothways.finetuning import run as fine_tuning
-from bothways.finetuning.config import finetune_adam
-from bothways.finetuning.prepare import FinetuneConfig
+from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.model.config import EncoderConfig
 from bothways.model.flops import forward_flops
 from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead

@@ -16,10 +16,11 @@ from typing_extensions import assert_never
 
 from bothways.core.errors import ResourceError
 from bothways.core.progress import SILENT, Progress
-from bothways.finetuning.feature_data import FeatureConfig
-from bothways.finetuning.frozen_features import fit_features, prepare_features
-from bothways.finetuning.prepare import FinetuneConfig, fingerprints
+from bothways.finetuning.config import FinetuneConfig
+from bothways.finetuning.data import fingerprints
 from bothways.hub.provenance import digest_of_model
+from bothways.lab.features.data import FeatureConfig
+from bothways.lab.features.run import fit_features, prepare_features
 from bothways.lab.paper.experiment import Experiment, Frozen
 from bothways.lab.sweeps.runs import FinetuneRun, Run, Series, SweepFolder, SweepOutcome, run_all
 

@@ -20,16 +20,17 @@ from bothways.core.report.sections import Cell, TableSection
 from bothways.core.runtime.devices import choose_device
 from bothways.core.sequence import Sequence
 from bothways.core.terminal import time_text
-from bothways.finetuning.feature_data import (
+from bothways.finetuning.config import FinetuneConfig
+from bothways.finetuning.prepare import load_for
+from bothways.hub.model_folder import load_model
+from bothways.hub.resolve import resolve_run
+from bothways.lab.features.data import (
     FeatureConfig,
     encoder_speed,
     tagger_speed,
     words_in,
     words_read,
 )
-from bothways.finetuning.prepare import FinetuneConfig, load_for
-from bothways.hub.model_folder import load_model
-from bothways.hub.resolve import resolve_run
 from bothways.lab.paper.cells import features_folder, first_runs, place_of, restarts
 from bothways.lab.paper.experiment import Experiment, Frozen
 from bothways.lab.sweeps.runs import Series, read_finished

@@ -17,9 +17,8 @@ from bothways.core.terminal import counted
 from bothways.core.urls import local_path
 from bothways.data.batching import ExampleBudget
 from bothways.data.text_io import COMPRESSED
-from bothways.finetuning.config import paper_finetuning
-from bothways.finetuning.feature_data import FeatureConfig
-from bothways.finetuning.prepare import FinetuneConfig
+from bothways.finetuning.config import FinetuneConfig, paper_finetuning
+from bothways.lab.features.data import FeatureConfig
 from bothways.lab.paper.published import Published
 from bothways.tasks.catalogue import Trainable
 from bothways.training.durations import Epochs
@@ -229,7 +228,7 @@ def grid_settings(
             length=point.length or method.length,
             stability=dataclasses.replace(method.stability, layer_decay=point.layer_decay),
         )
-        base = FinetuneConfig(model=request.model, train=str(train), dev=str(dev), **vars(method))
+        base = dataclasses.replace(method, model=request.model, train=str(train), dev=str(dev))
         return configs.load(FinetuneConfig, base=base, overrides=request.overrides)
 
     return tuple(dict.fromkeys(map(settings, points)))

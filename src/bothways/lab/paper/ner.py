@@ -14,10 +14,10 @@ from pathlib import Path
 from bothways.core.atomic_files import make_folder, replace_text
 from bothways.core.errors import ConfigError
 from bothways.data.text_io import read_lines
-from bothways.finetuning.bilstm_tagger import BiLSTMTagger
-from bothways.finetuning.feature_data import FeatureConfig
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.resolve import resolve, resolve_run
+from bothways.lab.features.data import FeatureConfig
+from bothways.lab.features.tagger import BiLSTMTagger
 from bothways.lab.paper import published
 from bothways.lab.paper.experiment import (
     BenchmarkPlan,

@@ -12,7 +12,7 @@ import torch
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
 from bothways.core.report import sections as s
-from bothways.finetuning.fit import FinetuneResult
+from bothways.finetuning.result import FinetuneResult
 from bothways.lab.quickstart.story import StoryResult
 from bothways.model.config import PreNorm
 from bothways.model.parameters import parameter_table

@@ -29,10 +29,10 @@ from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Masking
-from bothways.finetuning.config import FinetuneSettings
+from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import LabelledData, label
-from bothways.finetuning.fit import FinetuneResult
-from bothways.finetuning.in_memory_run import fit_task
+from bothways.finetuning.result import FinetuneResult
+from bothways.finetuning.run import finetune
 from bothways.hub.model_folder import save_model
 from bothways.lab.quickstart.fill_masks import FilledMask, fill_masks
 from bothways.lab.quickstart.labelled_data import (
@@ -115,8 +115,8 @@ class Story:
     masked: float = 0.4
     set_aside: float = 0.15
     labels: int = 1200
-    method: FinetuneSettings = field(
-        default_factory=lambda: FinetuneSettings(
+    method: FinetuneConfig = field(
+        default_factory=lambda: FinetuneConfig(
             training=Training(
                 Epochs(3.0),
                 AdamW(lr=5e-4, betas=(0.9, 0.98), eps=1e-6),
@@ -308,11 +308,10 @@ def _fine_tune(
     model, half = pretrained.model, len(story.seeds)
     starts = [model] * half + [model.config] * half
     fitted = [
-        fit_task(
-            start,
-            data,
-            story.method,
-            seed=seed,
+        finetune(
+            dataclasses.replace(story.method, seed=seed),
+            start=start,
+            train=data,
             progress=Part(progress, f"fine-tuning {number} of {len(starts)}"),
         )
         for number, (start, seed) in enumerate(zip(starts, story.seeds * 2, strict=True), 1)

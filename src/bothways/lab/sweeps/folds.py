@@ -21,7 +21,8 @@ from bothways.core.atomic_files import replace_text
 from bothways.core.errors import ConfigError
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import result_line
-from bothways.finetuning.prepare import FinetuneConfig, Rows, read_split
+from bothways.finetuning.config import FinetuneConfig
+from bothways.finetuning.data import Rows, read_split
 from bothways.finetuning.run import finetune
 from bothways.finetuning.splits import SplitResult, fold_name
 from bothways.hub.provenance import digest_of_model

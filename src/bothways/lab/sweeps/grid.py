@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bothways.core.errors import ConfigError, optional
-from bothways.finetuning.prepare import FinetuneConfig, load_config
+from bothways.finetuning.config import FinetuneConfig, load_config
 from bothways.lab.sweeps.runs import (
     FinetuneRun,
     Series,

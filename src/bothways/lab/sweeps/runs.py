@@ -23,7 +23,8 @@ from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, DivergedError, FolderError, ResourceError
 from bothways.core.json_reader import read_object
 from bothways.core.progress import SILENT, Part, Progress
-from bothways.finetuning.prepare import FinetuneConfig, fingerprints
+from bothways.finetuning.config import FinetuneConfig
+from bothways.finetuning.data import fingerprints
 from bothways.finetuning.run import finetune
 from bothways.finetuning.splits import parse_part
 from bothways.hub.hf_config import RECORD

@@ -15,7 +15,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from bothways.core.errors import ConfigError
-from bothways.finetuning.prepare import FinetuneConfig
+from bothways.finetuning.config import FinetuneConfig
 from bothways.lab.sweeps.runs import (
     FinetuneRun,
     Series,

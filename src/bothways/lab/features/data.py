@@ -22,7 +22,11 @@ from bothways.core.runtime.devices import choose_device, device_of
 from bothways.core.targets import TokenTargets
 from bothways.core.terminal import time_text
 from bothways.data.batching import ExampleBudget, TokenBudget
-from bothways.finetuning.bilstm_tagger import (
+from bothways.finetuning.data import LabelledData, label
+from bothways.finetuning.splits import parse_part, split_examples
+from bothways.hub.model_folder import load_model
+from bothways.hub.resolve import resolve_run
+from bothways.lab.features.tagger import (
     BiLSTMTagger,
     Features,
     FeatureTagger,
@@ -30,10 +34,6 @@ from bothways.finetuning.bilstm_tagger import (
     extract,
     holds,
 )
-from bothways.finetuning.data import LabelledData, label
-from bothways.finetuning.splits import parse_part, split_examples
-from bothways.hub.model_folder import load_model
-from bothways.hub.resolve import resolve_run
 from bothways.model.encoder import Encoder
 from bothways.model.flops import BACKWARD
 from bothways.model.layer_mix import LayerChoice, chosen_layers

@@ -19,10 +19,9 @@ from bothways.core.errors import BothwaysError, ConfigError
 from bothways.core.targets import IGNORED
 from bothways.core.terminal import time_text
 from bothways.data.batching import ExampleBudget, TokenBudget
-from bothways.finetuning import bilstm_tagger as features
-from bothways.finetuning import feature_data as feature_setup
-from bothways.finetuning.bilstm_tagger import BiLSTMTagger, FeatureTagger, open_features
-from bothways.finetuning.feature_data import (
+from bothways.lab.features import data as feature_setup
+from bothways.lab.features import tagger as features
+from bothways.lab.features.data import (
     FeatureConfig,
     TaggedSentences,
     encoder_speed,
@@ -31,15 +30,15 @@ from bothways.finetuning.feature_data import (
     tagger_speed,
     tokens_in,
 )
-from bothways.finetuning.frozen_features import (
+from bothways.lab.features.run import (
     FeatureData,
     build_tagger,
     feature_based,
-    feature_restarts,
     fit_features,
     prepare_features,
     tag_words,
 )
+from bothways.lab.features.tagger import BiLSTMTagger, FeatureTagger, open_features
 from bothways.model.layer_mix import LayerChoice, LayerSum
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
@@ -307,7 +306,10 @@ def test_seeds_differ(data: FeatureData, settings: FeatureConfig) -> None:
     short = dataclasses.replace(
         settings, layers="last", training=dataclasses.replace(settings.training, until=Epochs(1.0))
     )
-    a, b, c = feature_restarts(data, short, [0, 1, 0], device="cpu")
+    a, b, c = (
+        fit_features(data, dataclasses.replace(short, seed=seed), device="cpu")
+        for seed in (0, 1, 0)
+    )
     assert a.metrics == c.metrics != b.metrics
 
 
@@ -445,7 +447,7 @@ def test_who_interrupts_the_command_is_told_what_is_kept(
     def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bothways.finetuning.frozen_features.fit_features", interrupt)
+    monkeypatch.setattr("bothways.lab.features.run.fit_features", interrupt)
     words = [
         "features",
         settings.model,

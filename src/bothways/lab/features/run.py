@@ -22,13 +22,13 @@ from bothways.core.sequence import Sequence
 from bothways.core.training_module import evaluating
 from bothways.data.list_source import ListSource, Shuffled
 from bothways.data.loader import Loader, Share, in_batches, unchanged
-from bothways.finetuning.bilstm_tagger import Features, FeatureTagger, open_features
-from bothways.finetuning.feature_data import (
+from bothways.lab.features.data import (
     FeatureConfig,
     TaggedSentences,
     forecast_features,
     read_tagged_sentences,
 )
+from bothways.lab.features.tagger import Features, FeatureTagger, open_features
 from bothways.model.layer_mix import LayerChoice, LayerSum, chosen_layers
 from bothways.tasks.base import EncodedExample, Metrics, Output
 from bothways.tasks.predictions import TagPrediction
@@ -40,8 +40,6 @@ from bothways.training.parallel import Single
 from bothways.training.run import TrainingPhase, TrainingRun
 from bothways.training.state import RunState
 from bothways.training.store import MemoryStore
-
-__all__ = ["FeatureConfig", "feature_based", "feature_restarts", "fit_features", "prepare_features"]
 
 
 @dataclass(frozen=True)
@@ -233,13 +231,3 @@ def _outputs(tagger: FeatureTagger, sequences: Many[Sequence], words: int) -> li
                 zip(places, np.split(logits, np.cumsum(batch.layout.lengths)[:-1]), strict=True)
             )
     return [outputs[place] for place in range(len(sequences))]
-
-
-def feature_restarts(
-    data: FeatureData, settings: FeatureConfig, seeds: Many[int], *, device: str = "auto"
-) -> list[FeatureResult]:
-    """Train with several seeds; the paper reports the mean of five."""
-    return [
-        fit_features(data, dataclasses.replace(settings, seed=seed), device=device)
-        for seed in seeds
-    ]
