@@ -113,7 +113,7 @@ def _hides(label: str) -> bool:
 
 
 def _plain_label(label: str) -> str:
-    """Return what a reader sees of a label: " Caf\u00e9" as "cafe\u0301", "01" and "1.0" as "1"."""
+    """Return the visible form of a label: " Caf\u00e9" as "cafe\u0301", "01" and "1.0" as "1"."""
     text = unicodedata.normalize("NFKC", label).casefold()
     text = "".join(letter for letter in text if unicodedata.category(letter) != "Cf").strip()
     whole, point, fraction = text.partition(".")
@@ -169,7 +169,7 @@ def check_rare(counts: dict[str, int], total: int, kind: str) -> list[Finding]:
 
 
 def text_key(example: Texts) -> tuple[str, str | None]:
-    """Return what identifies an example: its texts."""
+    """Return the key of an example: its texts."""
     return example.text, example.text_b
 
 

@@ -137,7 +137,7 @@ class LongTextTask(TextTask[P]):
         return super().from_texts(texts, where=where)
 
     def fit(self, length: int) -> Fit:
-        """Return how texts are fitted to a length."""
+        """Return the treatment of texts that are longer than a length."""
         return Fit(length, self.long_texts, self.stride)
 
 

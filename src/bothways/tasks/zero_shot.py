@@ -52,5 +52,5 @@ def vocabulary_logits(model: Model, batch: Batch, rows: Tensor) -> Iterator[Tens
 
 
 def counts_per_sequence(sequence_ids: Tensor, sequences: int) -> list[int]:
-    """Return how many targets each sequence has, given the sequence of each target."""
+    """Return the number of targets of each sequence, given the sequence of each target."""
     return torch.bincount(sequence_ids, minlength=sequences).tolist()

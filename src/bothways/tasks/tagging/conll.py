@@ -349,7 +349,7 @@ def _are_brackets(values: list[str]) -> bool:
 
 
 def _note(layout: ColumnLayout, roles: _Roles, text_open: bool, label_open: bool) -> str:
-    """Return which columns are read, and why, unless they are the first and the last one."""
+    """Return a note on the columns that are read; empty for the first and the last one."""
 
     remarks, tag, named = [], layout.tag, layout.named
     if layout.header:

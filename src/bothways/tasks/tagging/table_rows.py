@@ -219,7 +219,7 @@ def _without_skipped(rows: Iterator[TableRow], notes: list[str]) -> Iterator[Tab
 
 
 def _skipped(values: Any) -> str | None:
-    """Return why a row is no labelled data; None if it is, or is none of a known tool."""
+    """Return the reason to skip a row; None for labelled data, or for other tools."""
     if not isinstance(values, Mapping):
         return None
     if values.get("answer") in ("reject", "ignore") and "text" in values:

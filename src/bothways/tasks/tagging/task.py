@@ -445,7 +445,7 @@ def _all_tokens(
 
 
 def _missed(parts: Many[TextWindow], tokens: int) -> int:
-    """Return how many tokens are in no window: parts of a word that is longer than a window."""
+    """Return the number of tokens in no window: those of a word that is longer than one."""
     covered = end = 0
     for part in parts:
         covered += part.stop - max(part.start, end)
