@@ -129,7 +129,7 @@ class Task(Generic[E, P]):
         window: maximum number of examples that are predicted together; smaller where one example
             becomes many sequences.
         truncation_advice: advice on texts that are cut, where the model can read them whole, and
-            where it cannot; "{needed}" stands for the length that holds nearly all texts, "{limit}"
+            where it cannot; "{needed}" is the length that holds nearly all texts, "{limit}"
             for the maximum length of the model.
         problem: the `problem_type` of transformers, for tasks that share the label head.
         task_model: the class that binds the task to a model.
