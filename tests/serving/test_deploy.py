@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from bothways.cli.main import app as cli
-from bothways.serving.app import OPEN, POSTS
+from bothways.serving.app import OPEN
 from bothways.serving.errors import STATUS, RequestError
 from bothways.serving.limits import DEFAULT_LIMITS
 from bothways.serving.metrics import Metrics
+from bothways.serving.routes import ROUTES
 from bothways.serving.run import KEEP_ALIVE_SECONDS
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML")
@@ -87,7 +88,7 @@ def test_requests_that_are_counted_leave_out_probes_and_nothing_else() -> None:
         (pattern,) = left_out
         for path in (*OPEN, "/metrics"):
             assert re.fullmatch(pattern, path), path
-        for path in (*POSTS, "unknown"):
+        for path in (*ROUTES, "unknown"):
             assert not re.fullmatch(pattern, path), path
 
 
