@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from bothways.core.advice import call
+from bothways.core.advice import argument, call
 from bothways.core.errors import FolderError
 from bothways.core.json_reader import read_object
 from bothways.core.terminal import counted, listed
@@ -24,6 +24,7 @@ from bothways.hub.native_format import (
     native_settings,
     read_native,
 )
+from bothways.hub.resolve import MODULES
 from bothways.hub.weight_files import Weights, open_weights
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import FAMILIES, family_for, family_named
@@ -168,6 +169,11 @@ def read_hf_config(folder: Path, own: Iterable[Head] = ()) -> HFConfig:
     file = folder / "config.json"
     if not file.is_file():
         fix = "Give the folder of one model, as transformers' save_pretrained writes it."
+        if (folder / MODULES).is_file():
+            fix = (
+                "A folder of sentence-transformers without a Transformer has no encoder to train: "
+            )
+            fix += f"its vectors are computed with {argument(task='embed')}."
         if any(folder.glob("*.ckpt*.index")):
             fix = "To convert a TensorFlow checkpoint: " + call(
                 "convert", str(folder), out="FOLDER"

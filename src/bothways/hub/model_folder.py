@@ -383,7 +383,7 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
         what = f"the tokenizer has {tokenizer.size} ids, and the model's embedding {rows} rows"
         fix = "Save the tokenizer that the model was trained with."
         raise FolderError(what, where=place, fix=fix)
-    _check_replaceable(place)
+    check_replaceable(place)
     digest = {} if tokenizer is None else {VOCABULARY: vocabulary_digest(tokenizer)}
     new = {UNTRAINED: ["pooler"]} if _needs_pooler(model, architecture) else {}
     record = {VERSION: __version__, **digest, **new, **(extra or {}), **config.record}
@@ -440,7 +440,8 @@ def file_content(tree: Any) -> bytes:
     return (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def _check_replaceable(place: Path) -> None:
+def check_replaceable(place: Path) -> None:
+    """Raise FolderError if a folder holds anything but a model."""
     if place.exists() and not place.is_dir():
         raise FolderError("is a file, not a folder", where=place, fix="Choose another folder.")
     known = (*MODEL_FILES, *PICKLE_FILES, "README.md")

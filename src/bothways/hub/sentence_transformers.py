@@ -25,12 +25,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import assert_never
 
+from bothways.core.atomic_files import replace_folder
 from bothways.core.errors import FolderError
 from bothways.core.json_reader import read_json, read_object
-from bothways.hub.hf_config import write_hf_config
+from bothways.hub.hf_config import RECORD, write_hf_config
 from bothways.hub.model_card import Card
-from bothways.hub.model_folder import save_model
+from bothways.hub.model_folder import check_replaceable, file_content, save_model
 from bothways.hub.resolve import MODULES, PROGRAM, is_inside, modules_folder
+from bothways.hub.static_embedding import STATIC, StaticEncoder, StaticTokenizer, static_files
 from bothways.hub.weight_files import open_weights
 from bothways.model.activation import Activation, activate
 from bothways.model.kernels.linear import on_round_rows
@@ -69,7 +71,10 @@ _DENSE_ACTIVATIONS: dict[str, Activation | Literal["tanh"] | None] = {
     "torch.nn.modules.activation.ReLU": "relu",
     "torch.nn.modules.activation.SiLU": "silu",
 }
-_FIX = "Supported are Transformer, Pooling, then perhaps Dense layers and Normalize."
+_FIX = (
+    "Supported are Transformer and Pooling, or StaticEmbedding, then perhaps Dense layers and "
+    "Normalize."
+)
 
 
 class Projection(nn.Module):
@@ -168,13 +173,17 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
     chain = _read_modules(whole / MODULES)
     kinds = [kind for kind, _ in chain]
     dense, normalised = kinds.count("Dense"), kinds[-1:] == ["Normalize"]
-    if kinds != ["Transformer", "Pooling"] + ["Dense"] * dense + ["Normalize"] * normalised:
+    static = kinds[:1] == [STATIC]
+    first = [STATIC] if static else ["Transformer", "Pooling"]
+    if kinds != first + ["Dense"] * dense + ["Normalize"] * normalised:
         raise FolderError(_has_modules(kinds), where=whole / MODULES, fix=_FIX)
     for _, path in chain[1:]:
         if not is_inside(path):
             what = f"the folder of a module must be in the model's folder, not {path!r:.80}"
             raise FolderError(what, where=whole / MODULES, fix="Copy the model again.")
-    pooling, include_prompt = _read_pooling(whole / chain[1][1] / "config.json")
+    pooling, include_prompt = (
+        ("mean", True) if static else _read_pooling(whole / chain[1][1] / "config.json")
+    )
     components, prompts = _read_components(program, file), _read_prompts(program, file)
     return SentenceEncoderConfig(pooling, normalised, components, length, *prompts, include_prompt)
 
@@ -334,6 +343,15 @@ def save_sentence_folder(
         ResourceError: as `save_model`.
     """
     files = program_files(config, model)
+    if isinstance(model.encoder, StaticEncoder):
+        assert isinstance(tokenizer, StaticTokenizer)
+        files |= {**static_files(model.encoder, tokenizer), RECORD: dict(extra or {})}
+        check_replaceable(Path(folder))
+        with replace_folder(Path(folder)) as hidden:
+            for name, tree in files.items():
+                (hidden / name).parent.mkdir(exist_ok=True)
+                (hidden / name).write_bytes(file_content(tree))
+        return
     if PROJECTION in model.heads:  # is in files of its own
         heads = {kind: head for kind, head in model.heads.items() if kind != PROJECTION}
         whole, model = model, Model(model.config, (), model.encoder)
@@ -379,28 +397,30 @@ def program_files(
             if PROJECTION in model.heads:
                 projection = cast("Projection", model.heads[PROJECTION])
             dense = [] if projection is None else _dense_files(projection)
-            kinds = ["Pooling", *("Dense" for _ in dense), *(["Normalize"] * config.normalised)]
-            modules = [("", "Transformer")] + [
-                (f"{at}_{kind}", kind) for at, kind in enumerate(kinds, 1)
+            static = isinstance(model.encoder, StaticEncoder)
+            kinds = [STATIC] if static else ["Transformer", "Pooling"]
+            kinds += [*("Dense" for _ in dense), *(["Normalize"] * config.normalised)]
+            modules = [
+                ("" if kind == "Transformer" else f"{at}_{kind}", kind)
+                for at, kind in enumerate(kinds)
             ]
             modes = (config.pooling,) if isinstance(config.pooling, str) else config.pooling
             pooling: dict[str, Any] = {key: mode in modes for key, mode in _KEYS.items()}
             if modes != tuple(mode for mode in _KEYS.values() if mode in modes):
                 pooling = {"pooling_mode": modes}  # in an order that older files cannot express
             similarity = model.kept.get(PROGRAM, {}).get(SIMILARITY, "cosine")
+            pooling |= {
+                "word_embedding_dimension": model.config.width,
+                "include_prompt": config.include_prompt,
+            }
             return {
                 MODULES: _chain(modules),
-                "1_Pooling/config.json": {
-                    "word_embedding_dimension": model.config.width,
-                    **pooling,
-                    "include_prompt": config.include_prompt,
-                },
+                **({} if static else {"1_Pooling/config.json": pooling, _TRANSFORMER: transformer}),
                 **{
                     f"{at}_Dense/{name}": content
-                    for at, files in enumerate(dense, 2)
+                    for at, files in enumerate(dense, kinds.index("Dense") if dense else 0)
                     for name, content in files.items()
                 },
-                _TRANSFORMER: transformer,
                 PROGRAM: {
                     **prompts,
                     SIMILARITY: similarity,

@@ -47,6 +47,7 @@ from bothways.prediction.engine import (
 )
 from bothways.prediction.prepared_model import PredictPrecision, PreparedModel
 from bothways.prediction.session_model import Runtime, SessionModel, open_session
+from bothways.prediction.static_model import StaticModel, open_static
 from bothways.tasks.base import Metrics, Reading, TaskModel
 from bothways.tasks.catalogue import TASKS, AnyTask, task_kind
 from bothways.tasks.classification.task import ClassificationTask
@@ -561,6 +562,9 @@ def open_task(
             open_learner, folder, task, length=length, device=device, settings=settings
         )
         learner = reopen()
+        if isinstance(learner.model, StaticModel) and precision not in ("auto", "fp32"):
+            what = f"a StaticEmbedding folder has no matrix products, and none in {precision}"
+            raise ConfigError(what, where="precision", fix="Set the precision to fp32.")
     else:
         if device not in ("auto", "cpu"):
             what = f"an exported model runs on the CPU, not on {device}"
@@ -579,7 +583,10 @@ def open_learner(
     settings: Tree | Iterable[str] = (),
 ) -> TaskModel[Any, Any]:
     """Open a folder as `open_task`, with the model as it is saved, in evaluation mode."""
-    loaded = load_model(resolve_run(str(folder)), whole=False)
+    source = resolve_run(str(folder))
+    if (static := open_static(source, device)) is not None:
+        return _bind(static, task, length=length, settings=settings)
+    loaded = load_model(source, whole=False)
     return _bind(loaded, task, length=length, settings=settings).to(choose_device(device))
 
 

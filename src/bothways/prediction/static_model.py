@@ -1,0 +1,72 @@
+"""A StaticEmbedding folder with the interface of a prepared model; see `hub.static_embedding`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from bothways.core.errors import ConfigError, FolderError
+from bothways.core.json_reader import read_object
+from bothways.hub.load_report import LoadReport
+from bothways.hub.model_folder import LoadedModel, read_record
+from bothways.hub.resolve import PROGRAM, resolve
+from bothways.hub.static_embedding import TABLE, StaticEncoder, read_static, static_folder
+from bothways.prediction.prepared_model import PreparedModel
+from bothways.text.tokenizer import Tokenizer
+
+
+class StaticModel(PreparedModel):
+    """A table of vectors in place of an encoder; sums of fp32 on the CPU."""
+
+    def __init__(self, encoder: StaticEncoder) -> None:
+        nn.Module.__init__(self)
+        self.config, self.specification, self.precision = encoder.config, (), "fp32"
+        self.encoder = encoder  # type: ignore[assignment]
+        self.heads = nn.ModuleDict()
+        self.device, self.autocast_dtype = torch.device("cpu"), torch.float32
+        self.splits_batches = self.batch_invariant = False
+        self.longest_fused = 0
+        self.eval()
+
+    def check_process(self) -> None:
+        """Allow every process: no kernel has threads of its own."""
+
+
+@dataclass(frozen=True)
+class StaticFolder(LoadedModel):
+    """A StaticEmbedding folder in memory.
+
+    Attributes:
+        texts: its tokenizer, which is not one of an encoder.
+    """
+
+    texts: Tokenizer | None = None
+
+    def tokenizer(self) -> Tokenizer:
+        """Return the folder's tokenizer."""
+        assert self.texts is not None
+        return self.texts
+
+
+def open_static(name: str | Path, device: str) -> LoadedModel | None:
+    """Open a StaticEmbedding folder; None for another one.
+
+    Raises:
+        FolderError, TokenizerError: a file is missing or damaged.
+        ConfigError: the device is not the CPU.
+    """
+    folder = resolve(name)
+    if (inner := static_folder(folder)) is None:
+        return None
+    if device not in ("auto", "cpu"):
+        what = f"vectors of a StaticEmbedding folder are computed on the CPU, not on {device}"
+        raise ConfigError(what, where="device", fix="Set the device to cpu.")
+    encoder, tokenizer = read_static(inner)
+    model, program = StaticModel(encoder), folder / PROGRAM
+    kept = read_object(program, FolderError) if program.is_file() else {}
+    model.kept = {"config.json": {}, PROGRAM: kept}
+    report = LoadReport((TABLE,))
+    return StaticFolder(model, report, folder, extra=read_record(folder), texts=tokenizer)
