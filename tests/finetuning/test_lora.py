@@ -238,7 +238,7 @@ def test_measures_that_change_the_weights_are_refused(name: str) -> None:
 
 
 def test_a_stage_and_random_weights_are_refused(settings: FinetuneConfig) -> None:
-    with pytest.raises(ConfigError, match=r"^teacher\.stage: trains all weights"):
+    with pytest.raises(ConfigError, match=r"^teacher\.stage: updates all weights"):
         dataclasses.replace(settings, teacher=Teacher("other", stage=LayerStage()))
     ready = prepare_run(dataclasses.replace(settings, lora=None), None, torch.device("cpu"))
     method = FinetuneConfig(FAST, 16, lora=LoRA())

@@ -48,6 +48,7 @@ def test_every_shorthand_is_a_setting() -> None:
         "optimizer": "lamb",
         "schedule": "cosine",
         "columns": {"text": "words"},
+        "adapter_only": "true",
     }
     base = replace(BASE, dev="30%")  # for the group of a split
     for name in SHORTHANDS:
