@@ -89,12 +89,6 @@ class RelationHead(TagHead):
     def build(self, config: EncoderConfig) -> nn.Module:
         return RelationOutput(config, self.count)
 
-    def flops(self, config: EncoderConfig, length: int, predicted: float) -> float:
-        return 4.0 * config.width * self.count / length
-
-    def share_read(self, config: EncoderConfig, length: int, predicted: float) -> float:
-        return 2 / length
-
 
 @dataclass(frozen=True)
 class RelationTask(Task[RelationExample, ClassPrediction]):

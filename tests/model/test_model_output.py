@@ -139,8 +139,8 @@ class MaxHead(TagHead):
 def test_a_head_of_sequences_that_is_read_alone_may_read_all_tokens() -> None:
     config = draw_config(5, "post")
     head, text = MaxHead(1), draw_input(config, [7, 4, 11])
-    assert head.share_read(config, 8, 0.0) == 1
-    assert LabelHead(2).share_read(config, 8, 0.0) == 1 / 8
+    assert not head.reads_one_token(config)
+    assert LabelHead(2).reads_one_token(config)
     model = Model(config, [head]).eval()
     with torch.no_grad():
         output = model(text.batch, heads=["max"])

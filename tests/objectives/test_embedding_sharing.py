@@ -32,6 +32,7 @@ from bothways.objectives.replaced_tokens import (
     Shallower,
     Sharing,
 )
+from bothways.objectives.step_cost import shared_parameters
 from bothways.pretraining.build import build_models, fit_to_corpus, preflight
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.recipes import deberta, deberta_v3
@@ -172,7 +173,7 @@ def test_parameters_are_forecast_for_both_networks(sharing: Sharing, size: Any) 
     learner = objective.learner({role: Model(*spec) for role, spec in models.items()}, VOCABULARY)
     trained = sum(parameter.numel() for parameter in learner.parameters())
     counted = sum(parameter_table(*spec).total for spec in models.values())
-    assert counted - objective.shared_parameters(config) == trained
+    assert counted - shared_parameters(objective, config) == trained
 
 
 def config_of(corpus: Corpus, sharing: Sharing, steps: int = 4, **settings: Any) -> PretrainConfig:

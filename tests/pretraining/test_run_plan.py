@@ -18,6 +18,7 @@ from bothways.data.batching import ExampleBudget, TokenRamp, budget_at
 from bothways.data.corpus import Corpus
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
+from bothways.objectives.step_cost import objective_flops
 from bothways.pretraining import run_plan
 from bothways.pretraining.build import load_of
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
@@ -214,7 +215,7 @@ def test_phases_count_by_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None
     assert tokens.seconds["training"] == pytest.approx(57_600 + 12_800)
     hours = plan(Hours(10.0), evaluate=None)  # an update takes 13.8 or 103.4 s
     assert hours.updates == math.ceil(32_400 / 13.8 + 3600 / 103.4)
-    per = [3 * run.objective.forward_flops(run.encoder, length) for length in (128, 512)]
+    per = [3 * objective_flops(run.objective, run.encoder, length) for length in (128, 512)]
     read = [900 * 12_800, 100 * 51_200]
     assert steps.operations == pytest.approx((per[0] * read[0] + per[1] * read[1]) / sum(read))
 

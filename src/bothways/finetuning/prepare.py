@@ -33,6 +33,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.flops import LossFloats
 from bothways.model.heads import Head, LabelHead, TagHead
 from bothways.model.model import Model
+from bothways.objectives.step_cost import loss_floats
 from bothways.tasks.base import TaskModel
 from bothways.training.preflight.machine import check_machine, compute_as
 from bothways.training.preflight.memory import Load
@@ -265,7 +266,7 @@ def _memory_demand(settings: FinetuneConfig, model: Model, data: LabelledData) -
     teacher = objective.models(model.config)["teacher"]
     return dataclasses.replace(
         demand,
-        losses=objective.loss_floats(model.config),
+        losses=loss_floats(objective, model.config),
         frozen=((teacher.encoder, teacher.heads),),
     )
 

@@ -10,13 +10,16 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
+from torch import nn
 from typing_extensions import assert_never
 
 from bothways.core.runtime.devices import Precision, resolve_precision
 from bothways.model.attention.dispatch import AttentionCall, Compiled, choose
 from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window, sees_all
 from bothways.model.config import EncoderConfig, Gated
+from bothways.model.head_modules import MaskedOutput, NextTokenOutput, OwnOutput
 from bothways.model.heads import Head, MaskedHead, PoolerHead, with_pooler
+from bothways.model.init import without_weights
 from bothways.model.positions import Disentangled
 
 BACKWARD = 2
@@ -71,7 +74,7 @@ def forward_flops(
         predicted: the share of tokens that the masked LM head predicts.
     """
     wanted = with_pooler(config, heads)
-    of_heads = sum(head.flops(config, length, predicted) for head in wanted)
+    of_heads = sum(_head_flops(config, head, length, predicted) for head in wanted)
     blocks = sum(_block_flops(config, layer, length) for layer in range(config.depth))
     projection = 0 if config.embedding is None else 2 * config.embedding * config.width
     unread = (1 - _share_read(config, wanted, length, predicted)) * _tail_flops(config)
@@ -79,6 +82,27 @@ def forward_flops(
     if MaskedHead() in wanted:
         of_heads += _decoder_flops(config, length, predicted)
     return encoder - unread + of_heads
+
+
+def _head_flops(config: EncoderConfig, head: Head, length: int, predicted: float) -> float:
+    """Return the operations of a head per token, counted from the matrices of its module."""
+    with without_weights():
+        module = head.build(config)
+    rows = predicted if isinstance(head, MaskedHead) else 1 / length if head.of_sequences else 1.0
+    operations = 0.0
+    for layer in module.modules():
+        if isinstance(layer, nn.LSTM):  # it reads every token
+            operations += sum(
+                2.0 * weight.numel() for weight in layer.parameters() if weight.ndim > 1
+            )
+        elif isinstance(layer, nn.Linear):
+            late = (
+                isinstance(module, OwnOutput) and module.reads == "late" and layer is module.inner
+            )
+            operations += 2.0 * layer.weight.numel() * (1.0 if late else rows)
+    if isinstance(module, MaskedOutput | NextTokenOutput) and module.output is None:
+        operations += 2.0 * rows * config.embedding_width * config.vocab  # the token embedding
+    return operations
 
 
 def _block_flops(config: EncoderConfig, layer: int, length: int) -> float:
@@ -127,7 +151,9 @@ def _share_read(
     if wanted <= {PoolerHead()} or (config.depth == 1 and _convolution_flops(config)):
         return 1.0
     masked = predicted if MaskedHead() in wanted else 0.0
-    others = [head.share_read(config, length, predicted) for head in wanted - {MaskedHead()}]
+    others = [
+        1 / length if head.reads_one_token(config) else 1.0 for head in wanted - {MaskedHead()}
+    ]
     return min(1.0, masked + max(others, default=0.0))
 
 

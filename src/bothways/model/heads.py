@@ -56,17 +56,9 @@ class HeadValue:
         """
         raise NotImplementedError
 
-    def flops(self, config: EncoderConfig, length: int, predicted: float) -> float:
-        """Return operations per token, where this share of tokens is predicted."""
-        raise NotImplementedError
-
     def reads_one_token(self, config: EncoderConfig) -> bool:
         """Return whether it reads one token of each sequence, that of the pooler, and no other."""
         return False
-
-    def share_read(self, config: EncoderConfig, length: int, predicted: float) -> float:
-        """Return the share of tokens whose last vectors it reads."""
-        return 1 / length if self.reads_one_token(config) else 1.0
 
     def reads_pooler(self, config: EncoderConfig) -> bool:
         """Return whether it reads the pooled vector."""
@@ -88,15 +80,6 @@ class MaskedHead(HeadValue):
             raise ConfigError(what, where="encoder.readout.masked", fix="Use an activation.")
         return MaskedOutput(config)
 
-    def flops(self, config: EncoderConfig, length: int, predicted: float) -> float:
-        """Count its layers, at the predicted tokens."""
-        dense = 0 if config.readout.masked == "direct" else config.width
-        return predicted * 2 * config.embedding_width * (dense + config.vocab)
-
-    def share_read(self, config: EncoderConfig, length: int, predicted: float) -> float:
-        """Return the predicted share."""
-        return predicted
-
 
 class _PooledValue(HeadValue):
     """A head of whole sequences."""
@@ -115,13 +98,6 @@ class _PooledValue(HeadValue):
         source = self._source(config)
         return not (isinstance(source, Own) and source.reads != "first")
 
-    def flops(self, config: EncoderConfig, length: int, predicted: float) -> float:
-        """Count its layers once per sequence, a dense layer of a "late" head on each token."""
-        source, outputs = self._source(config), self.outputs or 0
-        if isinstance(source, Own) and source.reads == "late":
-            return 2.0 * config.width * (config.width + outputs / length)
-        return _output_flops(source, config.width, outputs) / length
-
 
 @dataclass(frozen=True)
 class PoolerHead(_PooledValue):
@@ -133,10 +109,6 @@ class PoolerHead(_PooledValue):
     def build(self, config: EncoderConfig) -> nn.Module:
         """Return a `Pooler`."""
         return Pooler(config)
-
-    def flops(self, config: EncoderConfig, length: int, predicted: float) -> float:
-        """Count its dense layer once per sequence."""
-        return 2 * config.width**2 / length
 
     def reads_pooler(self, config: EncoderConfig) -> bool:
         """Return False: it is the pooler."""
@@ -200,15 +172,6 @@ class LabelHead(_PooledValue):
         """Return False for a BiLSTM."""
         return not self.lstm and super().reads_one_token(config)
 
-    def flops(self, config: EncoderConfig, length: int, predicted: float) -> float:
-        """Count its layers once per sequence, a BiLSTM on each token."""
-        if not self.lstm:
-            return super().flops(config, length, predicted)
-        # Per direction 4 gates of the input and of the state; the second layer reads both.
-        inputs = config.width + 2 * self.lstm
-        of_lstm = 2.0 * 2 * 4 * self.lstm * (inputs + 2 * self.lstm)
-        return of_lstm + 2.0 * 2 * self.lstm * self.count / length
-
 
 @dataclass(frozen=True)
 class TagHead(HeadValue):
@@ -236,10 +199,6 @@ class TagHead(HeadValue):
         """Return a `LinearOutput` or an `OwnOutput`."""
         return _output(config, config.readout.tokens, self.count, self.dropout)
 
-    def flops(self, config: EncoderConfig, length: int, predicted: float) -> float:
-        """Count its layers on each token."""
-        return _output_flops(config.readout.tokens, config.width, self.count)
-
 
 @dataclass(frozen=True)
 class SpanHead(HeadValue):
@@ -255,12 +214,6 @@ class SpanHead(HeadValue):
         if config.readout.span is not None:
             return DeepOutput(config, 2)
         return _output(config, config.readout.tokens, 2, config.readout.span_dropout)
-
-    def flops(self, config: EncoderConfig, length: int, predicted: float) -> float:
-        """Count its layers on each token."""
-        if config.readout.span is not None:
-            return 4.0 * config.width * (config.intermediate_size + 1)
-        return _output_flops(config.readout.tokens, config.width, 2)
 
 
 @dataclass(frozen=True)
@@ -300,10 +253,6 @@ class ReplacedHead(HeadValue):
         """Return a `ReplacedOutput`."""
         return ReplacedOutput(config)
 
-    def flops(self, config: EncoderConfig, length: int, predicted: float) -> float:
-        """Count both layers on each token."""
-        return 2.0 * config.width * (config.width + 1)
-
 
 @dataclass(frozen=True)
 class NextTokenHead(HeadValue):
@@ -323,10 +272,6 @@ class NextTokenHead(HeadValue):
                 fix='Leave it out, or give the head its own matrix: readout.output = "own".',
             )
         return NextTokenOutput(config)
-
-    def flops(self, config: EncoderConfig, length: int, predicted: float) -> float:
-        """Count the product with the vocabulary on each token."""
-        return 2.0 * config.width * config.vocab
 
 
 Head = (
@@ -365,10 +310,6 @@ def _output(
     if isinstance(source, Own):
         return OwnOutput(config, source, outputs, rate)
     return LinearOutput(config, outputs, rate)
-
-
-def _output_flops(source: FromPooler | Own | None, width: int, outputs: int) -> float:
-    return 2.0 * width * (outputs + (width if isinstance(source, Own) else 0))
 
 
 def _check_outputs(kind: str, count: int, dropout: float | None) -> None:

@@ -32,11 +32,10 @@ from bothways.hub.infer_heads import heads_of
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.model.attention.patterns import Full
 from bothways.model.config import EncoderConfig
-from bothways.model.flops import LossFloats
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.objectives.distillation_module import LOGIT_ROWS, DistillationModule
+from bothways.objectives.distillation_module import DistillationModule
 from bothways.objectives.distillation_values import (
     AttentionScores,
     CosineStates,
@@ -110,14 +109,6 @@ class Distillation(Objective):
         """True if `prepare` reads `Vocabulary.counts`."""
         return self.masking is not None and self.masking.needs_counts
 
-    @property
-    def predicted(self) -> float:
-        """The share of tokens for which logits are computed."""
-        soft = self.loss(SoftTargets)
-        if soft is not None and soft.at == "all":
-            return 1.0
-        return 0.0 if self.masking is None else self.masking.rate
-
     def models(self, encoder: EncoderConfig) -> dict[str, ModelSpec]:
         """Return the student, "model", and the teacher with as many layers as are read."""
         heads = (MaskedHead(),)
@@ -131,37 +122,6 @@ class Distillation(Objective):
             "model": ModelSpec(encoder, heads if predicts else ()),
             "teacher": ModelSpec(read, heads if self.loss(SoftTargets) else ()),
         }
-
-    def loss_floats(self, encoder: EncoderConfig) -> LossFloats:
-        """Return what the losses hold of the teacher's pass, and for their gradients."""
-        teacher = self.models(encoder)["teacher"].encoder
-        width, read, own, fixed = teacher.width, 0.0, 0.0, 0.0
-        if self.loss(SoftTargets) or self.loss(CosineStates):
-            read += width
-        for loss in self.losses:
-            match loss:
-                case MaskedTokens():
-                    rate = 0.0 if self.masking is None else self.masking.rate
-                    own += 2 * rate * encoder.vocab
-                case SoftTargets():
-                    own += encoder.width
-                    # Of some tokens at a time the logits, probabilities and gradients of both, and
-                    # three gradients of the table.
-                    fixed = (6 * LOGIT_ROWS + 3 * encoder.embedding_width) * encoder.vocab
-                case CosineStates():
-                    own += 2 * width
-                case HiddenStates():
-                    read += teacher.depth * width
-                    own += 2 * (encoder.depth + 1) * width
-                case AttentionScores():
-                    read += 3 * encoder.depth * width
-                    own += 2 * encoder.depth * encoder.width
-                case Relations():
-                    read += 3 * width
-                    own += 6 * encoder.width
-                case _:
-                    assert_never(loss)
-        return LossFloats(own, read, fixed)
 
     @property
     def frozen_models(self) -> Mapping[str, str]:

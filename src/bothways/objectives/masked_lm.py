@@ -129,11 +129,6 @@ class MaskedObjective(Objective):
         """True if `prepare` reads `Vocabulary.counts`."""
         return self.masking.needs_counts
 
-    @property
-    def predicted(self) -> float:
-        """The share of tokens that are predicted."""
-        return self.masking.rate
-
 
 def with_masking(objective: Objective, masking: Masking | None) -> Objective:
     """Return the objective with another masking, if one is given and it hides tokens."""

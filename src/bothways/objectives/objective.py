@@ -22,14 +22,13 @@ from bothways.data.corpus import Corpus
 from bothways.data.masking import Vocabulary
 from bothways.data.segments import Segments
 from bothways.model.config import EncoderConfig
-from bothways.model.flops import BACKWARD, LossFloats, forward_flops
 from bothways.model.heads import Head, token_head
 from bothways.model.model import Model
 from bothways.training.meter import EvaluationScores
 
 S = TypeVar("S", bound=Segments)
 
-_PREDICTING = frozenset({"masked", "causal"})
+PREDICTING = frozenset({"masked", "causal"})
 """The kinds of heads that predict tokens from the whole vocabulary."""
 
 
@@ -72,10 +71,6 @@ class Objective:
         """The roles whose new models begin with the embedding tables of another role: that role."""
         return {}
 
-    def shared_parameters(self, encoder: EncoderConfig) -> int:
-        """Return the number of parameters that two of the models have in common."""
-        return 0
-
     def check(self, corpus: Corpus) -> list[Finding]:
         """Return the findings of the preflight about the corpus and its tokenizer."""
         return self.segments.check(corpus)
@@ -102,33 +97,6 @@ class Objective:
     def needs_counts(self) -> bool:
         """True if `prepare` reads `Vocabulary.counts`."""
         return False
-
-    @property
-    def predicted(self) -> float:
-        """The share of tokens that are predicted, for the count of operations."""
-        return 1.0
-
-    def loss_floats(self, encoder: EncoderConfig) -> LossFloats:
-        """Return the numbers that the losses hold: predictions over the vocabulary and their
-        gradient.
-        """
-        scores = (
-            2 * self.predicted * spec.encoder.vocab
-            for spec in self.models(encoder).values()
-            if any(head.kind in _PREDICTING for head in spec.heads)
-        )
-        return LossFloats(sum(scores))
-
-    def forward_flops(self, encoder: EncoderConfig, length: int) -> float:
-        """Return the operations per token of a forward pass of all models.
-
-        That of a model without a backward pass counts by its share of a step.
-        """
-        return sum(
-            forward_flops(spec.encoder, spec.heads, length, self.predicted)
-            / (1 + BACKWARD if role in self.frozen_models else 1)
-            for role, spec in self.models(encoder).items()
-        )
 
 
 def require_head(objective: Objective, encoder: EncoderConfig, head: Head) -> None:

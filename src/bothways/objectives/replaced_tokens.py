@@ -176,15 +176,6 @@ class GeneratorObjective(MaskedObjective):
         """With disentangled sharing a new generator begins with the discriminator's tables."""
         return {"generator": "model"} if self.sharing == "disentangled" else {}
 
-    def shared_parameters(self, encoder: EncoderConfig) -> int:
-        """Return the parameters of the tables and the LayerNorm, where they are shared."""
-        if self.sharing != "shared":
-            return 0
-        with without_weights():
-            embedding = Embedding(encoder)
-        parts = [*embedding.tables().values(), embedding.norm]
-        return sum(each.numel() for part in parts for each in part.parameters())
-
     def prepare(
         self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator
     ) -> Sequence:

@@ -92,12 +92,6 @@ class MaskedLMSpanBoundary(MaskedObjective):
         """Return the module to train."""
         return SpanBoundaryModule(models["model"], self.boundary, self.z_loss)
 
-    def forward_flops(self, encoder: EncoderConfig, length: int) -> float:
-        """Return the operations per token of a forward pass, the boundary network included."""
-        width, embedded = encoder.width, encoder.embedding_width
-        parts = (2 * width + PLACE_WIDTH) * width + width * embedded + embedded * encoder.vocab
-        return super().forward_flops(encoder, length) + 2 * self.predicted * parts
-
 
 def _boundaries(sequence: Sequence, chosen: Chosen) -> BoundaryTargets:
     """Return the targets of all chosen tokens whose span has a token on both sides."""

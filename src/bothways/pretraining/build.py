@@ -35,6 +35,7 @@ from bothways.model.families.catalogue import FAMILIES, PRESETS, family_for, pre
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.objectives.objective import ModelSpec, Objective
+from bothways.objectives.step_cost import loss_floats, shared_parameters
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.layers import with_layers
 from bothways.text.tokenizer import Tokenizer
@@ -308,8 +309,8 @@ def load_of(settings: PretrainConfig) -> Load:
         max(phase.length for phase in settings.phases),
         settings.microbatch_tokens,
         settings.training,
-        settings.objective.shared_parameters(settings.encoder),
-        settings.objective.loss_floats(settings.encoder),
+        shared_parameters(settings.objective, settings.encoder),
+        loss_floats(settings.objective, settings.encoder),
         tuple(spec for role, spec in models.items() if role in frozen),
     )
 

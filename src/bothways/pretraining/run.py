@@ -34,6 +34,7 @@ from bothways.hub.model_card import Card, data_of_corpus, limits_of_pretrained
 from bothways.hub.model_folder import save_model
 from bothways.hub.provenance import digest_of_model
 from bothways.model.model import Model
+from bothways.objectives.step_cost import objective_flops
 from bothways.pretraining.build import (
     build_models,
     load_of,
@@ -151,7 +152,7 @@ def pretrain(
         digests = digests_of(settings, corpora)
         require_agreement(plan, flatten(configs.to_dict(settings)) | digests, files=("start",))
         plan = choose_plan(plan, settings.sharding, load_of(settings), where, progress)
-        flops = settings.objective.forward_flops(settings.encoder, settings.phases[0].length)
+        flops = objective_flops(settings.objective, settings.encoder, settings.phases[0].length)
         peak = peak_of(flops, settings.training, where, plan)
         # After the peak, which draws the first time in a process.
         torch.manual_seed(settings.seed + 1 + plan.rank)

@@ -33,6 +33,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.flops import BACKWARD, forward_flops
 from bothways.model.model import Model
 from bothways.objectives.objective import Objective
+from bothways.objectives.step_cost import objective_flops
 from bothways.pretraining.build import load_of
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.run_course import StepSeconds, course_of
@@ -286,7 +287,8 @@ def _with_cards(error: ResourceError, load: Load, hardware: Hardware) -> Resourc
 def _operations(settings: PretrainConfig) -> list[float]:
     """Return the operations per token of a step in each phase; recomputation is not work."""
     return [
-        (1 + BACKWARD) * settings.objective_of(phase).forward_flops(settings.encoder, phase.length)
+        (1 + BACKWARD)
+        * objective_flops(settings.objective_of(phase), settings.encoder, phase.length)
         for phase in settings.phases
     ]
 
@@ -297,7 +299,7 @@ def _recomputed(settings: PretrainConfig, length: int) -> float:
     if not settings.training.recompute:
         return 1.0
     blocks = forward_flops(encoder, (), length) * (1 - 1 / encoder.depth)
-    whole = settings.objective.forward_flops(encoder, length)
+    whole = objective_flops(settings.objective, encoder, length)
     return 1 + blocks / ((1 + BACKWARD) * whole)
 
 

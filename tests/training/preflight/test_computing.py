@@ -22,6 +22,7 @@ from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.model.config import EncoderConfig
 from bothways.model.flops import forward_flops
 from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
+from bothways.objectives.step_cost import predicted_share
 from bothways.pretraining import run as pre_training
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import HeldOut
@@ -106,7 +107,7 @@ def test_ranks_that_pre_train_draw_by_their_number(
         pre_training, lambda: pre_training.pretrain(settings, corpus, tmp_path / "run"), monkeypatch
     )
     forward = forward_flops(
-        encoder, (MaskedHead(), PoolerHead(), PairHead()), 32, settings.objective.predicted
+        encoder, (MaskedHead(), PoolerHead(), PairHead()), 32, predicted_share(settings.objective)
     )
     assert peaks == [Peak(3 * forward, 2 * RATE)] * 2
     assert not torch.equal(*draws)
