@@ -14,10 +14,10 @@ from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.finetuning import forecast as forecasting
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import LabelledData, label, updates_per_epoch
-from bothways.finetuning.forecast import StepTime, epochs_in, forecast, measure_step
+from bothways.finetuning.forecast import StepTime, forecast, measure_step, steps_per_epoch
 from bothways.model.flops import BACKWARD
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.training.durations import Duration, Epochs, Hours, Steps, Tokens
+from bothways.training.durations import Duration, Epochs, Hours, Steps
 from toy_task import make_examples, make_task, make_tokenizer
 
 TRAINING = dataclasses.replace(finetune_adam(), precision="fp32")
@@ -30,21 +30,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> LabelledData:
     return label(ClassificationTask(), tokenizer, make_examples(320), make_examples(64, seed=1), 16)
 
 
-@pytest.mark.parametrize(
-    ("duration", "batch", "expected"),
-    [
-        (Epochs(2.0), ExampleBudget(32), lambda tokens: 2.0),
-        (Tokens(777), ExampleBudget(32), lambda tokens: 777 / tokens),
-        (Steps(3), ExampleBudget(32), lambda tokens: 3 * 32 / 320),
-        (Steps(3), TokenBudget(100), lambda tokens: 3 * 100 / tokens),
-        (Hours(1.0), ExampleBudget(32), lambda tokens: None),
-    ],
-)
-def test_the_length_of_a_run_in_epochs(
-    data: LabelledData, duration: Duration, batch: ExampleBudget | TokenBudget, expected
-) -> None:  # type: ignore[no-untyped-def]
-    settings = dataclasses.replace(SETTINGS, batch=batch)
-    assert epochs_in(duration, data, settings) == pytest.approx(expected(data.tokens))
+def test_an_epoch_has_a_smaller_last_batch_of_examples(data: LabelledData) -> None:
+    def steps(batch: ExampleBudget | TokenBudget) -> float:
+        return steps_per_epoch(data, dataclasses.replace(SETTINGS, batch=batch))
+
+    assert steps(ExampleBudget(30)) == 11
+    assert steps(TokenBudget(100)) == pytest.approx(data.tokens / 100)
 
 
 @pytest.mark.parametrize(("until", "steps"), [(Epochs(3.0), 33), (Steps(33), 33)])

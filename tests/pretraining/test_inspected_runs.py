@@ -19,7 +19,7 @@ from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.pretraining.build import load_of
+from bothways.pretraining.build import memory_demand
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.inspect_step import inspect_step
 from bothways.pretraining.run import pretrain
@@ -27,7 +27,7 @@ from bothways.pretraining.runs_page import differences
 from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Replicated, Sharded, Sharding, Single
-from bothways.training.preflight.machine import choose_plan
+from bothways.training.preflight.machine import choose_parallelism
 from bothways.training.preflight.memory import USABLE
 from bothways.training.run import Training
 from bothways.training.schedules import Linear
@@ -133,14 +133,14 @@ def test_ranks_share_a_model_that_does_not_fit(
     monkeypatch.setattr(machine, "all_gather", lambda plan, value: value[None])
     monkeypatch.setattr(machine, "memory_available", lambda device: free)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    cpu, plan, load = torch.device("cpu"), Replicated(1, 4, 1), load_of(settings)
+    cpu, plan, load = torch.device("cpu"), Replicated(1, 4, 1), memory_demand(settings)
     needed = load.memory(cpu, "replicated", 4).total
     free = int(needed / USABLE) + 1
-    assert choose_plan(plan, "auto", load, cpu) == plan
+    assert choose_parallelism(plan, "auto", load, cpu) == plan
     free = int(needed / USABLE) - 1
-    assert choose_plan(plan, "auto", load, cpu) == Sharded(1, 4, 1, 2, Sharding())
-    assert choose_plan(plan, None, load, cpu) == plan
-    assert choose_plan(Single(), Sharding(), load, cpu) == Single()
+    assert choose_parallelism(plan, "auto", load, cpu) == Sharded(1, 4, 1, 2, Sharding())
+    assert choose_parallelism(plan, None, load, cpu) == plan
+    assert choose_parallelism(Single(), Sharding(), load, cpu) == Single()
 
 
 def ready_commands() -> list[tuple[str, list[str]]]:

@@ -11,7 +11,7 @@ from bothways.cli.options import Device, RunLength
 if TYPE_CHECKING:
     from bothways.data.corpus import Corpus
     from bothways.pretraining.config import PretrainConfig
-    from bothways.pretraining.run_plan import RunPlan
+    from bothways.pretraining.forecast import RunForecast
 
 
 def plan(  # noqa: PLR0913 – one option per question
@@ -69,7 +69,7 @@ def plan(  # noqa: PLR0913 – one option per question
     from bothways.core.runtime.cards import card_named
     from bothways.data.corpus import Corpus
     from bothways.pretraining.config import load_config
-    from bothways.pretraining.run_plan import UTILISATION, Cards, Here, plan_run
+    from bothways.pretraining.forecast import UTILISATION, Cards, Here, forecast_run
     from bothways.training.durations import Tokens
 
     text = None if corpus is None else Corpus.open(corpus)
@@ -96,7 +96,7 @@ def plan(  # noqa: PLR0913 – one option per question
         where = Cards(card_named(hardware), ranks, share)
     with terminal_progress() as progress:
         read = None if text is None else float(text.manifest.counts.tokens)
-        done = plan_run(run, where, corpus_tokens=read, price=price, progress=progress)
+        done = forecast_run(run, where, corpus_tokens=read, price=price, progress=progress)
     if json:
         print(json_format.dumps(done.to_json(), ensure_ascii=False, allow_nan=False))
     else:
@@ -120,13 +120,13 @@ def _base(
     return make(encoder if text is None else fit_to_corpus(encoder, text.tokenizer))
 
 
-def _show(done: RunPlan) -> None:
+def _show(done: RunForecast) -> None:
     """Print the forecast as tables."""
     from rich.table import Table
 
     from bothways.core.report.terminal import titled
     from bothways.core.terminal import output_console, show_lines, time_text
-    from bothways.pretraining.run_plan import memory_rows
+    from bothways.pretraining.forecast import memory_rows
     from bothways.training.preflight.memory import size_text
 
     console = output_console()

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from typing_extensions import assert_never
 
 from bothways.core.batch import pack
 from bothways.core.finding import Finding
@@ -25,7 +24,7 @@ from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import LabelledData, updates_per_epoch
 from bothways.model.flops import BACKWARD
 from bothways.tasks.base import TaskModel
-from bothways.training.durations import Duration, Epochs, Hours, Steps, Tokens
+from bothways.training.durations import StepRates
 from bothways.training.moments import moment_bytes
 from bothways.training.optimizers import FusedAdamW, build_optimizer, set_rate
 from bothways.training.preflight.machine import seconds_per_byte, speed, update_seconds
@@ -58,13 +57,15 @@ def forecast(
         folder: of the run; None for a run in memory, which writes no checkpoints.
         progress: receives the stages of the measurement.
     """
-    epochs = epochs_in(training.end, data, settings)
-    if epochs is None:
+    per_epoch = steps_per_epoch(data, settings)
+    rates = StepRates(data.tokens / per_epoch, 1 / per_epoch)
+    length = rates.steps(training.end)
+    if length is None:
         return None
-    updates = math.ceil(epochs * _steps_per_epoch(data, settings) - 1e-9)
+    updates, epochs = math.ceil(length - 1e-9), length / per_epoch
     step = measure_step(learner, data, settings, training, progress)
-    scored = _times(epochs, training.evaluate, data, settings) if data.dev else 0
-    saved = 0 if folder is None else max(scored, _times(epochs, training.save, data, settings))
+    scored = rates.times(training.evaluate, length) if data.dev else 0
+    saved = 0 if folder is None else max(scored, rates.times(training.save, length))
     dev = sum(len(sequence) for item in data.dev for sequence in item.sequences)
     size, kept, matrices = 0, moment_bytes(training.optimizer), learner.matrices()
     for name, weight in learner.trained_parameters():
@@ -113,30 +114,7 @@ def measure_step(
     return StepTime(1 / rate, seconds)
 
 
-def _steps_per_epoch(data: LabelledData, settings: FinetuneConfig) -> float:
+def steps_per_epoch(data: LabelledData, settings: FinetuneConfig) -> float:
     """Return the steps of an epoch: the last one of examples is smaller; of tokens, about."""
     steps = updates_per_epoch(data, settings)
     return math.ceil(steps) if isinstance(settings.batch, ExampleBudget) else steps
-
-
-def epochs_in(duration: Duration, data: LabelledData, settings: FinetuneConfig) -> float | None:
-    """Return a duration in epochs of the data; None for a time."""
-    match duration:
-        case Epochs(count):
-            return count
-        case Tokens(count):
-            return count / data.tokens
-        case Steps(count):
-            return count / _steps_per_epoch(data, settings)
-        case Hours():
-            return None
-        case _:
-            assert_never(duration)
-
-
-def _times(
-    epochs: float, every: Duration | None, data: LabelledData, settings: FinetuneConfig
-) -> int:
-    """Return how often something is done in a run: after each duration, and at the end."""
-    each = None if every is None else epochs_in(every, data, settings)
-    return 1 if each is None else math.ceil(epochs / each - 1e-9)

@@ -36,7 +36,7 @@ from bothways.model.model import Model
 from bothways.objectives.step_cost import loss_floats
 from bothways.tasks.base import TaskModel
 from bothways.training.preflight.machine import check_machine, compute_as
-from bothways.training.preflight.memory import Load
+from bothways.training.preflight.memory import MemoryDemand
 from bothways.training.preflight.text import check_model
 
 
@@ -250,9 +250,9 @@ def _learner(
     return task.learner(model, data.tokenizer, labels, data.length).to(device)
 
 
-def _memory_demand(settings: FinetuneConfig, model: Model, data: LabelledData) -> Load:
+def _memory_demand(settings: FinetuneConfig, model: Model, data: LabelledData) -> MemoryDemand:
     """Return the demands of the run, or of its first stage, which holds a teacher, too."""
-    demand = Load(
+    demand = MemoryDemand(
         ((model.config, model.specification),),
         max(len(sequence) for sequence in data.sequences),
         settings.microbatch_tokens,

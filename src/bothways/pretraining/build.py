@@ -42,7 +42,7 @@ from bothways.text.tokenizer import Tokenizer
 from bothways.training.durations import Epochs, Steps, Tokens
 from bothways.training.parallel import Plan, Single
 from bothways.training.preflight.machine import check_machine
-from bothways.training.preflight.memory import Load
+from bothways.training.preflight.memory import MemoryDemand
 from bothways.training.preflight.text import check_model, unknown_tokens
 
 SINGLE = Single()
@@ -288,7 +288,7 @@ def preflight(
     findings = [*check_model(settings.encoder, corpus.tokenizer, longest)]
     # Ranks that may share a model do so where it would not fit otherwise.
     ranks = 1 if settings.sharding is None else plan.world
-    findings += check_machine(load_of(settings), folder, device, ranks)
+    findings += check_machine(memory_demand(settings), folder, device, ranks)
     findings += check_class(*models["model"], corpus.tokenizer)
     findings += _check_start(settings)
     fix = "Train a tokenizer on this text, and build the corpus with it."
@@ -301,10 +301,10 @@ def preflight(
     return report_findings(dict.fromkeys(findings))
 
 
-def load_of(settings: PretrainConfig) -> Load:
+def memory_demand(settings: PretrainConfig) -> MemoryDemand:
     """Return the demands of a run in which each rank has a whole model."""
     models, frozen = settings.objective.models(settings.encoder), settings.objective.frozen_models
-    return Load(
+    return MemoryDemand(
         tuple(spec for role, spec in models.items() if role not in frozen),
         max(phase.length for phase in settings.phases),
         settings.microbatch_tokens,

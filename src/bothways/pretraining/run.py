@@ -37,7 +37,7 @@ from bothways.model.model import Model
 from bothways.objectives.step_cost import objective_flops
 from bothways.pretraining.build import (
     build_models,
-    load_of,
+    memory_demand,
     mixed_loader_of,
     preflight,
     vocabulary_of,
@@ -55,7 +55,7 @@ from bothways.training.parallel import (
     rank_device,
     require_agreement,
 )
-from bothways.training.preflight.machine import choose_plan, compute_as, peak_of
+from bothways.training.preflight.machine import choose_parallelism, compute_as, peak_of
 from bothways.training.run import Training
 from bothways.training.run_folder import run_folder
 from bothways.training.state import RunState
@@ -151,7 +151,7 @@ def pretrain(
         stack.enter_context(connected(plan, where))
         digests = digests_of(settings, corpora)
         require_agreement(plan, flatten(configs.to_dict(settings)) | digests, files=("start",))
-        plan = choose_plan(plan, settings.sharding, load_of(settings), where, progress)
+        plan = choose_parallelism(plan, settings.sharding, memory_demand(settings), where, progress)
         flops = objective_flops(settings.objective, settings.encoder, settings.phases[0].length)
         peak = peak_of(flops, settings.training, where, plan)
         # After the peak, which draws the first time in a process.

@@ -133,3 +133,37 @@ def part_of(run: Duration, share: float) -> Duration:
             return Hours(count * share)
         case _:
             assert_never(run)
+
+
+@dataclass(frozen=True)
+class StepRates:
+    """What a step adds to each unit of the length of a run, on average.
+
+    Attributes:
+        tokens: tokens of a step.
+        epochs: share of an epoch; None if the size of the data is unknown.
+        seconds: seconds of a step; None if they are unknown.
+    """
+
+    tokens: float
+    epochs: float | None = None
+    seconds: float | None = None
+
+    def steps(self, duration: Duration) -> float | None:
+        """Return a duration in steps; None if its unit is unknown."""
+        match duration:
+            case Steps(count):
+                return count
+            case Tokens(count):
+                return count / self.tokens
+            case Epochs(count):
+                return None if self.epochs is None else count / self.epochs
+            case Hours(count):
+                return None if self.seconds is None else 3600 * count / self.seconds
+            case _:
+                assert_never(duration)
+
+    def times(self, every: Duration | None, steps: float) -> int:
+        """Return how often a run of `steps` reaches the end of an interval; its own end counts."""
+        interval = None if every is None else self.steps(every)
+        return 1 if interval is None else max(1, math.ceil(steps / interval - 1e-9))

@@ -22,7 +22,7 @@ from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW
 from bothways.training.preflight import machine as preflight
 from bothways.training.preflight.machine import check_machine
-from bothways.training.preflight.memory import Load
+from bothways.training.preflight.memory import MemoryDemand
 from bothways.training.preflight.text import check_casing, check_inputs, check_model
 from bothways.training.run import Training
 from bothways.training.schedules import WSD, Constant
@@ -201,7 +201,7 @@ def test_what_is_cut_and_what_is_unknown_is_counted(tmp_path: Path) -> None:
     )
 
 
-LOAD = Load(
+DEMAND = MemoryDemand(
     ((EncoderConfig(1000, 64, 2, 2, 128), (PoolerHead(), LabelHead(2))),),
     length=128,
     microbatch=4096,
@@ -209,40 +209,40 @@ LOAD = Load(
 )
 
 
-def with_training(**changes: object) -> Load:
-    training = dataclasses.replace(LOAD.training, **changes)  # type: ignore[arg-type]
-    return dataclasses.replace(LOAD, training=training)
+def with_training(**changes: object) -> MemoryDemand:
+    training = dataclasses.replace(DEMAND.training, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(DEMAND, training=training)
 
 
 def test_an_average_and_the_checkpoint_of_a_plateau_take_room() -> None:
     more = with_training(ema=0.9, schedule=WSD())
-    assert (LOAD.checkpoints, more.checkpoints) == (3, 4)
-    assert (LOAD.saved, more.saved) == (12 * LOAD.parameters, 16 * LOAD.parameters)
-    assert more.memory(CPU).total - LOAD.memory(CPU).total == 4 * LOAD.parameters
+    assert (DEMAND.checkpoints, more.checkpoints) == (3, 4)
+    assert (DEMAND.saved, more.saved) == (12 * DEMAND.parameters, 16 * DEMAND.parameters)
+    assert more.memory(CPU).total - DEMAND.memory(CPU).total == 4 * DEMAND.parameters
 
 
 def test_a_model_that_fits_the_machine_is_not_mentioned(tmp_path: Path) -> None:
-    assert check_machine(LOAD, tmp_path, CPU) == []
+    assert check_machine(DEMAND, tmp_path, CPU) == []
 
 
 def test_two_models_take_the_memory_of_both() -> None:
     """Parameters that they have in common count once."""
-    two = dataclasses.replace(LOAD, models=(*LOAD.models, *LOAD.models), shared=1000)
-    assert two.parameters == 2 * LOAD.parameters - 1000
-    assert two.memory(CPU).total == 2 * LOAD.memory(CPU).total - 16 * 1000
+    two = dataclasses.replace(DEMAND, models=(*DEMAND.models, *DEMAND.models), shared=1000)
+    assert two.parameters == 2 * DEMAND.parameters - 1000
+    assert two.memory(CPU).total == 2 * DEMAND.memory(CPU).total - 16 * 1000
     assert (two.saved, two.fixed) == (12 * two.parameters, 16 * two.parameters)
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = LOAD.parameters * (3 * 12 + 4)
+    needed = DEMAND.parameters * (3 * 12 + 4)
     monkeypatch.setattr(preflight, "disk_free", lambda folder: needed)
-    assert check_machine(LOAD, tmp_path, CPU) == []
+    assert check_machine(DEMAND, tmp_path, CPU) == []
     monkeypatch.setattr(preflight, "disk_free", lambda folder: needed - 1)
-    (finding,) = check_machine(LOAD, tmp_path, CPU)
+    (finding,) = check_machine(DEMAND, tmp_path, CPU)
     assert (finding.check, finding.severity, finding.where) == ("disk", "error", str(tmp_path))
     monkeypatch.setattr(preflight, "disk_free", lambda folder: 2**18)
     assert (
-        check_machine(LOAD, tmp_path, CPU)[0].what
+        check_machine(DEMAND, tmp_path, CPU)[0].what
         == "3 checkpoints and the model take 6.4 MiB, but 0.2 MiB are free"
     )
 
@@ -250,14 +250,14 @@ def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_checkpoints_of_the_run_itself_are_room_for_a_resumed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needed = LOAD.parameters * (3 * 12 + 4)
+    needed = DEMAND.parameters * (3 * 12 + 4)
     for name in ("step-5", "model"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(bytes(1000))
     monkeypatch.setattr(preflight, "disk_free", lambda folder: needed - 2000)
-    assert check_machine(LOAD, tmp_path, CPU) == []
+    assert check_machine(DEMAND, tmp_path, CPU) == []
     monkeypatch.setattr(preflight, "disk_free", lambda folder: needed - 2001)
-    assert said(check_machine(LOAD, tmp_path, CPU)) == [("disk", "error")]
+    assert said(check_machine(DEMAND, tmp_path, CPU)) == [("disk", "error")]
 
 
 @pytest.mark.parametrize(
@@ -267,19 +267,19 @@ def test_checkpoints_of_the_run_itself_are_room_for_a_resumed_one(
 def test_memory_is_forecast(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, expected: list[tuple[str, str]]
 ) -> None:
-    fixed = 16 * LOAD.parameters
-    free = int(fixed + (LOAD.memory(CPU).total - fixed) * share) - (share == 0)
+    fixed = 16 * DEMAND.parameters
+    free = int(fixed + (DEMAND.memory(CPU).total - fixed) * share) - (share == 0)
     monkeypatch.setattr(preflight, "memory_available", lambda device: free)
-    assert said(check_machine(LOAD, tmp_path, CPU)) == expected
+    assert said(check_machine(DEMAND, tmp_path, CPU)) == expected
 
 
 def test_recomputation_is_advised_where_it_would_help(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "memory_available", lambda device: 16 * LOAD.parameters)
+    monkeypatch.setattr(preflight, "memory_available", lambda device: 16 * DEMAND.parameters)
     again = with_training(recompute=True)
-    assert again.memory(CPU).total < LOAD.memory(CPU).total
-    fixes = [check_machine(load, tmp_path, CPU)[0].fix for load in (LOAD, again)]
+    assert again.memory(CPU).total < DEMAND.memory(CPU).total
+    fixes = [check_machine(demand, tmp_path, CPU)[0].fix for demand in (DEMAND, again)]
     assert fixes == [
         "Halve it; it is 4096. Or set training.recompute=true.",
         "Halve it; it is 4096.",
@@ -291,9 +291,9 @@ def test_the_memory_forecast_is_of_weights_and_of_the_tokens_of_a_microbatch(
     recompute: bool,
 ) -> None:
     """In fp32, with a gradient and two moments for each weight."""
-    load = with_training(recompute=recompute)
-    tokens = 4 * kept_floats(LOAD.models[0][0], LOAD.length, CPU, recompute) * LOAD.microbatch
-    assert load.memory(CPU).total == 16 * LOAD.parameters + tokens
+    demand = with_training(recompute=recompute)
+    tokens = 4 * kept_floats(DEMAND.models[0][0], DEMAND.length, CPU, recompute) * DEMAND.microbatch
+    assert demand.memory(CPU).total == 16 * DEMAND.parameters + tokens
 
 
 def test_errors_are_listed_in_one_message_and_the_rest_is_returned() -> None:

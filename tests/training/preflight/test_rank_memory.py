@@ -25,7 +25,7 @@ from bothways.training.optimizers import (
     build_optimizer,
     update,
 )
-from bothways.training.preflight.memory import USABLE, Load, choose_placement
+from bothways.training.preflight.memory import USABLE, MemoryDemand, choose_placement
 from bothways.training.run import Training
 from bothways.training.schedules import Constant
 
@@ -33,7 +33,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 VOCABULARY, WIDTH, DEPTH = 1000, 64, 4
 ENCODER = EncoderConfig(VOCABULARY, WIDTH, DEPTH, 2, 4 * WIDTH)
 TRAINING = Training(Steps(1), AdamW(), Constant(), precision="fp32")
-LOAD = Load(
+DEMAND = MemoryDemand(
     ((ENCODER, (MaskedHead(), PairHead())),),
     length=128,
     microbatch=1024,
@@ -45,21 +45,21 @@ BLOCK = 12 * WIDTH**2 + 13 * WIDTH
 
 
 def test_blocks_are_counted_apart_from_the_rest() -> None:
-    largest, outside = LOAD.block_sizes
+    largest, outside = DEMAND.block_sizes
     assert largest == BLOCK
-    assert outside == LOAD.parameters - DEPTH * BLOCK
-    two = dataclasses.replace(LOAD, models=(*LOAD.models, *LOAD.models), shared=7)
+    assert outside == DEMAND.parameters - DEPTH * BLOCK
+    two = dataclasses.replace(DEMAND, models=(*DEMAND.models, *DEMAND.models), shared=7)
     assert two.block_sizes == (BLOCK, 2 * outside - 7)
 
 
 def test_the_parts_of_a_whole_rank() -> None:
-    memory = LOAD.memory(CPU)
+    memory = DEMAND.memory(CPU)
     kept = kept_floats(ENCODER, 128, CPU, precision="fp32") + 2 * 0.15 * VOCABULARY
-    assert memory.weights == memory.gradients == 4 * LOAD.parameters
-    assert memory.optimizer == 8 * LOAD.parameters
+    assert memory.weights == memory.gradients == 4 * DEMAND.parameters
+    assert memory.optimizer == 8 * DEMAND.parameters
     assert memory.activations == pytest.approx(4 * 1024 * kept)
     assert memory.gathered == 0
-    assert LOAD.memory(CPU, "replicated", 8) == memory
+    assert DEMAND.memory(CPU, "replicated", 8) == memory
 
 
 @pytest.mark.parametrize(
@@ -91,67 +91,67 @@ def test_the_moments_are_those_that_the_optimizer_keeps(optimizer: Any) -> None:
         if value.shape == parameter.shape
     )
     training = dataclasses.replace(TRAINING, optimizer=optimizer)
-    load = dataclasses.replace(
-        LOAD, models=((encoder, (MaskedHead(), PairHead())),), training=training
+    demand = dataclasses.replace(
+        DEMAND, models=((encoder, (MaskedHead(), PairHead())),), training=training
     )
-    assert load.memory(CPU).optimizer == kept
-    assert load.saved == 4 * load.parameters + kept
-    assert load.memory(CPU, "sharded", 4).optimizer == kept / 4
+    assert demand.memory(CPU).optimizer == kept
+    assert demand.saved == 4 * demand.parameters + kept
+    assert demand.memory(CPU, "sharded", 4).optimizer == kept / 4
 
 
 def test_a_shard_holds_its_part_and_what_it_gathers() -> None:
-    whole, shard = LOAD.memory(CPU), LOAD.memory(CPU, "sharded", 4)
+    whole, shard = DEMAND.memory(CPU), DEMAND.memory(CPU, "sharded", 4)
     assert shard.weights == whole.weights / 4
     assert shard.optimizer == whole.optimizer / 4
     assert shard.activations == whole.activations
-    assert shard.gathered == 8 * (2 * BLOCK + LOAD.parameters - DEPTH * BLOCK)
+    assert shard.gathered == 8 * (2 * BLOCK + DEMAND.parameters - DEPTH * BLOCK)
 
 
 def test_a_device_of_another_machine_needs_no_driver() -> None:
     """Its attention kernels keep no probabilities, so that a token takes as much at any length."""
-    assert LOAD.memory(GPU) == dataclasses.replace(LOAD, length=16).memory(GPU)
+    assert DEMAND.memory(GPU) == dataclasses.replace(DEMAND, length=16).memory(GPU)
 
 
 @pytest.mark.parametrize("placement", ["single", "sharded"])
 def test_the_largest_microbatch_is_the_last_that_fits(placement: str) -> None:
-    free = 1.5 * LOAD.memory(CPU, placement, 2).total  # type: ignore[arg-type]
-    most = LOAD.largest_microbatch(free, CPU, placement, 2)  # type: ignore[arg-type]
+    free = 1.5 * DEMAND.memory(CPU, placement, 2).total  # type: ignore[arg-type]
+    most = DEMAND.largest_microbatch(free, CPU, placement, 2)  # type: ignore[arg-type]
     for tokens, fits in ((most, True), (most + 1, False)):
-        each = dataclasses.replace(LOAD, microbatch=tokens)
+        each = dataclasses.replace(DEMAND, microbatch=tokens)
         assert each.fits(free, CPU, placement, 2) == fits  # type: ignore[arg-type]
-    assert LOAD.largest_microbatch(1.0, CPU) == 0
+    assert DEMAND.largest_microbatch(1.0, CPU) == 0
 
 
 def test_the_simplest_placement_that_fits_is_chosen() -> None:
     # Weights and moments outweigh the activations of few tokens, so that shards are smaller.
-    load = dataclasses.replace(
-        LOAD, models=((dataclasses.replace(ENCODER, depth=40), (MaskedHead(),)),), microbatch=128
+    demand = dataclasses.replace(
+        DEMAND, models=((dataclasses.replace(ENCODER, depth=40), (MaskedHead(),)),), microbatch=128
     )
-    whole = 1.001 * load.memory(CPU).total / USABLE
-    shard = 1.001 * load.memory(CPU, "sharded", 8).total / USABLE
+    whole = 1.001 * demand.memory(CPU).total / USABLE
+    shard = 1.001 * demand.memory(CPU, "sharded", 8).total / USABLE
     assert shard < whole
-    assert choose_placement(load, 1, whole, CPU).placement == "single"
-    assert choose_placement(load, 8, whole, CPU).placement == "replicated"
-    chosen = choose_placement(load, 8, shard, CPU)
+    assert choose_placement(demand, 1, whole, CPU).placement == "single"
+    assert choose_placement(demand, 8, whole, CPU).placement == "replicated"
+    chosen = choose_placement(demand, 8, shard, CPU)
     assert chosen.placement == "sharded"
-    assert chosen.memory == load.memory(CPU, "sharded", 8)
+    assert chosen.memory == demand.memory(CPU, "sharded", 8)
     with pytest.raises(ResourceError, match=r"of memory on each rank\.$"):
-        choose_placement(load, 8, shard / 50, CPU)
+        choose_placement(demand, 8, shard / 50, CPU)
 
 
 def test_each_remedy_of_a_refusal_fits() -> None:
-    recomputed = dataclasses.replace(LOAD, training=dataclasses.replace(TRAINING, recompute=True))
+    recomputed = dataclasses.replace(DEMAND, training=dataclasses.replace(TRAINING, recompute=True))
     free = 1.001 * recomputed.memory(CPU).total / USABLE
     with pytest.raises(ResourceError, match=r"^memory: a step takes") as refused:
-        choose_placement(LOAD, 1, free, CPU)
+        choose_placement(DEMAND, 1, free, CPU)
     fix = refused.value.fix or ""
     assert "This would fit: training.recompute=true; " in fix
     [tokens] = map(int, re.findall(r"microbatch_tokens=(\d+)", fix))
-    assert tokens % LOAD.length == 0
-    for load in (recomputed, dataclasses.replace(LOAD, microbatch=tokens)):
-        assert choose_placement(load, 1, free, CPU).placement == "single"
+    assert tokens % DEMAND.length == 0
+    for demand in (recomputed, dataclasses.replace(DEMAND, microbatch=tokens)):
+        assert choose_placement(demand, 1, free, CPU).placement == "single"
 
-    one = dataclasses.replace(LOAD, microbatch=128)
+    one = dataclasses.replace(DEMAND, microbatch=128)
     free = 1.001 * one.memory(CPU, "sharded", 4).total / USABLE
     with pytest.raises(ResourceError) as refused:
         choose_placement(one, 1, free, CPU)

@@ -32,11 +32,11 @@ from bothways.objectives.distillation_values import (
     Relations,
     SoftTargets,
 )
-from bothways.pretraining.build import load_of
+from bothways.pretraining.build import memory_demand
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.recipes import modern
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.preflight.memory import Load
+from bothways.training.preflight.memory import MemoryDemand
 
 CPU = torch.device("cpu")
 LENGTH, SEQUENCES, VOCABULARY = 64, 48, 1000
@@ -110,14 +110,14 @@ def test_the_forecast_is_what_a_step_takes(
         torch.autograd.backward(torch.stack(parts).sum())
 
     step()  # allocates the gradients
-    load = load_of(settings)
-    forecast, without = load.memory(CPU), dataclasses.replace(load, frozen=()).memory(CPU)
+    demand = memory_demand(settings)
+    forecast, without = demand.memory(CPU), dataclasses.replace(demand, frozen=()).memory(CPU)
     measured = peak(step)
     assert 0.9 < forecast.activations / measured < most
     assert forecast.frozen == 4 * parameter_table(*specs["teacher"]).total > without.frozen == 0
     assert sum(p.numel() for p in models["teacher"].parameters()) == forecast.frozen / 4
-    assert load.fixed == 16 * load.parameters + forecast.frozen
-    assert load.saved == dataclasses.replace(load, frozen=()).saved
+    assert demand.fixed == 16 * demand.parameters + forecast.frozen
+    assert demand.saved == dataclasses.replace(demand, frozen=()).saved
 
 
 @pytest.mark.parametrize("relative", [False, True])
@@ -136,17 +136,17 @@ def test_a_pass_without_gradient_holds_what_the_widest_block_does(
 
 
 def test_a_shard_holds_its_part_of_the_teacher(teacher: str) -> None:
-    load: Load = load_of(settings_for(teacher, TEACHER, CosineStates()))
-    whole, shard = load.memory(CPU), load.memory(CPU, "sharded", 4)
+    demand: MemoryDemand = memory_demand(settings_for(teacher, TEACHER, CosineStates()))
+    whole, shard = demand.memory(CPU), demand.memory(CPU, "sharded", 4)
     assert shard.frozen == whole.frozen / 4
-    alone = dataclasses.replace(load, frozen=()).memory(CPU, "sharded", 4)
+    alone = dataclasses.replace(demand, frozen=()).memory(CPU, "sharded", 4)
     block = 12 * 128**2 + 13 * 128
-    outside = load.frozen_parameters - 4 * block
+    outside = demand.frozen_parameters - 4 * block
     assert shard.gathered == alone.gathered + 4 * (2 * block + outside)
     free = 2 * whole.total
-    most = load.largest_microbatch(free, CPU)
+    most = demand.largest_microbatch(free, CPU)
     for tokens, fits in ((most, True), (most + 1, False)):
-        assert dataclasses.replace(load, microbatch=tokens).fits(free, CPU) == fits
+        assert dataclasses.replace(demand, microbatch=tokens).fits(free, CPU) == fits
 
 
 def test_plan_counts_the_teacher(teacher: str, capsys: pytest.CaptureFixture[str]) -> None:

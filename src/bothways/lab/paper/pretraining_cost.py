@@ -33,7 +33,7 @@ from bothways.lab.sweeps.runs import RESULT
 from bothways.model.heads import token_head
 from bothways.model.model import Model
 from bothways.pretraining.config import PretrainConfig
-from bothways.pretraining.run_plan import Here, plan_run
+from bothways.pretraining.forecast import Here, forecast_run
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import WordPiece, train_tokenizer
 from bothways.training.durations import Hours
@@ -103,7 +103,7 @@ def identical_runs(
             continue
         place = Path(tempfile.gettempdir())
         first = next(iter(group.values()))
-        epochs = plan_run(first, Here(device), corpus_tokens=tokens, out=place).tokens / tokens
+        epochs = forecast_run(first, Here(device), corpus_tokens=tokens, out=place).tokens / tokens
         same = [
             name
             for name, each in group.items()
@@ -138,7 +138,7 @@ def _seconds(settings: PretrainConfig, tokens: float, device: str) -> float:
     if isinstance(end, Hours):
         return 3600 * end.count
     place = Path(tempfile.gettempdir())
-    return plan_run(settings, Here(device), corpus_tokens=tokens, out=place).total
+    return forecast_run(settings, Here(device), corpus_tokens=tokens, out=place).total
 
 
 def _finetuning(

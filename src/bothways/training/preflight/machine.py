@@ -35,7 +35,7 @@ from bothways.model.encoder import Encoder
 from bothways.model.flops import BACKWARD
 from bothways.training.optimizers import update
 from bothways.training.parallel import Plan, Sharding, Single, all_gather, shard
-from bothways.training.preflight.memory import Load
+from bothways.training.preflight.memory import MemoryDemand
 from bothways.training.run import Training
 from bothways.training.trackers import Peak
 
@@ -44,7 +44,7 @@ PROBE = 2**24
 
 
 def check_machine(
-    load: Load, folder: Path | None, device: torch.device, ranks: int = 1
+    demand: MemoryDemand, folder: Path | None, device: torch.device, ranks: int = 1
 ) -> list[Finding]:
     """Check the disk space for checkpoints and model, and estimate the memory of a step.
 
@@ -52,21 +52,21 @@ def check_machine(
         folder: of the run; None for a run in memory.
         ranks: the number of processes that may have one model between them.
     """
-    disk = [] if folder is None else _check_disk(load, folder)
-    return [*disk, *_check_memory(load, device, ranks)]
+    disk = [] if folder is None else _check_disk(demand, folder)
+    return [*disk, *_check_memory(demand, device, ranks)]
 
 
-def choose_plan(
+def choose_parallelism(
     plan: Plan,
     sharding: Literal["auto"] | Sharding | None,
-    load: Load,
+    demand: MemoryDemand,
     device: torch.device,
     progress: Progress = SILENT,
 ) -> Plan:
     """Return how the ranks hold the model: one copy each, or one between them.
 
-    "auto" lets them share it if whole copies do not fit (`Load.fits`) in the memory of the rank
-    with the least. All ranks call this; they are connected.
+    "auto" lets them share it if whole copies do not fit (`MemoryDemand.fits`) in the memory of the
+    rank with the least. All ranks call this; they are connected.
     """
     if isinstance(plan, Single) or sharding is None:
         return plan
@@ -75,9 +75,9 @@ def choose_plan(
     free = memory_available(device)
     known = torch.tensor(float("inf") if free is None else float(free), dtype=torch.float64)
     least = float(all_gather(plan, known).min())
-    if load.fits(least, device, "replicated", plan.world):
+    if demand.fits(least, device, "replicated", plan.world):
         return plan
-    needed = load.memory(device, "replicated", plan.world).total
+    needed = demand.memory(device, "replicated", plan.world).total
     what = f"a step with a whole model may take {_size(needed)} of memory, and {_size(least)} are"
     progress.message(f"note: the {plan.world} ranks share one model: {what} free")
     return shard(plan, Sharding())
@@ -146,15 +146,15 @@ def seconds_per_byte(folder: Path) -> float:
         return (time.perf_counter() - start) / len(content)
 
 
-def _check_disk(load: Load, folder: Path) -> list[Finding]:
-    needed = load.saved * load.checkpoints + 4 * load.parameters
+def _check_disk(demand: MemoryDemand, folder: Path) -> list[Finding]:
+    needed = demand.saved * demand.checkpoints + 4 * demand.parameters
     free = disk_free(folder)
     # A resumed run replaces the files that it has written.
     written = [*folder.glob("step-*/*"), *folder.glob("model/*")]
     if needed <= free + sum(file.stat().st_size for file in written if file.is_file()):
         return []
     what = (
-        f"{load.checkpoints} checkpoints and the model take {_size(needed)}, "
+        f"{demand.checkpoints} checkpoints and the model take {_size(needed)}, "
         f"but {_size(free)} are free"
     )
     return [
@@ -164,12 +164,12 @@ def _check_disk(load: Load, folder: Path) -> list[Finding]:
     ]
 
 
-def _check_memory(load: Load, device: torch.device, ranks: int) -> list[Finding]:
-    free, fixed, memory = memory_available(device), load.fixed / ranks, load.memory(device)
+def _check_memory(demand: MemoryDemand, device: torch.device, ranks: int) -> list[Finding]:
+    free, fixed, memory = memory_available(device), demand.fixed / ranks, demand.memory(device)
     if free is None:
         return []
-    if ranks > 1 and not load.fits(free, device, "replicated", ranks):
-        memory = load.memory(device, "sharded", ranks)
+    if ranks > 1 and not demand.fits(free, device, "replicated", ranks):
+        memory = demand.memory(device, "sharded", ranks)
     if fixed > free:
         what = (
             f"the model with its optimizer takes {_size(fixed)} of memory, "
@@ -178,8 +178,8 @@ def _check_memory(load: Load, device: torch.device, ranks: int) -> list[Finding]
         return [Finding("memory", "error", what, fix="Use a smaller model or another machine.")]
     if (peak := memory.total) > free:
         what = f"a step may take {_size(peak)} of memory, but {_size(free)} are free on {device}"
-        fix = f"Halve it; it is {load.microbatch}." + (
-            "" if load.training.recompute else " Or set training.recompute=true."
+        fix = f"Halve it; it is {demand.microbatch}." + (
+            "" if demand.training.recompute else " Or set training.recompute=true."
         )
         return [Finding("memory", "warning", what, "microbatch_tokens", fix)]
     return []

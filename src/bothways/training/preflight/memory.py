@@ -45,7 +45,7 @@ Placement = Literal["single", "replicated", "sharded"]
 
 
 @dataclass(frozen=True)
-class RankMemory:
+class MemoryPerRank:
     """The bytes of one rank at the peak of a step, by what they hold.
 
     Attributes:
@@ -94,7 +94,7 @@ class BlockSizes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Load:
+class MemoryDemand:
     """The demands of a run on a machine.
 
     Attributes:
@@ -167,7 +167,7 @@ class Load:
 
     def memory(
         self, device: torch.device, placement: Placement = "single", ranks: int = 1
-    ) -> RankMemory:
+    ) -> MemoryPerRank:
         """Return the bytes of a rank at the peak of a step.
 
         Args:
@@ -176,7 +176,7 @@ class Load:
         activations = self._activations(device)
         weights, gradients, moments = map(float, self._fixed)
         frozen = float(WEIGHT * self.frozen_parameters)
-        whole = RankMemory(weights, gradients, moments, activations, frozen)
+        whole = MemoryPerRank(weights, gradients, moments, activations, frozen)
         match placement:
             case "single" | "replicated":  # replicas exchange gradients in place
                 return whole
@@ -186,7 +186,7 @@ class Load:
                 if self.frozen:
                     largest, outside = BlockSizes.of(self.frozen, self.frozen_parameters)
                     gathered += WEIGHT * (GATHERED * largest + outside)
-                return RankMemory(
+                return MemoryPerRank(
                     whole.weights / ranks,
                     whole.gradients / ranks,
                     whole.optimizer / ranks,
@@ -258,11 +258,13 @@ class PlacementChoice:
     """
 
     placement: Placement
-    memory: RankMemory
+    memory: MemoryPerRank
     why: str
 
 
-def choose_placement(load: Load, ranks: int, free: float, device: torch.device) -> PlacementChoice:
+def choose_placement(
+    demand: MemoryDemand, ranks: int, free: float, device: torch.device
+) -> PlacementChoice:
     """Return the simplest placement that fits: single, replicated, then sharded.
 
     Replicas are preferred to shards: they exchange gradients once per update, shards also gather
@@ -276,38 +278,38 @@ def choose_placement(load: Load, ranks: int, free: float, device: torch.device) 
         ResourceError: none fits; the error names changes with which the run does.
     """
     whole: Placement = "single" if ranks == 1 else "replicated"
-    memory = load.memory(device, whole, ranks)
+    memory = demand.memory(device, whole, ranks)
     share = f"a step takes {size_text(memory.total)} of {size_text(free)} on each rank"
-    if load.fits(free, device, whole, ranks):
+    if demand.fits(free, device, whole, ranks):
         why = "there is one rank" if ranks == 1 else "the whole state fits on each rank"
         return PlacementChoice(whole, memory, f"{why}: {share}")
-    if ranks > 1 and load.fits(free, device, "sharded", ranks):
-        memory = load.memory(device, "sharded", ranks)
+    if ranks > 1 and demand.fits(free, device, "sharded", ranks):
+        memory = demand.memory(device, "sharded", ranks)
         why = f"replicated {share}, sharded {size_text(memory.total)}"
         return PlacementChoice("sharded", memory, why)
     what = f"{share}, of which {USABLE:.0%} are planned for"
-    fixes = [*_remedies(load, ranks, free, device)]
+    fixes = [*_remedies(demand, ranks, free, device)]
     fix = f"This would fit: {'; '.join(fixes)}." if fixes else "Choose a smaller model."
     raise ResourceError(what, where="memory", fix=fix)
 
 
-def _remedies(load: Load, ranks: int, free: float, device: torch.device) -> Iterator[str]:
+def _remedies(demand: MemoryDemand, ranks: int, free: float, device: torch.device) -> Iterator[str]:
     """Yield changes with which a run fits, each by itself, the least first."""
     last: Placement = "single" if ranks == 1 else "sharded"
-    again = replace(load, training=replace(load.training, recompute=True))
-    if not load.training.recompute and again.fits(free, device, last, ranks):
+    again = replace(demand, training=replace(demand.training, recompute=True))
+    if not demand.training.recompute and again.fits(free, device, last, ranks):
         yield "training.recompute=true"
-    for each, setting in ((load, ""), (again, " with training.recompute=true")):
+    for each, setting in ((demand, ""), (again, " with training.recompute=true")):
         tokens = each.largest_microbatch(free, device, last, ranks)
-        if load.length <= tokens < load.microbatch:
-            yield f"microbatch_tokens={tokens // load.length * load.length}{setting}"
+        if demand.length <= tokens < demand.microbatch:
+            yield f"microbatch_tokens={tokens // demand.length * demand.length}{setting}"
             break
     more = max(2, 2 * ranks)
-    while more <= MOST_RANKS and not load.fits(free, device, "sharded", more):
+    while more <= MOST_RANKS and not demand.fits(free, device, "sharded", more):
         more *= 2
     if more <= MOST_RANKS:
         yield f"{more} ranks, sharded"
-    needed = load.memory(device, last, ranks).total / USABLE
+    needed = demand.memory(device, last, ranks).total / USABLE
     yield f"{size_text(needed)} of memory on each rank"
 
 

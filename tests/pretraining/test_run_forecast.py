@@ -19,19 +19,19 @@ from bothways.data.corpus import Corpus
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.objectives.step_cost import objective_flops
-from bothways.pretraining import run_plan
-from bothways.pretraining.build import load_of
+from bothways.pretraining import forecast as forecasting
+from bothways.pretraining.build import memory_demand
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
-from bothways.pretraining.recipes import RECIPES, settings_of
-from bothways.pretraining.run_plan import (
+from bothways.pretraining.forecast import (
     LAUNCH,
     UPDATE_LAUNCHES,
     Cards,
     Here,
     StepSeconds,
+    forecast_run,
     measure_step,
-    plan_run,
 )
+from bothways.pretraining.recipes import RECIPES, settings_of
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Epochs, Hours, Steps, Tokens
 from bothways.training.preflight.memory import USABLE
@@ -49,7 +49,7 @@ def settings(name: str = "bert-base", **training: Any) -> PretrainConfig:
 
 def test_the_time_of_a_card_is_operations_over_its_rate() -> None:
     """BERT-base, counted here from its matrices: 12 blocks, and the head on 15 % of the tokens."""
-    plan = plan_run(settings(), Cards(CARD))
+    plan = forecast_run(settings(), Cards(CARD))
     h, layers, n, vocabulary, predicted = 768, 12, 128, 30522, 0.15
     attention, tail = 2 * 3 * h * h + 4 * h * n, 2 * (h * h + 8 * h * h)
     head = predicted * 2 * (h * h + h * vocabulary)
@@ -68,7 +68,7 @@ def test_the_time_of_a_card_is_operations_over_its_rate() -> None:
 
 
 def test_ranks_divide_the_work_and_add_an_exchange() -> None:
-    one, eight = (plan_run(settings(), Cards(CARD, count)) for count in (1, 8))
+    one, eight = (forecast_run(settings(), Cards(CARD, count)) for count in (1, 8))
     assert eight.choice.placement == "replicated"
     assert eight.seconds["training"] == pytest.approx(one.seconds["training"] / 8)
     assert eight.seconds["updates"] == one.seconds["updates"]
@@ -77,31 +77,31 @@ def test_ranks_divide_the_work_and_add_an_exchange() -> None:
     hidden = one.operations * 1024 / (0.35 * CARD.bf16) * 2 / 3
     assert eight.seconds["exchange"] == pytest.approx(eight.updates * max(0, sent - hidden))
     many = dataclasses.replace(settings(), batch=dataclasses.replace(settings().batch, n=2**20))
-    assert plan_run(many, Cards(CARD, 8)).seconds["exchange"] == 0
+    assert forecast_run(many, Cards(CARD, 8)).seconds["exchange"] == 0
 
 
 def test_recomputation_takes_longer_and_leaves_more_room() -> None:
-    usual, again = (plan_run(settings(recompute=on), Cards(CARD)) for on in (False, True))
+    usual, again = (forecast_run(settings(recompute=on), Cards(CARD)) for on in (False, True))
     assert 1.2 < again.seconds["training"] / usual.seconds["training"] < 1.34
     assert again.operations == usual.operations
     assert again.largest > 3 * usual.largest
 
 
 def test_the_largest_batch_fits_and_one_more_token_does_not() -> None:
-    plan = plan_run(settings(), Cards(CARD))
+    plan = forecast_run(settings(), Cards(CARD))
     for more, fits in ((0, True), (1, False)):
         each = dataclasses.replace(settings(), microbatch_tokens=plan.largest + more)
-        needed = load_of(each).memory(torch.device("cuda")).total
+        needed = memory_demand(each).memory(torch.device("cuda")).total
         assert (needed <= USABLE * CARD.memory) == fits
 
 
 def test_hours_are_the_other_way_round() -> None:
-    plan = plan_run(settings(until=Hours(2.0), evaluate=None), Cards(CARD, 4))
+    plan = forecast_run(settings(until=Hours(2.0), evaluate=None), Cards(CARD, 4))
     work = sum(plan.seconds[name] for name in ("training", "updates", "exchange"))
     assert work == pytest.approx(7200, rel=1e-3)
-    same = plan_run(settings(until=Tokens(int(plan.tokens)), evaluate=None), Cards(CARD, 4))
+    same = forecast_run(settings(until=Tokens(int(plan.tokens)), evaluate=None), Cards(CARD, 4))
     assert same.total == pytest.approx(plan.total, rel=1e-3)
-    assert plan_run(settings(until=Steps(100)), Cards(CARD)).tokens == 100 * 8192
+    assert forecast_run(settings(until=Steps(100)), Cards(CARD)).tokens == 100 * 8192
 
 
 @pytest.mark.parametrize("until", [Hours(1.0), Steps(300), Tokens(300 * 8192)])
@@ -110,10 +110,10 @@ def test_evaluations_and_checkpoints_are_within_a_length_in_hours(
 ) -> None:
     """But for those at its end. In other units, all of them are on top of the work."""
     per = StepSeconds((1e-3,), 0.5, per_byte=1e-6)
-    monkeypatch.setattr(run_plan, "measure_step", lambda *_: per)
-    monkeypatch.setattr(run_plan, "memory_available", lambda _: 2**34)
+    monkeypatch.setattr(forecasting, "measure_step", lambda *_: per)
+    monkeypatch.setattr(forecasting, "memory_available", lambda _: 2**34)
     run = settings("bert-tiny", until=until, evaluate=Steps(50), save=Steps(20))
-    plan = plan_run(dataclasses.replace(run, evaluation_tokens=90_000), Here("cpu"))
+    plan = forecast_run(dataclasses.replace(run, evaluation_tokens=90_000), Here("cpu"))
     evaluation, checkpoint = 30.0, 1e-6 * plan.checkpoint
     count = math.ceil(plan.updates / 50)
     assert plan.seconds["evaluation"] == pytest.approx(count * evaluation)
@@ -129,7 +129,7 @@ def test_evaluations_and_checkpoints_are_within_a_length_in_hours(
         short = dataclasses.replace(
             run, training=dataclasses.replace(run.training, until=Hours(1e-3))
         )
-        assert plan_run(short, Here("cpu")).updates == 1
+        assert forecast_run(short, Here("cpu")).updates == 1
     else:
         assert plan.updates == 300
 
@@ -142,48 +142,48 @@ def test_a_ramp_of_budgets_has_more_updates() -> None:
     while read < 20_000_000:
         read += budget_at(ramp, read).n
         updates += 1
-    plan = plan_run(run, Cards(CARD))
+    plan = forecast_run(run, Cards(CARD))
     assert plan.updates == pytest.approx(updates, rel=0.01)
     hours = dataclasses.replace(run, training=dataclasses.replace(
         run.training, evaluate=None,
         until=Hours(sum(plan.seconds[n] for n in ("training", "updates")) / 3600),
     ))  # fmt: skip
-    again = plan_run(hours, Cards(CARD))
+    again = forecast_run(hours, Cards(CARD))
     assert again.tokens == pytest.approx(20_000_000, rel=1e-3)
     assert again.updates == pytest.approx(plan.updates, rel=1e-3)
 
 
 def test_a_price_is_of_each_card_and_hour() -> None:
-    plan = plan_run(settings(), Cards(CARD, 8), price=2.5)
+    plan = forecast_run(settings(), Cards(CARD, 8), price=2.5)
     assert plan.cost == pytest.approx(2.5 * 8 * plan.total / 3600)
     with pytest.raises(ConfigError, match="price: must be at least 0"):
-        plan_run(settings(), Cards(CARD), price=-1.0)
+        forecast_run(settings(), Cards(CARD), price=-1.0)
 
 
 def test_what_is_too_large_is_sharded_or_refused_with_what_would_fit() -> None:
     wide = EncoderConfig(30522, 4096, 12, 64, 16384)
     large = dataclasses.replace(settings(), encoder=wide, microbatch_tokens=512)
-    assert plan_run(large, Cards(CARDS["h200"])).choice.placement == "single"
-    chosen = plan_run(large, Cards(CARDS["a100-40"], 8))
+    assert forecast_run(large, Cards(CARDS["h200"])).choice.placement == "single"
+    chosen = forecast_run(large, Cards(CARDS["a100-40"], 8))
     assert chosen.choice.placement == "sharded"
     assert chosen.choice.memory.gathered > 0
     with pytest.raises(ResourceError) as refused:
-        plan_run(large, Cards(CARDS["a100-40"]))
+        forecast_run(large, Cards(CARDS["a100-40"]))
     fix = str(refused.value.fix)
     assert "2 ranks, sharded" in fix
     assert fix.endswith("Or: --hardware a100.")
-    assert plan_run(large, Cards(CARDS["a100-40"], 2)).choice.placement == "sharded"
-    assert plan_run(large, Cards(CARDS["a100"])).choice.placement == "single"
+    assert forecast_run(large, Cards(CARDS["a100-40"], 2)).choice.placement == "sharded"
+    assert forecast_run(large, Cards(CARDS["a100"])).choice.placement == "single"
 
 
 def test_the_time_here_is_made_of_what_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     per = StepSeconds((1e-3,), 0.5, per_byte=1e-9)
-    monkeypatch.setattr(run_plan, "measure_step", lambda *_: per)
-    monkeypatch.setattr(run_plan, "memory_available", lambda _: 2**34)
+    monkeypatch.setattr(forecasting, "measure_step", lambda *_: per)
+    monkeypatch.setattr(forecasting, "memory_available", lambda _: 2**34)
     run = settings("bert-tiny", until=Steps(2000), evaluate=Steps(1000), save=None)
-    plan = plan_run(run, Here("cpu"), out=tmp_path)
+    plan = forecast_run(run, Here("cpu"), out=tmp_path)
     assert plan.seconds == {
         "training": pytest.approx(2000 * 8192 * 1e-3),
         "updates": 1000.0,
@@ -197,16 +197,18 @@ def test_the_time_here_is_made_of_what_was_measured(
 
 def test_phases_count_by_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine tenths of the updates, of the tokens or of the time at 128 tokens, the rest at 512."""
-    monkeypatch.setattr(run_plan, "measure_step", lambda *_: StepSeconds((1e-3, 2e-3), 1.0))
-    monkeypatch.setattr(run_plan, "memory_available", lambda _: 2**34)
+    monkeypatch.setattr(forecasting, "measure_step", lambda *_: StepSeconds((1e-3, 2e-3), 1.0))
+    monkeypatch.setattr(forecasting, "memory_available", lambda _: 2**34)
     run = dataclasses.replace(
         settings("bert-tiny"), batch=ExampleBudget(100),
         phases=(PretrainPhase(128, 0.9), PretrainPhase(512, 0.1)),
     )  # fmt: skip
 
-    def plan(until: Any, **more: Any) -> run_plan.RunPlan:
+    def plan(until: Any, **more: Any) -> forecasting.RunForecast:
         training = dataclasses.replace(run.training, until=until, **more)
-        return plan_run(dataclasses.replace(run, training=training), Here("cpu"), corpus_tokens=1e6)
+        return forecast_run(
+            dataclasses.replace(run, training=training), Here("cpu"), corpus_tokens=1e6
+        )
 
     steps, tokens = plan(Steps(1000)), plan(Tokens(64_000_000))
     assert steps.tokens == 900 * 12_800 + 100 * 51_200
@@ -222,12 +224,12 @@ def test_phases_count_by_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_is_done_by_epochs_or_with_each_evaluation_is_counted() -> None:
     run = settings(until=Epochs(2.0), evaluate=Epochs(0.1), save=Epochs(0.5))
-    assert plan_run(run, Cards(CARD), corpus_tokens=1e9).checkpoints == 4
+    assert forecast_run(run, Cards(CARD), corpus_tokens=1e9).checkpoints == 4
     best = dataclasses.replace(run.training, keep=Keep(best=Best("held-out/loss/masked", "lowest")))
-    kept = plan_run(dataclasses.replace(run, training=best), Cards(CARD), corpus_tokens=1e9)
+    kept = forecast_run(dataclasses.replace(run, training=best), Cards(CARD), corpus_tokens=1e9)
     assert kept.checkpoints == 20
     once = dataclasses.replace(run.training, evaluate=None)
-    other = plan_run(dataclasses.replace(run, training=once), Cards(CARD), corpus_tokens=1e9)
+    other = forecast_run(dataclasses.replace(run, training=once), Cards(CARD), corpus_tokens=1e9)
     assert kept.seconds["evaluation"] == pytest.approx(20 * other.seconds["evaluation"])
 
 

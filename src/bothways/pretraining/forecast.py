@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from typing_extensions import assert_never
 
 from bothways.core.batch import Batch, pack
 from bothways.core.config.checks import require_at_least
@@ -27,24 +28,23 @@ from bothways.core.runtime.cards import CARDS, MACHINE, NETWORK, Accelerator
 from bothways.core.runtime.devices import choose_device, describe_device, memory_available
 from bothways.core.sequence import Sequence
 from bothways.core.targets import LabelTargets
-from bothways.data.batching import ExampleBudget
+from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import Vocabulary
 from bothways.model.config import EncoderConfig
 from bothways.model.flops import BACKWARD, forward_flops
 from bothways.model.model import Model
 from bothways.objectives.objective import Objective
 from bothways.objectives.step_cost import objective_flops
-from bothways.pretraining.build import load_of
+from bothways.pretraining.build import memory_demand, tokens_of_phases
 from bothways.pretraining.config import PretrainConfig
-from bothways.pretraining.run_course import StepSeconds, course_of
-from bothways.training.durations import Epochs
+from bothways.training.durations import Epochs, Hours, StepRates
 from bothways.training.optimizers import build_optimizer, set_rate
 from bothways.training.preflight.machine import compute_as, seconds_per_byte, speed, update_seconds
 from bothways.training.preflight.memory import (
     USABLE,
-    Load,
+    MemoryDemand,
+    MemoryPerRank,
     PlacementChoice,
-    RankMemory,
     choose_placement,
     size_text,
 )
@@ -101,25 +101,170 @@ class Cards:
 Hardware = Here | Cards
 
 
+MIN_SHARE = 1e-6
+"""The smallest share of a length in hours that is left for training."""
+
+
 @dataclass(frozen=True)
-class RunPlan:
-    """A forecast.
+class StepSeconds:
+    """The seconds of the parts of a step.
 
     Attributes:
-        hardware: in words.
-        ranks: processes that train.
-        parameters, tokens, updates: of the run.
-        operations: per token of a step, on average.
-        choice: the placement, its memory per rank, and why.
+        per_token: seconds of forward and backward pass per token on one rank, in each phase.
+        update: seconds of an update.
+        exchange: seconds that the exchange between ranks adds to an update.
+        per_byte: seconds per byte of a checkpoint; 0 if unknown.
+    """
+
+    per_token: tuple[float, ...]
+    update: float
+    exchange: float = 0.0
+    per_byte: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The work of a run.
+
+    Attributes:
+        tokens: tokens read in each phase.
+        updates, checkpoints: their number.
+        seconds: seconds by kind of work.
+        pauses: seconds of the evaluations and checkpoints before the end of the run.
+    """
+
+    tokens: list[float]
+    updates: int
+    checkpoints: int
+    seconds: dict[str, float]
+    pauses: float
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run whose work is forecast.
+
+    Attributes:
+        step: the seconds of its step.
+        ranks: number of ranks.
+        checkpoint: bytes of a checkpoint.
+        corpus_tokens: tokens of an epoch; None if unknown.
+    """
+
+    settings: PretrainConfig
+    step: StepSeconds
+    ranks: int
+    checkpoint: int
+    corpus_tokens: float | None
+
+    def work(self) -> _Work:
+        """Return the work of the run.
+
+        The clock of a run in hours goes on during evaluations and checkpoints: they take of these
+        hours what the others add to the work. Only those at its end come after them.
+        """
+        end = self.settings.training.end
+        if not isinstance(end, Hours):
+            tokens = tokens_of_phases(self.settings, self.corpus_tokens or 0.0)
+            assert tokens is not None
+            return self._reading(tokens)
+        from scipy.optimize import brentq
+
+        hours = 3600 * end.count
+
+        def excess(share: float) -> float:
+            """Return the seconds of the pauses beyond those that training leaves."""
+            return self._reading(self._tokens_within(hours * share)).pauses - hours * (1 - share)
+
+        if excess(1.0) <= 0:
+            share = 1.0
+        elif excess(MIN_SHARE) >= 0:
+            share = MIN_SHARE
+        else:
+            share = brentq(excess, MIN_SHARE, 1.0, xtol=MIN_SHARE)
+        return self._reading(self._tokens_within(hours * share))
+
+    def _tokens_within(self, seconds: float) -> list[float]:
+        """Return the tokens that each phase reads in its share of these seconds of work."""
+        from scipy.optimize import brentq
+
+        phases, end = list[float](), 0.0
+        for phase, per_token in zip(self.settings.phases, self.step.per_token, strict=True):
+            room = end + seconds * phase.share - self._work_seconds(phases)
+            end += seconds * phase.share
+            limit = room * self.ranks / per_token * (1 + 1e-9)
+            phases.append(brentq(self._excess_seconds, 0.0, limit, args=(phases, end)))
+        return phases
+
+    def _excess_seconds(self, tokens: float, phases: list[float], end: float) -> float:
+        """Return the seconds of work after `end` if the phase after these reads these tokens."""
+        return self._work_seconds([*phases, tokens]) - end
+
+    def _work_seconds(self, phases: list[float]) -> float:
+        """Return the seconds in which the run reads these tokens in each of its first phases."""
+        reading = float(np.dot(phases, self.step.per_token[: len(phases)])) / self.ranks
+        return reading + self._updates(phases) * (self.step.update + self.step.exchange)
+
+    def _updates(self, phases: list[float]) -> float:
+        """Return the updates in which the run reads these tokens in each of its first phases."""
+        match self.settings.batch:
+            case TokenRamp() as ramp:
+                return ramp.steps(sum(phases))
+            case TokenBudget(n):
+                return sum(phases) / n
+            case ExampleBudget(n):
+                pairs = zip(phases, self.settings.phases, strict=False)
+                return sum(tokens / (n * phase.length) for tokens, phase in pairs)
+            case _:
+                assert_never(self.settings.batch)
+
+    def _reading(self, phases: list[float]) -> _Work:
+        """Return the work of a run that reads these tokens in each phase."""
+        settings, step, training = self.settings, self.step, self.settings.training
+        updates, tokens = max(1, math.ceil(self._updates(phases) - 1e-6)), sum(phases)
+        seconds = {
+            "training": float(np.dot(phases, step.per_token)) / self.ranks,
+            "updates": updates * step.update,
+            "exchange": updates * step.exchange,
+        }
+        end, epochs, clock = training.end, None, sum(seconds.values())
+        if self.corpus_tokens:
+            epochs = tokens / self.corpus_tokens / updates
+        if isinstance(end, Hours):
+            clock = 3600 * end.count
+        rates = StepRates(tokens / updates, epochs, clock / updates)
+        evaluations = rates.times(training.evaluate, updates)
+        checkpoints = rates.times(training.save, updates)
+        if training.keep.best is not None:  # each evaluation is followed by one
+            checkpoints = max(checkpoints, evaluations)
+        longest = max(range(len(phases)), key=lambda n: settings.phases[n].length)
+        passes = 1 + BACKWARD
+        evaluation = settings.evaluation_tokens * step.per_token[longest] / passes / self.ranks
+        checkpoint = self.checkpoint * step.per_byte
+        seconds |= {"evaluation": evaluations * evaluation, "checkpoints": checkpoints * checkpoint}
+        pauses = (evaluations - 1) * evaluation + (checkpoints - 1) * checkpoint
+        return _Work(phases, updates, checkpoints, seconds, pauses)
+
+
+@dataclass(frozen=True)
+class RunForecast:
+    """The forecast of a run.
+
+    Attributes:
+        hardware: its title.
+        ranks: number of processes that train.
+        parameters, tokens, updates: their number in the run.
+        operations: operations per token of a step, on average.
+        choice: the placement, its memory per rank, and the reason.
         free: bytes of memory of a rank.
         microbatch: tokens that go through the model at once, as set.
-        largest: the most that fit.
-        seconds: of training, updates, exchange, evaluation and checkpoints.
-        checkpoint: its bytes.
-        checkpoints: how many are written.
-        cost: at the price per rank and hour; None if no price was given.
-        assumed: sentences on what was not measured.
-        remarks: what makes the run slow, or slower than its forecast.
+        largest: the largest microbatch that fits, in tokens.
+        seconds: seconds of training, updates, exchange, evaluation and checkpoints.
+        checkpoint: bytes of a checkpoint.
+        checkpoints: number of checkpoints that are written.
+        cost: cost at the price per rank and hour; None without a price.
+        assumed: sentences about figures that were not measured.
+        remarks: sentences about what makes the run slow, or slower than its forecast.
     """
 
     hardware: str
@@ -166,7 +311,7 @@ class RunPlan:
         }
 
 
-def plan_run(
+def forecast_run(
     settings: PretrainConfig,
     hardware: Hardware,
     *,
@@ -174,13 +319,13 @@ def plan_run(
     price: float | None = None,
     out: Path = Path(),
     progress: Progress = SILENT,
-) -> RunPlan:
+) -> RunForecast:
     """Return the forecast of a run.
 
     Args:
-        corpus_tokens: those of an epoch, for a length in epochs.
-        price: of one rank for an hour, in any currency.
-        out: where checkpoints are written, on this machine.
+        corpus_tokens: tokens of an epoch, for a length in epochs.
+        price: price of one rank for an hour, in any currency.
+        out: folder for checkpoints, on this machine.
 
     Raises:
         ConfigError: the length of the run is in epochs, and `corpus_tokens` is None.
@@ -188,31 +333,30 @@ def plan_run(
     """
     require_at_least(0, price=price)
     if isinstance(settings.training.end, Epochs) and corpus_tokens is None:
-        what = f"{settings.training.end} of an unknown text"
+        message = f"{settings.training.end} of an unknown text"
         fix = "Give --tokens N, or the corpus: --corpus FOLDER."
-        raise ConfigError(what, where="training.until", fix=fix)
-    load = load_of(settings)
+        raise ConfigError(message, where="training.until", fix=fix)
+    demand = memory_demand(settings)
     ranks, free, device = _memory_of(hardware)
     try:
-        choice = choose_placement(load, ranks, free, device)
+        choice = choose_placement(demand, ranks, free, device)
     except ResourceError as error:
-        raise _with_cards(error, load, hardware) from error
-    per = seconds_of(settings, hardware, load, choice, out, progress)
-    made = course_of(settings, per, ranks, load, corpus_tokens)
-    seconds = made.seconds
-    hours = sum(seconds.values()) / 3600
-    return RunPlan(
-        _title(hardware), ranks, load.parameters, made.tokens, made.updates,
-        float(np.dot(made.phases, _operations(settings))) / made.tokens, choice, free,
-        load.microbatch, load.largest_microbatch(free, device, choice.placement, ranks),
-        seconds, load.saved, made.checkpoints,
+        raise _with_cards(error, demand, hardware) from error
+    step = step_seconds(settings, hardware, demand, choice, out, progress)
+    work = _Run(settings, step, ranks, demand.saved, corpus_tokens).work()
+    tokens, hours = sum(work.tokens), sum(work.seconds.values()) / 3600
+    return RunForecast(
+        _title(hardware), ranks, demand.parameters, tokens, work.updates,
+        float(np.dot(work.tokens, _operations(settings))) / tokens, choice, free,
+        demand.microbatch, demand.largest_microbatch(free, device, choice.placement, ranks),
+        work.seconds, demand.saved, work.checkpoints,
         None if price is None else price * ranks * hours, _assumed(hardware),
-        tuple(_remarks(settings, hardware, load, seconds)),
+        tuple(_remarks(settings, hardware, demand, work.seconds)),
     )  # fmt: skip
 
 
 def _remarks(
-    settings: PretrainConfig, hardware: Hardware, load: Load, seconds: Mapping[str, float]
+    settings: PretrainConfig, hardware: Hardware, demand: MemoryDemand, seconds: Mapping[str, float]
 ) -> Iterator[str]:
     """Yield what makes a run slow: updates and exchange, and on cards launches of kernels."""
     rest = seconds["updates"] + seconds["exchange"]
@@ -224,7 +368,7 @@ def _remarks(
         )
     if isinstance(hardware, Here):
         return
-    tokens = min(float(load.microbatch), _tokens_per_step(settings) / hardware.count)
+    tokens = min(float(demand.microbatch), _tokens_per_step(settings) / hardware.count)
     encoders = [spec.encoder for spec in settings.objective.models(settings.encoder).values()]
     layers = sum(each.depth for each in encoders if isinstance(each, EncoderConfig))
     launching = (LAYER_LAUNCHES * layers + OTHER_LAUNCHES) * STEP_LAUNCH
@@ -269,15 +413,15 @@ def _assumed(hardware: Hardware) -> tuple[str, ...]:
             )
 
 
-def _with_cards(error: ResourceError, load: Load, hardware: Hardware) -> ResourceError:
+def _with_cards(error: ResourceError, demand: MemoryDemand, hardware: Hardware) -> ResourceError:
     """Return the error with the smallest card with which the run fits as it is."""
     if isinstance(hardware, Here):
         return error
     larger = (
         card.name
         for card in CARDS.values()
-        if load.fits(card.memory, torch.device("cuda"), "sharded", hardware.count)
-        or load.fits(card.memory, torch.device("cuda"))
+        if demand.fits(card.memory, torch.device("cuda"), "sharded", hardware.count)
+        or demand.fits(card.memory, torch.device("cuda"))
     )
     name = next(larger, None)
     fix = f"{error.fix} Or: --hardware {name}." if name else error.fix
@@ -303,10 +447,10 @@ def _recomputed(settings: PretrainConfig, length: int) -> float:
     return 1 + blocks / ((1 + BACKWARD) * whole)
 
 
-def seconds_of(
+def step_seconds(
     settings: PretrainConfig,
     hardware: Hardware,
-    load: Load,
+    demand: MemoryDemand,
     choice: PlacementChoice,
     out: Path,
     progress: Progress = SILENT,
@@ -320,9 +464,9 @@ def seconds_of(
                 work * _recomputed(settings, phase.length) / (share * card.bf16)
                 for work, phase in zip(_operations(settings), settings.phases, strict=True)
             )
-            held = load.parameters / (count if choice.placement == "sharded" else 1)
+            held = demand.parameters / (count if choice.placement == "sharded" else 1)
             update = max(UPDATE_BYTES * held / card.bandwidth, UPDATE_LAUNCHES * _launch_seconds())
-            return StepSeconds(per_token, update, _exchange(settings, hardware, load, choice))
+            return StepSeconds(per_token, update, _exchange(settings, hardware, demand, choice))
 
 
 def _launch_seconds() -> float:
@@ -340,7 +484,7 @@ def _launch_seconds() -> float:
 
 
 def _exchange(
-    settings: PretrainConfig, hardware: Cards, load: Load, choice: PlacementChoice
+    settings: PretrainConfig, hardware: Cards, demand: MemoryDemand, choice: PlacementChoice
 ) -> float:
     """Return the seconds that the exchange between ranks adds to an update.
 
@@ -351,10 +495,10 @@ def _exchange(
     if ranks == 1:
         return 0.0
     link = NETWORK if ranks > MACHINE else hardware.card.link
-    sent = 4 * load.parameters * (ranks - 1) / ranks
-    micro = max(1.0, _tokens_per_step(settings) / ranks / load.microbatch)
+    sent = 4 * demand.parameters * (ranks - 1) / ranks
+    micro = max(1.0, _tokens_per_step(settings) / ranks / demand.microbatch)
     total = 2 * sent if choice.placement == "replicated" else sent * (1 + 2 * math.ceil(micro))
-    tokens = min(float(load.microbatch), _tokens_per_step(settings) / ranks)
+    tokens = min(float(demand.microbatch), _tokens_per_step(settings) / ranks)
     shares = [phase.share for phase in settings.phases]
     work = float(np.dot(shares, _operations(settings)))
     compute = work * tokens / (hardware.utilisation * hardware.card.bf16)
@@ -417,17 +561,17 @@ def _tokens_per_step(settings: PretrainConfig) -> float:
     return float(batch.n)
 
 
-def memory_rows(plan: RunPlan) -> list[tuple[str, str]]:
+def memory_rows(forecast: RunForecast) -> list[tuple[str, str]]:
     """Return the memory of a rank by its parts, as texts."""
-    memory: RankMemory = plan.choice.memory
+    memory: MemoryPerRank = forecast.choice.memory
     parts = {
         "weights": memory.weights,
         "gradients": memory.gradients,
         "optimizer": memory.optimizer,
-        f"activations of {plan.microbatch:,} tokens": memory.activations,
+        f"activations of {forecast.microbatch:,} tokens": memory.activations,
         "teacher": memory.frozen,
         "gathered": memory.gathered,
     }
     rows = [(name, size_text(count)) for name, count in parts.items() if count]
-    free = size_text(plan.free) if math.isfinite(plan.free) else "unknown"
+    free = size_text(forecast.free) if math.isfinite(forecast.free) else "unknown"
     return [*rows, (f"all, of {free} of which {USABLE:.0%} count", size_text(memory.total))]
