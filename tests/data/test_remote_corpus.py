@@ -34,12 +34,12 @@ from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.documents import Document
 from bothways.data.epoch_order import (
-    AllBut,
+    AllExcept,
     EpochBlock,
     Selection,
     Windows,
     bytes_at_hand,
-    from_few_places,
+    sample_clustered,
 )
 from bothways.data.full_sentences import FullSentences
 from bothways.data.next_sentence import NextSentence
@@ -162,7 +162,7 @@ def opened(selection: Selection, epoch: int) -> list[EpochBlock]:
 def test_windows_are_those_of_the_setting_in_another_order_each_epoch(corpus: Corpus) -> None:
     orders = []
     for epoch in range(2):
-        blocks = opened(Selection(corpus, AllBut(len(corpus)), WINDOWS), epoch)
+        blocks = opened(Selection(corpus, AllExcept(len(corpus)), WINDOWS), epoch)
         assert len(blocks) == 7  # of 150 documents
         order = np.concatenate([block.owners for block in blocks])
         assert sorted(order) == list(range(len(corpus)))
@@ -448,18 +448,18 @@ def test_mistakes(
 def test_held_out_documents_come_from_few_places(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bothways.data.epoch_order.PLACE", 5)
+    monkeypatch.setattr("bothways.data.epoch_order.CLUSTER", 5)
     chosen = np.arange(1, len(corpus), 3)
     tokens = np.diff(np.asarray(corpus.sentences)[np.asarray(corpus.documents)].astype(np.int64))
     for wanted in (50, 400, 10**6):
-        few = from_few_places(corpus, chosen, wanted, 0)
+        few = sample_clustered(corpus, chosen, wanted, 0)
         assert tokens[few].sum() >= min(wanted, tokens[chosen].sum())
         places = set((few // 5).tolist())
         assert few.tolist() == [each for each in chosen if each // 5 in places]
-    one, other = (from_few_places(corpus, chosen, 50, seed).tolist() for seed in (0, 1))
+    one, other = (sample_clustered(corpus, chosen, 50, seed).tolist() for seed in (0, 1))
     assert one != other
     assert len(one) < len(chosen) / 4
-    assert from_few_places(corpus, chosen[:1], 1, 0).tolist() == chosen[:1].tolist()
+    assert sample_clustered(corpus, chosen[:1], 1, 0).tolist() == chosen[:1].tolist()
 
 
 def test_remote_arrays_of_words(

@@ -21,7 +21,7 @@ from bothways.core.keyed_rng import rng
 from bothways.core.source import Cursor
 from bothways.data import epoch_order as selection
 from bothways.data.corpus_source import ContinuedSource, CorpusSource
-from bothways.data.epoch_order import AllBut, Selection
+from bothways.data.epoch_order import AllExcept, Selection
 from bothways.data.full_sentences import FullSentences
 from bothways.data.next_sentence import NextSentence
 from bothways.data.segments import PairPlan
@@ -426,7 +426,7 @@ def opened(chosen, seed, epoch):
 
 def test_windows_hold_runs_from_everywhere():
     corpus = corpus_of([[1, 1]] * 1000)
-    chosen = AllBut(1000, np.arange(3, 1000, 100))
+    chosen = AllExcept(1000, np.arange(3, 1000, 100))
     with mock.patch.multiple(selection, BLOCK=50, WINDOW=256, RUN=8):
         picked = Selection(corpus, chosen)
         assert picked.windows == 4
@@ -443,7 +443,7 @@ def test_windows_hold_runs_from_everywhere():
 
 def test_the_rest_of_an_epoch_takes_no_memory_for_later_windows():
     with mock.patch.multiple(selection, BLOCK=50, WINDOW=256, RUN=8):
-        picked = Selection(corpus_of([[1, 1]] * 1000), AllBut(1000, np.arange(3, 1000, 100)))
+        picked = Selection(corpus_of([[1, 1]] * 1000), AllExcept(1000, np.arange(3, 1000, 100)))
         blocks, block = opened(picked, 1, 0), selection.BLOCKS + 3
         begun = picked.open(1, 0, block).owners[:2]
         rest, share = picked.unread(1, 0, block, begun)
@@ -472,7 +472,7 @@ def test_one_window_has_the_order_of_a_plain_permutation():
 @settings(max_examples=60, deadline=None)
 def test_all_but_some_documents_are_an_array(data, total):
     without = data.draw(st.sets(st.integers(0, total - 1), max_size=total - 1))
-    ids = AllBut(total, np.array(sorted(without), dtype=np.int64))
+    ids = AllExcept(total, np.array(sorted(without), dtype=np.int64))
     plain = np.setdiff1d(np.arange(total), [*without])
     assert (len(ids), list(ids), ids[:].tolist()) == (len(plain), plain.tolist(), plain.tolist())
     places = data.draw(st.lists(st.integers(0, len(plain) - 1)))

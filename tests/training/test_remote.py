@@ -123,7 +123,7 @@ def test_an_error_beside_the_training_is_raised_at_the_next_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: NewCheckpoint, *arguments: object) -> None:
-        raise ResourceError("cannot be written: No space left on device", where=self.place)
+        raise ResourceError("cannot be written: No space left on device", where=self.folder)
 
     monkeypatch.setattr(NewCheckpoint, "write", fail)
     keep = dataclasses.replace(TRAINING.keep, asynchronous=True)

@@ -59,7 +59,7 @@ def replace_folder(place: Path, fix: str = _FIX) -> Iterator[Path]:
 
 
 def hidden_folder(place: Path) -> Path:
-    """Return where the folder that will be `place` is written."""
+    """Return the hidden folder in which `place` is written first."""
     return place.with_name(f"{HIDDEN}new-{place.name}")
 
 
@@ -129,8 +129,8 @@ def check_not_input(place: Path, inputs: Iterable[str | Path]) -> None:
     for name in inputs:
         path = local_path(name)
         if os.path.exists(place) and os.path.exists(path) and os.path.samefile(place, path):
-            what = "the output is also an input, which would be overwritten"
-            raise ResourceError(what, where=place, fix="Name another place for the output.")
+            message = "the output is also an input, which would be overwritten"
+            raise ResourceError(message, where=place, fix="Name another place for the output.")
 
 
 def remove_folder(folder: Path) -> None:
@@ -153,8 +153,11 @@ def file_digest(file: Path) -> str:
     except FileNotFoundError:
         raise
     except OSError as error:
-        what, fix = f"cannot be read: {error.strerror or error}", "Check the disk and permissions."
-        raise ResourceError(what, where=file, fix=fix) from error
+        message, fix = (
+            f"cannot be read: {error.strerror or error}",
+            "Check the disk and permissions.",
+        )
+        raise ResourceError(message, where=file, fix=fix) from error
     return result.hexdigest()
 
 

@@ -44,8 +44,8 @@ def shown_progress(progress: Any) -> AbstractContextManager[Progress]:
     if progress is True:
         return notebook_progress() if in_notebook() else terminal_progress()
     if progress is not False and not isinstance(progress, Progress):
-        what = f"is {progress!r}, which has no methods stage, advance and message"
-        raise ConfigError(what, where="progress", fix="Give True, False or an object that has.")
+        message = f"is {progress!r}, which has no methods stage, advance and message"
+        raise ConfigError(message, where="progress", fix="Give True, False or an object that has.")
     return nullcontext(SILENT if progress is False else progress)
 
 

@@ -64,7 +64,7 @@ class BothwaysError(Exception):
         return None if self._fix is None else render(self._fix)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Return how to copy the error into another process."""
+        """Support pickling."""
         return _restored, (type(self), self.what, self.where, self._fix)
 
     def __str__(self) -> str:
@@ -130,12 +130,12 @@ def os_errors(place: Path, fix: str) -> Iterator[None]:
         cause = error.__context__ if isinstance(error, RuntimeError) else error
         match cause:
             case OSError():
-                what = cause.strerror or str(cause)
+                message = cause.strerror or str(cause)
             case SafetensorError():
-                what = str(cause)
+                message = str(cause)
             case _:
                 raise
-        raise ResourceError(f"cannot be written: {what}", where=place, fix=fix) from error
+        raise ResourceError(f"cannot be written: {message}", where=place, fix=fix) from error
 
 
 def installed(*packages: str) -> bool:
@@ -163,8 +163,8 @@ def optional(extra: str, purpose: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "bothways":
             raise
-        what = f"{purpose} needs the package {error.name!r}, which is not installed"
-        raise ResourceError(what, fix=f'Install it: pip install "bothways[{extra}]"') from error
+        message = f"{purpose} needs the package {error.name!r}, which is not installed"
+        raise ResourceError(message, fix=f'Install it: pip install "bothways[{extra}]"') from error
 
 
 def require(extra: str, purpose: str, *packages: str) -> None:

@@ -57,15 +57,15 @@ def parse_json(
     try:
         return json.loads(text, object_pairs_hook=unique_keys if unique else None)
     except DuplicateKey as failure:
-        what = f"has the key {str(failure)!r} twice"
-        raise error(what, where=str(where), fix="Remove one of the two.") from failure
+        message = f"has the key {str(failure)!r} twice"
+        raise error(message, where=str(where), fix="Remove one of the two.") from failure
     except json.JSONDecodeError as failure:
         line = f"line {failure.lineno} " if failure.lineno > 1 else ""
-        what = f"is not JSON: {failure.msg} at {line}column {failure.colno}"
-        raise error(what, where=str(where), fix=fix) from failure
+        message = f"is not JSON: {failure.msg} at {line}column {failure.colno}"
+        raise error(message, where=str(where), fix=fix) from failure
     except (ValueError, RecursionError) as failure:
-        what = "holds a number with too many digits, or brackets nested too deeply"
-        raise error(what, where=str(where), fix="Remove it.") from failure
+        message = "holds a number with too many digits, or brackets nested too deeply"
+        raise error(message, where=str(where), fix="Remove it.") from failure
 
 
 def parse_object(
@@ -79,8 +79,8 @@ def parse_object(
     """Return the object in a JSON text; errors as `parse_json`, also for any other value."""
     value = parse_json(text, where, error, fix, unique=unique)
     if not isinstance(value, dict):
-        what = f"holds a JSON {type(value).__name__}, not an object"
-        raise error(what, where=str(where), fix=fix)
+        message = f"holds a JSON {type(value).__name__}, not an object"
+        raise error(message, where=str(where), fix=fix)
     return value
 
 
@@ -106,8 +106,8 @@ def read_utf8(file: Path, error: type[BothwaysError], fix: str = _FIX) -> str:
     try:
         text = read_regular(file, error, fix).decode("utf-8")
     except UnicodeDecodeError as failure:
-        what = f"is not UTF-8 text (byte {failure.start})"
-        raise error(what, where=file, fix=fix) from failure
+        message = f"is not UTF-8 text (byte {failure.start})"
+        raise error(message, where=file, fix=fix) from failure
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -135,8 +135,8 @@ def check_regular(file: Path, error: type[BothwaysError], fix: str = _FIX) -> No
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise error("is a pipe or a device, not a file", where=file, fix=fix)
     if status.st_size > LARGEST:
-        what = f"has {status.st_size:,} bytes, more than {LARGEST:,}"
-        raise error(what, where=file, fix=fix)
+        message = f"has {status.st_size:,} bytes, more than {LARGEST:,}"
+        raise error(message, where=file, fix=fix)
 
 
 @contextlib.contextmanager
@@ -144,5 +144,5 @@ def _reading(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as failure:
-        what = f"cannot be read: {failure.strerror}"
-        raise ResourceError(what, where=file, fix="Check the name and permissions.") from failure
+        message = f"cannot be read: {failure.strerror}"
+        raise ResourceError(message, where=file, fix="Check the name and permissions.") from failure

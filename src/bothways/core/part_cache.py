@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 from bothways.core.errors import ConfigError, os_errors
-from bothways.core.urls import Url, again, local_path, open_store
+from bothways.core.urls import Url, local_path, open_store, retry
 
 FOLDER, GIGABYTES = "BOTHWAYS_CACHE", "BOTHWAYS_CACHE_GB"
 """The environment variables of the folder, and of the bytes in it."""
@@ -286,7 +286,7 @@ class CachedFile:
                 stop = min(start + self.part, self.size)
                 writing = self.cache.reserve(place, stop - start)
                 try:
-                    data = again(lambda: self._get(number, start, stop), "reading", self.url)
+                    data = retry(lambda: self._get(number, start, stop), "reading", self.url)
                     self.cache.put(data, writing, place)
                 except BaseException:
                     self.cache.remove(writing)

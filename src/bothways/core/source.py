@@ -29,7 +29,7 @@ class Cursor(NamedTuple):
         return self.block << 32 | self.item
 
     def at_next_phase(self) -> Cursor:
-        """Return where a phase begins that continues the epoch of this place."""
+        """Return the first cursor of a phase that continues the epoch of this one."""
         if not self.parts:
             return Cursor(self.epoch)
         return Cursor(0, 0, self.item, tuple(part.at_next_phase() for part in self.parts))

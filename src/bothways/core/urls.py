@@ -63,8 +63,8 @@ def require_local(folder: Path) -> None:
 def require_utf8(folder: Path) -> None:
     """Raise ConfigError if the name of a folder has bytes that are not UTF-8."""
     if surrogate_in(str(folder.absolute())) is not None:
-        what = "has a name that is not UTF-8, which safetensors cannot open"
-        raise ConfigError(what, where=folder, fix="Rename the folder, or one above it.")
+        message = "has a name that is not UTF-8, which safetensors cannot open"
+        raise ConfigError(message, where=folder, fix="Rename the folder, or one above it.")
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,11 @@ def open_store(url: str | Url, where: str | None = None) -> tuple[Any, str]:
     return store, path
 
 
-def again(attempt: Callable[[], T], what: str, where: str | Url, fix: str = _FIX) -> T:
-    """Do something; after an error, wait and do it again, `len(WAITS)` times.
+def retry(attempt: Callable[[], T], action: str, url: str | Url, fix: str = _FIX) -> T:
+    """Call a function; after an error, wait and call it again, `len(WAITS)` times.
+
+    Args:
+        action: the name of the attempt in the message, such as "reading".
 
     Raises:
         ResourceError: it failed each time, or cannot succeed.
@@ -172,18 +175,18 @@ def again(attempt: Callable[[], T], what: str, where: str | Url, fix: str = _FIX
             return attempt()
         except BothwaysError:
             raise
-        except Exception as error:  # each kind of storage has errors of its own
+        except Exception as error:  # every store has its own errors
             if wait is None or isinstance(error, _FINAL) or "Credentials" in type(error).__name__:
                 count = "" if number == 1 else f" ({number} attempts)"
                 cause = str(error) or type(error).__name__
-                problem = f"{what}: {cause}{count}"
-                raise ResourceError(problem, where=str(where), fix=fix) from error
+                message = f"{action}: {cause}{count}"
+                raise ResourceError(message, where=str(url), fix=fix) from error
             time.sleep(wait)
     raise AssertionError
 
 
 def status_of(url: Url) -> RemoteFile | None:
-    """Return what the store says about a file; None if there is none. Errors as `again`."""
+    """Return the metadata of a file in the store; None if there is none. Errors as `retry`."""
     store, path = open_store(url)
 
     def ask() -> dict[str, Any] | None:
@@ -194,7 +197,7 @@ def status_of(url: Url) -> RemoteFile | None:
             return None
         return entry
 
-    entry = again(ask, "asking for the file", url)
+    entry = retry(ask, "asking for the file", url)
     return None if entry is None or entry.get("type") == "directory" else _remote(url, entry)
 
 
@@ -215,14 +218,14 @@ def find_files(url: Url) -> list[RemoteFile] | None:
     text = str(url)
     web = text.startswith(("http://", "https://"))
     if any(sign in text for sign in ("*[" if web else "*?[")):
-        found = again(lambda: store.glob(path, detail=True), "listing the files", url)
+        found = retry(lambda: store.glob(path, detail=True), "listing the files", url)
         kept = {name: entry for name, entry in found.items() if entry.get("type") == "file"}
         return [_remote(Url(store.unstrip_protocol(name)), kept[name]) for name in sorted(kept)]
     if (file := status_of(url)) is not None:
         return [file]
-    if web or not again(lambda: store.isdir(path), "asking for the folder", url):
+    if web or not retry(lambda: store.isdir(path), "asking for the folder", url):
         return None
-    below = again(lambda: store.find(path, detail=True), "listing the folder", url)
+    below = retry(lambda: store.find(path, detail=True), "listing the folder", url)
     start = len(path.rstrip("/")) + 1
     return [
         _remote(Url(store.unstrip_protocol(name)), below[name])
@@ -236,7 +239,7 @@ def open_url(url: Url) -> io.BufferedReader:
 
     Raises:
         DataError: there is no such file; while reading, it has changed.
-        ResourceError: see `again`.
+        ResourceError: see `retry`.
     """
     file = status_of(url)
     if file is None:
@@ -245,9 +248,9 @@ def open_url(url: Url) -> io.BufferedReader:
 
 
 def read_url(url: Url, start: int = 0, stop: int | None = None) -> bytes:
-    """Return the bytes of a file, or a range of them. Errors as `again`."""
+    """Return the bytes of a file, or a range of them. Errors as `retry`."""
     store, path = open_store(url)
-    data: bytes = again(lambda: store.cat_file(path, start=start, end=stop), "reading", url)
+    data: bytes = retry(lambda: store.cat_file(path, start=start, end=stop), "reading", url)
     return data
 
 
@@ -287,8 +290,8 @@ class _Resumed(io.RawIOBase):
     def readinto(self, buffer: Buffer, /) -> int:
         """Fill the buffer with what comes next; return the number of bytes, 0 at the end."""
         view = memoryview(buffer).cast("B")
-        what = f"reading after byte {self._at:,}"
-        data = again(lambda: self._read(len(view)), what, self._remote.url)
+        message = f"reading after byte {self._at:,}"
+        data = retry(lambda: self._read(len(view)), message, self._remote.url)
         view[: len(data)] = data
         self._at += len(data)
         return len(data)
@@ -320,8 +323,8 @@ class _Resumed(io.RawIOBase):
             self._store.invalidate_cache()
             now = status_of(self._remote.url)
             if now != self._remote:
-                what, fix = "has changed while it was read", "Run the same command again."
-                raise DataError(what, where=self._remote.url, fix=fix)
+                message, fix = "has changed while it was read", "Run the same command again."
+                raise DataError(message, where=self._remote.url, fix=fix)
         self._begun = True
         file = self._store.open(self._path, "rb", block_size=BLOCK)
         try:

@@ -59,9 +59,9 @@ class TokenRamp:
     def __post_init__(self) -> None:
         require_at_least(1, "batch", n=self.n, start=self.start, over=self.over)
         if self.n < self.start:
-            what = f"{self.n:,} tokens are fewer than the {self.start:,} of the first updates"
+            message = f"{self.n:,} tokens are fewer than the {self.start:,} of the first updates"
             fix = f"Set batch.start lower; or for equal updates, batch.kind=tokens batch.n={self.n}"
-            raise ConfigError(what, where="batch.n", fix=fix)
+            raise ConfigError(message, where="batch.n", fix=fix)
 
     def steps(self, tokens: float) -> float:
         """Return the number of steps in which a run reads `tokens`, about."""
@@ -90,7 +90,7 @@ def budget_at(batch: BatchSize, read: int) -> ExampleBudget | TokenBudget:
 
 
 def fits(batch: ExampleBudget | TokenBudget, sequences: int, tokens: int) -> bool:
-    """Return whether sequences with these totals fit in one step."""
+    """Return True if sequences with these totals fit in one step."""
     match batch:
         case ExampleBudget(n):
             return sequences <= n

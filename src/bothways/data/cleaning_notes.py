@@ -67,10 +67,10 @@ def nothing_left(
         return DataError("the inputs have no document", where=place, fix="Give other inputs.")
     if [step.name for step in left] == [SHORT]:
         least, short = cleaning.min_tokens, left[0].documents
-        what = f"the inputs have no document with {least:,} tokens or more; {short:,} have fewer"
+        message = f"the inputs have no document with {least:,} tokens or more; {short:,} have fewer"
         fix = f"Set a lower {argument(min_tokens='N')}, or give other inputs."
-        return DataError(what, where=place, fix=fix)
+        return DataError(message, where=place, fix=fix)
     reasons = ", ".join(f"{step.name} {step.documents:,}" for step in left)
-    what = f"the cleaning left out all {documents:,} documents: {reasons}"
+    message = f"the cleaning left out all {documents:,} documents: {reasons}"
     fix = "Change the settings of these steps, or leave some out, such as word_count=none."
-    return DataError(what, where=place, fix=fix)
+    return DataError(message, where=place, fix=fix)

@@ -51,15 +51,15 @@ from bothways.data.cleaning.config import Cleaning
 from bothways.data.cleaning_notes import large_steps, nothing_left, unsuited_steps
 from bothways.data.documents import Document, DocumentReader, Origin, check_versions
 from bothways.data.encode_shards import (
+    EncodingSettings,
     Job,
-    Recipe,
     cut_shards,
     encode_shard,
     splitter_version,
     store_shard,
     token_type,
 )
-from bothways.data.epoch_order import AllBut
+from bothways.data.epoch_order import AllExcept
 from bothways.data.left_out import SHINGLES, SIGNATURES
 from bothways.data.manifest import (
     DOCUMENTS,
@@ -207,16 +207,18 @@ class Corpus:
             if right and offsets.nbytes <= up_to:
                 right = bool((offsets[1:] > offsets[:-1]).all())
             if not right:
-                what = "holds offsets that contradict the other files"
-                raise DataError(what, where=self.folder / name, fix=REBUILD)
+                message = "holds offsets that contradict the other files"
+                raise DataError(message, where=self.folder / name, fix=REBUILD)
         if len(self.tokens) != counts.tokens or (
             0 < self.tokens.nbytes <= up_to and self._highest() >= self.tokenizer.size
         ):
-            what = f"holds ids that the tokenizer of {self.tokenizer.size:,} tokens does not have"
-            raise DataError(what, where=self.folder / TOKENS, fix=REBUILD)
+            message = (
+                f"holds ids that the tokenizer of {self.tokenizer.size:,} tokens does not have"
+            )
+            raise DataError(message, where=self.folder / TOKENS, fix=REBUILD)
         if self.words is not None and len(self.words) != -(-counts.tokens // 8):
-            what = f"holds {8 * len(self.words):,} bits for {counts.tokens:,} tokens"
-            raise DataError(what, where=self.folder / WORDS, fix=REBUILD)
+            message = f"holds {8 * len(self.words):,} bits for {counts.tokens:,} tokens"
+            raise DataError(message, where=self.folder / WORDS, fix=REBUILD)
 
     def _highest(self) -> int:
         starts = range(0, len(self.tokens), 2**22)
@@ -266,7 +268,7 @@ class Corpus:
         hits = sum(int((part == unknown).sum()) for part in parts)
         return hits / max(1, sum(map(len, parts)))
 
-    def split(self, share: float, seed: int) -> tuple[AllBut, NDArray[np.int64]]:
+    def split(self, share: float, seed: int) -> tuple[AllExcept, NDArray[np.int64]]:
         """Return the ids of the documents to train on and of those to hold out, ascending.
 
         Each side has at least one document; of four or more documents, two are held out, because
@@ -281,21 +283,21 @@ class Corpus:
             DataError: fewer than two documents.
         """
         if not 0 < share < 1:
-            what = f"must be between 0 and 1, not {share}"
-            raise ConfigError(what, where="held_out", fix="0.01 holds out one in a hundred.")
+            message = f"must be between 0 and 1, not {share}"
+            raise ConfigError(message, where="held_out", fix="0.01 holds out one in a hundred.")
         if len(self) < 2:
             few = counted(len(self), "documents")
-            what = f"{few} cannot be split into training and held-out documents"
+            message = f"{few} cannot be split into training and held-out documents"
             fix = (
                 "Give more documents; in a .txt file a blank line ends one "
                 "(see the boundary setting)."
             )
-            raise DataError(what, where=self.folder, fix=fix)
+            raise DataError(message, where=self.folder, fix=fix)
         least = 2 if len(self) >= 4 else 1
         count = min(max(round(share * len(self)), least), len(self) - least, HELD_OUT)
         drawn = rng(seed, "held-out").choice(len(self), count, replace=False, shuffle=False)
         held = np.sort(drawn)
-        return AllBut(len(self), held), held
+        return AllExcept(len(self), held), held
 
 
 def build_corpus(
@@ -344,7 +346,7 @@ def build_corpus(
     settings = CorpusSettings(
         tokenizer.fingerprint, language, splitter_version(), finder, cleaning or Cleaning()
     )
-    recipe = Recipe(tokenizer, language, words, settings.cleaning)
+    recipe = EncodingSettings(tokenizer, language, words, settings.cleaning)
     _check_free(place)
     with lock_folder(place), discard_begun(place, (WORK, *TOKENIZER), (MANIFEST, SHARDS)):
         if (place / MANIFEST).exists():
@@ -405,7 +407,7 @@ def _text_digest(names: Iterable[str]) -> str:
 
 
 def _check_same(
-    place: Path, settings: CorpusSettings, documents: Iterable[Document], recipe: Recipe
+    place: Path, settings: CorpusSettings, documents: Iterable[Document], recipe: EncodingSettings
 ) -> None:
     """Raise DataError unless the existing corpus is the one that these inputs give."""
     built = read_manifest(place)
@@ -417,8 +419,8 @@ def _check_same(
     differing += [f"another cleaning (now {'; '.join(cleaning)})"] if cleaning else []
     fix = "Choose another folder, or delete this one."
     if differing:
-        what = f"holds a corpus that was built with {'; '.join(differing)}"
-        raise DataError(what, where=place, fix=fix)
+        message = f"holds a corpus that was built with {'; '.join(differing)}"
+        raise DataError(message, where=place, fix=fix)
     origins, reading = _sources(documents)
     if not origins or (origins, reading) != (built.origins, built.reading):
         # Files that were only copied or touched hold the same text; reading them is fast
@@ -436,13 +438,13 @@ def _check_free(place: Path) -> None:
         held = {path.name for path in place.iterdir()} - {LOCK, OWNER} if place.is_dir() else set()
     if held and held.isdisjoint({WORK, MANIFEST}):
         names = ", ".join(sorted(held)[:3])
-        what = f"is not empty, and not the folder of a corpus: it holds {names}"
-        raise DataError(what, where=place, fix="Choose another folder.")
+        message = f"is not empty, and not the folder of a corpus: it holds {names}"
+        raise DataError(message, where=place, fix="Choose another folder.")
 
 
 def _encode_all(
     place: Path,
-    recipe: Recipe,
+    recipe: EncodingSettings,
     documents: Iterable[Document],
     workers: Workers,
     progress: Progress,

@@ -99,8 +99,8 @@ class CorpusSource:
                     yield plans[place], after if last else Cursor(epoch, block, place + 1)
                 item = 0
             if empty:
-                what = f"no {self.segments.kind} sequence can be made of the chosen documents"
-                raise DataError(what, where="segments", fix="Use other segments or more text.")
+                message = f"no {self.segments.kind} sequence can be made of the chosen documents"
+                raise DataError(message, where="segments", fix="Use other segments or more text.")
             epoch, block = epoch + 1, 0
 
     def build(self, plan: PairPlan | SpanPlan) -> Sequence:
@@ -268,9 +268,9 @@ def _check_whole(arrays: list[np.memmap[Any, Any]]) -> None:
     for array in arrays:
         mapped = getattr(array, "_mmap", None)  # None in a copy
         if mapped is not None and mapped.size() < array.nbytes:
-            what = "is shorter than when it was opened: something has written to it"
+            message = "is shorter than when it was opened: something has written to it"
             fix = f"Restore it, then {AGAIN}; a corpus must stay as it is."
-            raise DataError(what, where=str(array.filename), fix=fix)
+            raise DataError(message, where=str(array.filename), fix=fix)
 
 
 def _first_tokens(plan: PairPlan | SpanPlan) -> list[int]:

@@ -229,8 +229,8 @@ def _resolve_folder(folder: Path) -> list[str]:
 
 def _file(path: Place, size: int | None = None) -> str:
     if not _is_readable(path):
-        what, fix = f"unsupported file type {path.suffix!r}", f"Supported are {_KINDS}."
-        raise DataError(what, where=path, fix=fix)
+        message, fix = f"unsupported file type {path.suffix!r}", f"Supported are {_KINDS}."
+        raise DataError(message, where=path, fix=fix)
     if isinstance(path, Path) and path.is_file():
         size = path.stat().st_size
     if size == 0:
@@ -303,8 +303,8 @@ def check_origin(origin: Origin) -> None:
 def _change(name: str, before: int | str, now: int | str, fix: str) -> DataError:
     if name.startswith(HUB):
         fix += ", or name the earlier revision: hub:owner/name@revision"
-    what = f"has changed since this work began: it was {before} and is {now}"
-    return DataError(what, where=name, fix=f"{fix}.")
+    message = f"has changed since this work began: it was {before} and is {now}"
+    return DataError(message, where=name, fix=f"{fix}.")
 
 
 # Contents
@@ -345,9 +345,9 @@ def _column_documents(rows: Iterator[TableRow], column: str) -> Iterator[Documen
         require_column(column, row.values, row.where)
         value = row.values[column]
         if value is not None and not isinstance(value, str):
-            what = f"column {column!r} holds {type(value).__name__}, not text"
+            message = f"column {column!r} holds {type(value).__name__}, not text"
             fix = f"Name a column that holds text: {argument(column='NAME')}."
-            raise DataError(what, where=row.where, fix=fix)
+            raise DataError(message, where=row.where, fix=fix)
         yield Document(value or "", row.where)
 
 

@@ -43,7 +43,7 @@ _ARRAYS = ("ids", "lengths", "counts", "sizes", "digests", "bytes", "fates", "re
 
 
 @dataclass(frozen=True)
-class Recipe:
+class EncodingSettings:
     """The settings that decide the ids of a document.
 
     Attributes:
@@ -126,7 +126,7 @@ def token_type(size: int) -> Literal["uint16", "uint32"]:
     return "uint16" if size <= 2**16 else "uint32"
 
 
-def cut_shards(documents: Iterable[Document], recipe: Recipe) -> Iterator[Job]:
+def cut_shards(documents: Iterable[Document], recipe: EncodingSettings) -> Iterator[Job]:
     """Group documents into jobs of about four million characters each, in order."""
     texts: list[str] = []
     size = number = 0
@@ -140,7 +140,7 @@ def cut_shards(documents: Iterable[Document], recipe: Recipe) -> Iterator[Job]:
         yield _job(number, texts, recipe)
 
 
-def _job(number: int, texts: list[str], recipe: Recipe) -> Job:
+def _job(number: int, texts: list[str], recipe: EncodingSettings) -> Job:
     digest = hashlib.blake2b(recipe.key, digest_size=DIGEST_BYTES)
     for text in texts:
         raw = text.encode("utf-8", "surrogatepass")
@@ -149,7 +149,7 @@ def _job(number: int, texts: list[str], recipe: Recipe) -> Job:
     return Job(f"{number:07d}-{digest.hexdigest()}.npz", texts)
 
 
-def encode_shard(recipe: Recipe, job: Job) -> tuple[str, Shard]:
+def encode_shard(recipe: EncodingSettings, job: Job) -> tuple[str, Shard]:
     """Split and encode the documents of a job; return the name of its file and its contents.
 
     Example: the texts ["A b. C.", "D."] → sentences A b. | C. | D.; lengths [3, 2, 2]; counts
@@ -183,7 +183,7 @@ def encode_shard(recipe: Recipe, job: Job) -> tuple[str, Shard]:
     )
 
 
-def _clean(recipe: Recipe, texts: list[str]) -> tuple[CleanedTexts, list[list[str]]]:
+def _clean(recipe: EncodingSettings, texts: list[str]) -> tuple[CleanedTexts, list[list[str]]]:
     """Apply the rules, and split the documents that stay; others have no sentences."""
     languages = [recipe.language] * len(texts)
     if recipe.language == AUTO:

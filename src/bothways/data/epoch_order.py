@@ -46,10 +46,10 @@ BLOCKS = 2**20
 CHUNK = 2**18
 """Documents that are split into parts at a time."""
 
-PLACE = 2**10
-"""Neighbouring documents from which some are chosen together."""
-SPARE = 1.25
-"""How many more documents are chosen from few places than have the tokens asked for, on average."""
+CLUSTER = 2**10
+"""Neighbouring documents that are sampled together."""
+OVERSAMPLE = 1.25
+"""The factor by which `sample_clustered` exceeds the requested tokens, on average."""
 
 Whole = NDArray[np.int64]
 
@@ -74,9 +74,9 @@ class Windows:
     def __post_init__(self) -> None:
         require_at_least(1, run=self.run)
         if self.documents < self.run:
-            what = f"must be at least the {self.run:,} of a run, not {self.documents:,}"
+            message = f"must be at least the {self.run:,} of a run, not {self.documents:,}"
             fix = "Set shuffle.run lower, too."
-            raise ConfigError(what, where="shuffle.documents", fix=fix)
+            raise ConfigError(message, where="shuffle.documents", fix=fix)
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,12 @@ class ComputedIds:
 
 
 @dataclass(frozen=True)
-class AllBut(ComputedIds):
-    """All documents of a corpus but some, ascending.
+class AllExcept(ComputedIds):
+    """The ids of all documents of a corpus except some, ascending.
 
     Attributes:
-        total: the documents of the corpus.
-        without: `(N)`, ascending ids that are left out; none unless given.
+        total: the number of documents in the corpus.
+        without: `(N)`, the excluded ids, ascending; none by default.
     """
 
     total: int
@@ -173,7 +173,7 @@ class RestOfEpoch(ComputedIds):
         return self.chosen[found]
 
 
-DocumentIds = NDArray[np.integer[Any]] | AllBut | RestOfEpoch
+DocumentIds = NDArray[np.integer[Any]] | AllExcept | RestOfEpoch
 
 
 class _Window(NamedTuple):
@@ -204,7 +204,7 @@ class Selection:
     """
 
     def __init__(self, corpus: Arrays, chosen: DocumentIds, shuffle: Windows | None = None) -> None:
-        """Select documents by their ids; of `AllBut`, none may be empty.
+        """Select documents by their ids; of `AllExcept`, none may be empty.
 
         Args:
             shuffle: None for windows of `WINDOW` documents, in runs of `RUN`.
@@ -219,8 +219,8 @@ class Selection:
             filled = self.documents[chosen + 1] > self.documents[chosen]
             chosen = chosen[filled].astype(np.int64, copy=False)
             if len(chosen) == 0:
-                what = f"none of the {len(filled)} chosen documents has a sentence"
-                raise DataError(what, fix="Give a corpus with text, or choose other documents.")
+                message = f"none of the {len(filled)} chosen documents has a sentence"
+                raise DataError(message, fix="Give a corpus with text, or choose other documents.")
         self.chosen: DocumentIds = chosen
         self.shuffle, self._corpus = shuffle, corpus
         size, self.run = (WINDOW, RUN) if shuffle is None else (shuffle.documents, shuffle.run)
@@ -298,8 +298,8 @@ class Selection:
         self._fetch_next_window(seed, epoch, block)
         if (stops <= starts).any():
             broken = sentences[np.argmax(stops <= starts)]
-            what = f"sentence {broken} of the corpus has no tokens"
-            raise DataError(what, fix="Build the corpus again.")
+            message = f"sentence {broken} of the corpus has no tokens"
+            raise DataError(message, fix="Build the corpus again.")
         others = None if self.shuffle is None else opened.owners
         return EpochBlock(starts, stops, ends, opened.owners[parts], others)
 
@@ -342,17 +342,17 @@ def bytes_at_hand(corpus: Arrays, shuffle: Windows | None) -> int:
     return min(whole, 2 * -(-shuffle.documents // shuffle.run) * run)
 
 
-def from_few_places(
+def sample_clustered(
     corpus: Arrays, chosen: DocumentIds, tokens: int, seed: int
 ) -> NDArray[np.int64]:
-    """Return about enough of the chosen documents for some tokens, from few places of the corpus.
+    """Sample about enough of the chosen documents for some tokens, in clusters of neighbours.
 
     What has to be fetched of a corpus at a URL then grows with the tokens, not with the corpus.
     """
     ids = np.asarray(chosen)
-    _, place, sizes = np.unique(ids // PLACE, return_inverse=True, return_counts=True)
+    _, place, sizes = np.unique(ids // CLUSTER, return_inverse=True, return_counts=True)
     order = rng(seed, "places").permutation(len(sizes))
-    needed = SPARE * tokens * (len(corpus.documents) - 1) / max(1, len(corpus.tokens))
+    needed = OVERSAMPLE * tokens * (len(corpus.documents) - 1) / max(1, len(corpus.tokens))
     taken = order[: 1 + int(np.searchsorted(np.cumsum(sizes[order]), needed))]
     few = ids[np.isin(place, taken)]
     return few if len(few) > 1 else ids
@@ -375,7 +375,7 @@ def _check(corpus: Arrays, sentences: Column, documents: Column, chosen: Documen
         )
     while isinstance(chosen, RestOfEpoch):
         chosen = chosen.chosen
-    if isinstance(chosen, AllBut):
+    if isinstance(chosen, AllExcept):
         chosen = np.array([0, chosen.total - 1])
     if len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(documents) - 1:
         raise DataError(
@@ -414,7 +414,7 @@ def _plan_window(
 def _runs(
     count: int, windows: int, run: int, seed: int, epoch: int, first: int, stop: int
 ) -> Whole:
-    """Return where the runs of the windows `[first, stop)` begin among `count` chosen documents."""
+    """Return the first index of each run of the windows `[first, stop)` in `count` documents."""
     runs = np.arange(-(-count // run), dtype=np.uint32)
     rng(seed, "windows", epoch=epoch).shuffle(runs)
     mine = runs[len(runs) * first // windows : len(runs) * stop // windows]

@@ -36,8 +36,8 @@ class FullSentences(Segments):
 
     def __post_init__(self) -> None:
         if self.length < self.specials + 1:
-            what = f"must be at least 3 ([CLS], a token, [SEP]), not {self.length}"
-            raise ConfigError(what, where="segments.length")
+            message = f"must be at least 3 ([CLS], a token, [SEP]), not {self.length}"
+            raise ConfigError(message, where="segments.length")
 
     def plan(
         self, block: EpochBlock, selection: Selection, rng: np.random.Generator

@@ -66,8 +66,8 @@ def _rows_of_columns(data: Mapping[str, Any], where: str) -> Iterable[dict[str, 
     columns = {str(name): plain_value(values) for name, values in data.items()}
     if not columns or not all(isinstance(values, list | tuple) for values in columns.values()):
         names = ", ".join(columns) or "nothing"
-        what = f"is of type {type(data).__name__} of {names}, not of columns with their values"
-        raise DataError(what, where=where, fix=f"Give one of its items, or {FORMS}.")
+        message = f"is of type {type(data).__name__} of {names}, not of columns with their values"
+        raise DataError(message, where=where, fix=f"Give one of its items, or {FORMS}.")
     sizes = {name: len(values) for name, values in columns.items()}
     if len({*sizes.values()}) > 1:
         counts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
@@ -103,5 +103,5 @@ def listed_classes(data: Any) -> dict[str, list[str]]:
 
 
 def is_example(value: Any) -> bool:
-    """Return whether a value is an example of a task: an instance of a dataclass."""
+    """Return True for an example of a task: an instance of a dataclass."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)

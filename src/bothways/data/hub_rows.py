@@ -15,7 +15,7 @@ from collections.abc import Sequence as Many
 from typing import Any, NamedTuple
 
 from bothways.core.errors import DataError, optional
-from bothways.core.urls import again
+from bothways.core.urls import retry
 
 HUB = "hub:"
 """The beginning of the name of a data set."""
@@ -116,7 +116,7 @@ class HubData:
         """
         rows = _Rows(self)
         for number in itertools.count(1):
-            values = again(rows.read, f"reading row {number:,}", self.source)
+            values = retry(rows.read, f"reading row {number:,}", self.source)
             if values is None:
                 return
             yield named_classes(values, rows.classes)

@@ -61,8 +61,8 @@ class ListSource:
 
         epoch, block, item, _ = cursor
         if block > 0 or item >= len(self.sequences):
-            what = f"no data at block {block}, item {item} of {len(self.sequences)} sequences"
-            raise DataError(what, fix="Continue with the data that the run began with.")
+            message = f"no data at block {block}, item {item} of {len(self.sequences)} sequences"
+            raise DataError(message, fix="Continue with the data that the run began with.")
         while True:
             places = self._places(epoch)
             for at in range(item, len(places)):

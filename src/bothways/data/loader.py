@@ -126,7 +126,7 @@ class Loader(Generic[P]):
         microbatches = tuple(
             pack([self._sequence(*group[place]) for place in places])
             if places
-            else pack([_void(self._sequence(*group[filler]))])
+            else pack([_without_targets(self._sequence(*group[filler]))])
             for places in mine
         )
         return LoadedStep(microbatches, after, sum(lengths), len(group), self.source.epochs(after))
@@ -137,7 +137,7 @@ class Loader(Generic[P]):
         return self.prepare(self.source.build(plan), draws)
 
 
-def _void(sequence: Sequence) -> Sequence:
+def _without_targets(sequence: Sequence) -> Sequence:
     """Return the same input with targets that carry no weight."""
     return dataclasses.replace(
         sequence,

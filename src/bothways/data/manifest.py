@@ -164,18 +164,18 @@ def read_manifest(folder: Path) -> Manifest:
     file = folder / MANIFEST
     fix = f"Build a corpus: {call('corpus build', 'FILES', tokenizer='FOLDER', out='FOLDER')}"
     if not folder.is_dir():
-        what = "is a file, not the folder of a corpus" if folder.exists() else "no such folder"
-        raise DataError(what, where=folder, fix=fix)
+        message = "is a file, not the folder of a corpus" if folder.exists() else "no such folder"
+        raise DataError(message, where=folder, fix=fix)
     if not file.is_file():
-        what = f"is not a corpus, or is unfinished: it has no {MANIFEST}"
-        raise DataError(what, where=folder, fix=fix)
+        message = f"is not a corpus, or is unfinished: it has no {MANIFEST}"
+        raise DataError(message, where=folder, fix=fix)
     tree = read_object(file, fix=REBUILD)
     if tree.pop("format", None) != FORMAT:
         raise DataError("is not the manifest of a corpus", where=file, fix=fix)
     version = tree.pop("version", None)
     if version != VERSION:
-        what = f"is a corpus of version {version}; this program reads version {VERSION}"
-        raise DataError(what, where=folder, fix=REBUILD)
+        message = f"is a corpus of version {version}; this program reads version {VERSION}"
+        raise DataError(message, where=folder, fix=REBUILD)
     try:
         manifest = TypeAdapter(Manifest).validate_python(tree)
     except ValidationError as error:
@@ -201,7 +201,7 @@ def check_file(path: Path, stored: Stored, up_to: int | float = SMALL) -> None:
     if not path.is_file():
         raise DataError("is missing", where=path, fix=REBUILD)
     if path.stat().st_size != stored.bytes:
-        what = f"has {path.stat().st_size:,} bytes; the manifest says {stored.bytes:,}"
-        raise DataError(what, where=path, fix=REBUILD)
+        message = f"has {path.stat().st_size:,} bytes; the manifest says {stored.bytes:,}"
+        raise DataError(message, where=path, fix=REBUILD)
     if stored.bytes <= up_to and file_digest(path) != stored.sha256:
         raise DataError("has changed since the corpus was built", where=path, fix=REBUILD)

@@ -168,16 +168,16 @@ class Masking:
             raise ConfigError(f"must be in (0, 1], not {self.rate}", where="masking.rate")
         for name in ("mask", "random"):
             if not 0 <= getattr(self, name) <= 1:
-                what = f"must be in [0, 1], not {getattr(self, name)}"
-                raise ConfigError(what, where=f"masking.{name}")
+                message = f"must be in [0, 1], not {getattr(self, name)}"
+                raise ConfigError(message, where=f"masking.{name}")
         # Sums of floating-point numbers may exceed 1 by a rounding error.
         if self.mask + self.random > 1 + 1e-9:
-            what = f"mask {self.mask} and random {self.random} are more than 1 together"
+            message = f"mask {self.mask} and random {self.random} are more than 1 together"
             fix = "They are shares of the chosen tokens; what they leave is kept unchanged."
-            raise ConfigError(what, where="masking", fix=fix)
+            raise ConfigError(message, where="masking", fix=fix)
         if self.max_predictions is not None and self.max_predictions < 1:
-            what = f"must be at least 1, or absent for no limit, not {self.max_predictions}"
-            raise ConfigError(what, where="masking.max_predictions")
+            message = f"must be at least 1, or absent for no limit, not {self.max_predictions}"
+            raise ConfigError(message, where="masking.max_predictions")
 
     @property
     def needs_counts(self) -> bool:
@@ -420,7 +420,7 @@ def _ngrams(
 
 
 def _unbroken(starts: list[int], stops: list[int], word: int, most: int) -> int:
-    """Return how many words from `word` on follow each other without a special token between."""
+    """Count the words from `word` on that follow each other without a special token between."""
     n = 1
     while n < most and word + n < len(starts) and starts[word + n] == stops[word + n - 1]:
         n += 1

@@ -64,8 +64,8 @@ class ByWeight:
         for name, weight in self.weights.items():
             if not 0 < weight < math.inf:
                 fix = "Leave the corpus out if nothing is to be read from it."
-                what = f"must be above 0 and finite, not {weight:g}"
-                raise ConfigError(what, where=f"mixture.weights.{name}", fix=fix)
+                message = f"must be above 0 and finite, not {weight:g}"
+                raise ConfigError(message, where=f"mixture.weights.{name}", fix=fix)
 
 
 Mixture = Smoothed | ByWeight
@@ -84,9 +84,9 @@ def shares_of(mixture: Mixture, sizes: Mapping[str, int]) -> dict[str, float]:
             return smoothed
         case ByWeight(given):
             if given.keys() != sizes.keys():
-                what = f"has weights for {_names(given)}, and there are {_names(sizes)}"
+                message = f"has weights for {_names(given)}, and there are {_names(sizes)}"
                 fix = "Give each corpus a weight, by its name."
-                raise ConfigError(what, where="mixture.weights", fix=fix)
+                raise ConfigError(message, where="mixture.weights", fix=fix)
             whole = sum(given.values())
             return {name: given[name] / whole for name in sizes}
         case _:
@@ -117,8 +117,8 @@ class Corpora:
         """
         if isinstance(given, Corpus):
             if mixture is not None:
-                what = "there is one corpus, and a mixture is of several"
-                raise ConfigError(what, where="mixture", fix="Leave it out.")
+                message = "there is one corpus, and a mixture is of several"
+                raise ConfigError(message, where="mixture", fix="Leave it out.")
             return cls({"": given}, {"": 1.0})
         if not given:
             raise DataError("there is no corpus", fix="Give one or more.")
@@ -173,12 +173,12 @@ def _require_one_tokenizer(corpora: Mapping[str, Corpus]) -> None:
     (first, known), *others = corpora.items()
     for name, corpus in others:
         if corpus.tokenizer.fingerprint != known.tokenizer.fingerprint:
-            what = (
+            message = (
                 f"the corpora {first!r} ({known.folder}) and {name!r} ({corpus.folder}) were built "
                 "with different tokenizers"
             )
             fix = "Build all of them with one: train it on text of all of them."
-            raise ConfigError(what, where="corpus", fix=fix)
+            raise ConfigError(message, where="corpus", fix=fix)
 
 
 def open_corpora(folders: Many[str | Place]) -> Corpus | dict[str, Corpus]:
@@ -211,8 +211,8 @@ def corpus_names(folders: Many[str | Place]) -> list[str]:
         names = ["-".join(part[-depth:]).replace(".", "-") for part in parts]
         if len(set(names)) == len(names):
             return names
-    what = f"{', '.join(map(str, folders))}: a corpus is given twice"
-    raise ConfigError(what, where="corpus", fix="Give each once, and its share in mixture.")
+    message = f"{', '.join(map(str, folders))}: a corpus is given twice"
+    raise ConfigError(message, where="corpus", fix="Give each once, and its share in mixture.")
 
 
 class MixedPlan(NamedTuple):
@@ -299,8 +299,8 @@ class MixedSource:
 
         parts = cursor.parts or (Cursor(),) * len(self._sources)
         if len(parts) != len(self._sources) or cursor.epoch or cursor.block:
-            what = f"no data at {cursor} of a mixture of {len(self._sources)} corpora"
-            raise DataError(what, fix="Continue with the corpora of the run.")
+            message = f"no data at {cursor} of a mixture of {len(self._sources)} corpora"
+            raise DataError(message, fix="Continue with the corpora of the run.")
         return parts
 
 

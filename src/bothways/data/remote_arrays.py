@@ -164,9 +164,9 @@ def fetch_small_files(url: Url, cache: Cache) -> tuple[Path, Manifest]:
     """
     place = url / MANIFEST
     if status_of(place) is None:
-        what = f"is not a corpus, or is unfinished: it has no {MANIFEST}"
+        message = f"is not a corpus, or is unfinished: it has no {MANIFEST}"
         fix = "Copy the folder of a corpus there: the manifest last."
-        raise DataError(what, where=url, fix=fix)
+        raise DataError(message, where=url, fix=fix)
     text = read_url(place)
     folder = cache.folder / hashlib.sha256(text).hexdigest()[:16]
     with os_errors(cache.folder, CACHE_FIX), _at(url, folder):
@@ -215,19 +215,19 @@ def open_file(url: Url, name: str, manifest: Manifest, key: str, cache: Cache) -
     """
     least = 2 * FETCHERS * manifest.part
     if cache.bytes < least:
-        what = f"must be at least {least / 1e9:.3g} GB, not {cache.bytes / 1e9:.3g}"
-        raise ConfigError(what, where=GIGABYTES)
+        message = f"must be at least {least / 1e9:.3g} GB, not {cache.bytes / 1e9:.3g}"
+        raise ConfigError(message, where=GIGABYTES)
     stored, file = manifest.files[name], status_of(url / name)
     if file is None:
         raise DataError("is missing", where=url / name, fix="Copy the whole folder there.")
     if file.size is not None and file.size != stored.bytes:
-        what = f"has {file.size:,} bytes; the manifest says {stored.bytes:,}"
-        raise DataError(what, where=url / name, fix="Copy the folder there again.")
+        message = f"has {file.size:,} bytes; the manifest says {stored.bytes:,}"
+        raise DataError(message, where=url / name, fix="Copy the folder there again.")
     digests = stored.parts or (stored.sha256,)
     part = manifest.part
     if part <= 0 or part % 8 or len(digests) != max(1, -(-stored.bytes // part)):
-        what = f"is damaged: {name} has {len(digests)} digests of parts of {part:,} bytes"
-        raise DataError(what, where=url / MANIFEST, fix=REBUILD)
+        message = f"is damaged: {name} has {len(digests)} digests of parts of {part:,} bytes"
+        raise DataError(message, where=url / MANIFEST, fix=REBUILD)
     return CachedFile(url / name, cache, key, stored.bytes, manifest.part, digests)
 
 

@@ -87,8 +87,8 @@ class Segments:
         if not cut:
             return []
         share = cut / min(len(corpus.sentences) - 1, SENTENCES_CHECKED)
-        what = f"{share:.1%} of the sentences are longer than {self.room} tokens and {self.fate}"
-        return [Finding("truncation", "note", what, "phases")]
+        message = f"{share:.1%} of the sentences are longer than {self.room} tokens and {self.fate}"
+        return [Finding("truncation", "note", message, "phases")]
 
 
 class PairSegments(Segments):
@@ -105,8 +105,8 @@ class PairSegments(Segments):
 
     def __post_init__(self) -> None:
         if self.length < self.specials + 2:
-            what = f"must be at least 5 ([CLS], A, [SEP], B, [SEP]), not {self.length}"
-            raise ConfigError(what, where="segments.length")
+            message = f"must be at least 5 ([CLS], A, [SEP], B, [SEP]), not {self.length}"
+            raise ConfigError(message, where="segments.length")
         if not 0 <= self.short <= 1:
             raise ConfigError(f"must be in [0, 1], not {self.short}", where="segments.short")
 
@@ -121,15 +121,15 @@ class PairSegments(Segments):
         alone = float((np.diff(documents) == 1).mean())
         findings = [*super().check(corpus), *self._check_template(corpus.tokenizer.template)]
         if (unread := self._unread_share(corpus)) >= 0.0005:
-            what = f"{unread:.1%} of the tokens are left out, so that pairs fit in {self.length}"
-            findings.append(Finding("truncation", "note", what, "phases"))
+            message = f"{unread:.1%} of the tokens are left out, so that pairs fit in {self.length}"
+            findings.append(Finding("truncation", "note", message, "phases"))
         if alone > 0.5:
-            what = f"{alone:.1%} of the documents are one sentence, and {self.one_sentence}"
+            message = f"{alone:.1%} of the documents are one sentence, and {self.one_sentence}"
             fix = (
                 f"Build the corpus with {argument(boundary='blank')} or "
                 f"{argument(boundary='file')}, or set objective=masked_lm."
             )
-            findings.append(Finding("balance", "warning", what, "objective.segments", fix))
+            findings.append(Finding("balance", "warning", message, "objective.segments", fix))
         return findings
 
     def read_in_place(self, pairs: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -154,9 +154,9 @@ class PairSegments(Segments):
     def _check_template(self, template: Template) -> list[Finding]:
         if template.pair == self.specials:
             return []
-        what = (
+        message = (
             f"sentence pairs are [CLS] A [SEP] B [SEP], and this tokenizer has {template.pair} "
             "special tokens there"
         )
         fix = "Set objective=masked_lm, as RoBERTa does."
-        return [Finding("heads", "error", what, "objective.segments", fix)]
+        return [Finding("heads", "error", message, "objective.segments", fix)]

@@ -55,12 +55,12 @@ class SentenceOrder(PairSegments):
     def check(self, corpus: Corpus) -> list[Finding]:
         """Return the findings; documents that are all left out are an error."""
         if self.single == "drop" and len(corpus) == corpus.manifest.counts.sentences:
-            what = "every document is one sentence, and these are left out: there are no pairs"
+            message = "every document is one sentence, and these are left out: there are no pairs"
             fix = (
                 "Set objective.segments.single=split, or build the corpus with "
                 f"{argument(boundary='blank')}."
             )
-            return [Finding("balance", "error", what, "objective.segments.single", fix)]
+            return [Finding("balance", "error", message, "objective.segments.single", fix)]
         return super().check(corpus)
 
     def plan(

@@ -38,8 +38,10 @@ def detect_language(text: str) -> str:
 def check_language(language: str) -> None:
     """Raise ConfigError unless `language` is "auto" or has the form of an ISO 639 code."""
     if language != AUTO and not _CODE.fullmatch(language):
-        what = f"{language!r} is not a language; it is {AUTO!r} or a code of two or three letters"
-        raise ConfigError(what, where="language", fix="Write en, zh, de …")
+        message = (
+            f"{language!r} is not a language; it is {AUTO!r} or a code of two or three letters"
+        )
+        raise ConfigError(message, where="language", fix="Write en, zh, de …")
 
 
 def split_sentences(text: str, language: str = "en") -> list[str]:

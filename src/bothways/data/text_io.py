@@ -165,8 +165,8 @@ class _Decompressed(io.RawIOBase):
         try:
             self._ready = memoryview(self._stream.decompress(block))
         except self._errors as error:
-            what = f"the stream from byte {self._start:,} on cannot be read: {error}"
-            raise EOFError(what) from error
+            message = f"the stream from byte {self._start:,} on cannot be read: {error}"
+            raise EOFError(message) from error
         if self._stream.eof:
             self._rest, self._stream = self._stream.unused_data, None
 
@@ -337,7 +337,7 @@ def _raw_lines(
 
 
 def _cut(line: bytes, limit: int) -> int:
-    """Return where to cut a long line: after its last space, else before a UTF-8 character."""
+    """Return the index to cut a long line at: after its last space, else before a character."""
     end = line.rfind(b" ", 0, limit) + 1
     if not end:
         end = limit
@@ -371,8 +371,8 @@ def decode_lines(
         try:
             text = line.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            what = f"byte 0x{line[error.start]:02x} at column {error.start + 1} is not UTF-8"
-            raise DataError(what, where=f"{name}:{number}", fix=_CONVERT) from error
+            message = f"byte 0x{line[error.start]:02x} at column {error.start + 1} is not UTF-8"
+            raise DataError(message, where=f"{name}:{number}", fix=_CONVERT) from error
         if text.startswith("\ufeff"):
             text, marks = text.lstrip("\ufeff"), marks + 1
         if "\0" in text:
@@ -435,8 +435,8 @@ def read_chunks(path: Place, bytes_read: BytesRead | None = None) -> Generator[s
                 done += len(block)
             yield decoder.decode(b"", final=True)
         except UnicodeDecodeError as error:
-            what = f"is not UTF-8 text after byte {done:,}"
-            raise DataError(what, where=path, fix=_CONVERT) from error
+            message = f"is not UTF-8 text after byte {done:,}"
+            raise DataError(message, where=path, fix=_CONVERT) from error
         except _DAMAGE as error:
             raise _damage_error(error, path, f"byte {done:,}") from error
 
@@ -448,5 +448,5 @@ def _damage_error(error: Exception, path: Place, after: str) -> Exception:
     """Return the error for a decompressor's failure; one of the disk, with a number, is itself."""
     if isinstance(error, OSError) and error.errno is not None:
         return error
-    what = f"the compressed file is damaged or cut short after {after} ({error})"
-    return DataError(what, where=path, fix="Download or compress it again.")
+    message = f"the compressed file is damaged or cut short after {after} ({error})"
+    return DataError(message, where=path, fix="Download or compress it again.")

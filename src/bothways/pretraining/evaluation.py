@@ -17,7 +17,7 @@ from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
 from bothways.core.training_module import TrainingModule
 from bothways.data.batching import TokenBudget
 from bothways.data.corpus import Corpus
-from bothways.data.epoch_order import AllBut, DocumentIds, from_few_places
+from bothways.data.epoch_order import AllExcept, DocumentIds, sample_clustered
 from bothways.objectives.masked_lm import with_masking
 from bothways.objectives.objective import Objective
 from bothways.pretraining.build import build_models, loader_of, start_encoder, vocabulary_of
@@ -70,7 +70,7 @@ class HeldOut:
             batch=TokenBudget(size),
         )
         if settings.shuffle is not None:
-            chosen = from_few_places(corpus, chosen, settings.evaluation_tokens, settings.seed)
+            chosen = sample_clustered(corpus, chosen, settings.evaluation_tokens, settings.seed)
         loader = loader_of(fixed, corpus, chosen, plan, longest)
         self._steps = list(_up_to(settings.evaluation_tokens, loader.epoch()))
         self._learner, self._plan, self._settings = learner, plan, settings
@@ -240,7 +240,7 @@ def evaluate_on_corpus(
     where = choose_device(device)
     models = build_models(settings, corpus)
     learner = usual.learner(models, vocabulary_of(corpus, usual)).to(where)
-    chosen = AllBut(len(corpus)) if documents is None else documents
+    chosen = AllExcept(len(corpus)) if documents is None else documents
     scored = HeldOut(settings, corpus, chosen, Single(), learner)()
     return {name.removeprefix("held-out/"): value for name, value in scored.items()}
 

@@ -29,7 +29,7 @@ from bothways.core.source import Cursor
 from bothways.core.training_module import TrainingModule
 from bothways.core.urls import is_url
 from bothways.data.corpus import Corpus
-from bothways.data.epoch_order import AllBut, DocumentIds
+from bothways.data.epoch_order import AllExcept, DocumentIds
 from bothways.data.mixture import Corpora, Smoothed
 from bothways.pretraining.build import build_models, mixed_loader_of, vocabulary_of
 from bothways.pretraining.config import PretrainConfig
@@ -255,7 +255,7 @@ class Repeat:
         chosen = {
             name: part.split(settings.held_out, settings.seed)[0]
             if data.held_out
-            else AllBut(len(part))
+            else AllExcept(len(part))
             for name, part in corpora.parts.items()
         }
         return cls(

@@ -27,7 +27,7 @@ from bothways.core.source import TrainingStep
 from bothways.core.terminal import result_line
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus
-from bothways.data.epoch_order import AllBut, DocumentIds
+from bothways.data.epoch_order import AllExcept, DocumentIds
 from bothways.data.loader import ahead
 from bothways.data.mixture import Corpora, Smoothed
 from bothways.hub.model_card import Card, data_of_corpus, limits_of_pretrained
@@ -242,7 +242,7 @@ def _split(
     """Return the documents to train on, by corpus, and what scores the learner on the others."""
     if held_out is not None:
         every: dict[str, DocumentIds] = {
-            name: AllBut(len(part)) for name, part in corpora.parts.items()
+            name: AllExcept(len(part)) for name, part in corpora.parts.items()
         }
         return every, held_out(learner, plan)
     train_ids: dict[str, DocumentIds] = {}

@@ -108,9 +108,9 @@ class Keep:
 
     def check(self, evaluated: Iterable[str]) -> None:
         """Raise ConfigError if the metric of the best checkpoint is not evaluated."""
-        if self.best and self.best.metric not in (known := list(evaluated)):
-            what = f"{self.best.metric!r} is not evaluated: there are {', '.join(known)}"
-            raise ConfigError(what, where="training.keep.best.metric")
+        if self.best and self.best.metric not in (names := list(evaluated)):
+            message = f"{self.best.metric!r} is not evaluated: there are {', '.join(names)}"
+            raise ConfigError(message, where="training.keep.best.metric")
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ class Checkpoint:
     """A checkpoint whose files are as they were written.
 
     Attributes:
-        folder: of its files.
-        progress: of the run when it was saved.
-        metrics: of the last evaluation before, by name.
+        folder: the folder of its files.
+        progress: the state of the run when it was saved.
+        metrics: the last evaluation before, by name.
         config: the configuration of the run, in plain values.
     """
 
@@ -184,8 +184,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         if not (folder / name).is_file():
             raise DamagedError(f"{name} is missing", where=folder, fix=_GO_BACK)
         if file_digest(folder / name) != digests.get(name):
-            what = f"{name} is damaged or was changed: it is not what was saved"
-            raise DamagedError(what, where=folder, fix=_GO_BACK)
+            message = f"{name} is damaged or was changed: it is not what was saved"
+            raise DamagedError(message, where=folder, fix=_GO_BACK)
     values = _json(folder, PROGRESS)
     try:
         progress = RunState.from_json(values["progress"])
@@ -200,13 +200,13 @@ class NewCheckpoint:
     """A checkpoint that is about to be written.
 
     Attributes:
-        place: of its folder.
+        folder: the folder of the checkpoint.
         state: the tensors.
         record: the content of `progress.json`.
-        plan: of the run.
+        plan: the ranks of the run.
     """
 
-    place: Path
+    folder: Path
     state: SavedState
     record: Mapping[str, Any]
     plan: Plan
@@ -224,39 +224,39 @@ class NewCheckpoint:
         """
         if not self.state.in_parts:
             if is_main(self.plan):
-                with replace_folder(self.place, _MAKE_ROOM) as folder:
-                    self.state.write_whole(folder)
-                    self._finish(folder, {WEIGHTS: file_digest(folder / WEIGHTS)}, WHOLE)
+                with replace_folder(self.folder, _MAKE_ROOM) as hidden:
+                    self.state.write_whole(hidden)
+                    self._finish(hidden, {WEIGHTS: file_digest(hidden / WEIGHTS)}, WHOLE)
             return
-        hidden = hidden_folder(self.place)
+        hidden = hidden_folder(self.folder)
         with contextlib.ExitStack() as stack:
             failed: list[Any] = [None]
             if is_main(self.plan):
                 try:
-                    stack.enter_context(replace_folder(self.place, _MAKE_ROOM))
+                    stack.enter_context(replace_folder(self.folder, _MAKE_ROOM))
                 except ResourceError as error:
                     failed = [error.what]
             torch.distributed.broadcast_object_list(failed, 0, group, device=_HOST)
             if failed[0] is not None:
-                raise ResourceError(failed[0], where=self.place, fix=_MAKE_ROOM)
-            own: dict[str, str] | BothwaysError = {}
+                raise ResourceError(failed[0], where=self.folder, fix=_MAKE_ROOM)
+            result: dict[str, str] | BothwaysError = {}
             try:
-                with os_errors(self.place, _MAKE_ROOM):
+                with os_errors(self.folder, _MAKE_ROOM):
                     hidden.mkdir(parents=True, exist_ok=True)  # on a machine without the main rank
                     self.state.write_parts(hidden, group)
-                    files = _own_files(hidden / SHARDS, self.plan.rank)
+                    files = _files_of_rank(hidden / SHARDS, self.plan.rank)
                     keep_part(hidden, files)
-                    own = {f"{SHARDS}/{file.name}": file_digest(file) for file in files}
+                    result = {f"{SHARDS}/{file.name}": file_digest(file) for file in files}
             except BothwaysError as error:
-                own = error  # told to the other ranks, which would wait for this one
+                result = error  # sent to the other ranks, which would wait for this one
             gathered: list[Any] = [None] * self.plan.world
-            torch.distributed.all_gather_object(gathered, own, group)
-            for each in gathered:
-                if isinstance(each, BothwaysError):
-                    raise each
+            torch.distributed.all_gather_object(gathered, result, group)
+            for result in gathered:
+                if isinstance(result, BothwaysError):
+                    raise result
             if is_main(self.plan):
                 self.state.write_rest(hidden)
-                self._finish(hidden, {k: v for each in gathered for k, v in each.items()}, IN_PARTS)
+                self._finish(hidden, {k: v for part in gathered for k, v in part.items()}, IN_PARTS)
 
     def _finish(self, folder: Path, digests: Mapping[str, str], kind: int) -> None:
         _write(folder / PROGRESS, self.record)
@@ -292,10 +292,10 @@ def new_checkpoint(
     return NewCheckpoint(run / f"step-{progress.steps}", state, record, tensors.plan)
 
 
-def _own_files(folder: Path, rank: int) -> list[Path]:
+def _files_of_rank(folder: Path, rank: int) -> list[Path]:
     """Return the files that a rank has written; the main one has the table of contents, too."""
-    own = sorted(folder.glob(f"__{rank}_*"))
-    return own if rank else [*own, folder / ".metadata"]
+    files = sorted(folder.glob(f"__{rank}_*"))
+    return files if rank else [*files, folder / ".metadata"]
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -311,7 +311,7 @@ def latest_checkpoint(run: Path) -> Path | None:
     return next(reversed(checkpoints(run)), None)
 
 
-def best_checkpoint(run: Path, wanted: Best) -> Path | None:
+def best_checkpoint(run: Path, best: Best) -> Path | None:
     """Return the checkpoint folder with the best value of a metric, if any has that metric.
 
     Of equal values, the one with the lower loss; of equal losses, the oldest.
@@ -322,9 +322,9 @@ def best_checkpoint(run: Path, wanted: Best) -> Path | None:
     evaluations: dict[Path, Mapping[str, float]] = {}
     for folder in checkpoints(run):
         metrics = _json(folder, PROGRESS).get("metrics", {})
-        if isinstance(metrics, dict) and wanted.metric in metrics:
+        if isinstance(metrics, dict) and best.metric in metrics:
             evaluations[folder] = metrics
-    return min(evaluations, key=lambda folder: wanted.order(evaluations[folder]), default=None)
+    return min(evaluations, key=lambda folder: best.order(evaluations[folder]), default=None)
 
 
 def prune(run: Path, keep: Keep, newest: int | None = None, plateau: int = 0) -> None:
@@ -336,10 +336,10 @@ def prune(run: Path, keep: Keep, newest: int | None = None, plateau: int = 0) ->
     for folder in checkpoints(run):
         if newest is not None and int(folder.name.removeprefix("step-")) > newest:
             remove_folder(folder)
-    found = checkpoints(run)
-    stay = {*found[-keep.last :], best_checkpoint(run, keep.best) if keep.best else None}
+    folders = checkpoints(run)
+    stay = {*folders[-keep.last :], best_checkpoint(run, keep.best) if keep.best else None}
     stay.add(run / f"step-{plateau}")
-    for folder in found:
+    for folder in folders:
         if folder not in stay:
             remove_folder(folder)
 
@@ -355,8 +355,8 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
     except ResourceError as error:
         if (folder / name).is_file():  # it may be whole: a run that skips it would delete it
             raise
-        what = f"is not a checkpoint: {name} cannot be read"
-        raise DamagedError(what, where=folder, fix=_GO_BACK) from error
+        message = f"is not a checkpoint: {name} cannot be read"
+        raise DamagedError(message, where=folder, fix=_GO_BACK) from error
 
 
 def _write(file: Path, values: Mapping[str, Any]) -> None:

@@ -38,8 +38,8 @@ class Target:
     def check(self, evaluated: Iterable[str]) -> None:
         """Raise ConfigError if the metric is not evaluated."""
         if self.metric not in (known := list(evaluated)):
-            what = f"{self.metric!r} is not evaluated: there are {', '.join(known)}"
-            raise ConfigError(what, where="training.target.metric")
+            message = f"{self.metric!r} is not evaluated: there are {', '.join(known)}"
+            raise ConfigError(message, where="training.target.metric")
 
 
 class EarlyStopping:

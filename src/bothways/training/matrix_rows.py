@@ -87,7 +87,7 @@ def own_rows(
     found_inf: Tensor,
     scale: Tensor | None,
 ) -> OwnRows:
-    """Return what this rank holds of a parameter that has a gradient.
+    """Return the rows of a parameter with a gradient that this rank holds.
 
     Args:
         found_inf: 1 if some gradient is not finite, else 0.

@@ -195,8 +195,8 @@ class FusedAdamW(torch.optim.AdamW):
 
 def _check(config: _Adam | Muon) -> None:
     if not isinstance(config.lr, str) and not 0 < config.lr <= MAX_RATE:
-        what = f"must be above 0 and at most {MAX_RATE:g}, not {config.lr}"
-        raise ConfigError(what, where="optimizer.lr")
+        message = f"must be above 0 and at most {MAX_RATE:g}, not {config.lr}"
+        raise ConfigError(message, where="optimizer.lr")
     if not 0 <= config.decay < math.inf:
         raise ConfigError(f"must be at least 0, not {config.decay}", where="optimizer.decay")
     if isinstance(config, Muon):
@@ -205,15 +205,15 @@ def _check(config: _Adam | Muon) -> None:
     if not 0 < config.eps < math.inf:
         raise ConfigError(f"must be above 0, not {config.eps}", where="optimizer.eps")
     if not all(0 <= beta < 1 for beta in config.betas):
-        what = f"both must be at least 0 and below 1, not {config.betas}"
-        raise ConfigError(what, where="optimizer.betas")
+        message = f"both must be at least 0 and below 1, not {config.betas}"
+        raise ConfigError(message, where="optimizer.betas")
 
 
 def peak_rate(config: OptimizerConfig) -> float:
     """Return the peak of the rate; ConfigError for "auto", which only fine-tuning resolves."""
     if isinstance(config.lr, str):
-        what = "is chosen by fine-tuning alone, and must be a number here"
-        raise ConfigError(what, where="training.optimizer.lr", fix="Set a number, such as 1e-4.")
+        message = "is chosen by fine-tuning alone, and must be a number here"
+        raise ConfigError(message, where="training.optimizer.lr", fix="Set a number, such as 1e-4.")
     return config.lr
 
 
@@ -307,8 +307,8 @@ def build_optimizer(
         case _:
             members = _by_rule(parameters, rules)
             if any(rule.pull for rule in members):
-                what = "needs one of the library's own optimizers"
-                raise ConfigError(what, where="stability.pull")
+                message = "needs one of the library's own optimizers"
+                raise ConfigError(message, where="stability.pull")
             optimizer = _call(config, [{"params": [*some.values()]} for some in members.values()])
             for rule, group in zip(members, optimizer.param_groups, strict=True):
                 group["peak"] = group["lr"] * rule.factor
@@ -333,8 +333,8 @@ def _call(factory: OptimizerFactory, parameters: list[dict[str, Any]]) -> torch.
         raise ConfigError(f"must make an optimizer of torch, not a {name}", where=where, fix=fix)
     other = isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam)
     if other or any("lr" not in group for group in optimizer.param_groups):
-        what = f"{name} does not make a step of one dense gradient and a rate"
-        raise ConfigError(what, where=where, fix=fix)
+        message = f"{name} does not make a step of one dense gradient and a rate"
+        raise ConfigError(message, where=where, fix=fix)
     return optimizer
 
 
@@ -357,8 +357,8 @@ def _build(config: OptimizerConfig, parameters: list[dict[str, Any]]) -> FusedAd
 def _check_whole(config: OptimizerConfig, parameters: list[dict[str, Any]]) -> None:
     matrices = [group for group in parameters if group["update"] != "adamw"]
     if isinstance(config, Muon) and not matrices:
-        what = "muon updates the matrices of Transformer blocks, and this model has none"
-        raise ConfigError(what, where="training.optimizer", fix="Set training.optimizer=adamw.")
+        message = "muon updates the matrices of Transformer blocks, and this model has none"
+        raise ConfigError(message, where="training.optimizer", fix="Set training.optimizer=adamw.")
 
 
 def _leave_uncorrected(optimizer: FusedAdamW) -> None:

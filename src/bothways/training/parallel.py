@@ -203,8 +203,8 @@ def start_name(store: Any, rank: int, world: int) -> str:
 
 def _pause(deadline: float, awaited: str) -> None:
     if time.monotonic() > deadline:
-        what = f"{awaited} has not come in {MEETING / 60:g} minutes"
-        raise ResourceError(what, fix="Look at what it says; then start all ranks again.")
+        message = f"{awaited} has not come in {MEETING / 60:g} minutes"
+        raise ResourceError(message, fix="Look at what it says; then start all ranks again.")
     time.sleep(0.05)
 
 
@@ -288,12 +288,12 @@ def lost_contact(plan: Plan, error: BaseException, when: str = "") -> LostRankEr
         fix += f"torchrun starts all ranks again while --max-restarts allows it; else add {resume}."
     else:
         fix += f"Start all ranks again with {resume}: they continue from the last checkpoint."
-    what = f"{when}rank {plan.rank} has lost contact with another rank, which has probably ended"
-    return LostRankError(what, fix=fix)
+    message = f"{when}rank {plan.rank} has lost contact with another rank, which has probably ended"
+    return LostRankError(message, fix=fix)
 
 
 def _is_of_network(error: BaseException) -> bool:
-    """Return whether torch could not reach another rank; gloo has no type of its own for it."""
+    """Return True if torch could not reach another rank; gloo raises a plain RuntimeError."""
     network = getattr(torch.distributed, "DistError", ())
     return isinstance(error, network) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 

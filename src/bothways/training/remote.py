@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from bothways.core.atomic_files import file_digest, replace_folder
 from bothways.core.errors import ResourceError
-from bothways.core.urls import again, open_store
+from bothways.core.urls import open_store, retry
 
 MANIFEST = "manifest.json"
 RECORDS = ("metrics.jsonl", "config.toml", "steps.bin", "data.json")
@@ -44,7 +44,7 @@ class Remote:
         name = folder.name.rpartition(".writing-new-")[2]
         for file in files:
             place = f"{self._root}/{name}/{file.relative_to(folder).as_posix()}"
-            self._again(lambda file=file, place=place: self._put(file, place), f"writing {place}")
+            self._retry(lambda file=file, place=place: self._put(file, place), f"writing {place}")
 
     def complete(self, folder: Path) -> None:
         """Copy what is missing of a checkpoint, and its manifest last."""
@@ -60,13 +60,13 @@ class Remote:
         for name in RECORDS:
             if (run / name).exists():
                 place = f"{self._root}/{name}"
-                self._again(
+                self._retry(
                     lambda name=name, place=place: self._put(run / name, place), f"writing {place}"
                 )
 
     def checkpoints(self) -> dict[str, int]:
         """Return the steps of the complete checkpoints by name, oldest first."""
-        found = self._again(lambda: self._find(self._root), f"listing {self.url}")
+        found = self._retry(lambda: self._find(self._root), f"listing {self.url}")
         names = [place.split("/")[0] for place in found if place.endswith(f"/{MANIFEST}")]
         steps = {name: name.removeprefix("step-") for name in names if name.startswith("step-")}
         whole = {name: int(step) for name, step in steps.items() if step.isdecimal()}
@@ -83,22 +83,22 @@ class Remote:
                 target = folder / part
                 target.parent.mkdir(parents=True, exist_ok=True)
                 place = f"{self._root}/{name}/{part}"
-                self._again(
+                self._retry(
                     lambda place=place, target=target: self._get(place, target), f"reading {place}"
                 )
             digests = json.loads((folder / MANIFEST).read_text("utf8"))["files"]
             for part, digest in digests.items():
                 if not (folder / part).is_file() or file_digest(folder / part) != digest:
-                    what = f"{part} is damaged: it is not what was saved"
+                    message = f"{part} is damaged: it is not what was saved"
                     fix = "Delete this checkpoint there, to continue from the one before it."
-                    raise ResourceError(what, where=f"{self.url}/{name}", fix=fix)
+                    raise ResourceError(message, where=f"{self.url}/{name}", fix=fix)
 
     def fetch_records(self, run: Path) -> None:
         """Copy the records of a run where its folder has none."""
-        there = self._again(lambda: self._find(self._root), f"listing {self.url}")
+        there = self._retry(lambda: self._find(self._root), f"listing {self.url}")
         for name in RECORDS:
             if name in there and not (run / name).exists():
-                self._again(
+                self._retry(
                     lambda name=name: self._get(f"{self._root}/{name}", run / name),
                     f"reading {name}",
                 )
@@ -109,7 +109,7 @@ class Remote:
         for name in self.checkpoints():
             if name not in stay:
                 place = f"{self._root}/{name}"
-                self._again(
+                self._retry(
                     lambda place=place: self._files.rm(f"{place}/{MANIFEST}"), f"deleting {place}"
                 )
                 with contextlib.suppress(FileNotFoundError):
@@ -123,7 +123,7 @@ class Remote:
         self._files.get_file(place, str(file))
 
     def _names(self, place: str) -> list[str]:
-        return self._again(lambda: self._find(place), f"listing {place}")
+        return self._retry(lambda: self._find(place), f"listing {place}")
 
     def _find(self, place: str) -> list[str]:
         """Return the files below a place, relative to it."""
@@ -131,9 +131,9 @@ class Remote:
         root = self._files._strip_protocol(place).rstrip("/") + "/"
         return [name.removeprefix(root) for name in self._files.find(place)]
 
-    def _again(self, transfer: Callable[[], T], what: str) -> T:
+    def _retry(self, transfer: Callable[[], T], what: str) -> T:
         fix = "Look at the connection and the rights; the run can be resumed."
-        return again(transfer, what, self.url, fix)
+        return retry(transfer, what, self.url, fix)
 
 
 def open_remote(url: str | None) -> Remote | None:

@@ -74,7 +74,7 @@ class SavedState:
     def write_whole(self, folder: Path) -> None:
         """Write the weights and the rest."""
         save_file(
-            {name: each.contiguous() for name, each in self.weights.items()}, folder / WEIGHTS
+            {name: tensor.contiguous() for name, tensor in self.weights.items()}, folder / WEIGHTS
         )
         self.write_rest(folder)
         # safetensors creates files that only their owner can read, whatever the umask.
@@ -146,10 +146,10 @@ def load_weights(folder: Path, learner: TrainingModule) -> None:
         _read_parts(folder, stored, "weights/")
         return
     try:
-        found = load_file(folder / WEIGHTS, device=str(device_of(learner)))
-        _check_names(learner, found, targets)
-        own = {name: own_part_of(tensor, targets[name]) for name, tensor in found.items()}
-        learner.load_state_dict(own, strict=False)
+        stored = load_file(folder / WEIGHTS, device=str(device_of(learner)))
+        _check_names(learner, stored, targets)
+        shards = {name: own_part_of(tensor, targets[name]) for name, tensor in stored.items()}
+        learner.load_state_dict(shards, strict=False)
     except (RuntimeError, SafetensorError) as error:
         raise misfit(folder, WEIGHTS, error) from error
 
@@ -162,20 +162,19 @@ def load_state(folder: Path, optimizer: torch.optim.Optimizer) -> dict[str, Tens
     Raises:
         CheckpointError: the state does not fit this model.
     """
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     try:
         saved = torch.load(folder / STATE, map_location="cpu", weights_only=True)
         state = saved["optimizer"]
         if (folder / SHARDS).is_dir():
-            found = _metadata(folder)
             parts = {
                 name: torch.zeros_like(parameters[int(name.split("/")[1])])
-                for name in found
+                for name in _metadata(folder)
                 if name.startswith("optimizer/")
             }
             _read_parts(folder, parts, "optimizer/")
-            for place, tensor in parts.items():
-                _, number, name = place.split("/", 2)
+            for path, tensor in parts.items():
+                _, number, name = path.split("/", 2)
                 state["state"][int(number)][name] = tensor
         else:
             for number, values in state["state"].items():
@@ -199,13 +198,13 @@ def misfit(folder: Path, name: str, error: Exception) -> CheckpointError:
 def _same_tensors(learner: TrainingModule) -> list[list[str]]:
     """Return the names of the trained state; those of one tensor together, in order."""
     owners: dict[int, list[str]] = {}
-    kept = learner.trained_state()
+    trained = learner.trained_state()
     for named in (learner.named_parameters, learner.named_buffers):
         for name, tensor in named(remove_duplicate=False):
-            if name in kept:
+            if name in trained:
                 owners.setdefault(id(tensor), []).append(name)
     known = {name for names in owners.values() for name in names}
-    return [sorted(names) for names in owners.values()] + [[n] for n in kept if n not in known]
+    return [sorted(names) for names in owners.values()] + [[n] for n in trained if n not in known]
 
 
 def _stored_names(learner: TrainingModule) -> list[str]:
@@ -213,14 +212,14 @@ def _stored_names(learner: TrainingModule) -> list[str]:
 
 
 def _check_names(
-    learner: TrainingModule, found: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+    learner: TrainingModule, stored: Mapping[str, Tensor], targets: Mapping[str, Tensor]
 ) -> None:
     """Raise RuntimeError if tensors are missing, too many or of another shape."""
-    missing = [names[0] for names in _same_tensors(learner) if not any(n in found for n in names)]
-    extra = [name for name in found if name not in targets]
+    missing = [names[0] for names in _same_tensors(learner) if not any(n in stored for n in names)]
+    extra = [name for name in stored if name not in targets]
     differing = [
         f"{name} is {[*tensor.shape]}, not {[*targets[name].shape]}"
-        for name, tensor in found.items()
+        for name, tensor in stored.items()
         if name in targets and tensor.shape != targets[name].shape
     ]
     problems = [
@@ -270,29 +269,28 @@ def _error_of_a_rank() -> Iterator[None]:
     except CheckpointException as report:
         rank, (error, _) = min(report.failures.items(), key=lambda failed: failed[0])
         if isinstance(error, OSError) and error.errno is not None:
-            what = f"{error.strerror} (rank {rank})"
-            raise OSError(error.errno, what, error.filename) from report
+            message = f"{error.strerror} (rank {rank})"
+            raise OSError(error.errno, message, error.filename) from report
         raise error from report
 
 
 def _metadata(folder: Path) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = (
-        _dcp().FileSystemReader(folder / SHARDS).read_metadata().state_dict_metadata
-    )
-    return found
+    reader = _dcp().FileSystemReader(folder / SHARDS)
+    tensors: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
+    return tensors
 
 
 def _read_parts(folder: Path, targets: dict[str, Tensor], prefix: str) -> None:
     """Read parts into tensors of the same names."""
     dcp = _dcp()
-    found = {name: each for name, each in _metadata(folder).items() if name.startswith(prefix)}
+    stored = {n: entry for n, entry in _metadata(folder).items() if n.startswith(prefix)}
     differing = [
-        *(f"missing: {name}" for name in targets if name not in found),
-        *(f"unexpected: {name}" for name in found if name not in targets),
+        *(f"missing: {name}" for name in targets if name not in stored),
+        *(f"unexpected: {name}" for name in stored if name not in targets),
         *(
-            f"{name} is {[*found[name].size]}, not {[*target.shape]}"
+            f"{name} is {[*stored[name].size]}, not {[*target.shape]}"
             for name, target in targets.items()
-            if name in found and found[name].size != target.shape
+            if name in stored and stored[name].size != target.shape
         ),
     ]
     if differing:
@@ -304,8 +302,8 @@ def _read_parts(folder: Path, targets: dict[str, Tensor], prefix: str) -> None:
             with _error_of_a_rank():
                 dcp.load(targets, storage_reader=reader)
         except OSError as error:
-            what = f"{SHARDS} cannot be read: {error.strerror or error}"
-            raise CheckpointError(what, where=folder, fix=_RETRY) from error
+            message = f"{SHARDS} cannot be read: {error.strerror or error}"
+            raise CheckpointError(message, where=folder, fix=_RETRY) from error
 
 
 def _gathered(tensor: Tensor, keep: bool) -> Tensor:

@@ -68,8 +68,8 @@ class Polynomial:
     def __post_init__(self) -> None:
         _check_floor(self.floor)
         if not 0 < self.power < math.inf:
-            what = f"must be above 0 and finite, not {self.power}"
-            raise ConfigError(what, where="training.schedule.power")
+            message = f"must be above 0 and finite, not {self.power}"
+            raise ConfigError(message, where="training.schedule.power")
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def rate_factor(
 
 
 def plateau_end(schedule: Schedule | ScheduleFunction, run: Duration) -> float:
-    """Return where the decay of `WSD` begins, in the run's unit; infinity without a plateau."""
+    """Return the begin of the decay of `WSD`, in the run's unit; infinity without a plateau."""
     if not isinstance(schedule, WSD):
         return math.inf
     return run.count - _amount("decay", schedule.decay, run)
@@ -172,8 +172,8 @@ def plateau_end(schedule: Schedule | ScheduleFunction, run: Duration) -> float:
 
 def _check_floor(floor: float) -> None:
     if not 0 <= floor <= 1:
-        what = f"must be a share of the peak, from 0 to 1, not {floor}"
-        raise ConfigError(what, where="training.schedule.floor")
+        message = f"must be a share of the peak, from 0 to 1, not {floor}"
+        raise ConfigError(message, where="training.schedule.floor")
 
 
 def _amount(name: str, part: ScheduleSpan, run: Duration) -> float:

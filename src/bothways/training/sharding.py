@@ -40,10 +40,10 @@ def sharded(learner: TrainingModule, plan: Plan) -> Iterator[None]:
         yield
         return
     if learner.partial:
-        what = "a step of this model may leave some parameters without a gradient"
+        message = "a step of this model may leave some parameters without a gradient"
         fix = "Set sharding=none: each rank then has the whole model."
         raise ConfigError(
-            f"{what}, which ranks that share a model cannot", where="sharding", fix=fix
+            f"{message}, which ranks that share a model cannot", where="sharding", fix=fix
         )
     before = {module: _Own(module) for module in learner.modules()}
     _shard(learner, plan)
@@ -60,7 +60,7 @@ def sharded(learner: TrainingModule, plan: Plan) -> Iterator[None]:
 
 
 def is_part(tensor: Tensor) -> bool:
-    """Return whether a tensor is distributed over ranks, without the import that DTensor takes."""
+    """Return True for a tensor that is distributed over ranks, without importing DTensor."""
     return hasattr(tensor, "placements")
 
 
@@ -73,7 +73,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def own_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return what this rank holds of each tensor, in the same memory; for use without gradients."""
+    """Return this rank's shard of each tensor, in the same memory; for use without gradients."""
     return [t.to_local() if is_part(t) else t for t in tensors]  # type: ignore[attr-defined]
 
 
@@ -130,8 +130,8 @@ def _shard(learner: TrainingModule, plan: Sharded) -> None:
     sharding, device = plan.sharding, device_of(learner)
     machines, rest = divmod(plan.world, plan.local_world)
     if sharding.over == "machine" and rest:
-        what = f"{plan.world} ranks are not a multiple of the {plan.local_world} of this machine"
-        raise ConfigError(what, where="sharding.over", fix="Set sharding.over=all.")
+        message = f"{plan.world} ranks are not a multiple of the {plan.local_world} of this machine"
+        raise ConfigError(message, where="sharding.over", fix="Set sharding.over=all.")
     one = sharding.over == "all" or machines == 1
     shape = (plan.world,) if one else (machines, plan.local_world)
     names = ("ranks",) if one else ("machines", "ranks")

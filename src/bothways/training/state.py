@@ -45,7 +45,7 @@ class RunState:
     plateau: int = 0
 
     def amount(self, unit: Duration) -> float:
-        """Return how much is done, in the unit of a duration."""
+        """Return the progress in the unit of a duration."""
         match unit:
             case Steps():
                 return float(self.steps)
@@ -59,7 +59,7 @@ class RunState:
                 assert_never(unit)
 
     def share(self, duration: Duration) -> float:
-        """Return the part of a duration that is done: 0 at the start, 1 or more at its end."""
+        """Return the fraction of a duration that is done: 0 at the start, 1 or more at its end."""
         return self.amount(duration) / duration.count
 
     def finished(self, run: Duration) -> bool:

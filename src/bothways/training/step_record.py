@@ -71,9 +71,9 @@ def recorded_steps(folder: Path) -> StepEntries:
         CheckpointError: the run has no such record.
     """
     if not (folder / STEPS).is_file():
-        what = f"has no record of its steps ({STEPS}): a version without it trained this run"
+        message = f"has no record of its steps ({STEPS}): a version without it trained this run"
         fix = "Its steps cannot be repeated. Train it again to inspect one."
-        raise CheckpointError(what, where=folder, fix=fix)
+        raise CheckpointError(message, where=folder, fix=fix)
     return _read(folder / STEPS)
 
 

@@ -191,7 +191,7 @@ class FolderStore:
                 return
             prune(self.folder, keep, state.steps, state.plateau)
             if remote is not None:
-                remote.complete(new.place)
+                remote.complete(new.folder)
                 remote.send_records(self.folder)
                 remote.keep_only(folder.name for folder in checkpoints(self.folder))
 

@@ -112,7 +112,7 @@ UPDATES: Mapping[TensorUpdate, Callable[[Sequence[OwnRows]], None]] = MappingPro
 
 
 def _cost(parameter: OwnRows) -> float:
-    """Return what `orthogonalize` costs, in proportion."""
+    """Return the cost of `orthogonalize`, up to a factor."""
     parts, rows, columns = parameter.shape
     return float(parts * rows * columns * min(rows, columns))
 

@@ -110,8 +110,8 @@ def _whole_lines(file: Path) -> list[str]:
         fix = "Move it away: the run continues with new records."
         raise CheckpointError("is not UTF-8", where=file, fix=fix) from error
     except OSError as error:
-        what = f"cannot be read: {error.strerror or error}"
-        raise ResourceError(what, where=file, fix=f"Look at the disk, then {AGAIN}.") from error
+        message = f"cannot be read: {error.strerror or error}"
+        raise ResourceError(message, where=file, fix=f"Look at the disk, then {AGAIN}.") from error
     # By "\n" alone: the name of a metric may hold other characters at which `splitlines` cuts.
     return [f"{line}\n" for line in text.split("\n")[:-1]]
 
@@ -120,8 +120,8 @@ def _step(file: Path, line: str) -> int:
     try:
         return int(parse_object(line, file)["step"])
     except (BothwaysError, ValueError, KeyError, TypeError) as error:
-        what = f"{line.strip()[:80]!r} is not a record of a run"
-        raise CheckpointError(what, where=file, fix="Delete that line.") from error
+        message = f"{line.strip()[:80]!r} is not a record of a run"
+        raise CheckpointError(message, where=file, fix="Delete that line.") from error
 
 
 class TensorBoard:

@@ -20,8 +20,8 @@ def require_at_least(least: int, /, where: str = "", **numbers: float | int | No
     """
     for name, number in numbers.items():
         if number is not None and not number >= least:
-            what = f"must be at least {least}, not {number}"
-            raise ConfigError(what, where=join_path(where, name))
+            message = f"must be at least {least}, not {number}"
+            raise ConfigError(message, where=join_path(where, name))
 
 
 def require_choice(choices: object, where: str, *values: object, fix: str | None = None) -> None:
@@ -45,8 +45,8 @@ def require_seed(where: str = "", **seeds: int | None) -> None:
     """Check that seeds have at most 62 bits; arguments and errors as `require_at_least`."""
     for name, seed in seeds.items():
         if seed is not None and not -(2**62) <= seed <= 2**62:
-            what = f"must be from -2**62 to 2**62, not {seed}"
-            raise ConfigError(what, where=join_path(where, name))
+            message = f"must be from -2**62 to 2**62, not {seed}"
+            raise ConfigError(message, where=join_path(where, name))
 
 
 def require_probability(where: str = "", **rates: float | int | None) -> None:

@@ -257,8 +257,11 @@ def _record(
         elif below is not dataclasses.MISSING:
             values[name] = below
         else:
-            what, path = f"is missing: it must be {_allowed(hints[name])}", join_path(where, name)
-            raise ConfigError(what, where=path, fix=f"Set it: {path}=VALUE.")
+            message, path = (
+                f"is missing: it must be {_allowed(hints[name])}",
+                join_path(where, name),
+            )
+            raise ConfigError(message, where=path, fix=f"Set it: {path}=VALUE.")
     try:
         return cls(**values)
     except ConfigError as error:
@@ -268,7 +271,7 @@ def _record(
 
 
 def _kept(cls: type[Any], base: Any) -> dict[str, Any]:
-    """Return what another member of a union keeps of the base: fields of equal type and default."""
+    """Return the values of the base that another member keeps: fields of equal type and default."""
     hints, old = _hints(cls), _hints(type(base))
     defaults = {field.name: _default(field) for field in _fields(base)}
     return {
@@ -313,9 +316,9 @@ def _value(hint: Any, given: Any, base: Any, where: str) -> Any:
     if item is not None and isinstance(given, Mapping | list | tuple):
         return _items(item, given, base or (), where)
     if item is not None and given is not base:
-        what = f"{given!r} is given, but it must be {_allowed(hint)}"
+        message = f"{given!r} is given, but it must be {_allowed(hint)}"
         fix = _how_to_write(_shape(item), given, join_path(where, "0"))
-        raise ConfigError(what, where=where, fix=fix)
+        raise ConfigError(message, where=where, fix=fix)
     if shape.classes:
         given = _table(shape, given)
         if isinstance(given, Mapping):
@@ -349,9 +352,9 @@ def _items(
     count = max([len(base), *(int(key) + 1 for key in given if key.isdecimal())])
     for key in given:
         if not key.isdecimal() or not all(str(n) in given for n in range(len(base), count)):
-            what = f"the list has {counted(len(base), 'items')}, counted from 0"
+            message = f"the list has {counted(len(base), 'items')}, counted from 0"
             fix = f"Change one of them, or add {len(base)} and those that follow."
-            raise ConfigError(what, where=join_path(where, key), fix=fix)
+            raise ConfigError(message, where=join_path(where, key), fix=fix)
     old = [*base, *(None for _ in range(len(base), count))]
     return tuple(
         _value(item, given[str(place)], below, join_path(where, str(place)))
@@ -375,8 +378,8 @@ def _member(classes: tuple[type[Any], ...], given: Tree, base: Any, where: str) 
             return type(base)
         unnamed = [cls for cls in classes if not hasattr(cls, "kind")]
         if len(classes) > 1 and len(unnamed) != 1:
-            what = f"is missing: it must be one of {', '.join(kinds)}"
-            raise ConfigError(what, where=join_path(where, "kind"))
+            message = f"is missing: it must be one of {', '.join(kinds)}"
+            raise ConfigError(message, where=join_path(where, "kind"))
         return unnamed[0] if unnamed else classes[0]
     if given["kind"] not in kinds:
         raise _unknown("kind", str(given["kind"]), kinds, join_path(where, "kind"))
@@ -401,12 +404,12 @@ def _leaf(hint: Any, shape: _Shape, given: Any, where: str) -> Any:
             continue
         if isinstance(value, shape.classes):
             return value
-    what = f"{given!r} is given, but it must be {_allowed(hint)}"
-    raise failure or ConfigError(what, where=where, fix=_how_to_write(shape, given, where))
+    message = f"{given!r} is given, but it must be {_allowed(hint)}"
+    raise failure or ConfigError(message, where=where, fix=_how_to_write(shape, given, where))
 
 
 def _how_to_write(shape: _Shape, given: Any, where: str) -> str | None:
-    """Return how to choose a member of a union, or how to set a part of a dataclass."""
+    """Return advice to choose a member of a union, or to set a field of a dataclass."""
     for cls in shape.classes:
         if not hasattr(cls, "kind"):
             return f"Set a part of it: {where}.{_fields(cls)[0].name}=VALUE."
@@ -444,9 +447,9 @@ def _refuse_other_kind(key: str, union: Iterable[type[Any]], where: str) -> None
     """Raise ConfigError if a setting is one of other kinds than the one that a table has."""
     kinds = [_kind(cls) for cls in union if key in {field.name for field in _fields(cls)}]
     if kinds:
-        what = f"is a setting of {' and '.join(kinds)}, which is not the kind chosen here"
+        message = f"is a setting of {' and '.join(kinds)}, which is not the kind chosen here"
         fix = f"Choose the kind, too: {where}.kind={kinds[0]}, or leave {key} out."
-        raise ConfigError(what, where=join_path(where, key), fix=fix)
+        raise ConfigError(message, where=join_path(where, key), fix=fix)
 
 
 def _deeper(key: str, config: Any) -> list[str]:

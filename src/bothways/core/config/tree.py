@@ -27,12 +27,12 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
         path, equals, value = text.partition("=")
         keys = path.strip().split(".")
         if not equals or not all(keys):
-            what = f"{text!r} is not a setting"
+            message = f"{text!r} is not a setting"
             fix = "Write key=value without blanks, such as training.optimizer.lr=3e-5."
             if os.path.exists(text):
-                what = f"{text!r} is a file, and settings follow here"
+                message = f"{text!r} is a file, and settings follow here"
                 fix = f"Name a further file by its name, such as {argument(dev='FILE')}."
-            raise ConfigError(what, fix=fix)
+            raise ConfigError(message, fix=fix)
         leaf: Any = _unquoted(value.strip())
         for key in reversed(keys):
             leaf = {key: leaf}
@@ -50,8 +50,8 @@ def rename(tree: Tree, aliases: Mapping[str, str]) -> dict[str, Any]:
     for name, value in tree.items():
         path = aliases.get(name, name)
         if path in renamed:
-            what = f"{name!r} is another name of {path!r}, which is given, too"
-            raise ConfigError(what, where=name, fix="Leave one of them out.")
+            message = f"{name!r} is another name of {path!r}, which is given, too"
+            raise ConfigError(message, where=name, fix="Leave one of them out.")
         renamed[path] = value
     return renamed
 
@@ -82,9 +82,9 @@ def merge(low: Tree, high: Tree, where: str = "") -> dict[str, Any]:
 def _merged(low: Any, high: Any, where: str) -> Any:
     for one, other in ((low, high), (high, low)):
         if callable(one) and isinstance(other, Mapping):
-            what = f"a function has no settings, such as {next(iter(other), 'lr')}"
+            message = f"a function has no settings, such as {next(iter(other), 'lr')}"
             fix = "Set them in the function: functools.partial(function, lr=0.1)."
-            raise ConfigError(what, where=where, fix=fix)
+            raise ConfigError(message, where=where, fix=fix)
     if not isinstance(high, Mapping):
         return high
     match low:
@@ -95,8 +95,8 @@ def _merged(low: Any, high: Any, where: str) -> Any:
         case list():
             table = {str(place): item for place, item in enumerate(low)}
             for key in high.keys() - table.keys():
-                what = f"there are items 0 to {len(low) - 1}"
-                raise ConfigError(what, where=join_path(where, key))
+                message = f"there are items 0 to {len(low) - 1}"
+                raise ConfigError(message, where=join_path(where, key))
             return list(merge(table, high, where).values())
         case _:
             return high

@@ -126,7 +126,7 @@ def _dispatch(actors: list[Any], function: Any, jobs: Iterable[Any]) -> Generato
 
 
 def _failed(error: Exception) -> BothwaysError:
-    """Return what the function raised, or the failure of a job on the cluster."""
+    """Return the exception of the function, or the failure of a job on the cluster."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, BothwaysError):
         return cause
@@ -171,7 +171,7 @@ def _connect(address: str) -> None:
 
 
 def _room(threads: int, gpus: int) -> int:
-    """Return how many actors the cluster has room for, at the latest after `PATIENCE` seconds."""
+    """Return the number of actors that fit the cluster, at the latest after `PATIENCE` seconds."""
     import ray
 
     end = time.monotonic() + PATIENCE
@@ -182,7 +182,7 @@ def _room(threads: int, gpus: int) -> int:
         if count:
             return count
         if time.monotonic() > end:
-            what = f"the cluster has no room for an actor with {threads} cores and {gpus} GPUs"
+            message = f"the cluster has no room for an actor with {threads} cores and {gpus} GPUs"
             fix = "Use fewer threads, or wait until it is free."
-            raise ResourceError(what, where="ray", fix=fix)
+            raise ResourceError(message, where="ray", fix=fix)
         time.sleep(0.2)  # actors that have ended leave their cores after a moment

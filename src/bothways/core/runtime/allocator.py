@@ -71,7 +71,7 @@ def _ask_for_large_pages(libc: ctypes.CDLL, size: int) -> None:
 
 
 def _is_counted() -> bool:
-    """Return whether untouched memory counts against a limit; True if that is unknown."""
+    """Return True if untouched memory counts against a limit, or if that is unknown."""
     import resource  # Unix only, like all of this
 
     limits = (resource.getrlimit(each)[0] for each in (resource.RLIMIT_AS, resource.RLIMIT_DATA))

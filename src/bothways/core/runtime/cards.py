@@ -71,7 +71,7 @@ def card_named(name: str) -> Accelerator:
     """
     if name not in CARDS:
         near = difflib.get_close_matches(name.lower(), CARDS, 1)
-        what = f"there is no card {name!r}: it must be here or one of {', '.join(CARDS)}"
+        message = f"there is no card {name!r}: it must be here or one of {', '.join(CARDS)}"
         fix = f"Did you mean {near[0]!r}?" if near else None
-        raise ConfigError(what, where="hardware", fix=fix)
+        raise ConfigError(message, where="hardware", fix=fix)
     return CARDS[name]

@@ -47,16 +47,16 @@ def choose_device(name: str = "auto") -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        what = f"{name!r} is not a device: it must be auto, cpu, cuda or cuda:N"
-        raise ConfigError(what, where="device") from error
+        message = f"{name!r} is not a device: it must be auto, cpu, cuda or cuda:N"
+        raise ConfigError(message, where="device") from error
     if device.type not in {"cpu", "cuda"}:
-        what = f"{name!r} is not supported: the device must be auto, cpu, cuda or cuda:N"
-        raise ConfigError(what, where="device")
+        message = f"{name!r} is not supported: the device must be auto, cpu, cuda or cuda:N"
+        raise ConfigError(message, where="device")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = counted(torch.cuda.device_count(), "CUDA devices")
-        what = f"there is no {name!r}: torch sees {found}"
+        message = f"there is no {name!r}: torch sees {found}"
         fix = "Set the device to auto, which takes a GPU if there is one."
-        raise ResourceError(what, where="device", fix=fix)
+        raise ResourceError(message, where="device", fix=fix)
     return device
 
 
@@ -138,15 +138,15 @@ def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype
         case "bf16":
             if has_bf16(device):
                 return torch.bfloat16
-            what = (
+            message = (
                 f"{describe_device(device)} has no bf16 instructions, "
                 "and would be slower than with fp32"
             )
-            raise ConfigError(what, where="precision", fix="Set the precision to auto or fp32.")
+            raise ConfigError(message, where="precision", fix="Set the precision to auto or fp32.")
         case _:  # of a caller in Python without a type checker
-            what = f"{precision!r} is unknown: it must be auto, fp32 or bf16"
-            what += "; predictions take int8, too"
-            raise ConfigError(what, where="precision", fix="Set the precision to auto.")
+            message = f"{precision!r} is unknown: it must be auto, fp32 or bf16"
+            message += "; predictions take int8, too"
+            raise ConfigError(message, where="precision", fix="Set the precision to auto.")
 
 
 @functools.lru_cache

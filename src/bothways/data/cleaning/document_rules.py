@@ -153,8 +153,8 @@ class StopWords:
     def __post_init__(self) -> None:
         require_at_least(1, least=self.least)
         if self.least > len(set(self.words)):
-            what = f"{self.least} different words cannot be in a list of {len(set(self.words))}"
-            raise ConfigError(what, where="least")
+            message = f"{self.least} different words cannot be in a list of {len(set(self.words))}"
+            raise ConfigError(message, where="least")
         if not all(self.words):
             raise ConfigError("holds an empty word", where="words")
 

@@ -65,17 +65,17 @@ class NearDuplicates:
     def __post_init__(self) -> None:
         require_at_least(1, shingle=self.shingle, permutations=self.permutations)
         if self.permutations > 4096:
-            what = f"must be at most 4096, not {self.permutations}"
-            raise ConfigError(what, where="permutations")
+            message = f"must be at most 4096, not {self.permutations}"
+            raise ConfigError(message, where="permutations")
         if not 0 < self.threshold <= 1:
-            what = f"must be above 0 and at most 1, not {self.threshold}"
-            raise ConfigError(what, where="threshold")
+            message = f"must be above 0 and at most 1, not {self.threshold}"
+            raise ConfigError(message, where="threshold")
         if retrieval_probability(self.threshold, self.permutations, 1) < FOUND:
-            what = (
+            message = (
                 f"{self.threshold} is too low to be searched for with {self.permutations} "
                 "permutations"
             )
-            raise ConfigError(what, where="threshold", fix="Set permutations higher.")
+            raise ConfigError(message, where="threshold", fix="Set permutations higher.")
 
     @property
     def bands(self) -> tuple[int, int]:
