@@ -39,7 +39,7 @@ def test_an_instance_is_fitted_with_its_own_rate_as_the_peak() -> None:
     assert rates == [0.5, 0.375]
 
 
-@pytest.mark.parametrize("factory", [torch.optim.AdamW, SGD, torch.optim.Adagrad])
+@pytest.mark.parametrize("factory", [torch.optim.AdamW, SGD])
 def test_fine_tuning_takes_any_optimizer_of_torch(tmp_path: Path, factory: Any) -> None:
     """None of them takes a sparse gradient with all of its own settings."""
     rows = [{"text": each.text, "label": each.label} for each in make_examples(64, 0)]
