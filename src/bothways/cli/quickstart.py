@@ -13,7 +13,7 @@ from bothways.core.terminal import output_console, say
 
 def quickstart(
     *,
-    minutes: float = 5.0,
+    minutes: float | None = None,
     out: Path = Path("quickstart"),
     corpus: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
     labels: Path | None = None,
@@ -27,7 +27,8 @@ def quickstart(
     Parameters
     ----------
     minutes
-        Total time; more time means more pre-training.
+        Total time, of which pre-training gets the most. Default: as long as a model needs to gain,
+        at most 8.
     out
         Folder for the corpus, the models and the report: new, empty, or of an interrupted
         quickstart, which is resumed.
@@ -42,16 +43,18 @@ def quickstart(
     from bothways.core.errors import ConfigError, require
     from bothways.core.report.html import write_html
     from bothways.core.report.terminal import show
+    from bothways.lab.quickstart.gain import Quickstart, run_quickstart
     from bothways.lab.quickstart.report_page import quickstart_report
-    from bothways.lab.quickstart.story import Story, run_story
 
     require("report", "the quickstart", "jinja2", "matplotlib", "sklearn")
-    if minutes < 0.5:
+    if minutes is not None and minutes < 0.5:
         raise ConfigError(f"must be at least 0.5, not {minutes:g}", where="minutes")
-    console, story = error_console(), Story(minutes=minutes)
+    console = error_console()
     say_kernels("auto")
     with keeping(out, console), terminal_progress(console) as progress:
-        result = run_story(story, out, files=corpus, labels=labels, progress=progress)
+        result = run_quickstart(
+            Quickstart(minutes=minutes), out, files=corpus, labels=labels, progress=progress
+        )
         if result is None:
             raise KeyboardInterrupt
     report = quickstart_report(result)
