@@ -32,10 +32,9 @@ import os
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable, Mapping
-from inspect import cleandoc
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +49,7 @@ from numpy.typing import NDArray
 
 from bothways.core.runtime.allocator import tune_allocator
 from bothways.core.runtime.devices import has_bf16, has_int8
-from bothways.lab.quickstart.installed_docs import (
-    built_in_docstrings,
-    docstrings_in,
-    installed_modules,
-)
+from bothways.lab.quickstart import installed_docs
 from bothways.model.flops import forward_flops
 from bothways.prediction.engine import predict, prepare_learner
 from bothways.prediction.predictor import open_learner
@@ -69,11 +64,11 @@ Embed = Callable[[list[str]], Vectors]
 
 def docstrings(count: int) -> list[str]:
     """Return `count` docstrings of the standard library, drawn evenly, in their order there."""
-    built_in = (cleandoc(docstring) for _, docstring in built_in_docstrings())
-    parsed = (
-        docstring for module in installed_modules(0) for _, docstring in docstrings_in(module)
+    standard = sorted(Path(sysconfig.get_paths()["stdlib"]).iterdir())
+    files = (file for path in standard for file in installed_docs.module_files(path))
+    every = list(
+        dict.fromkeys(docstring for file in files for docstring in installed_docs.docstrings(file))
     )
-    every = list(dict.fromkeys(filter(None, chain(built_in, parsed))))
     chosen = np.random.default_rng(0).choice(len(every), min(count, len(every)), replace=False)
     return [every[place] for place in sorted(chosen)]
 

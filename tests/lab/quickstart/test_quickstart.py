@@ -45,7 +45,6 @@ SMALL = Quickstart(
         32,
         ExampleBudget(16),
     ),
-    filled=2,
 )
 
 
@@ -101,15 +100,9 @@ def test_the_quickstart_runs_all_stages(result: QuickstartResult) -> None:
         "speed",
         "pre-training",
         "fine-tuning",
-        "masked words",
         "report",
     }
     assert all(0 <= run.metrics["accuracy"] <= 1 for run in result.from_pretrained)
-    assert len(result.filled) == 2
-    for filled in result.filled:
-        assert [p for _, p in filled.guesses] == sorted(
-            (p for _, p in filled.guesses), reverse=True
-        )
 
 
 def test_the_report_says_what_was_measured_and_loads_nothing(result: QuickstartResult) -> None:
@@ -263,16 +256,20 @@ LARGE, MEDIUM = Shape(4, 256, 1e-3, 1_000_000, 3), Shape(2, 128, 2e-3, 500_000, 
 
 @pytest.mark.parametrize(
     ("rates", "seconds", "shape"),
-    [((10_000, 20_000), 200, LARGE), ((3_000, 9_000), 200, MEDIUM), ((300, 900), 200, MEDIUM)],
+    [
+        ((10_000, 20_000), 200, LARGE),
+        ((3_000, 9_000), 200, MEDIUM),
+        ((300, 900), 200, dataclasses.replace(MEDIUM, seeds=1)),
+    ],
 )
 def test_pace_is_the_largest_shape_that_fits(
     rates: tuple[int, int], seconds: float, shape: Shape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_shape = dict(zip((LARGE, MEDIUM), rates, strict=True))
-    monkeypatch.setattr(speed, "measure_speed", lambda shape, *_: float(by_shape[shape]))
+    by_depth = dict(zip((LARGE.depth, MEDIUM.depth), rates, strict=True))
+    monkeypatch.setattr(speed, "measure_speed", lambda shape, *_: float(by_depth[shape.depth]))
     pace = choose_pace(4000, 512, seconds, 100_000, (LARGE, MEDIUM))
-    assert pace == Pace(shape, by_shape[shape], torch.get_num_threads())
-    assert pace.seconds(100_000) == (shape.tokens + 100_000 * shape.seeds) / by_shape[shape]
+    assert pace == Pace(shape, by_depth[shape.depth], torch.get_num_threads())
+    assert pace.seconds(100_000) == (shape.tokens + 100_000 * shape.seeds) / by_depth[shape.depth]
 
 
 def test_pace_takes_one_thread_where_cores_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +279,7 @@ def test_pace_takes_one_thread_where_cores_are_busy(monkeypatch: pytest.MonkeyPa
     )
     try:
         torch.set_num_threads(2)
-        assert choose_pace(4000, 512, 60, 0, (MEDIUM,)) == Pace(MEDIUM, 1_400.0, 1)
+        assert choose_pace(4000, 512, 600, 0, (MEDIUM,)) == Pace(MEDIUM, 1_400.0, 1)
     finally:
         torch.set_num_threads(threads)
 

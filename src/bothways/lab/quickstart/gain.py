@@ -37,7 +37,6 @@ from bothways.finetuning.result import FinetuneResult
 from bothways.finetuning.run import finetune
 from bothways.hub.model_folder import save_model
 from bothways.lab.quickstart import labelled_data, speed
-from bothways.lab.quickstart.fill_masks import FilledMask, fill_masks
 from bothways.objectives.masked_lm import MaskedLMNextSentence
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.recipes import short
@@ -74,7 +73,6 @@ class Quickstart:
         set_aside: fraction of the documents kept for the labelled task.
         labels: maximum number of examples to fine-tune on; at most half of the examples are used.
         method: fine-tuning settings from both starts.
-        filled: number of sentences with a filled mask.
     """
 
     minutes: float | None = None
@@ -101,7 +99,6 @@ class Quickstart:
             batch=ExampleBudget(8),
         )
     )
-    filled: int = 6
 
 
 @dataclass(frozen=True)
@@ -114,8 +111,6 @@ class QuickstartResult:
         settings: settings of pre-training.
         labelled: data of the task.
         from_pretrained, from_scratch: one fine-tuning run per seed.
-        counted: test accuracy of the word-counting baselines by name.
-        filled: sentences with a masked word.
         seconds: duration of each stage by name, in order.
     """
 
@@ -127,8 +122,6 @@ class QuickstartResult:
     labelled: LabelledData
     from_pretrained: tuple[FinetuneResult, ...]
     from_scratch: tuple[FinetuneResult, ...]
-    counted: dict[str, float]
-    filled: tuple[FilledMask, ...]
     seconds: dict[str, float]
 
 
@@ -254,14 +247,10 @@ def _run(
         labels=data.labels,
         problem="single_label_classification",
     )
-    stages.begin("masked words", "filling masks in held-out sentences")
-    _, held_out = corpus.split(settings.held_out, settings.seed)
-    filled = fill_masks(pretrained.model, corpus, held_out.tolist(), quickstart.filled, seed=0)
-    counted = labelled_data.counting_baselines(train_on, test_on)
     stages.begin("report", "writing the report")
     return QuickstartResult(
-        quickstart, pace, corpus, settings, pretrained, data,
-        from_pretrained, from_scratch, counted, tuple(filled), stages.seconds,
+        quickstart, pace, corpus, settings, pretrained, data, from_pretrained, from_scratch,
+        stages.seconds,
     )  # fmt: skip
 
 
@@ -318,25 +307,21 @@ class _Stages:
     """Announces and times the stages."""
 
     def __init__(self, progress: Progress) -> None:
-        self._progress, self._start = progress, time.perf_counter()
-        self._begun: dict[str, float] = {}
+        self._progress, self._started = progress, list[tuple[str, float]]()
 
     def begin(self, name: str, message: str) -> None:
         """Start a stage and end the previous one."""
-        self._begun[name] = time.perf_counter()
-        self._progress.message(f"[{len(self._begun)}/8] {message}")
+        self._started.append((name, time.perf_counter()))
+        self._progress.message(f"[{len(self._started)}/7] {message}")
         self._progress.stage(name)
 
     @property
     def passed(self) -> float:
         """Seconds since the start."""
-        return time.perf_counter() - self._start
+        return time.perf_counter() - self._started[0][1]
 
     @property
     def seconds(self) -> dict[str, float]:
         """Duration of each stage; of the current one until now."""
-        edges = [*self._begun.values(), time.perf_counter()]
-        return {
-            name: end - start
-            for name, start, end in zip(self._begun, edges, edges[1:], strict=False)
-        }
+        ends = [*(start for _, start in self._started[1:]), time.perf_counter()]
+        return {name: end - start for (name, start), end in zip(self._started, ends, strict=True)}

@@ -27,7 +27,7 @@ def quickstart_report(result: QuickstartResult) -> s.Report:
             PRETRAINED: _accuracies(result.from_pretrained),
             SCRATCH: _accuracies(result.from_scratch),
         },
-        result.counted | {"majority baseline": majority},
+        {"majority baseline": majority},
         percent=True,
         note=f"{len(result.labelled.train):,} training and {len(labels):,} test examples; "
         "one dot per seed.",
@@ -52,7 +52,6 @@ def quickstart_report(result: QuickstartResult) -> s.Report:
             _figures(result, comparison, noise),
             comparison,
             *curves(records, result.pretrained.metrics, longer),
-            _filled(result),
             _runs(result),
             s.Details("Settings, time", details),
         ),
@@ -128,22 +127,6 @@ def _figures(result: QuickstartResult, comparison: s.ComparisonChart, noise: flo
         ),
     ]
     return s.KeyFigures([s.KeyFigure(*row) for row in rows])
-
-
-def _filled(result: QuickstartResult) -> s.Section:
-    examples = [
-        s.ReportExample(
-            (f"{filled.before} ", s.Marked("[MASK]"), f" {filled.after}"),
-            filled.truth,
-            [
-                s.ReportGuess(word, probability, word == filled.truth)
-                for word, probability in filled.guesses
-            ],
-        )
-        for filled in result.filled
-    ]
-    note = "From the sentence the model is most sure of to the one it is least sure of."
-    return s.ExampleSection("A masked word in unseen sentences", examples, note)
 
 
 def _runs(result: QuickstartResult) -> s.TableSection:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -101,7 +101,8 @@ def choose_pace(
     """Measure, set the faster number of threads, and choose the largest shape that fits.
 
     Args:
-        seconds: time for pre-training and fine-tuning; if no shape fits, the last is chosen.
+        seconds: time for pre-training and fine-tuning; if no shape fits, the last is chosen, with
+            one seed.
         fine_tuning_tokens: tokens of fine-tuning from both starts, for each seed, in pre-training
             tokens that take as long.
     """
@@ -115,5 +116,5 @@ def choose_pace(
         speed = measure_speed(shape, vocabulary, batch_tokens)
         pace = Pace(shape, speed, torch.get_num_threads())
         if pace.seconds(fine_tuning_tokens) <= seconds:
-            break
-    return pace
+            return pace
+    return replace(pace, shape=replace(shape, seeds=1))

@@ -12,9 +12,7 @@ Source: the bigram-shift probe of Conneau et al. 2018 (What you can cram into a 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-
-import numpy as np
+from collections.abc import Iterable, Sequence
 
 from bothways.core.keyed_rng import rng
 from bothways.data.documents import Document
@@ -34,27 +32,22 @@ def word_order(
 
     Each label is drawn with probability 1/2.
     """
-    seen = {
-        _key(sentence)
-        for document in known
-        for sentence in split_sentences(document.text, language)
-    }
+    seen = {_key(text) for document in known for text in split_sentences(document.text, language)}
     draws = rng(seed, "word order")
     examples = []
-    for where, sentence in _sentences(documents, language):
-        key = _key(sentence)
-        places = _places(sentence.split())
-        if places and key not in seen:
-            seen.add(key)
-            examples.append(_example(sentence.split(), places, where, draws))
-    return [examples[place] for place in draws.permutation(len(examples))]
-
-
-def _sentences(documents: Iterable[Document], language: str) -> Iterator[tuple[str, str]]:
     for document in documents:
         for sentence in split_sentences(document.text, language):
-            if WORDS[0] <= len(sentence.split()) <= WORDS[1]:
-                yield document.where, sentence
+            words, key = sentence.split(), _key(sentence)
+            positions = _movable_pairs(words)
+            if not WORDS[0] <= len(words) <= WORDS[1] or not positions or key in seen:
+                continue
+            seen.add(key)
+            at, swap = positions[draws.integers(len(positions))], draws.random() < 0.5
+            if swap:
+                words[at : at + 2] = words[at + 1], words[at]
+            label = SWAPPED if swap else AS_WRITTEN
+            examples.append(TextExample(" ".join(words), label=label, where=document.where))
+    return [examples[index] for index in draws.permutation(len(examples))]
 
 
 def _key(sentence: str) -> str:
@@ -62,17 +55,11 @@ def _key(sentence: str) -> str:
     return re.sub(r"\W+", " ", sentence.lower()).strip()
 
 
-def _places(words: Sequence[str]) -> list[int]:
+def _movable_pairs(words: Sequence[str]) -> list[int]:
     """Return the positions of words that may be swapped with the next one."""
-    inner = range(1, len(words) - 2)
     movable = [_MOVABLE.fullmatch(word) is not None for word in words]
-    return [at for at in inner if movable[at] and movable[at + 1] and words[at] != words[at + 1]]
-
-
-def _example(
-    words: list[str], places: list[int], where: str, draws: np.random.Generator
-) -> TextExample:
-    at, swap = places[draws.integers(len(places))], draws.random() < 0.5
-    if swap:
-        words = [*words[:at], words[at + 1], words[at], *words[at + 2 :]]
-    return TextExample(" ".join(words), label=SWAPPED if swap else AS_WRITTEN, where=where)
+    return [
+        at
+        for at in range(1, len(words) - 2)
+        if movable[at] and movable[at + 1] and words[at] != words[at + 1]
+    ]
