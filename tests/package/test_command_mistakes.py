@@ -26,6 +26,7 @@ def mistake(line: str) -> tuple[str | None, str]:
     ("line", "where", "named"),
     [
         ("corpus build x.txt --out c", "--tokenizer", ["is missing", "corpus build --help"]),
+        ("search m d.tsv", None, ["did you mean sweep?"]),
         ("finetune", "MODEL", ["is missing"]),
         ("finetune m d.tsv --out", "--out", ["needs a value"]),
         ("finetune m d.tsv --lr abc", "--lr", ["'abc'", "number"]),
@@ -64,7 +65,7 @@ def test_nothing_is_suggested_that_only_looks_alike(option: str) -> None:
         ("finetune m d.tsv --patience 3", "finetune m d.tsv patience=3"),
         ("pretrain c --max-steps 100 --out run", "pretrain c --until '100 steps' --out run"),
         ("pretrain c --training.save 30m --out run", "pretrain c --out run training.save=30m"),
-        ("search m d.tsv --weight-decay 0 --grid paper", "search m d.tsv --grid paper weight_decay=0"),
+        ("sweep m d.tsv --weight-decay 0 --grid paper", "sweep m d.tsv --grid paper weight_decay=0"),
         ("adapt m t.txt --seed 3 --out run", "adapt m t.txt --out run seed=3"),
         ("describe bert-tiny --lr 3", "describe bert-tiny --lr 3"),
         ("predict m d.tsv --learning-rate 1", "predict m d.tsv --learning-rate 1"),

@@ -10,7 +10,7 @@ from toy_folder import make_examples, make_folder, write_tsv
 
 OPTIONAL = (
     "datasets", "google_crc32c", "jinja2", "matplotlib", "onnx",
-    "onnxruntime", "openvino", "optuna", "pyarrow", "scipy", "sklearn",
+    "onnxruntime", "openvino", "pyarrow", "scipy", "sklearn",
     "tensorboard", "transformers", "zstandard",
 )  # fmt: skip
 

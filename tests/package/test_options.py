@@ -15,7 +15,7 @@ from bothways.tasks.catalogue import ALL_TASKS, TASKS, trainable_task
 
 
 def test_the_help_names_every_task(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("finetune", "search"):
+    for command in ("finetune", "sweep"):
         app([command, "--help"], result_action="return_value")
         shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
         assert all(f" {name}," in shown for name in TASKS)

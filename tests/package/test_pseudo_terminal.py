@@ -45,7 +45,7 @@ SLOW = {
     "adapt": "adapt bert text.txt --out OUT --until '2 steps'",
     "finetune": "finetune bert train.tsv --dev dev.tsv --epochs 1 --out OUT",
     "distil": "distil classifier train.tsv --student bert --dev dev.tsv --epochs 1 --out OUT",
-    "search": "search bert train.tsv --dev dev.tsv --grid lr=1e-3,1e-4 --epochs 1 --out OUT",
+    "sweep": "sweep bert train.tsv --dev dev.tsv --grid lr=1e-3,1e-4 --epochs 1 --out OUT",
     "features": "features bert words.conll --dev words.conll --layers last",
     "convert": "convert bert --out OUT --positions 64 --window 8",
     "export": "export classifier --out OUT",

@@ -73,7 +73,7 @@ _COMMANDS = {
     "embed": "embed:embed",
     "serve": "serve:serve",
     "play": "serve:play",
-    "search": "search:search",
+    "sweep": "sweep:sweep",
     "compare": "compare:compare",
     "compare-runs": "compare:compare_runs",
     "inspect-step": "inspect_step:inspect_step",

@@ -19,7 +19,7 @@ from cyclopts.exceptions import (
 
 from bothways.core.errors import BothwaysError, ConfigError
 
-SETTABLE = {"pretrain", "adapt", "finetune", "distil", "search", "plan", "features"}
+SETTABLE = {"pretrain", "adapt", "finetune", "distil", "sweep", "plan", "features"}
 """Commands with settings of a training run."""
 _OPTIONS = {"output_dir": "--out"}
 """Names of other libraries that mean an option."""
@@ -32,6 +32,7 @@ _COMMANDS = {
     "infer": ["predict"],
     "encode": ["embed", "tokenizer encode"],
     "build": ["corpus build"],
+    "search": ["sweep"],
 }
 """Words for which spelling suggests another command than is meant, and the commands."""
 _NEAR = 0.7

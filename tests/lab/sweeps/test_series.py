@@ -8,9 +8,7 @@ import math
 import shutil
 import signal
 import statistics
-import sys
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -28,7 +26,6 @@ from bothways.core.errors import (
 from bothways.finetuning import run as job
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.hub.model_folder import load_model
-from bothways.lab.sweeps import grid as search
 from bothways.lab.sweeps import runs as engine
 from bothways.lab.sweeps import significance as comparison
 from bothways.lab.sweeps.grid import (
@@ -36,8 +33,7 @@ from bothways.lab.sweeps.grid import (
     folder_name,
     grid_cells,
     parse_grid,
-    search_grid,
-    search_trials,
+    sweep_grid,
 )
 from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome
 from bothways.lab.sweeps.seeds import SeedSpread, finetune_seeds, parse_seeds, seed_spread
@@ -376,12 +372,12 @@ def test_a_long_name_of_a_folder_ends_in_a_hash() -> None:
 
 def test_a_wrong_setting_stops_before_any_run(base: FinetuneConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"batch\.m: unknown key"):
-        search_grid(base, {"batch.n": ("16",), "batch.m": ("1",)}, SweepFolder(tmp_path))
+        sweep_grid(base, {"batch.n": ("16",), "batch.m": ("1",)}, SweepFolder(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_grid_is_searched(base: FinetuneConfig, tmp_path: Path) -> None:
-    series = search_grid(
+def test_sweep_keeps_the_best_of_a_grid(base: FinetuneConfig, tmp_path: Path) -> None:
+    series = sweep_grid(
         base,
         parse_grid("training.optimizer.lr=1e-7,5e-3"),
         SweepFolder(tmp_path, device="cpu"),
@@ -390,129 +386,10 @@ def test_a_grid_is_searched(base: FinetuneConfig, tmp_path: Path) -> None:
         "training.optimizer.lr=1e-7",
         "training.optimizer.lr=5e-3",
     ]
-    report = json.loads((tmp_path / "search.json").read_text())
+    report = json.loads((tmp_path / "sweep.json").read_text())
     assert series.best is not None
     assert report["best"] == series.best.name
     assert (tmp_path / "model" / "config.json").exists()
-
-
-def test_trials_without_optuna_are_refused(
-    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    message = r"'optuna', which is not installed\n  .*pip install \"bothways\[search\]\""
-    with pytest.raises(ResourceError, match=message):
-        search_trials(base, "batch.n=16", 1, SweepFolder(tmp_path))
-
-
-class Trial:
-    """What is asked of optuna's trials, which answer with the least."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[object, ...]] = []
-
-    def suggest_int(self, key: str, low: int, high: int, *, log: bool) -> int:
-        self.asked.append((key, low, high, log))
-        return low
-
-    def suggest_float(self, key: str, low: float, high: float, *, log: bool) -> float:
-        self.asked.append((key, low, high, log))
-        return low
-
-    def suggest_categorical(self, key: str, values: list[str]) -> str:
-        self.asked.append((key, *values))
-        return values[0]
-
-
-def test_ranges_are_whole_or_not_and_even_or_by_magnitude() -> None:
-    trial = Trial()
-    texts = ("1..64:log", "-1..64", "1e-5..1e-3:log", "0..0.5", "2 epochs")
-    assert [search._propose(trial, "k", (text,)) for text in texts] == [
-        "1",
-        "-1",
-        "1e-05",
-        "0.0",
-        "2 epochs",
-    ]
-    assert trial.asked == [
-        ("k", 1, 64, True), ("k", -1, 64, False), ("k", 1e-5, 1e-3, True), ("k", 0.0, 0.5, False), ("k", "2 epochs"),
-    ]  # fmt: skip
-
-
-def test_a_search_makes_its_value_small(
-    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """optuna looks for the lowest: what is to be high is told with its sign turned."""
-
-    class Study:
-        told: ClassVar[list[float]] = []
-
-        def ask(self) -> Trial:
-            return Trial()
-
-        def tell(self, trial: Trial, value: float) -> None:
-            self.told.append(value)
-
-    outcomes = iter(
-        (
-            SweepOutcome("a", {"m": 0.25}, (), "m", "highest"),
-            SweepOutcome("b", {"m": 0.75}, (), "m", "lowest"),
-        )
-    )
-    monkeypatch.setattr(search, "_study", lambda seed: Study())
-    monkeypatch.setattr(
-        search,
-        "run_all",
-        lambda runs, place, earlier, expected: Series((*earlier.runs, next(outcomes))),
-    )
-    monkeypatch.setattr(search, "keep_best", lambda series, place: None)
-    search_trials(base, "batch.n=16", 2, SweepFolder(tmp_path))
-    assert Study.told == [-0.25, 0.75]
-
-
-SPACE = "training.optimizer.lr=1e-5..5e-3:log batch.n=16..48 length=12,16"
-
-
-@pytest.mark.filterwarnings("default")
-def test_trials_are_proposed_again_when_resumed(
-    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("optuna")
-    series = search_trials(base, SPACE, 2, SweepFolder(tmp_path, device="cpu"))
-    assert [run.name for run in series.runs] == ["trial-0", "trial-1"]
-    ran, real = list[str](), engine.finetune
-
-    def counting(settings: FinetuneConfig, folder: Path, **options: object):  # type: ignore[no-untyped-def]
-        ran.append(folder.name)
-        assert 1e-5 <= settings.training.optimizer.lr <= 5e-3
-        assert 16 <= settings.batch.n <= 48
-        assert settings.length in (12, 16)
-        return real(settings, folder, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(engine, "finetune", counting)
-    again = search_trials(base, SPACE, 3, SweepFolder(tmp_path, resume=True, device="cpu"))
-    assert ran == ["trial-2"]
-    assert again.runs[:2] == series.runs
-
-
-def test_trials_are_for_one_process(
-    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(
-        ConfigError, match="trials: trials are proposed by one process, and there are several"
-    ):
-        search_trials(base, SPACE, 1, SweepFolder(tmp_path))
-
-
-@pytest.mark.parametrize("values", ["x..1e-3", "1e-3..1e-5", "0..1e-3:log"])
-def test_ranges_that_are_none_are_refused(
-    base: FinetuneConfig, tmp_path: Path, values: str
-) -> None:
-    pytest.importorskip("optuna")
-    with pytest.raises(ConfigError, match=r"^space\.training\.optimizer\.lr: .* is not a range"):
-        search_trials(base, f"training.optimizer.lr={values}", 1, SweepFolder(tmp_path))
 
 
 def words(base: FinetuneConfig, *more: str) -> list[str]:
@@ -571,12 +448,12 @@ def test_the_commands(
     assert "is in many/model" in output.err
     with pytest.raises(BothwaysError, match="has no column 'nowhere'"):
         app(
-            ["search", *words(base, "--text", "nowhere", "--out", "grid")],
+            ["sweep", *words(base, "--text", "nowhere", "--out", "grid")],
             result_action="return_value",
         )
     columns = ("--text", "sentence", "--label", "label")
     line = [
-        "search",
+        "sweep",
         *words(base, "--grid", "training.optimizer.lr=1e-4,1e-3", "--out", "grid", *columns),
     ]
     app(line, result_action="return_value")

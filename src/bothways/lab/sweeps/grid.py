@@ -1,4 +1,4 @@
-"""Search for hyper-parameters: every cell of a grid, or trials that optuna proposes.
+"""Sweeps over hyper-parameters: every cell of a grid.
 
 Each cell is a run in its own folder. The grid "paper" is that of Devlin et al. 2018, appendix A.3;
 "glue" that of section 4.1.
@@ -11,9 +11,8 @@ import itertools
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from bothways.core.errors import ConfigError, optional
+from bothways.core.errors import ConfigError
 from bothways.finetuning.config import FinetuneConfig, load_config
 from bothways.lab.sweeps.runs import (
     FinetuneRun,
@@ -23,7 +22,6 @@ from bothways.lab.sweeps.runs import (
     run_all,
     write_sweep_report,
 )
-from bothways.training.parallel import plan_here
 
 Grid = Mapping[str, tuple[str, ...]]
 """Dotted path of a setting → its values, as texts."""
@@ -46,7 +44,7 @@ GRIDS: dict[str, Grid] = {
 
 
 def parse_grid(text: str) -> Grid:
-    """Return the grid of a name, or of "key=value,value key=value".
+    """Parse the name of a grid, or "key=value,value key=value".
 
     Values with spaces are quoted: `training.until="2 epochs,3 epochs"`.
 
@@ -115,93 +113,18 @@ def _with(base: FinetuneConfig, chosen: Mapping[str, str]) -> FinetuneConfig:
     return load_config(base, [f"{key}={value}" for key, value in chosen.items()])
 
 
-def search_grid(base: FinetuneConfig, grid: Grid, place: SweepFolder) -> Series:
-    """Run every cell; `model` is the best one's, `search.json` lists all results.
+def sweep_grid(base: FinetuneConfig, grid: Grid, place: SweepFolder) -> Series:
+    """Run every cell; `model` is the best one's, `sweep.json` lists all results.
 
     Raises the errors of `runs.run_all`.
     """
     series = run_all([FinetuneRun(*cell) for cell in grid_cells(base, grid)], place)
     if series.finished:
-        _conclude(series, place)
-    return series
-
-
-def search_trials(base: FinetuneConfig, space: str, trials: int, place: SweepFolder) -> Series:
-    """Run trials, each proposed by optuna's tree-structured Parzen estimator from earlier ones.
-
-    The proposals follow from the seed and the earlier results, so a resumed search needs no other
-    record than the runs: it proposes the same settings again, and their runs are finished.
-
-    Args:
-        space: "key=low..high", "key=low..high:log" for a range, "key=value,value" for a choice,
-            separated by spaces.
-        trials: number of trials.
-
-    Raises:
-        ConfigError: the space cannot be read, the data has changed since a finished trial, or
-            there are several processes, of which only one knows the results.
-        ResourceError: optuna is not installed.
-    """
-    if plan_here().world > 1:
-        fix = "Start it without torchrun, or give a --grid."
-        raise ConfigError(
-            "trials are proposed by one process, and there are several", where="trials", fix=fix
+        keep_best(series, place)
+        best = series.best
+        write_sweep_report(
+            place.out / "sweep.json",
+            {"best": best.name, "metric": best.metric} if best else {},
+            series.runs,
         )
-    parts = parse_grid(space)
-    study = _study(base.seed)
-    series = Series()
-    for number in range(trials):
-        trial = study.ask()
-        chosen = {key: _propose(trial, key, values) for key, values in parts.items()}
-        run = FinetuneRun(f"trial-{number}", _with(base, chosen))
-        series = run_all([run], place, series, trials)
-        if not series.finished:
-            return series
-        outcome = series.runs[-1]
-        if outcome.metrics:
-            study.tell(trial, outcome.order)
-        else:
-            study.tell(trial, state=_failed())
-    _conclude(series, place)
     return series
-
-
-def _conclude(series: Series, place: SweepFolder) -> None:
-    """Keep the best model, and write `search.json`."""
-    keep_best(series, place)
-    best = series.best
-    write_sweep_report(
-        place.out / "search.json",
-        {"best": best.name, "metric": best.metric} if best else {},
-        series.runs,
-    )
-
-
-_RANGE = re.compile(r"([^.]+(?:\.\d+)?(?:e[-+]?\d+)?)\.\.([^:]+)(:log)?")
-
-
-def _propose(trial: Any, key: str, values: tuple[str, ...]) -> str:
-    form = _RANGE.fullmatch(values[0]) if len(values) == 1 else None
-    if form is None:
-        return str(trial.suggest_categorical(key, list(values)))
-    try:
-        low, high = float(form[1]), float(form[2])
-        if all(re.fullmatch(r"-?\d+", end) for end in form.group(1, 2)):
-            return str(trial.suggest_int(key, int(low), int(high), log=form[3] is not None))
-        return repr(float(trial.suggest_float(key, low, high, log=form[3] is not None)))
-    except ValueError as error:
-        fix = "Write low..high with low below high (above 0 for :log), such as 1e-5..1e-4:log."
-        raise ConfigError(f"{values[0]!r} is not a range", where=f"space.{key}", fix=fix) from error
-
-
-def _study(seed: int) -> Any:
-    with optional("search", "proposing trials"):
-        import optuna
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
-
-
-def _failed() -> Any:
-    from optuna.trial import TrialState
-
-    return TrialState.FAIL

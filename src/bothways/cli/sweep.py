@@ -1,4 +1,4 @@
-"""`bothways search`: fine-tuning over a grid of settings, or over trials that optuna proposes."""
+"""`bothways sweep`: fine-tuning over a grid of settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bothways.cli.options import (
 )
 
 
-def search(  # noqa: PLR0913 – one option per question
+def sweep(  # noqa: PLR0913 – one option per question
     model: str,
     train: str,
     *overrides: str,
@@ -26,12 +26,7 @@ def search(  # noqa: PLR0913 – one option per question
     label: LabelColumn = None,
     group: GroupColumn = None,
     grid: str = "paper",
-    trials: int | None = None,
-    space: str = (
-        "training.optimizer.lr=1e-5..1e-4:log batch.n=16,32 "
-        "training.until='2 epochs,3 epochs,4 epochs'"
-    ),
-    out: Path = Path("search"),
+    out: Path = Path("sweep"),
     recipe: FineRecipe = "modern",
     config: Path | None = None,
     resume: bool = False,
@@ -54,13 +49,8 @@ def search(  # noqa: PLR0913 – one option per question
     grid
         paper (appendix A.3: batch, rate, epochs; 18 runs), glue (section 4.1: four rates), or
         "key=value,value key=value".
-    trials
-        Number of runs that optuna proposes from --space, instead of a grid; needs bothways[search].
-    space
-        Search space: "key=low..high", "key=low..high:log" or "key=value,value", separated by
-        spaces.
     out
-        Folder for all runs; model/ is the best model, search.json has all results.
+        Folder for all runs; model/ is the best model, sweep.json has all results.
     config
         A TOML file with settings; settings on the command line have priority.
     resume
@@ -69,7 +59,7 @@ def search(  # noqa: PLR0913 – one option per question
     from bothways.api.progress import check_begun, say_kernels
     from bothways.cli.finetune import print_series, settings_from
     from bothways.core.bar import error_console, terminal_progress
-    from bothways.lab.sweeps.grid import parse_grid, search_grid, search_trials
+    from bothways.lab.sweeps.grid import parse_grid, sweep_grid
     from bothways.lab.sweeps.runs import SweepFolder
 
     if resume:
@@ -80,10 +70,6 @@ def search(  # noqa: PLR0913 – one option per question
     console = error_console()
     say_kernels(device)
     with terminal_progress(console) as progress:
-        place = SweepFolder(out, resume, device, progress)
-        series = (
-            search_grid(settings, parse_grid(grid), place)
-            if trials is None
-            else search_trials(settings, space, trials, place)
-        )
+        folder = SweepFolder(out, resume, device, progress)
+        series = sweep_grid(settings, parse_grid(grid), folder)
     print_series(series, out, console)
