@@ -27,7 +27,7 @@ from bothways.lab.quickstart.labelled_data import (
     split_documents,
 )
 from bothways.lab.quickstart.report_page import chance_difference, quickstart_report
-from bothways.lab.quickstart.speed import Pace, Shape, choose_pace
+from bothways.lab.quickstart.speed import MeasuredShape, Shape, choose_pace
 from bothways.pretraining.config import PretrainPhase
 from bothways.training.durations import Epochs, Hours, Tokens
 from bothways.training.optimizers import AdamW
@@ -268,7 +268,7 @@ def test_pace_is_the_largest_shape_that_fits(
     by_depth = dict(zip((LARGE.depth, MEDIUM.depth), rates, strict=True))
     monkeypatch.setattr(speed, "measure_speed", lambda shape, *_: float(by_depth[shape.depth]))
     pace = choose_pace(4000, 512, seconds, 100_000, (LARGE, MEDIUM))
-    assert pace == Pace(shape, by_depth[shape.depth], torch.get_num_threads())
+    assert pace == MeasuredShape(shape, by_depth[shape.depth], torch.get_num_threads())
     assert pace.seconds(100_000) == (shape.tokens + 100_000 * shape.seeds) / by_depth[shape.depth]
 
 
@@ -279,14 +279,14 @@ def test_pace_takes_one_thread_where_cores_are_busy(monkeypatch: pytest.MonkeyPa
     )
     try:
         torch.set_num_threads(2)
-        assert choose_pace(4000, 512, 600, 0, (MEDIUM,)) == Pace(MEDIUM, 1_400.0, 1)
+        assert choose_pace(4000, 512, 600, 0, (MEDIUM,)) == MeasuredShape(MEDIUM, 1_400.0, 1)
     finally:
         torch.set_num_threads(threads)
 
 
 def test_length_is_tokens_unless_the_time_is_set_or_too_short() -> None:
     shape = Shape(2, 128, 2e-3, 500_000, 2)
-    fast, slow = Pace(shape, 10_000.0, 1), Pace(shape, 500.0, 1)
+    fast, slow = MeasuredShape(shape, 10_000.0, 1), MeasuredShape(shape, 500.0, 1)
     until, _ = gain._plan(fast, 50_000, limit=480, passed=60, whole=False)
     assert until == Tokens(500_000)
     until, _ = gain._plan(fast, 50_000, limit=600, passed=60, whole=True)

@@ -115,7 +115,7 @@ class QuickstartResult:
     """
 
     quickstart: Quickstart
-    pace: speed.Pace
+    pace: speed.MeasuredShape
     corpus: Corpus
     settings: PretrainConfig
     pretrained: PretrainResult
@@ -273,7 +273,7 @@ def fine_tuning_tokens(
 
 
 def _plan(
-    pace: speed.Pace, tuning: int, limit: float, passed: float, whole: bool
+    pace: speed.MeasuredShape, tuning: int, limit: float, passed: float, whole: bool
 ) -> tuple[Duration, str]:
     """Choose the length of pre-training; return it with the line that announces it.
 

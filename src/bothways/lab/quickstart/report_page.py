@@ -63,7 +63,7 @@ def chance_difference(comparison: s.ComparisonChart, examples: int) -> float:
     """Compute the difference of accuracies that chance explains.
 
     It is twice the larger of two standard errors: the spread over seeds, and that of the difference
-    of two accuracies near one half on so many test examples.
+    of two accuracies near one half on the test examples.
     """
     spread = max(comparison.spread(PRETRAINED), comparison.spread(SCRATCH))
     return 2 * max(spread, math.sqrt(0.5 / examples))

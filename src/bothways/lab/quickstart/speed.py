@@ -59,7 +59,7 @@ SHAPES = (
 
 
 @dataclass(frozen=True)
-class Pace:
+class MeasuredShape:
     """A shape with its measured speed.
 
     Attributes:
@@ -97,7 +97,7 @@ def choose_pace(
     seconds: float,
     fine_tuning_tokens: int,
     shapes: Sequence[Shape] = SHAPES,
-) -> Pace:
+) -> MeasuredShape:
     """Measure, set the faster number of threads, and choose the largest shape that fits.
 
     Args:
@@ -114,7 +114,7 @@ def choose_pace(
             torch.set_num_threads(threads)
     for shape in shapes:
         speed = measure_speed(shape, vocabulary, batch_tokens)
-        pace = Pace(shape, speed, torch.get_num_threads())
+        pace = MeasuredShape(shape, speed, torch.get_num_threads())
         if pace.seconds(fine_tuning_tokens) <= seconds:
             return pace
     return replace(pace, shape=replace(shape, seeds=1))
