@@ -124,10 +124,14 @@ class ErrorStream(io.TextIOBase):
 
     Args:
         stream: standard error; None if it was closed before Python started.
+
+    Attributes:
+        failure: the error after which output is discarded; None if there was none.
     """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
+        self.failure: Exception | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name == "_stream":  # while an instance is copied
@@ -163,7 +167,8 @@ class ErrorStream(io.TextIOBase):
             return
         try:
             getattr(self._stream, method)(*arguments)
-        except (OSError, ValueError):  # ValueError: the host program has closed it
+        except (OSError, ValueError) as error:  # ValueError: the host program has closed it
+            self.failure = error
             # Buffered text is flushed once more at exit: to nowhere.
             with contextlib.suppress(OSError, ValueError):
                 nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -74,7 +74,7 @@ class WordEffect(TypedDict):
     effect: float | None
 
 
-class LeftOut(TypedDict):
+class WordEffects(TypedDict):
     """How far the output falls without each word."""
 
     method: Literal["leave_one_out"]
@@ -158,7 +158,7 @@ def _leave_one_out(model: ServedModel, given: Any, target: ExplainedOutput) -> Q
     except BothwaysError as error:
         raise as_request_error(error) from error
 
-    def write(answer: Answer) -> LeftOut:
+    def write(answer: Answer) -> WordEffects:
         """Return how far the output falls without each word."""
         first, *others = answer.predictions
         try:

@@ -180,7 +180,7 @@ def _truncates(request: Any) -> bool:
     return bool(request.truncate and request.parameters.truncate)
 
 
-class Entity(TypedDict):
+class EntityGroup(TypedDict):
     """An entity, or with `aggregation_strategy` "none" a word with its tag."""
 
     entity_group: NotRequired[str]
@@ -212,7 +212,7 @@ class Filling(TypedDict):
 
 ANSWERS: Mapping[str, Any] = {
     **dict.fromkeys(tei.CLASSIFIERS, list[list[LabelScore]]),
-    "tag": list[Entity] | list[list[Entity]],
+    "tag": list[EntityGroup] | list[list[EntityGroup]],
     "answer": FoundAnswer | list[FoundAnswer] | list[list[FoundAnswer]],
     "fill": list[Filling] | list[list[Filling]] | list[list[list[Filling]]],
     "embed": list[list[float]] | list[float],
@@ -268,10 +268,10 @@ def _token_classification(model: ServedModel, request: TaggingRequest) -> Query:
     )
     texts, several = as_list(request.inputs), isinstance(request.inputs, list)
 
-    def write(answer: Answer) -> list[Entity] | list[list[Entity]]:
+    def write(answer: Answer) -> list[EntityGroup] | list[list[EntityGroup]]:
         """Return the entities of each text, or its words with their tags."""
         pairs = zip(answer.examples, answer.predictions, strict=True)
-        rows: list[list[Entity]] = [
+        rows: list[list[EntityGroup]] = [
             _words(example, prediction, ignored)
             if strategy == "none" or prediction.entities is None
             else [
@@ -292,7 +292,7 @@ def _token_classification(model: ServedModel, request: TaggingRequest) -> Query:
     return Query(model, texts, write, _truncates(request))
 
 
-def _words(example: Any, prediction: Any, ignored: list[str]) -> list[Entity]:
+def _words(example: Any, prediction: Any, ignored: list[str]) -> list[EntityGroup]:
     scores = prediction.probabilities.max(1).tolist()
     words = zip(prediction.tags, scores, example.words, example.spans, strict=True)
     return [

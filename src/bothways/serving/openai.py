@@ -38,7 +38,7 @@ class EmbeddingsRequest(TruncatedRequest):
     user: Meaningless = None
 
 
-class Embedding(TypedDict):
+class EmbeddingObject(TypedDict):
     """A vector, as numbers or in base64."""
 
     object: Literal["embedding"]
@@ -57,7 +57,7 @@ class Embeddings(TypedDict):
     """The vectors of texts."""
 
     object: Literal["list"]
-    data: list[Embedding]
+    data: list[EmbeddingObject]
     model: str
     usage: Usage
 
@@ -131,7 +131,7 @@ def text_of_ids(ids: list[int], model: ServedModel) -> str:
     return tokenizer.decode(ids)
 
 
-class Model(TypedDict):
+class ModelObject(TypedDict):
     """A model of the server."""
 
     id: str
@@ -145,10 +145,10 @@ class ModelList(TypedDict):
     """The models of the server."""
 
     object: Literal["list"]
-    data: list[Model]
+    data: list[ModelObject]
 
 
-def described(model: ServedModel) -> Model:
+def described(model: ServedModel) -> ModelObject:
     """Describe a model for `/v1/models`."""
     return {
         "id": model.name,

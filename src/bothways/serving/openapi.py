@@ -41,7 +41,7 @@ GETS: dict[str, Any] = {
     "/metrics": None,
     "/openapi.json": dict[str, Any],
     "/v1/models": openai.ModelList,
-    "/v1/models/{model}": openai.Model,
+    "/v1/models/{model}": openai.ModelObject,
     **dict.fromkeys(PROBES, Status),
 }
 """The answers of the routes that compute nothing; None for plain text."""

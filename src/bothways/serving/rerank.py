@@ -73,7 +73,7 @@ class DocumentText(TypedDict):
     text: str
 
 
-class RankedDocument(TypedDict):
+class RerankResult(TypedDict):
     """A document in the answer of Cohere and Jina."""
 
     index: int
@@ -86,7 +86,7 @@ class Ranking(TypedDict):
 
     id: str
     model: str
-    results: list[RankedDocument]
+    results: list[RerankResult]
     usage: Usage
     meta: dict[str, Any]
 
@@ -119,7 +119,7 @@ def rerank(models: Models, request: RerankRequest) -> Query:
             for row in rows if with_text else ():
                 row["text"] = documents[row["index"]]
             return rows
-        results: list[RankedDocument] = [
+        results: list[RerankResult] = [
             {"index": n, "relevance_score": float(scores[n])} for n in order
         ]
         for result in results if with_text else ():

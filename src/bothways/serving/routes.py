@@ -70,7 +70,7 @@ TOKENIZE = Route(
 EXPLAIN = Route(
     explain.ExplainRequest,
     explain.explain,
-    explain.LeftOut | explain.Attributions | explain.Attentions,
+    explain.WordEffects | explain.Attributions | explain.Attentions,
     "Why the model answers so: words left out, integrated gradients, attention",
     explain.KINDS,
     {"method": "attention", "inputs": None},

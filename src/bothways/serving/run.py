@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from bothways.core.errors import ResourceError, optional
+from bothways.core.terminal import ErrorStream
 from bothways.serving.app import App, requests_log
 from bothways.serving.deployment import Deployment
 from bothways.serving.errors import RequestError
@@ -340,11 +341,11 @@ def url_of(bound: socket.socket) -> str:
 
 def announce(line: str) -> None:
     """Print that the server answers; end, and say why, if the log cannot be written."""
-    try:
-        print(line, file=sys.stderr, flush=True)
-    except OSError as error:
-        print(f"error: standard error cannot be written: {error.strerror}", flush=True)
-        raise SystemExit(2) from None
+    log = sys.stderr if isinstance(sys.stderr, ErrorStream) else ErrorStream(sys.stderr)
+    print(line, file=log, flush=True)
+    if isinstance(log.failure, OSError):
+        print(f"error: standard error cannot be written: {log.failure.strerror}", flush=True)
+        raise SystemExit(2)
 
 
 class _JsonLines(logging.Formatter):
