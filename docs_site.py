@@ -120,7 +120,7 @@ def packages() -> Iterator[tuple[str, str]]:
     """Yield the name and the first line of the docstring of each sub-package with a reference."""
     for path in sorted(SOURCE.glob("*/__init__.py")):
         text = ast.get_docstring(ast.parse(path.read_text("utf8")))
-        if path.parent.name != "commands":  # these are in the page of the command line
+        if path.parent.name != "cli":  # these are in the page of the command line
             yield path.parent.name, (text or "").split("\n\n")[0].replace("\n", " ")
 
 

@@ -22,25 +22,16 @@ _HOME = {
     "Metric": "finetuning.metrics", "Model": "model.model", "ModelOutput": "model.model",
     "Predictor": "prediction.predictor", "PretrainConfig": "pretraining.config",
     "PretrainedModel": "hub.pretrained_model", "Tokenizer": "text.tokenizer",
-    "adapt": "api.training_runs", "build_corpus": "api.texts", "distil": "api.training_runs",
-    "export_model": "api.model_folders", "finetune": "api.training_runs",
-    "load": "api.model_folders", "load_model": "api.model_folders",
-    "preset": "model.families.catalogue", "pretrain": "api.training_runs",
+    "adapt": "training_runs", "build_corpus": "texts", "distil": "training_runs",
+    "export_model": "model_folders", "finetune": "training_runs",
+    "load": "model_folders", "load_model": "model_folders",
+    "preset": "model.families.catalogue", "pretrain": "training_runs",
     "push_to_hub": "hub.publish", "save_model": "hub.model_folder",
-    "train_tokenizer": "api.texts", "tune_allocator": "core.runtime.allocator",
+    "train_tokenizer": "texts", "tune_allocator": "core.runtime.allocator",
 }  # fmt: skip
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604
 
 if TYPE_CHECKING:
-    from bothways.api.model_folders import export_model as export_model
-    from bothways.api.model_folders import load as load
-    from bothways.api.model_folders import load_model as load_model
-    from bothways.api.texts import build_corpus as build_corpus
-    from bothways.api.texts import train_tokenizer as train_tokenizer
-    from bothways.api.training_runs import adapt as adapt
-    from bothways.api.training_runs import distil as distil
-    from bothways.api.training_runs import finetune as finetune
-    from bothways.api.training_runs import pretrain as pretrain
     from bothways.core.errors import BothwaysError as BothwaysError
     from bothways.core.runtime.allocator import tune_allocator as tune_allocator
     from bothways.data.corpus import Corpus as Corpus
@@ -54,9 +45,18 @@ if TYPE_CHECKING:
     from bothways.model.families.catalogue import preset as preset
     from bothways.model.model import Model as Model
     from bothways.model.model import ModelOutput as ModelOutput
+    from bothways.model_folders import export_model as export_model
+    from bothways.model_folders import load as load
+    from bothways.model_folders import load_model as load_model
     from bothways.prediction.predictor import Predictor as Predictor
     from bothways.pretraining.config import PretrainConfig as PretrainConfig
     from bothways.text.tokenizer import Tokenizer as Tokenizer
+    from bothways.texts import build_corpus as build_corpus
+    from bothways.texts import train_tokenizer as train_tokenizer
+    from bothways.training_runs import adapt as adapt
+    from bothways.training_runs import distil as distil
+    from bothways.training_runs import finetune as finetune
+    from bothways.training_runs import pretrain as pretrain
 
 
 def __getattr__(name: str) -> Any:

@@ -13,9 +13,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from bothways.api.progress import run_progress, stop_saved
 from bothways.cli import main as cli
 from bothways.cli import mistakes
+from bothways.cli.options import run_progress, stop_saved
 from bothways.core.errors import BothwaysError, DataError, ResourceError
 from bothways.data.documents import Document
 from bothways.lab.quickstart.labelled_data import labelled_examples

@@ -28,7 +28,6 @@ LAYERS = [
     {"pretraining", "finetuning"},
     {"lab.sweeps"},
     {"lab", "prediction.export", "prediction.bulk", "serving"},
-    {"api"},
     {"cli"},
 ]
 """A package may import those of its own layer and of the layers before it. One that is not named

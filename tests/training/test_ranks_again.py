@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from bothways.cli.pretrain import conclude_pretraining
 from bothways.pretraining.run import PretrainResult
 from bothways.training import checkpoint, parallel
 from bothways.training.state import RunState
-from toy_training import TRAINING, Toy, enter_ranks, free_port, processes, session
+from toy_training import Toy, enter_ranks, free_port, processes, session
 
 
 def meet(rank: int, port: int, found: Path) -> None:
@@ -112,8 +111,7 @@ def test_every_rank_of_an_interrupted_run_ends_as_interrupted(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     done = PretrainResult(Toy(), RunState(steps=7), {})
-    settings = SimpleNamespace(training=TRAINING)
     with pytest.raises(KeyboardInterrupt):
-        conclude_pretraining(done, settings, Console(stderr=True))  # type: ignore[arg-type]
+        conclude_pretraining(done, Console(stderr=True))  # type: ignore[arg-type]
     said = "Saved after step 7. If torchrun does not start it again: bothways"
     assert (said in capsys.readouterr().err) == (rank == "0")

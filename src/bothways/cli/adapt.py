@@ -5,8 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from bothways.api.progress import check_begun, stop_saved
-from bothways.cli.options import INPUTS, Device, RunLength, split_inputs
+import bothways
+from bothways.cli.options import (
+    INPUTS,
+    Device,
+    RunLength,
+    check_begun,
+    say_kernels,
+    settings_for,
+    split_inputs,
+    stop_saved,
+)
 from bothways.core.errors import ConfigError
 from bothways.core.terminal import output_console, say, show_lines
 
@@ -51,25 +60,23 @@ def adapt(
     resume
         Continue from the newest checkpoint in the folder, or start a run if there is none.
     """
-    from bothways.api.progress import say_kernels
     from bothways.core.bar import error_console, terminal_progress
-    from bothways.pretraining.adapt import adapt as job
     from bothways.training.parallel import is_main, plan_here
 
     if resume:
         check_begun(out)
-    files, settings = split_inputs(texts)
+    files, words = split_inputs(texts)
     if not files:
         fix = "Name files, folders or a corpus: bothways adapt MODEL TEXTS --out FOLDER"
         raise ConfigError("names no text of the domain", where="texts", fix=fix)
+    settings = settings_for(bothways.adapt, words, until=end.duration)
     console = error_console()
     say_kernels(device)
     try:
         with terminal_progress(console) as progress:
-            done = job(
+            done = bothways.adapt(
                 model, files, out, replay=replay or (), replay_share=replay_share, length=length,
-                overrides=(*settings, *end.settings), resume=resume, device=device,
-                progress=progress,
+                resume=resume, device=device, progress=progress, **settings,
             )  # fmt: skip
     except KeyboardInterrupt:
         stop_saved(console, "What is finished is kept.")

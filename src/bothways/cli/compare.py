@@ -44,7 +44,7 @@ def compare(  # noqa: PLR0913 – one option per question
     json
         Write one JSON object instead of a sentence and a table.
     """
-    from bothways.api.progress import asked
+    from bothways.cli.options import asked
     from bothways.core.bar import terminal_progress
     from bothways.lab.sweeps.significance import compare as run
     from bothways.lab.sweeps.significance import default_task, folders

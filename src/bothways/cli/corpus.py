@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from bothways.api.progress import keeping
-from bothways.cli.options import INPUTS, split_inputs
+import bothways
+from bothways.cli.options import INPUTS, keeping, split_inputs
 from bothways.core.bar import error_console, terminal_progress
 from bothways.core.terminal import counted, output_console, say, show_lines
 
@@ -131,22 +131,18 @@ def build(
     from rich.text import Text
 
     from bothways.core.errors import DataError
-    from bothways.data import corpus as job
-    from bothways.data.documents import Boundary, read_documents
     from bothways.data.manifest import MANIFEST
-    from bothways.text.tokenizer import Tokenizer
 
     files, settings = split_inputs(inputs)
     if not files:
         raise DataError("no input was given", fix="Name files, folders, globs or Hub data sets.")
     console = error_console()
-    documents = read_documents(files, column=column, boundary=Boundary(boundary))
     known = (out / MANIFEST).exists()
     with keeping(out, console), terminal_progress(console) as progress:
-        result = job.build_corpus(
-            documents, Tokenizer.load(tokenizer), out,
-            language=language, words=words, cleaning=cleaning.cleaning(settings),
-            workers=by.workers, progress=progress,
+        result = bothways.build_corpus(
+            files, tokenizer, out,
+            column=column, boundary=boundary, language=language, words=words,
+            cleaning=cleaning.cleaning(settings), workers=by.workers, progress=progress,
         )  # fmt: skip
     if known:
         say(console, f"{out} already has the corpus of these inputs; nothing to do.")

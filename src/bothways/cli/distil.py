@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from bothways.api.progress import check_begun, run_progress, say_kernels, say_replaced
+import bothways
 from bothways.cli.finetune import conclude_finetuning
-from bothways.cli.options import Device, RunLength
+from bothways.cli.options import (
+    Device,
+    RunLength,
+    check_begun,
+    run_progress,
+    say_kernels,
+    settings_for,
+)
 from bothways.cli.pretrain import conclude_pretraining
 from bothways.core.bar import error_console
+from bothways.training.shorthands import DistilRecipe
 
 
 def distil(  # noqa: PLR0913 – one option per question a run answers
@@ -19,7 +25,7 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
     *overrides: str,
     student: str | None = None,
     dev: str | None = None,
-    recipe: Literal["distilbert", "tinybert", "minilm", "modern", "paper"] | None = None,
+    recipe: DistilRecipe | None = None,
     out: Path = Path("distilled"),
     end: RunLength = RunLength(),  # noqa: B008 – frozen
     config: Path | None = None,
@@ -60,67 +66,28 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
     resume
         Continue from the newest checkpoint in the folder, or start a run if there is none.
     """
-    from bothways.data.manifest import holds_corpus
+    from bothways.finetuning.result import FinetuneResult
 
     if resume:
         check_begun(out)
+    settings = settings_for(bothways.distil, overrides, until=end.duration)
+    console = error_console()
     say_kernels(device)
-    run = _Run(out, (*overrides, *end.settings), config, resume, device)
-    if not (Path(data).is_dir() or holds_corpus(data)):
-        _finetune_student(teacher, data, student, recipe, dev, run)
-    elif dev is None:
-        _pretrain_student(teacher, data, student, recipe, run)
+    with run_progress(out, console) as progress:
+        done = bothways.distil(
+            teacher,
+            data,
+            student,
+            dev,
+            recipe=recipe,
+            config=config,
+            out=out,
+            resume=resume,
+            device=device,
+            progress=progress,
+            **settings,
+        )
+    if isinstance(done, FinetuneResult):
+        conclude_finetuning(done, out, console)
     else:
-        from bothways.core.errors import ConfigError
-
-        what = f"is for labelled data, and {data} is a corpus"
-        raise ConfigError(what, where="dev", fix="Leave it out; held_out=0.01 sets aside text.")
-
-
-@dataclass(frozen=True)
-class _Run:
-    """What a run of either kind is given."""
-
-    out: Path
-    overrides: tuple[str, ...]
-    config: Path | None
-    resume: bool
-    device: str
-
-
-def _pretrain_student(
-    teacher: str, corpus: str, student: str | None, recipe: str | None, run: _Run
-) -> None:
-    """Pre-train a student on a corpus, and print its metrics."""
-    from bothways.data.corpus import Corpus
-    from bothways.pretraining import run as job
-    from bothways.pretraining.config import load_config
-    from bothways.pretraining.distilling import distillation
-
-    text, console = Corpus.open(corpus), error_console()
-    usual = distillation(teacher, text, student, recipe)
-    settings = load_config(usual, run.overrides, run.config)
-    say_replaced(settings, usual)
-    with run_progress(run.out, console) as progress:
-        done = job.pretrain(
-            settings, text, run.out, resume=run.resume, device=run.device, progress=progress
-        )
-    conclude_pretraining(done, settings, console)
-
-
-def _finetune_student(
-    teacher: str, train: str, student: str | None, recipe: str | None, dev: str | None, run: _Run
-) -> None:
-    """Fine-tune a student for the task of its teacher, and print its metrics."""
-    from bothways.finetuning import run as job
-    from bothways.finetuning.config import load_config
-    from bothways.finetuning.distillation import taught_finetuning
-
-    base, console = taught_finetuning(teacher, train, student, recipe, dev), error_console()
-    settings = load_config(base, run.overrides, run.config)
-    say_replaced(settings, base)
-    with run_progress(run.out, console) as progress:
-        done = job.finetune(
-            settings, run.out, resume=run.resume, device=run.device, progress=progress
-        )
-    conclude_finetuning(done, run.out, console)
+        conclude_pretraining(done, console)

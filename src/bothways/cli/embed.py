@@ -55,8 +55,16 @@ def embed(  # noqa: PLR0913 – one option per question
     """
     import sys
 
-    from bothways.api.progress import asked, say_guess, say_kernels, watched
-    from bothways.cli.options import is_folder, one_file, predict_parts, split_inputs
+    from bothways.cli.options import (
+        asked,
+        is_folder,
+        one_file,
+        predict_parts,
+        say_guess,
+        say_kernels,
+        split_inputs,
+        watched,
+    )
     from bothways.core.errors import DataError
     from bothways.core.terminal import counted
     from bothways.prediction.layer_sweep import check_out, write_vectors

@@ -82,7 +82,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     limit
         Maximum loss of int8 in points (0.01) of the metric, by default 0.5; more is an error.
     """
-    from bothways.api.progress import say_kernels
+    from bothways.cli.options import say_kernels
     from bothways.data.manifest import holds_corpus
     from bothways.prediction.predictor import open_task
 
@@ -310,7 +310,7 @@ class _Data:
     @contextmanager
     def opened(self, predictor: Predictor) -> Iterator[tuple[Reading[Any], PredictionCounts]]:
         """Open the examples from the first one on, with a progress bar."""
-        from bothways.api.progress import asked, watched
+        from bothways.cli.options import asked, watched
         from bothways.tasks.base import Reading
 
         if self.examples is None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from bothways.cli.options import LabelColumn, SecondColumn, TextColumn
+import bothways
+from bothways.cli.options import LabelColumn, SecondColumn, TextColumn, settings_for
 
 
 def export(  # noqa: PLR0913 – one option per question
@@ -47,34 +48,21 @@ def export(  # noqa: PLR0913 – one option per question
     limit
         Maximum loss of int8 in points (0.01) of the metric, by default 0.5; more is an error.
     """
-    from bothways.api.progress import asked
     from bothways.core.bar import terminal_progress
-    from bothways.core.errors import ConfigError
-    from bothways.prediction.export.folder import Int8Gate, write_export
-    from bothways.prediction.int8_report import MAX_LOSS
-    from bothways.prediction.predictor import Predictor
-    from bothways.tasks.base import Metrics
 
-    if limit is not None and int8 is None:
-        what = "limits the loss of int8, and --int8 is not given"
-        raise ConfigError(what, where="limit", fix="Add --int8 LABELLED_DATA.")
-
-    def evaluate(predictor: Predictor) -> Metrics:
-        """Return the metrics on the labelled data."""
-        columns = asked(predictor, text=text, text_b=text_b, label=label)
-        return predictor.evaluate(predictor.read(str(int8), columns, labelled=True))
-
-    gate = Int8Gate(evaluate, MAX_LOSS if limit is None else limit) if int8 is not None else None
+    columns = {"text": text, "text_b": text_b, "label": label}
     with terminal_progress() as progress:
-        result = write_export(
+        result = bothways.export_model(
             folder,
             out,
             to,
             task=task,
             length=length,
-            settings=settings,
-            int8=gate,
+            int8=int8,
+            limit=limit,
+            columns={name: column for name, column in columns.items() if column is not None},
             progress=progress,
+            **settings_for(bothways.export_model, settings),
         )
     for name, size in result.sizes.items():
         print(f"{out / name}  {size / 2**20:,.1f} MiB")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bothways.api.progress import keeping
-from bothways.cli.options import Device
+from bothways.cli.options import Device, keeping
 from bothways.core.terminal import output_console, show_lines
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def features(
     json
         Write one JSON object instead of a table.
     """
-    from bothways.api.progress import say_kernels
+    from bothways.cli.options import say_kernels
     from bothways.core.bar import error_console, terminal_progress
     from bothways.core.config import reader as configs
     from bothways.core.config.tree import merge, parse_overrides

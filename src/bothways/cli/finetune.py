@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from bothways.api.progress import check_begun, say_kernels, say_replaced, stop_saved
+import bothways
 from bothways.cli.options import (
     Device,
     FineRecipe,
@@ -17,8 +18,16 @@ from bothways.cli.options import (
     RunLength,
     SecondColumn,
     TrainedTask,
+    check_begun,
+    run_progress,
+    say_kernels,
+    settings_for,
+    stop_saved,
 )
+from bothways.core.bar import error_console
 from bothways.core.terminal import counted, output_console, say, show_lines
+from bothways.training.shorthands import FinetuneRecipe
+from bothways.training_runs import finetune_settings
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -98,45 +107,62 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     resume
         Continue from the newest checkpoint in the folder; skip finished runs of several.
     """
-    from bothways.api.progress import run_progress
-    from bothways.core.bar import error_console
     from bothways.core.errors import ConfigError
-    from bothways.finetuning import run as job
-    from bothways.lab.sweeps.folds import cross_validate, first_fold
+    from bothways.lab.sweeps.folds import CrossValidation
     from bothways.lab.sweeps.runs import SweepFolder
     from bothways.lab.sweeps.seeds import finetune_seeds, parse_seeds
 
+    if seeds is not None and folds is not None:
+        what = "and --folds are both given"
+        raise ConfigError(what, where="--seeds", fix="Leave out one of the two.")
     if resume:
         check_begun(out)
-    options = {"lr": lr, "batch_size": batch_size, "max_length": max_length, "group": group}
-    options["adapter_only"] = adapter_only or None
     columns = {"text": text, "text_b": text_b, "label": label}
-    taught = None if teacher is None else {"folder": teacher}
-    if folds is not None:
-        if seeds is not None:
-            what = "and --folds are both given"
-            raise ConfigError(what, where="--seeds", fix="Leave out one of the two.")
-        dev = first_fold(folds, dev)
-    data = {"model": model, "train": train, "dev": dev, "teacher": taught}
-    given = (*overrides, *end.settings)
-    settings = settings_from({**data, **options}, columns, given, task, recipe, config)
+    settings = task_settings(
+        overrides, columns, lr=lr, batch_size=batch_size, max_length=max_length, group=group,
+        until=end.duration, adapter_only=adapter_only or None,
+        teacher=None if teacher is None else {"folder": teacher},
+    )  # fmt: skip
     console = error_console()
     say_kernels(device)
-    if folds is not None:
+    if seeds is not None:
+        base, notes = finetune_settings(
+            model, train, dev, task, settings, recipe=recipe, config=config
+        )
+        chosen = parse_seeds(seeds, base.seed)
         with run_progress(out, console) as progress:
-            scores = cross_validate(
-                settings, folds, out, resume=resume, device=device, progress=progress
-            )
-        print_folds(scores, out, console)
-    elif seeds is None:
-        with run_progress(out, console) as progress:
-            done = job.finetune(settings, out, resume=resume, device=device, progress=progress)
-        conclude_finetuning(done, out, console)
-    else:
-        chosen = parse_seeds(seeds, settings.seed)
-        with run_progress(out, console) as progress:
-            series = finetune_seeds(settings, chosen, SweepFolder(out, resume, device, progress))
+            for note in notes:
+                progress.message(note)
+            series = finetune_seeds(base, chosen, SweepFolder(out, resume, device, progress))
         print_series(series, out, console)
+        return
+    with run_progress(out, console) as progress:
+        done = bothways.finetune(
+            model,
+            train,
+            dev,
+            task,
+            folds=folds,
+            recipe=recipe,
+            config=config,
+            out=out,
+            resume=resume,
+            device=device,
+            progress=progress,
+            **settings,
+        )
+    if isinstance(done, CrossValidation):
+        print_folds(done, out, console)
+    else:
+        conclude_finetuning(done, out, console)
+
+
+def task_settings(
+    words: Iterable[str], columns: dict[str, str | None], **options: object
+) -> dict[str, Any]:
+    """Return the settings of a fine-tuning, as `settings_for`, with the columns that are named."""
+    named = {name: column for name, column in columns.items() if column is not None}
+    return settings_for(bothways.finetune, words, columns=named or None, **options)
 
 
 def settings_from(
@@ -144,25 +170,16 @@ def settings_from(
     columns: dict[str, str | None],
     overrides: tuple[str, ...],
     task: str,
-    recipe: Literal["modern", "paper", "electra"],
+    recipe: FinetuneRecipe,
     file: Path | None,
 ) -> FinetuneConfig:
-    """Return the settings of a recipe, changed by a file, overrides and given options."""
-    from dataclasses import replace
-
-    from bothways.core.config.tree import merge
-    from bothways.finetuning.config import RECIPES, expand_shorthands, load_config
-    from bothways.tasks.catalogue import trainable_task
-
-    method = RECIPES[recipe](trainable_task(task))
-    base = replace(method, model=options["model"], train=options["train"])
-    given = {name: value for name, value in options.items() if value is not None}
-    if named := {name: column for name, column in columns.items() if column is not None}:
-        given["task"] = {"columns": named}
-    tree = merge(expand_shorthands(overrides), expand_shorthands(given))
-    settings = load_config(base, tree, file)
-    say_replaced(settings, base)
-    return settings
+    """Return the settings of a recipe, changed by a file, overrides and options."""
+    model, train, dev = (options.pop(name) for name in ("model", "train", "dev"))
+    settings = task_settings(overrides, columns, **options)
+    made, notes = finetune_settings(model, train, dev, task, settings, recipe=recipe, config=file)
+    for note in notes:
+        say(error_console(), note)
+    return made
 
 
 def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> None:

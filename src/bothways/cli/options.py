@@ -1,22 +1,34 @@
-"""Options that several commands share, and predictions in parts, which two commands make."""
+"""Options that several commands share, predictions in parts, progress, and how to resume."""
 
 from __future__ import annotations
 
 import glob
+import inspect
 import os
 import re
+import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from cyclopts import Parameter
 
+from bothways.core.bar import announce, error_console, terminal_progress
+from bothways.core.terminal import say, write_stderr
 from bothways.core.urls import is_url, local_path
+from bothways.training.shorthands import FinetuneRecipe
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from bothways.core.jobs.workers import Workers
+    from bothways.core.progress import Progress
+    from bothways.prediction.engine import PredictionCounts
+    from bothways.prediction.predictor import Predictor
+    from bothways.tasks.base import Reading
 
 TrainedTask = Annotated[
     str,
@@ -62,7 +74,7 @@ RuntimeChoice = Annotated[
     ),
 ]
 FineRecipe = Annotated[
-    Literal["modern", "paper", "electra"],
+    FinetuneRecipe,
     Parameter(
         help="modern is AdamW; paper is Adam without bias correction, as in BERT's own code; "
         "electra has lower rates for lower layers, as in ELECTRA's code."
@@ -89,7 +101,12 @@ class RunLength:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """The setting as an override; none without an option.
+        """The setting as an override; none without an option."""
+        return () if self.duration is None else (f"training.until={self.duration}",)
+
+    @property
+    def duration(self) -> str | None:
+        """The length as a text; None without an option.
 
         Raises:
             ConfigError: both options are given.
@@ -99,9 +116,7 @@ class RunLength:
 
             what = f"the length is given twice: {self.epochs:g} epochs and {self.until!r}"
             raise ConfigError(what, where="--until", fix="Leave out --epochs or --until.")
-        if self.epochs is not None:
-            return (f"training.until={self.epochs:g} epochs",)
-        return () if self.until is None else (f"training.until={self.until}",)
+        return self.until if self.epochs is None else f"{self.epochs:g} epochs"
 
 
 def _check_names(kind: object, names: str | Iterable[str] | None) -> None:
@@ -174,6 +189,32 @@ def split_inputs(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ..
     return tuple(word for word in words if word not in settings), settings
 
 
+def settings_for(
+    function: Callable[..., object], words: Iterable[str], **options: object
+) -> dict[str, Any]:
+    """Return settings to call a public function with: words such as "lr=3e-5", then options.
+
+    Args:
+        options: settings that have an option; None for those that were not used.
+
+    Raises:
+        ConfigError: a word is no setting, or names an argument of the command.
+    """
+    from bothways.core.config.tree import split_overrides
+    from bothways.core.errors import ConfigError
+
+    settings: dict[str, Any] = {**split_overrides(words)}
+    arguments = inspect.signature(function).parameters.keys() - _SETTINGS
+    for name in settings.keys() & arguments:
+        fix = f"Write --{name.replace('_', '-')} {settings[name]}, if the help lists that option."
+        raise ConfigError("is an argument of the command, not a setting", where=name, fix=fix)
+    return settings | {name: value for name, value in options.items() if value is not None}
+
+
+_SETTINGS = {"objective", "seed", "until"}
+"""Arguments of public functions that commands take as settings."""
+
+
 def argument_text(words: tuple[str, ...]) -> str | None:
     """Return the only word if it is a text to predict, and not the name of a file.
 
@@ -232,7 +273,6 @@ def predict_parts(out: Path, options: PartOptions, **asked: Any) -> None:
     Args:
         asked: fields of `bulk.request.BulkRequest` other than those in `options`.
     """
-    from bothways.api.progress import keeping, say_kernels
     from bothways.core.bar import error_console, terminal_progress
     from bothways.core.terminal import counted, say
     from bothways.prediction.bulk.one_file import is_file, parts_folder, rejects_file
@@ -270,3 +310,125 @@ def _workers(options: PartOptions) -> Workers:
     if options.ray is None:
         return LocalWorkers(options.processes or 1, options.threads)
     return RayWorkers(options.ray, options.processes, options.threads or 1)
+
+
+def asked(opened: Predictor, **columns: str | None) -> Any:
+    """Return the named columns as the column type of the task.
+
+    Raises:
+        ConfigError: the task has no such column.
+    """
+    from bothways.core.config import reader as configs
+
+    named = {name: value for name, value in columns.items() if value is not None}
+    columns_type = type(opened.learner.task.columns)  # type: ignore[attr-defined]
+    return configs.read(columns_type, named, where="columns") if named else None
+
+
+def say_guess(opened: Predictor, reading: Reading[Any], given: object, source: str) -> None:
+    """Print on standard error which columns were guessed, if they differ from training."""
+    from bothways.tasks.columns import reads_as_trained
+
+    columns, trained = (getattr(each.task, "columns", None) for each in (reading, opened.learner))
+    if given is None and not reads_as_trained(columns, trained) and _has_columns(source):
+        write_stderr(f"note: the columns are guessed: {columns}")
+
+
+def _has_columns(source: str) -> bool:
+    """Return whether the source has columns, unlike plain text with one text per line."""
+    from bothways.data.text_io import is_stream
+
+    return not is_stream(source) and ".txt" not in Path(source).suffixes
+
+
+def say_replaced(settings: object, base: object) -> None:
+    """Print a note for each union of which settings have another member than their recipe."""
+    from bothways.core.config.reader import replaced_members
+
+    for each in replaced_members(settings, base):
+        say(error_console(), f"note: {each}")
+
+
+def say_kernels(device: str) -> None:
+    """Let the next progress say which kernels a long command computes with; nothing for a GPU."""
+    from bothways.core.runtime.devices import choose_device
+    from bothways.model.kernels.library import describe_kernels
+    from bothways.training.parallel import is_main, plan_here
+
+    if choose_device(device).type == "cpu" and is_main(plan_here()):
+        announce(describe_kernels())
+
+
+@contextmanager
+def watched(
+    reading: Reading[Any], what: str, *, hidden: bool = False
+) -> Iterator[PredictionCounts]:
+    """Count predictions and show their progress.
+
+    Where standard error is not a terminal, a line is printed every ten seconds instead.
+
+    Args:
+        hidden: show neither.
+    """
+    from bothways.prediction.engine import counting
+
+    with terminal_progress(hidden=hidden) as progress:
+        yield counting(reading, progress, what)
+
+
+@contextmanager
+def keeping(out: Path, console: Console, kept: str = "Finished work") -> Iterator[None]:
+    """Report on Ctrl-C which work is kept in the folder and how to resume."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        left = "Nothing is finished, and nothing is left behind."
+        if any(out.glob("*")):
+            left = f"{kept} is kept in {out}; run the same command to continue."
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would cut the message
+        try:
+            say(console, f"Stopped. {left}")
+        finally:
+            signal.signal(signal.SIGINT, before)
+        raise
+
+
+@contextmanager
+def run_progress(out: Path, console: Console) -> Iterator[Progress]:
+    """Show the progress of runs in a folder; if interrupted outside of a step, say how to go on.
+
+    A run that is interrupted in a step saves and returns (`training.signals`).
+    """
+    from bothways.training.parallel import is_main, plan_here
+
+    with terminal_progress(console) as progress:
+        try:
+            yield progress
+        except KeyboardInterrupt:
+            if next(out.rglob("step-*/manifest.json"), None) is not None:
+                stop_saved(console, "The checkpoints are kept.")
+            if is_main(plan_here()):
+                say(console, "Stopped before the first checkpoint: the same command begins again.")
+            raise
+
+
+def check_begun(out: Path) -> None:
+    """Print a note if there is no run to resume: a new one starts."""
+    if not out.exists():
+        write_stderr(f"note: {out} has no run to resume: starting one")
+
+
+def stop_saved(console: Console, saved: str = "Saved.") -> NoReturn:
+    """Print the command that resumes an interrupted run, then raise KeyboardInterrupt.
+
+    The main rank prints. All raise: a rank that ended with status 0 would tell torchrun that its
+    part of the run is finished, and its machine would not be used again.
+    """
+    from bothways.training.parallel import is_main, plan_here
+    from bothways.training.signals import resume_command
+
+    if is_main(plan_here()):
+        again = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+        when = "If torchrun does not start it again" if again else "To resume"
+        say(console, f"{saved} {when}: {resume_command(sys.argv[1:])}")
+    raise KeyboardInterrupt

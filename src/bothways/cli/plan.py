@@ -63,7 +63,7 @@ def plan(  # noqa: PLR0913 – one option per question
     import dataclasses
     import json as json_format
 
-    from bothways.api.progress import say_replaced
+    from bothways.cli.options import say_replaced
     from bothways.core.bar import terminal_progress
     from bothways.core.errors import ConfigError
     from bothways.core.runtime.cards import card_named

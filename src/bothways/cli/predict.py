@@ -65,8 +65,15 @@ def predict(  # noqa: PLR0913 – one option per question
     import json
     import sys
 
-    from bothways.api.progress import asked, say_guess, watched
-    from bothways.cli.options import argument_text, one_file, predict_parts, split_inputs
+    from bothways.cli.options import (
+        argument_text,
+        asked,
+        one_file,
+        predict_parts,
+        say_guess,
+        split_inputs,
+        watched,
+    )
     from bothways.core.config.checks import require_at_least
     from bothways.data.text_io import STDIN
     from bothways.prediction.bulk.output import kept_values, prediction_values

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from bothways.api.progress import check_begun, stop_saved
-from bothways.cli.options import Device, RunLength, split_inputs
+import bothways
+from bothways.cli.options import (
+    Device,
+    RunLength,
+    check_begun,
+    run_progress,
+    say_kernels,
+    settings_for,
+    split_inputs,
+    stop_saved,
+)
+from bothways.core.bar import error_console
 from bothways.core.terminal import output_console, say, show_lines
+from bothways.training.shorthands import PretrainRecipe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bothways.pretraining.config import PretrainConfig
     from bothways.pretraining.run import PretrainResult
 
 
@@ -22,18 +31,7 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
     *more: str,
     out: Path,
     model: str | None = None,
-    recipe: Literal[
-        "modern",
-        "paper",
-        "short",
-        "electra",
-        "roberta",
-        "albert",
-        "spanbert",
-        "deberta",
-        "deberta_v3",
-    ]
-    | None = None,
+    recipe: PretrainRecipe | None = None,
     start: str | None = None,
     end: RunLength = RunLength(),  # noqa: B008 – frozen
     config: Path | None = None,
@@ -77,54 +75,43 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
     resume
         Continue from the newest checkpoint in the folder, or start a run if there is none.
     """
-    from bothways.api.progress import run_progress, say_kernels
-    from bothways.core.bar import error_console
-    from bothways.data.corpus import Corpus
-    from bothways.data.mixture import Smoothed, open_corpora
-    from bothways.pretraining import run as job
-    from bothways.pretraining.build import encoder_of
-    from bothways.pretraining.config import load_config
-    from bothways.pretraining.recipes import chosen_settings
-
     if resume:
         check_begun(out)
-    others, given = split_inputs(more)
-    overrides = [*given, *end.settings]
-    text = open_corpora([corpus, *others])
-    tokenizer = (text if isinstance(text, Corpus) else next(iter(text.values()))).tokenizer
-    encoder = encoder_of(model, start, tokenizer)
-
-    def changed(base: PretrainConfig) -> PretrainConfig:
-        """Return the settings of a recipe with those of this command."""
-        mixture = None if isinstance(text, Corpus) else Smoothed()
-        return load_config(dataclasses.replace(base, mixture=mixture), overrides, config)
-
-    settings, notes = chosen_settings(recipe, encoder, start, changed)
+    others, words = split_inputs(more)
+    settings = settings_for(bothways.pretrain, words, until=end.duration)
     console = error_console()
     say_kernels(device)
     with run_progress(out, console) as progress:
-        for note in notes:
-            progress.message(note)
-        done = job.pretrain(settings, text, out, resume=resume, device=device, progress=progress)
-    conclude_pretraining(done, settings, console)
+        done = bothways.pretrain(
+            [corpus, *others] if others else corpus,
+            model,
+            start=start,
+            recipe=recipe,
+            config=config,
+            out=out,
+            resume=resume,
+            device=device,
+            progress=progress,
+            **settings,
+        )
+    conclude_pretraining(done, console)
 
 
-def conclude_pretraining(done: PretrainResult, settings: PretrainConfig, console: Console) -> None:
+def conclude_pretraining(done: PretrainResult, console: Console) -> None:
     """Print the metrics of a finished run; raises KeyboardInterrupt if the run was interrupted."""
+    from bothways.core.report.terminal import metric_table
     from bothways.hub.hf_config import format_note
     from bothways.training.parallel import is_main, plan_here
 
-    if not done.finished(settings.training):
-        stop_saved(console, f"Saved after step {done.progress.steps:,}.")
+    steps, tokens = done.progress.steps, done.progress.tokens
+    if done.folder is None:
+        stop_saved(console, f"Saved after step {steps:,}.")
     if not is_main(plan_here()):
         return
-    steps, tokens = done.progress.steps, done.progress.tokens
     title = f"After {steps:,} steps and {tokens:,} tokens, on held-out documents"
-    from bothways.core.report.terminal import metric_table
-
     show_lines(output_console(), metric_table(title, {"": done.metrics}, "", _shown))
     say(console, f"The model is in {done.folder}. {format_note(done.folder)}".strip())
-    if done.folder is not None and (page := done.folder.parent / "report.html").exists():
+    if (page := done.folder.parent / "report.html").exists():
         say(console, f"Curves, metrics and settings: {page}")
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from bothways.api.progress import keeping
-from bothways.cli.options import Device
+from bothways.cli.options import Device, keeping
 from bothways.core.terminal import output_console, say
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def ner(*overrides: str, options: BenchmarkOptions) -> None:
 
 def _reproduce(benchmark: Benchmark, overrides: tuple[str, ...], options: BenchmarkOptions) -> None:
     """Run a benchmark and print the comparison."""
-    from bothways.api.progress import say_kernels
+    from bothways.cli.options import say_kernels
     from bothways.core.bar import error_console, terminal_progress
     from bothways.core.report.terminal import render_report, show
     from bothways.lab.paper import run as benchmarks
@@ -205,7 +204,7 @@ def pretraining(  # noqa: PLR0913 – one option per question
     dry_run
         Only print the cost.
     """
-    from bothways.api.progress import say_kernels
+    from bothways.cli.options import say_kernels
     from bothways.core.bar import error_console, terminal_progress
     from bothways.core.report.html import write_html
     from bothways.core.report.terminal import render_report, show

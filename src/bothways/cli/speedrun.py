@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from bothways.api.progress import keeping
-from bothways.cli.options import Device
+from bothways.cli.options import Device, keeping
 from bothways.core.terminal import say
 
 
@@ -56,7 +55,7 @@ def speedrun(  # noqa: PLR0913 – one option per question
     target
         With --held-out: the loss at which a run ends, in nats; default: 5.0, that of the track.
     """
-    from bothways.api.progress import say_kernels
+    from bothways.cli.options import say_kernels
     from bothways.core.bar import error_console, terminal_progress
     from bothways.core.errors import ConfigError
     from bothways.core.terminal import time_text

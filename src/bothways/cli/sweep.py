@@ -56,8 +56,8 @@ def sweep(  # noqa: PLR0913 – one option per question
     resume
         Skip finished runs and continue the interrupted one.
     """
-    from bothways.api.progress import check_begun, say_kernels
     from bothways.cli.finetune import print_series, settings_from
+    from bothways.cli.options import check_begun, say_kernels
     from bothways.core.bar import error_console, terminal_progress
     from bothways.lab.sweeps.grid import parse_grid, sweep_grid
     from bothways.lab.sweeps.runs import SweepFolder

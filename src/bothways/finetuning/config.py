@@ -18,7 +18,7 @@ from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least, require_probability, require_seed
 from bothways.core.config.reader import CHANGEABLE, Members
 from bothways.core.config.toml import read_toml
-from bothways.core.config.tree import Tree, parse_overrides
+from bothways.core.config.tree import Tree, nest, parse_overrides
 from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.finetuning.lora import LoRA
@@ -306,7 +306,7 @@ def expand_shorthands(overrides: Tree | Iterable[str]) -> dict[str, Any]:
     Raises:
         ConfigError: a text is not a setting, or a name without a path is part of a longer path.
     """
-    tree = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    tree = nest(overrides) if isinstance(overrides, Mapping) else parse_overrides(overrides)
     if "batch" in tree and not isinstance(tree["batch"], Mapping):
         tree = {**tree, "batch": {"n": tree["batch"]}}
     return shorthands.expand_names(tree, SHORTHANDS, SAME)

@@ -316,7 +316,7 @@ def deberta_v3(encoder: EncoderConfig) -> PretrainConfig:
     )
 
 
-RECIPES = {
+RECIPES: dict[str, Callable[[EncoderConfig], PretrainConfig]] = {
     "modern": modern,
     "paper": paper,
     "short": short,

@@ -1,11 +1,11 @@
-"""Common names of settings and their dotted paths: `lr=3e-5`, `epochs=4`."""
+"""Common names of settings and their dotted paths, `lr=3e-5`, and the names of recipes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
-from bothways.core.config.tree import Tree, merge, parse_overrides, rename
+from bothways.core.config.tree import Tree, merge, nest, parse_overrides, rename
 
 TRAINING_NAMES: Mapping[str, str] = {
     "lr": "training.optimizer.lr", "learning_rate": "training.optimizer.lr",
@@ -47,7 +47,7 @@ def expand_names(
             a path is part of a longer path.
     """
     tree: dict[str, Any] = {}
-    given = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    given = nest(overrides) if isinstance(overrides, Mapping) else parse_overrides(overrides)
     named = {key: same.get(key, (key, "{}")) for key in given}
     paths = {key: names.get(name, name) for key, (name, _) in named.items()}
     rename(given, paths)  # refuses two names of one setting
@@ -60,3 +60,19 @@ def expand_names(
             leaf = {step: leaf}
         tree = merge(tree, leaf)
     return tree
+
+
+PretrainRecipe = Literal[
+    "modern",
+    "paper",
+    "short",
+    "electra",
+    "roberta",
+    "albert",
+    "spanbert",
+    "deberta",
+    "deberta_v3",
+]
+FinetuneRecipe = Literal["modern", "paper", "electra"]
+DistilRecipe = Literal["distilbert", "tinybert", "minilm", "modern", "paper"]
+"""With a corpus the first three, with labelled data the last two and tinybert."""

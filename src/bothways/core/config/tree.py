@@ -13,8 +13,34 @@ from bothways.core.errors import ConfigError
 Tree = Mapping[str, Any]
 
 
+def nest(values: Tree) -> dict[str, Any]:
+    """Return values by dotted paths as a tree; later ones win.
+
+    Example: {"encoder.depth": 6} → {"encoder": {"depth": 6}}.
+    """
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        leaf = value
+        for key in reversed(path.split(".")):
+            leaf = {key: leaf}
+        tree = merge(tree, leaf)
+    return tree
+
+
 def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
     """Return the tree of texts such as "encoder.depth=6"; later texts win.
+
+    Raises:
+        ConfigError: a text without a key or "=".
+    """
+    tree: dict[str, Any] = {}
+    for text in texts:
+        tree = merge(tree, nest(split_overrides([text])))
+    return tree
+
+
+def split_overrides(texts: Iterable[str]) -> dict[str, str]:
+    """Return the values of texts such as "encoder.depth=6" by their dotted paths; later texts win.
 
     Blanks around a value do not belong to it; a value in double quotes is read as in JSON, and
     keeps them: `prompt="query: "`.
@@ -22,7 +48,7 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
     Raises:
         ConfigError: a text without a key or "=".
     """
-    tree: dict[str, Any] = {}
+    values: dict[str, str] = {}
     for text in texts:
         path, equals, value = text.partition("=")
         keys = path.strip().split(".")
@@ -33,11 +59,9 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
                 message = f"{text!r} is a file, and settings follow here"
                 fix = f"Name a further file by its name, such as {argument(dev='FILE')}."
             raise ConfigError(message, fix=fix)
-        leaf: Any = _unquoted(value.strip())
-        for key in reversed(keys):
-            leaf = {key: leaf}
-        tree = merge(tree, leaf)
-    return tree
+        values.pop(path.strip(), None)
+        values[path.strip()] = _unquoted(value.strip())
+    return values
 
 
 def rename(tree: Tree, aliases: Mapping[str, str]) -> dict[str, Any]:

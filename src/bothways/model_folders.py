@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from bothways.core.bar import shown_progress
@@ -123,7 +124,7 @@ def load_model(
     return PretrainedModel(model_folder.load_model(resolve_run(str(folder)), heads, fresh))
 
 
-def export_model(
+def export_model(  # noqa: PLR0913 – one option per question
     folder: str | Path,
     out: str | Path,
     to: Format | Literal["both"] | Iterable[Format] = "onnx",
@@ -131,7 +132,8 @@ def export_model(
     task: str | None = None,
     length: int | None = None,
     int8: str | Path | Iterable[Any] | None = None,
-    limit: float = 0.5,
+    limit: float | None = None,
+    columns: Mapping[str, str] = MappingProxyType({}),
     progress: Progress | bool = True,
     **settings: Any,
 ) -> ExportResult:
@@ -145,7 +147,9 @@ def export_model(
         length: maximum length of a text in tokens; `None` as in training.
         int8: labelled data, a file, a Hub data set or rows: a file in int8 is written, too, for
             each of `to`, if it scores as well there as fp32.
-        limit: points of the metric that int8 may lose; a point is 0.01.
+        limit: points of the metric that int8 may lose; a point is 0.01. `None` for 0.5.
+        columns: columns of a file of `int8` by role, "text", "text_b" and "label"; by
+            default as in training.
         progress: True shows progress on standard error, False nothing; an object with `stage`,
             `advance` and `message` receives it.
         settings: settings of the task, such as `pooling="cls"`.
@@ -169,12 +173,27 @@ def export_model(
         >>> classify("a good film").label
         'positive'
     """
+    from bothways.core.advice import argument
+    from bothways.core.config import reader as configs
+    from bothways.core.errors import ConfigError
     from bothways.prediction.export.folder import Int8Gate, write_export
+    from bothways.prediction.int8_report import MAX_LOSS
+    from bothways.tasks.base import Metrics
 
-    gate = None
-    if int8 is not None:
-        data = int8 if isinstance(int8, str | Path) else list(int8)  # read twice
-        gate = Int8Gate(lambda predictor: predictor.evaluate(data), limit)
+    if limit is not None and int8 is None:
+        fix = f"Add {argument(int8='LABELLED_DATA')}."
+        raise ConfigError("limits the loss of int8, which is not computed", where="limit", fix=fix)
+    data = int8 if int8 is None or isinstance(int8, str | Path) else list(int8)  # read twice
+
+    def evaluate(predictor: Predictor) -> Metrics:
+        """Return the metrics on the labelled data."""
+        if not isinstance(data, str | Path):
+            return predictor.evaluate(data or [])
+        trained: Any = predictor.learner.task
+        named = configs.read(type(trained.columns), columns, where="columns") if columns else None
+        return predictor.evaluate(predictor.read(data, named, labelled=True))
+
+    gate = Int8Gate(evaluate, MAX_LOSS if limit is None else limit) if int8 is not None else None
     with shown_progress(progress) as shown:
         return write_export(
             folder, out, to, task=task, length=length, settings=settings, int8=gate, progress=shown

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bothways.api.arguments import build_settings, choice, documents_of
 from bothways.core.bar import shown_progress
+from bothways.core.errors import ConfigError, DataError
 from bothways.core.progress import Progress
 
 if TYPE_CHECKING:
@@ -129,3 +130,42 @@ def build_corpus(  # noqa: PLR0913 – one option per question
             workers=workers,
             progress=shown,
         )
+
+
+def choice(name: str, known: Mapping[str, Any], where: str) -> Any:
+    """Return what has this name; another name is a ConfigError at `where`."""
+    if name not in known:
+        what = f"unknown {where} {name!r}"
+        raise ConfigError(what, where=where, fix=f"Choose one of {', '.join(known)}.")
+    return known[name]
+
+
+def build_settings(cls: type[Any], where: str, **values: Any) -> Any:
+    """Build a dataclass; unknown fields are a ConfigError."""
+    known = {field.name for field in dataclasses.fields(cls)}
+    for name in values.keys() - known:
+        fix = f"Known here: {', '.join(sorted(known))}."
+        raise ConfigError(f"unknown setting {name!r}", where=f"{where}.{name}", fix=fix)
+    return cls(**values)
+
+
+def documents_of(
+    texts: Any, *, of_paths: bool = False, column: str = "text", boundary: str = "auto"
+) -> Iterable[Document]:
+    """Return the documents of files, or of texts; strings in a list are paths if `of_paths`."""
+    from bothways.data.documents import Boundary, Document, read_documents
+
+    ends = choice(boundary, {end.value: end for end in Boundary}, "boundary")
+    if isinstance(texts, str | Path):
+        return read_documents([str(texts)], column=column, boundary=ends)
+    if not isinstance(texts, Iterable):
+        what = f"is of type {type(texts).__name__}: give a path, texts or documents"
+        raise DataError(what, where="texts")
+    items = list(texts) if of_paths else texts
+    if of_paths and all(isinstance(item, str | Path) for item in items):
+        names = [str(item) for item in items]
+        return read_documents(names, column=column, boundary=ends)
+    return (
+        item if isinstance(item, Document) else Document(str(item), f"text {number}")
+        for number, item in enumerate(items, 1)
+    )

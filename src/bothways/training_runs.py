@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from bothways.api.arguments import choice, dev_source, given_corpora, source_name
 from bothways.core.bar import shown_progress
+from bothways.core.errors import ConfigError, DataError
 from bothways.core.progress import Progress
+from bothways.training.shorthands import DistilRecipe, FinetuneRecipe, PretrainRecipe
 
 if TYPE_CHECKING:
-    from bothways.api.arguments import Corpora
+    from typing import TypeAlias
+
     from bothways.data.corpus import Corpus
+    from bothways.finetuning.config import FinetuneConfig
     from bothways.finetuning.data import Rows
     from bothways.finetuning.metrics import OwnMetrics
     from bothways.finetuning.result import FinetuneResult
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
     from bothways.tasks.catalogue import Trainable
     from bothways.training.run import Event
 
+    Corpora: TypeAlias = (
+        str | Path | Corpus | Mapping[str, str | Path | Corpus] | Iterable[str | Path | Corpus]
+    )
+
 
 def pretrain(  # noqa: PLR0913 – one option per question
     corpus: Corpora,
@@ -35,7 +42,8 @@ def pretrain(  # noqa: PLR0913 – one option per question
     until: str | None = None,
     out: str | Path | None = None,
     start: str | Path | None = None,
-    recipe: str | None = None,
+    recipe: PretrainRecipe | None = None,
+    config: str | Path | None = None,
     resume: bool = False,
     device: str = "auto",
     progress: Progress | bool = True,
@@ -57,6 +65,7 @@ def pretrain(  # noqa: PLR0913 – one option per question
         start: a model folder whose weights to continue from.
         recipe: "modern", "paper", "short", "electra", "roberta", "albert", "spanbert", "deberta" or
             "deberta_v3"; `None` for "short" if `until` is 30 minutes or less, else "modern".
+        config: a TOML file with settings; those of the call have priority.
         resume: continue from the newest checkpoint in `out`.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
         progress: True shows progress on standard error, False nothing; an object with `stage`,
@@ -84,19 +93,17 @@ def pretrain(  # noqa: PLR0913 – one option per question
     from bothways.pretraining import run
     from bothways.pretraining.build import encoder_of
     from bothways.pretraining.config import load_config
-    from bothways.pretraining.recipes import RECIPES, chosen_settings
+    from bothways.pretraining.recipes import chosen_settings
 
-    text = given_corpora(corpus)
+    text = open_corpora(corpus)
     tokenizer = (text if isinstance(text, Corpus) else next(iter(text.values()))).tokenizer
-    if recipe is not None:
-        choice(recipe, RECIPES, "recipe")
     source = None if start is None else str(start)
     encoder = encoder_of(model, source, tokenizer)
-    overrides: dict[str, Any] = dict(settings)
-    if isinstance(objective, str):
-        overrides["objective"] = objective.replace("-", "_")
+    overrides = dict(settings)
+    if isinstance(objective, str):  # first: settings of the objective change it
+        overrides = {"objective": objective.replace("-", "_"), **settings}
     if until is not None:
-        overrides["training"] = {"until": until, **overrides.get("training", {})}
+        overrides["until"] = until
 
     def changed(base: PretrainConfig) -> PretrainConfig:
         """Return the settings of a recipe with those of this call."""
@@ -104,15 +111,20 @@ def pretrain(  # noqa: PLR0913 – one option per question
             base = dataclasses.replace(base, mixture=Smoothed())
         if objective is not None and not isinstance(objective, str):
             base = dataclasses.replace(base, objective=objective)
-        return load_config(base, overrides)
+        return load_config(base, overrides, _path(config))
 
-    config, notes = chosen_settings(recipe, encoder, source, changed)
-    folder = None if out is None else Path(out)
+    chosen, notes = chosen_settings(recipe, encoder, source, changed)
     with shown_progress(progress) as shown:
         for note in notes:
             shown.message(note)
         return run.pretrain(
-            config, text, folder, resume=resume, device=device, progress=shown, on_event=on_event
+            chosen,
+            text,
+            _path(out),
+            resume=resume,
+            device=device,
+            progress=shown,
+            on_event=on_event,
         )
 
 
@@ -198,7 +210,7 @@ def finetune(
 def finetune(
     model: str | Path,
     train: Rows,
-    dev: None = None,
+    dev: Rows | float | None = None,
     task: str | Trainable = "classify",
     *,
     folds: int,
@@ -215,8 +227,9 @@ def finetune(  # noqa: PLR0913 – one option per question
     folds: int | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    seed: int = 0,
-    recipe: str = "modern",
+    seed: int | None = None,
+    recipe: FinetuneRecipe = "modern",
+    config: str | Path | None = None,
     metrics: OwnMetrics | None = None,
     device: str = "auto",
     progress: Progress | bool = True,
@@ -234,9 +247,10 @@ def finetune(  # noqa: PLR0913 – one option per question
         folds: number of folds of a cross-validation: a run per fold of `train`, which is then the
             dev data. The result has `metrics`, `deviations` and `predictions` for all rows.
         out: folder of the run with checkpoints and metrics; `None` trains in memory.
+        config: a TOML file with settings; those of the call have priority.
         resume: continue from the newest checkpoint in `out`.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
-        seed: seed of new heads and of the order of the data.
+        seed: seed of new heads and of the order of the data; `None` for 0.
         recipe: "modern", "paper" or "electra".
         metrics: functions by name that take the predictions and the examples of the dev data, and
             return a number or a dict of numbers; `metric="name"` chooses the best weights by one.
@@ -275,50 +289,60 @@ def finetune(  # noqa: PLR0913 – one option per question
         >>> [row["truth"] for row in result.predictions][:3], "accuracy" in result.deviations
         (['yes', 'no', 'yes'], True)
     """
-    from bothways.core.config.reader import replaced_members
-    from bothways.core.errors import ConfigError
     from bothways.finetuning import run
-    from bothways.finetuning.config import RECIPES, load_config
     from bothways.lab.sweeps.folds import cross_validate, first_fold
+
+    source = first_fold(folds, dev) if folds is not None else dev
+    chosen, notes = finetune_settings(
+        model, train, source, task, settings,
+        seed=seed, recipe=recipe, config=config, metrics=metrics,
+    )  # fmt: skip
+    with shown_progress(progress) as shown:
+        for note in notes:
+            shown.message(note)
+        common: Any = {"resume": resume, "device": device, "progress": shown, "on_event": on_event}
+        if folds is not None:
+            rows = list(train) if isinstance(train, Iterator) else train
+            return cross_validate(chosen, folds, _path(out), rows, **common)
+        dev_rows = None if isinstance(dev, int | float) else dev
+        return run.finetune(chosen, _path(out), train=train, dev=dev_rows, **common)
+
+
+def finetune_settings(  # noqa: PLR0913 – one option per question
+    model: str | Path,
+    train: Rows,
+    dev: Rows | float | None,
+    task: str | Trainable,
+    settings: Mapping[str, Any],
+    *,
+    recipe: FinetuneRecipe = "modern",
+    config: str | Path | None = None,
+    seed: int | None = None,
+    metrics: OwnMetrics | None = None,
+) -> tuple[FinetuneConfig, list[str]]:
+    """Return the settings of `finetune`, and notes on what they replace in the recipe."""
+    from bothways.core.config.checks import require_choice
+    from bothways.core.config.reader import replaced_members
+    from bothways.finetuning.config import RECIPES, load_config
     from bothways.tasks.base import Task
     from bothways.tasks.catalogue import trainable_task
 
-    make = choice(recipe, RECIPES, "recipe")
-    chosen = trainable_task(task) if isinstance(task, str) else task
-    if not isinstance(chosen, Task):
-        what = f"must be a name or a task, not {type(chosen).__name__}"
+    require_choice(FinetuneRecipe, "recipe", recipe)
+    made = trainable_task(task) if isinstance(task, str) else task
+    if not isinstance(made, Task):
+        what = f"must be a name or a task, not {type(made).__name__}"
         fix = 'Write task="regress"; with settings, task=RegressionTask(lstm=768).'
         raise ConfigError(what, where="task", fix=fix)
-    dev_name, dev_rows = dev_source(dev if folds is None else first_fold(folds, dev))
     base = dataclasses.replace(
-        make(chosen),
+        RECIPES[recipe](made),
         model=str(model),
         train=source_name(train, "train"),
-        dev=dev_name,
-        seed=seed,
+        dev=dev_name(dev),
         metrics=metrics,
     )
-    config = load_config(base, settings)
-    folder = None if out is None else Path(out)
-    with shown_progress(progress) as shown:
-        for note in replaced_members(config, base):
-            shown.message(f"note: {note}")
-        if folds is not None:
-            rows = list(train) if isinstance(train, Iterator) else train
-            return cross_validate(
-                config, folds, folder, rows,
-                resume=resume, device=device, progress=shown, on_event=on_event,
-            )  # fmt: skip
-        return run.finetune(
-            config,
-            folder,
-            train=train,
-            dev=dev_rows,
-            resume=resume,
-            device=device,
-            progress=shown,
-            on_event=on_event,
-        )
+    overrides = settings if seed is None else {**settings, "seed": seed}
+    loaded = load_config(base, overrides, _path(config))
+    return loaded, [f"note: {note}" for note in replaced_members(loaded, base)]
 
 
 def distil(  # noqa: PLR0913 – one option per question
@@ -329,7 +353,8 @@ def distil(  # noqa: PLR0913 – one option per question
     *,
     until: str | None = None,
     out: str | Path | None = None,
-    recipe: str | None = None,
+    recipe: DistilRecipe | None = None,
+    config: str | Path | None = None,
     resume: bool = False,
     device: str = "auto",
     progress: Progress | bool = True,
@@ -352,6 +377,7 @@ def distil(  # noqa: PLR0913 – one option per question
         out: folder of the run with checkpoints and metrics; `None` trains in memory.
         recipe: "distilbert", "tinybert" or "minilm" with a corpus, "modern", "paper" or "tinybert"
             with labelled data; `None` for the first.
+        config: a TOML file with settings; those of the call have priority.
         resume: continue from the newest checkpoint in `out`.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
         progress: True shows progress on standard error, False nothing; an object with `stage`,
@@ -375,6 +401,7 @@ def distil(  # noqa: PLR0913 – one option per question
         >>> result.learner.labels
         ('negative', 'positive')
     """
+    from bothways.core.config.reader import replaced_members
     from bothways.data.corpus import Corpus
     from bothways.data.manifest import holds_corpus
     from bothways.finetuning import run as finetuning
@@ -385,20 +412,75 @@ def distil(  # noqa: PLR0913 – one option per question
     from bothways.pretraining.distilling import distillation
 
     name = None if student is None else str(student)
-    folder = None if out is None else Path(out)
     if until is not None:
-        settings["training"] = {"until": until, **settings.get("training", {})}
+        settings["until"] = until
     common: Any = {"resume": resume, "device": device, "on_event": on_event}
     named = isinstance(data, str | Path) and (Path(data).is_dir() or holds_corpus(data))
     if named or isinstance(data, Corpus):
+        if dev is not None:
+            what = f"is for labelled data, and {data} is a corpus"
+            raise ConfigError(what, where="dev", fix="Leave it out; held_out=0.01 sets aside text.")
         text = data if isinstance(data, Corpus) else Corpus.open(data)  # type: ignore[arg-type]
         base = distillation(str(teacher), text, name, recipe)
-        config = load_pretraining(base, settings)
+        chosen = load_pretraining(base, settings, _path(config))
         with shown_progress(progress) as shown:
-            return pretraining.pretrain(config, text, folder, progress=shown, **common)
-    measured, dev_rows = dev_source(dev)
-    task = taught_finetuning(str(teacher), source_name(data, "train"), name, recipe, measured)
+            for note in replaced_members(chosen, base):
+                shown.message(f"note: {note}")
+            return pretraining.pretrain(chosen, text, _path(out), progress=shown, **common)
+    train = source_name(data, "train")
+    taught = taught_finetuning(str(teacher), train, name, recipe, dev_name(dev))
+    tuned = load_config(taught, settings, _path(config))
+    dev_rows = None if isinstance(dev, int | float) else dev
     with shown_progress(progress) as shown:
+        for note in replaced_members(tuned, taught):
+            shown.message(f"note: {note}")
         return finetuning.finetune(
-            load_config(task, settings), folder, train=data, dev=dev_rows, progress=shown, **common
+            tuned, _path(out), train=data, dev=dev_rows, progress=shown, **common
         )
+
+
+def _path(path: str | Path | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
+def dev_name(dev: Rows | float | None) -> str | None:
+    """Return the name of dev data, or its share of the training data."""
+    if dev is None:
+        return None
+    if isinstance(dev, int | float):
+        from bothways.finetuning.splits import parse_part
+
+        return str(parse_part(dev))
+    return source_name(dev, "dev")
+
+
+def source_name(rows: Rows, name: str) -> str:
+    """Return the path of a source, or a name for rows.
+
+    Raises:
+        DataError: there are no rows.
+    """
+    if rows is None:
+        from bothways.data.given_rows import FORMS
+
+        raise DataError("is None", where=name, fix=f"Give a file, a Hub data set, {FORMS}.")
+    return str(rows) if isinstance(rows, str | Path) else f"{name} rows"
+
+
+def open_corpora(given: Corpora) -> Corpus | dict[str, Corpus]:
+    """Open what is not open yet; the names of folders in a list are their own."""
+    from bothways.data.corpus import Corpus
+    from bothways.data.mixture import corpus_names
+
+    def opened(one: str | Path | Corpus) -> Corpus:
+        """Return a corpus, given it or its folder."""
+        return one if isinstance(one, Corpus) else Corpus.open(one)
+
+    if isinstance(given, str | Path | Corpus):
+        return opened(given)
+    if isinstance(given, Mapping):
+        return {name: opened(one) for name, one in given.items()}
+    items = [opened(one) for one in given]
+    if not items:
+        raise DataError("there is no corpus", where="corpus", fix="Give one or more.")
+    return dict(zip(corpus_names([item.folder for item in items]), items, strict=True))
