@@ -285,7 +285,8 @@ def finetune(  # noqa: PLR0913 – one option per question
         >>> result = bothways.finetune("my-bert", **data, metrics=fewest, metric="mistakes")
         >>> result.metrics["mistakes"]
         0.0
-        >>> result = bothways.finetune("my-bert", rows * 8, folds=2, epochs=1)
+        >>> more = [{**row, "text": f"{row['text']} {n}"} for n in range(8) for row in rows]
+        >>> result = bothways.finetune("my-bert", more, folds=2, epochs=1)
         >>> [row["truth"] for row in result.predictions][:3], "accuracy" in result.deviations
         (['yes', 'no', 'yes'], True)
     """
