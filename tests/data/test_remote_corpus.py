@@ -79,12 +79,18 @@ def idle() -> None:
     raise AssertionError
 
 
-def held(cache: Cache) -> int:
-    total = 0
+def sizes(cache: Cache) -> dict[Path, int]:
+    sizes = {}
     for path in cache.folder.glob("*/*.bin.*"):
         with contextlib.suppress(FileNotFoundError):  # removed by another process
-            total += path.stat().st_size
-    return total
+            sizes[path] = path.stat().st_size
+    return sizes
+
+
+def held(cache: Cache) -> int:
+    """The bytes in a cache at one moment, that between two scans: others write during a scan."""
+    before, after = sizes(cache), sizes(cache)
+    return sum(size for path, size in before.items() if path in after)
 
 
 def test_a_corpus_at_a_url_is_that_of_the_folder(far: Corpus, corpus: Corpus) -> None:

@@ -44,7 +44,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "finetune bert train.tsv --text txet",
             r"has no column 'txet'; it has .*\n  Name the columns: columns={\"text\": NAME",
         ),
-        ("finetune bert train.tsv --dev unseen.tsv", r"1 dev example has labels without"),
+        (
+            "finetune bert train.tsv --dev unseen.tsv",
+            r"1 label of dev examples has no training example",
+        ),
         (
             "evaluate classifier unseen.tsv",
             r"unseen\.tsv:2: label 'pso' is not among .*did you mean 'pos'\?\n  Give data with",
