@@ -32,6 +32,7 @@ from bothways.model.positions import Learned
 from bothways.tasks.classification.task import ClassificationTask, TextClassifier
 from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW, ParameterRule
+from bothways.training.run import TrainingRun
 from bothways.training.schedules import Constant
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
 from toy_task import fit_task
@@ -254,7 +255,7 @@ def test_the_order_and_dropout_are_of_the_seed_of_the_order(
         monkeypatch.setattr(home, name, call)
 
     watched(job, "train_loader", "order", lambda data, method, seed, *more: seed)
-    watched(job, "train", "draws", lambda *more: torch.initial_seed())
+    watched(TrainingRun, "train", "draws", lambda run: torch.initial_seed())
     brief = dataclasses.replace(
         METHOD, training=dataclasses.replace(FAST, until=Steps(1), evaluate=None)
     )

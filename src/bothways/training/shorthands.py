@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from bothways.core.config.tree import Tree, merge, nest, parse_overrides, rename
+from bothways.core.config.tree import Tree, merge, nest, parse_overrides
+from bothways.core.errors import ConfigError
 
 TRAINING_NAMES: Mapping[str, str] = {
     "lr": "training.optimizer.lr", "learning_rate": "training.optimizer.lr",
@@ -43,23 +44,41 @@ def expand_names(
         same: names of other libraries, as in `SAME_SETTINGS`.
 
     Raises:
-        ConfigError: a text is not a setting, a setting is given under two names, or a name without
-            a path is part of a longer path.
+        ConfigError: a text is not a setting, or a setting is given under two names.
     """
-    tree: dict[str, Any] = {}
-    given = nest(overrides) if isinstance(overrides, Mapping) else parse_overrides(overrides)
-    named = {key: same.get(key, (key, "{}")) for key in given}
-    paths = {key: names.get(name, name) for key, (name, _) in named.items()}
-    rename(given, paths)  # refuses two names of one setting
-    # A whole member of a union first: it would replace its settings.
-    for key in sorted(given, key=lambda key: paths[key].count(".")):
-        setting, (name, form) = given[key], named[key]
+    settings = nest(overrides) if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    leaves: dict[tuple[str, ...], tuple[str, Any]] = {}
+    for name, setting in settings.items():
+        common, form = same.get(name, (name, "{}"))
         value = setting if form == "{}" else form.format(setting)
-        leaf: Any = f"{value} epochs" if name == "epochs" and value != "auto" else value
-        for step in reversed(paths[key].split(".")):
-            leaf = {step: leaf}
-        tree = merge(tree, leaf)
+        if common == "epochs" and value != "auto":
+            value = f"{value} epochs"
+        path = tuple(names.get(common, common).split("."))
+        for keys, leaf in _leaves(value, path):
+            spelling = name if path != (name,) else ".".join(keys)
+            # A union's member by its name alone, optimizer=lamb, is its kind.
+            kind = keys[:-1] if keys[-1] == "kind" else (*keys, "kind")
+            if other := leaves.get(keys) or leaves.get(kind):
+                message = f"{spelling!r} sets what {other[0]!r} sets, which is given, too"
+                raise ConfigError(message, where=spelling, fix="Leave one of them out.")
+            leaves[keys] = spelling, leaf
+    tree: dict[str, Any] = {}
+    # Members of unions before their settings, which the name of a member alone would replace.
+    for keys, (_, setting) in sorted(leaves.items(), key=lambda item: len(item[0])):
+        table = setting
+        for key in reversed(keys):
+            table = {key: table}
+        tree = merge(tree, table)
     return tree
+
+
+def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the path and the value of each setting of a tree."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, (*path, key))
+    else:
+        yield path, value
 
 
 PretrainRecipe = Literal[

@@ -335,5 +335,6 @@ def test_the_command(
     )]  # fmt: skip
     first, second = (numbers(json.loads(line)) for line in lines)
     assert first == pytest.approx(second, abs=1e-5)
-    with pytest.raises(ConfigError, match="limits the loss of int8, and --int8 is not given"):
+    with pytest.raises(ConfigError) as refused:
         run("export", classifier, "--out", tmp_path / "other", "--limit", 1)
+    assert refused.value.where == "limit"

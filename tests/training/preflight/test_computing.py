@@ -16,7 +16,6 @@ from bothways.core.runtime import devices
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Masking
-from bothways.finetuning import run as fine_fit
 from bothways.finetuning import run as fine_tuning
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.model.config import EncoderConfig
@@ -59,17 +58,17 @@ def on_two_ranks(
     recipe: ModuleType,
     begin: Callable[[], object],
     monkeypatch: pytest.MonkeyPatch,
-    caller: ModuleType = loop,
 ) -> tuple[list[Peak], list[torch.Tensor]]:
     """What each rank of a run hands to the loop to compare with, and what it would draw there first."""
     peaks, draws = [], []
 
-    def train(*_: object, peak: Peak, **__: object) -> RunState:
-        peaks.append(peak)
+    def train(run: loop.TrainingRun) -> RunState:
+        assert run.peak is not None
+        peaks.append(run.peak)
         draws.append(torch.rand(4))
         return RunState()
 
-    monkeypatch.setattr(caller, "train", train)
+    monkeypatch.setattr(loop.TrainingRun, "train", train)
     monkeypatch.setattr(recipe, "connected", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(recipe, "require_agreement", lambda *_, **__: None)
     for rank in (0, 1):
@@ -123,7 +122,7 @@ def test_ranks_that_fine_tune_draw_by_their_number(
         model=str(make_folder(tmp_path / "bert")), train=train, training=FP32, length=16
     )
     begin = partial(fine_tuning.finetune, settings, tmp_path / "run", device="cpu")
-    peaks, draws = on_two_ranks(fine_tuning, begin, monkeypatch, fine_fit)
+    peaks, draws = on_two_ranks(fine_tuning, begin, monkeypatch)
     ready = fine_tuning.prepare_run(settings, tmp_path / "other", CPU)
     lengths = [len(sequence.ids) for sequence in ready.data.sequences]
     forward = forward_flops(

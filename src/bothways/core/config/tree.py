@@ -14,12 +14,12 @@ Tree = Mapping[str, Any]
 
 
 def nest(values: Tree) -> dict[str, Any]:
-    """Return values by dotted paths as a tree; later ones win.
+    """Return values by dotted paths as a tree, in any order: a table before its settings.
 
     Example: {"encoder.depth": 6} → {"encoder": {"depth": 6}}.
     """
     tree: dict[str, Any] = {}
-    for path, value in values.items():
+    for path, value in sorted(values.items(), key=lambda item: item[0].count(".")):
         leaf = value
         for key in reversed(path.split(".")):
             leaf = {key: leaf}
@@ -33,10 +33,7 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
     Raises:
         ConfigError: a text without a key or "=".
     """
-    tree: dict[str, Any] = {}
-    for text in texts:
-        tree = merge(tree, nest(split_overrides([text])))
-    return tree
+    return nest(split_overrides(texts))
 
 
 def split_overrides(texts: Iterable[str]) -> dict[str, str]:
