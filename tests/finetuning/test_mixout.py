@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bothways.finetuning import mixout
+from bothways.finetuning import stability
 from bothways.finetuning.stability import MixoutLinear, mix_out
 
 
@@ -27,7 +27,7 @@ def test_a_given_mask_gives_the_papers_formula(
     """(M · w₀ + (1 − M) · w − p · w₀) / (1 − p), M = 1 where the weight goes back (Lee et al. 2020, equation 4)."""
     layer, start = moved(rate)
     back = (torch.rand(8, 12) < rate).double()
-    monkeypatch.setattr(mixout, "dropout", lambda x, p: x * (1 - back) / (1 - p))
+    monkeypatch.setattr(stability, "dropout", lambda x, p: x * (1 - back) / (1 - p))
     expected = (back * start + (1 - back) * layer.weight - rate * start) / (1 - rate)
     x = torch.randn(5, 12, dtype=torch.float64)
     torch.testing.assert_close(layer(x), x @ expected.T + layer.bias, rtol=1e-12, atol=1e-12)

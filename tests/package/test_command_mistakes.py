@@ -36,7 +36,6 @@ def mistake(line: str) -> tuple[str | None, str]:
         ("predict m f.txt --precision=fp6", "--precision", ["'fp6'", "fp32"]),
         ("finetune m d.tsv --epochss 3", "--epochss", ["did you mean --epochs?"]),
         ("predict m f.txt --keeep id", "--keeep", ["did you mean --keep?"]),
-        ("finetune m d.tsv --bf16", "--bf16", ["precision"]),
         ("finetune m d.tsv --optim adamw", "--optim", ["optimizer"]),
         ("describe a b", "bothways describe", ["b"]),
         ("train m d.tsv", None, ["finetune or pretrain"]),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from bothways.cli.main import app
 from bothways.core.errors import ConfigError, DataError, ResourceError
-from bothways.finetuning import fit as job
+from bothways.finetuning import run as job
 from bothways.lab.paper import glue, published
 from bothways.lab.paper.cells import CellOutcome
 from bothways.lab.paper.experiment import Experiment, NotRun, Request

@@ -81,9 +81,10 @@ def test_a_library_of_another_version_is_refused(change: str, reload: pytest.Mon
 
 @loaded
 def test_stray_files_beside_the_sources_change_nothing(tmp_path: Path) -> None:
-    package = tmp_path / "bothways" / "kernels"
+    package = tmp_path / "bothways" / "model" / "kernels"
     shutil.copytree(library.FILE.parent, package)
-    (tmp_path / "bothways" / "__init__.py").touch()
+    for folder in (tmp_path / "bothways", package.parent):
+        (folder / "__init__.py").touch()
     (package / "csrc" / "api.c.orig").write_text("int other;")
     shutil.copy(library._load().library._name, package / "libkernels.so")  # type: ignore[union-attr]
     code = (
