@@ -13,6 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 import bothways
+from bothways.cli.main import app
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, FolderError
 from bothways.core.layout import Layout
@@ -20,6 +21,7 @@ from bothways.finetuning.lora import LoRA, LoRALinear, add_changes, merge_change
 from bothways.hub.adapter import TrainedAdapter
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.provenance import digest_of_model
+from bothways.lab.sweeps.significance import folders
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from drawn_settings import draw_settings
@@ -296,3 +298,17 @@ def test_run_with_adapter_only(task: str, tmp_path: Path) -> None:
     more = bothways.finetune(tmp_path / "run", train, task=task, epochs=1, out=tmp_path / "more")
     assert more.finished
     assert (tmp_path / "more/model/model.safetensors").is_file()
+
+
+def test_commands_write_and_compare_adapters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = make_folder(tmp_path / "base")
+    train = write_tsv(tmp_path / "train.tsv", make_examples(32, 0))
+    out = tmp_path / "runs"
+    for seed in (0, 1):
+        words = ["finetune", base, train, "--dev", train, "--epochs", 1, "--adapter-only"]
+        words += ["--out", out / f"seed-{seed}", f"seed={seed}"]
+        app([str(word) for word in words], result_action="return_value")
+        assert f"The model is in {out / f'seed-{seed}'}" in capsys.readouterr().err
+    assert folders(str(out)) == [str(out / "seed-0"), str(out / "seed-1")]

@@ -71,12 +71,15 @@ SHORTER = [
     (r"--out \S+", "--out OUT"),
     (r"^((?!.*--out)bothways (?:finetune|features) .*)$", r"\1 --out OUT"),
     (r"warmup=\"1000 steps\"", "warmup='1 step'"),
-    (r"--layers \w+", "--layers last"),
+    (r" --layers \w+", ""),
+    (r"^(bothways features .*)$", r"\1 --layers last"),
+    (r"--recipe paper", "--recipe paper length=32"),
+    (r"^(bothways adapt .*)$", r"\1 --until '40 steps' batch.n=16"),
     (r"--report \S+", "--report OUT.html"),
     (r"--processes \d", "--processes 1"),
     (r"--length (256|512|4096)|length=\d+|--max-length 512", ""),
     (r"^(bothways pretrain .*)$", rf"\1 --until '2 steps' {SMALL_RUN} encoder.depth=1"),
-    (r"^(bothways (adapt|distil \S+ corpus) .*)$", r"\1 --until '2 steps' batch.n=2"),
+    (r"^(bothways distil \S+ corpus .*)$", r"\1 --until '2 steps' batch.n=2"),
     (r"^(bothways (finetune|sweep|search|distil \S+ train.tsv) .*)$", r"\1 --epochs 1"),
     (r"--seeds 5", "--seeds 2"),
     (r"--folds 5", "--folds 2"),
@@ -214,7 +217,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shortened(line: str) -> str:
     for pattern, text in SHORTER:
         line = re.sub(pattern, text, line)
-    if re.search(r"rank\b", line):
+    if re.search(r"(?<!\.)rank\b", line):
         line = re.sub(r"\b(dev|test|pairs)\.tsv", "rerank/train.tsv", line)
         line = line.replace("dev.jsonl", "train.jsonl")
     return line

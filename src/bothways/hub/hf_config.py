@@ -142,7 +142,7 @@ class HFConfig:
 
 def format_note(folder: Path | None) -> str:
     """Return a sentence about a folder in our own format, "" for one that transformers opens."""
-    if folder is None:
+    if folder is None or not (folder / "config.json").is_file():  # an adapter has none
         return ""
     native = read_object(folder / "config.json", FolderError).get("model_type") == NATIVE
     note = "It is in our own format: transformers has no class with this encoder and these heads."

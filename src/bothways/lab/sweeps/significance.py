@@ -22,6 +22,7 @@ from jaxtyping import Float64
 from bothways.core.errors import DataError, FolderError, require
 from bothways.core.progress import SILENT, Progress
 from bothways.core.urls import local_path
+from bothways.hub.resolve import is_model_folder
 from bothways.prediction.engine import counting
 from bothways.prediction.predictor import Predictor, open_learner, open_task
 from bothways.tasks.base import examples_fingerprint
@@ -201,9 +202,7 @@ def _rng(draws: np.random.Generator) -> dict[str, np.random.Generator]:
 def folders(name: str) -> list[str]:
     """Return the model folders of a name: those of its seeds, or the name itself."""
     seeds = sorted(
-        path
-        for path in local_path(name).glob("seed-*")
-        if (path / "model" / "config.json").is_file()
+        path for path in local_path(name).glob("seed-*") if is_model_folder(path / "model")
     )
     return [str(path) for path in seeds] or [name]
 
