@@ -385,7 +385,7 @@ def distil(  # noqa: PLR0913 – one option per question
             `advance` and `message` receives it.
         on_event: called after each step, report, evaluation and checkpoint.
         settings: further settings as nested dicts of dotted paths, such as
-            `teacher={"weight": 0.7}`; with labelled data common names such as `lr`, too.
+            `**{"teacher.weight": 0.7}`; with labelled data common names such as `lr`, too.
 
     Returns:
         The result of `bothways.pretrain` with a corpus, that of `bothways.finetune` with labelled
