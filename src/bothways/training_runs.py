@@ -309,6 +309,14 @@ def finetune(  # noqa: PLR0913 – one option per question
         return run.finetune(chosen, _path(out), train=train, dev=dev_rows, **common)
 
 
+def _model_name(model: object, where: str) -> str:
+    """Return the folder or Hub id of a model, which a run records to resume from it."""
+    if isinstance(model, str | Path):
+        return str(model)
+    message = f"must be a model folder or a Hub id, not {type(model).__name__}"
+    raise ConfigError(message, where=where, fix="Save it: bothways.save_model(folder, model, …).")
+
+
 def finetune_settings(  # noqa: PLR0913 – one option per question
     model: str | Path,
     train: Rows,
@@ -336,7 +344,7 @@ def finetune_settings(  # noqa: PLR0913 – one option per question
         raise ConfigError(what, where="task", fix=fix)
     base = dataclasses.replace(
         RECIPES[recipe](made),
-        model=str(model),
+        model=_model_name(model, "model"),
         train=source_name(train, "train"),
         dev=dev_name(dev),
         metrics=metrics,
@@ -412,7 +420,7 @@ def distil(  # noqa: PLR0913 – one option per question
     from bothways.pretraining.config import load_config as load_pretraining
     from bothways.pretraining.distilling import distillation
 
-    name = None if student is None else str(student)
+    name = None if student is None else _model_name(student, "student")
     if until is not None:
         settings["until"] = until
     common: Any = {"resume": resume, "device": device, "on_event": on_event}
@@ -422,14 +430,14 @@ def distil(  # noqa: PLR0913 – one option per question
             what = f"is for labelled data, and {data} is a corpus"
             raise ConfigError(what, where="dev", fix="Leave it out; held_out=0.01 sets aside text.")
         text = data if isinstance(data, Corpus) else Corpus.open(data)  # type: ignore[arg-type]
-        base = distillation(str(teacher), text, name, recipe)
+        base = distillation(_model_name(teacher, "teacher"), text, name, recipe)
         chosen = load_pretraining(base, settings, _path(config))
         with shown_progress(progress) as shown:
             for note in replaced_members(chosen, base):
                 shown.message(f"note: {note}")
             return pretraining.pretrain(chosen, text, _path(out), progress=shown, **common)
     train = source_name(data, "train")
-    taught = taught_finetuning(str(teacher), train, name, recipe, dev_name(dev))
+    taught = taught_finetuning(_model_name(teacher, "teacher"), train, name, recipe, dev_name(dev))
     tuned = load_config(taught, settings, _path(config))
     dev_rows = None if isinstance(dev, int | float) else dev
     with shown_progress(progress) as shown:

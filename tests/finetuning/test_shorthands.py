@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+import bothways
 from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget
 from bothways.finetuning.config import SAME, SHORTHANDS, FinetuneConfig, load_config
@@ -120,3 +122,19 @@ def test_options_come_first_in_the_help() -> None:
     shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     places = [shown.index(f"--{name}") for name in ("lr", "epochs", "batch-size", "max-length")]
     assert max(places) < shown.index("--out")
+
+
+@pytest.mark.parametrize(
+    ("where", "run"),
+    [
+        ("model", lambda rows: bothways.finetune(object(), rows)),  # type: ignore[call-overload]
+        ("teacher", lambda rows: bothways.distil(object(), rows, "b")),  # type: ignore[arg-type]
+        ("student", lambda rows: bothways.distil("a", rows, object())),  # type: ignore[arg-type]
+    ],
+)
+def test_a_model_in_memory_is_refused_where_a_folder_is_needed(
+    where: str, run: Callable[[object], object]
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        run([{"text": "a", "label": "b"}])
+    assert refused.value.where == where

@@ -125,6 +125,9 @@ def prepare_run(
         if start is None or folder is not None:
             what = "checked examples are for runs from a model in memory, without a folder"
             raise ConfigError(what, where="train", fix="Give start=MODEL, or rows.")
+        if settings.lora is not None and settings.lora.adapter_only:
+            what = "an adapter names the folder of its model, and this model is in memory"
+            raise ConfigError(what, where="lora.adapter_only", fix="Leave it out.")
         return _prepare_in_memory(settings, start, train, device)
     if start is not None:
         what = "is a model in memory, which needs examples of data.label"
