@@ -297,6 +297,11 @@ def test_blanks_belong_to_a_value_only_in_quotes() -> None:
     }  # not one quoted text
 
 
+def test_none_drops_earlier_settings_of_its_table() -> None:
+    words = ["shuffle=windows", "shuffle.documents=24", "shuffle=none", "shuffled.run=1"]
+    assert parse_overrides(words) == {"shuffle": "none", "shuffled": {"run": "1"}}
+
+
 def test_of_two_overrides_the_later_holds() -> None:
     assert load("seed=1", "seed=2").seed == 2
 

@@ -39,8 +39,9 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
 def split_overrides(texts: Iterable[str]) -> dict[str, str]:
     """Return the values of texts such as "encoder.depth=6" by their dotted paths; later texts win.
 
-    Blanks around a value do not belong to it; a value in double quotes is read as in JSON, and
-    keeps them: `prompt="query: "`.
+    "shuffle=none" drops earlier settings of the table, such as "shuffle.documents=24". Blanks
+    around a value do not belong to it; a value in double quotes is read as in JSON, and keeps them:
+    `prompt="query: "`.
 
     Raises:
         ConfigError: a text without a key or "=".
@@ -56,8 +57,11 @@ def split_overrides(texts: Iterable[str]) -> dict[str, str]:
                 message = f"{text!r} is a file, and settings follow here"
                 fix = f"Name a further file by its name, such as {argument(dev='FILE')}."
             raise ConfigError(message, fix=fix)
-        values.pop(path.strip(), None)
-        values[path.strip()] = _unquoted(value.strip())
+        path, value = path.strip(), _unquoted(value.strip())
+        values.pop(path, None)
+        if value == "none":
+            values = {key: kept for key, kept in values.items() if not key.startswith(f"{path}.")}
+        values[path] = value
     return values
 
 
