@@ -128,8 +128,11 @@ def test_spans_that_are_refused(spans: Any, said: tuple[str, ...], tmp_path: Pat
     file = tmp_path / "a.jsonl"
     rows = [{"text": TEXT, "entities": TRIPLES}, {"text": TEXT, "entities": spans}]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
+    reading = TASK.read(str(file))
     with pytest.raises(DataError) as error:
-        list(TASK.read(str(file)).examples)
+        list(reading.examples)
+    assert reading.table is not None
+    assert next(reading.table.rows, None) is None, "the file is closed when a row is refused"
     assert error.value.where == f"{file}:2"
     assert all(part in str(error.value) for part in said)
 

@@ -94,6 +94,7 @@ class Table:
         rows: an iterator, to be read once.
         share: returns the fraction of the file that has been read; None if it is unknown.
         skip_broken: called before reading, lets the rows go on after a `RowError`.
+        close: closes the file.
         classes: the classes that the source lists for a column, with or without rows of them.
     """
 
@@ -102,6 +103,7 @@ class Table:
     rows: Iterator[TableRow]
     share: Callable[[], float] | None = None
     skip_broken: Callable[[], None] = lambda: None
+    close: Callable[[], None] = lambda: None
     classes: Mapping[str, Many[str]] = field(default_factory=dict)
 
 
@@ -175,7 +177,7 @@ def _open_file(
     rows = _ClosedRows(table.rows, lines)
     size = file_size(path)
     share = lambda: bytes_read.position / size if size else 0.0  # noqa: E731
-    return replace(table, rows=rows, share=share, skip_broken=rows.skip_broken)
+    return replace(table, rows=rows, share=share, skip_broken=rows.skip_broken, close=lines.close)
 
 
 class _ClosedRows:

@@ -116,7 +116,14 @@ class Reading(Generic[E]):
         notes: Many[str] = (),
     ) -> Reading[E]:
         """Return the reading of a table, of which each row is an example."""
-        return cls(task, map(parse, table.rows), table.share, table, parse, notes)
+
+        def examples() -> Iterator[E]:
+            try:
+                yield from map(parse, table.rows)
+            finally:
+                table.close()  # now, not when the traceback of an error in a row is collected
+
+        return cls(task, examples(), table.share, table, parse, notes)
 
 
 class Task(Generic[E, P]):
