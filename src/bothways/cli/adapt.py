@@ -6,16 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import bothways
-from bothways.cli.options import (
-    INPUTS,
-    Device,
-    RunLength,
-    check_begun,
-    say_kernels,
-    settings_for,
-    split_inputs,
-    stop_saved,
-)
+from bothways.cli import options
 from bothways.core.errors import ConfigError
 from bothways.core.terminal import output_console, say, show_lines
 
@@ -26,14 +17,14 @@ if TYPE_CHECKING:
 def adapt(
     model: str,
     /,
-    *texts: Annotated[str, INPUTS],
+    *texts: Annotated[str, options.INPUTS],
     out: Path,
     replay: list[str] | None = None,
     replay_share: float = 0.1,
-    end: RunLength = RunLength(),  # noqa: B008 – frozen
+    end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
     length: int = 128,
     resume: bool = False,
-    device: Device = "auto",
+    device: options.Device = "auto",
 ) -> None:
     """Adapt a model to a domain: continue its pre-training on text, measured before and after.
 
@@ -64,14 +55,14 @@ def adapt(
     from bothways.training.parallel import is_main, plan_here
 
     if resume:
-        check_begun(out)
-    files, words = split_inputs(texts)
+        options.check_begun(out)
+    files, words = options.split_inputs(texts)
     if not files:
         fix = "Name files, folders or a corpus: bothways adapt MODEL TEXTS --out FOLDER"
         raise ConfigError("names no text of the domain", where="texts", fix=fix)
-    settings = settings_for(bothways.adapt, words, until=end.duration)
+    settings = options.settings_for(bothways.adapt, words, until=end.duration)
     console = error_console()
-    say_kernels(device)
+    options.say_kernels(device)
     try:
         with terminal_progress(console) as progress:
             done = bothways.adapt(
@@ -79,9 +70,9 @@ def adapt(
                 resume=resume, device=device, progress=progress, **settings,
             )  # fmt: skip
     except KeyboardInterrupt:
-        stop_saved(console, "What is finished is kept.")
+        options.stop_saved(console, "What is finished is kept.")
     if done.folder is None:
-        stop_saved(console, f"Saved after step {done.run.progress.steps:,}.")
+        options.stop_saved(console, f"Saved after step {done.run.progress.steps:,}.")
     if not is_main(plan_here()):
         return
     _show(done)

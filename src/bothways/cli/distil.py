@@ -5,15 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import bothways
+from bothways.cli import options
 from bothways.cli.finetune import conclude_finetuning
-from bothways.cli.options import (
-    Device,
-    RunLength,
-    check_begun,
-    run_progress,
-    say_kernels,
-    settings_for,
-)
 from bothways.cli.pretrain import conclude_pretraining
 from bothways.core.bar import error_console
 from bothways.training.shorthands import DistilRecipe
@@ -27,10 +20,10 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
     dev: str | None = None,
     recipe: DistilRecipe | None = None,
     out: Path = Path("distilled"),
-    end: RunLength = RunLength(),  # noqa: B008 – frozen
+    end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
     config: Path | None = None,
     resume: bool = False,
-    device: Device = "auto",
+    device: options.Device = "auto",
 ) -> None:
     """Train a smaller model on what a teacher computes.
 
@@ -69,11 +62,11 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
     from bothways.finetuning.result import FinetuneResult
 
     if resume:
-        check_begun(out)
-    settings = settings_for(bothways.distil, overrides, until=end.duration)
+        options.check_begun(out)
+    settings = options.settings_for(bothways.distil, overrides, until=end.duration)
     console = error_console()
-    say_kernels(device)
-    with run_progress(out, console) as progress:
+    options.say_kernels(device)
+    with options.run_progress(out, console) as progress:
         done = bothways.distil(
             teacher,
             data,

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from bothways.cli.options import (
-    Device,
-    LabelColumn,
-    Precision,
-    RuntimeChoice,
-    SecondColumn,
-    TextColumn,
-    split_inputs,
-)
+from bothways.cli import options
 from bothways.core.terminal import output_console, show_lines
 
 if TYPE_CHECKING:
@@ -39,16 +31,16 @@ def evaluate(  # noqa: PLR0913 – one option per question
     *settings: str,
     task: str | None = None,
     blimp: Path | None = None,
-    text: TextColumn = None,
-    text_b: SecondColumn = None,
-    label: LabelColumn = None,
+    text: options.TextColumn = None,
+    text_b: options.SecondColumn = None,
+    label: options.LabelColumn = None,
     length: int | None = None,
     json: bool = False,
     report: Path | None = None,
-    precision: Precision = "fp32",
+    precision: options.Precision = "fp32",
     limit: float | None = None,
-    device: Device = "auto",
-    runtime: RuntimeChoice = "torch",
+    device: options.Device = "auto",
+    runtime: options.RuntimeChoice = "torch",
 ) -> None:
     """Score a fine-tuned model on labelled data: accuracy, F1, Matthews correlation, loss.
 
@@ -236,8 +228,8 @@ def _evaluate_pairs(
     blimp: Path,
     given: tuple[str, ...],
     length: int | None,
-    device: Device,
-    precision: Precision,
+    device: options.Device,
+    precision: options.Precision,
     json: bool,
 ) -> None:
     """Print the accuracies on a folder of minimal pairs; `given` are settings of the task."""
@@ -250,7 +242,7 @@ def _evaluate_pairs(
     from bothways.prediction.pair_suite import evaluate_suite, open_pairs
     from bothways.prediction.predictor import Predictor
 
-    files, settings = split_inputs(given)
+    files, settings = options.split_inputs(given)
     if files:
         fix = "Leave one of the two out."
         raise ConfigError(f"is given in addition to --blimp {blimp}", where=files[0], fix=fix)

@@ -5,15 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from bothways.cli.options import (
-    INPUTS,
-    Device,
-    PartOptions,
-    Precision,
-    RuntimeChoice,
-    SecondColumn,
-    TextColumn,
-)
+from bothways.cli import options
 
 _NO_FORMATS = (".json", ".txt", ".npy")
 """Endings of files that predictions are not written to."""
@@ -21,18 +13,18 @@ _NO_FORMATS = (".json", ".txt", ".npy")
 
 def predict(  # noqa: PLR0913 – one option per question
     folder: str,
-    *inputs: Annotated[str, INPUTS],
+    *inputs: Annotated[str, options.INPUTS],
     out: Path | None = None,
     task: str | None = None,
-    text: TextColumn = None,
-    text_b: SecondColumn = None,
+    text: options.TextColumn = None,
+    text_b: options.SecondColumn = None,
     top: int | None = None,
     length: int | None = None,
     window: int | None = None,
-    precision: Precision = "fp32",
-    device: Device = "auto",
-    runtime: RuntimeChoice = "torch",
-    parts: PartOptions = PartOptions(),  # noqa: B008 – frozen
+    precision: options.Precision = "fp32",
+    device: options.Device = "auto",
+    runtime: options.RuntimeChoice = "torch",
+    parts: options.PartOptions = options.PartOptions(),  # noqa: B008 – frozen
 ) -> None:
     """Predict: one JSON line for each input, a table, or many files with --out.
 

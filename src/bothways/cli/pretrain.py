@@ -6,16 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import bothways
-from bothways.cli.options import (
-    Device,
-    RunLength,
-    check_begun,
-    run_progress,
-    say_kernels,
-    settings_for,
-    split_inputs,
-    stop_saved,
-)
+from bothways.cli import options
 from bothways.core.bar import error_console
 from bothways.core.terminal import output_console, say, show_lines
 from bothways.training.shorthands import PretrainRecipe
@@ -33,10 +24,10 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
     model: str | None = None,
     recipe: PretrainRecipe | None = None,
     start: str | None = None,
-    end: RunLength = RunLength(),  # noqa: B008 – frozen
+    end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
     config: Path | None = None,
     resume: bool = False,
-    device: Device = "auto",
+    device: options.Device = "auto",
 ) -> None:
     """Pre-train an encoder on a corpus with masked LM and next sentence prediction, or on full
     sentences as RoBERTa.
@@ -76,12 +67,12 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
         Continue from the newest checkpoint in the folder, or start a run if there is none.
     """
     if resume:
-        check_begun(out)
-    others, words = split_inputs(more)
-    settings = settings_for(bothways.pretrain, words, until=end.duration)
+        options.check_begun(out)
+    others, words = options.split_inputs(more)
+    settings = options.settings_for(bothways.pretrain, words, until=end.duration)
     console = error_console()
-    say_kernels(device)
-    with run_progress(out, console) as progress:
+    options.say_kernels(device)
+    with options.run_progress(out, console) as progress:
         done = bothways.pretrain(
             [corpus, *others] if others else corpus,
             model,
@@ -105,7 +96,7 @@ def conclude_pretraining(done: PretrainResult, console: Console) -> None:
 
     steps, tokens = done.progress.steps, done.progress.tokens
     if done.folder is None:
-        stop_saved(console, f"Saved after step {steps:,}.")
+        options.stop_saved(console, f"Saved after step {steps:,}.")
     if not is_main(plan_here()):
         return
     title = f"After {steps:,} steps and {tokens:,} tokens, on held-out documents"

@@ -46,6 +46,7 @@ from bothways.core.runtime.limits import usable_cores
 from bothways.core.sequence import Ids
 from bothways.core.terminal import counted
 from bothways.core.urls import Place, Url, place_of
+from bothways.data import remote_arrays
 from bothways.data.cleaning.apply import LeftOutExample, load_examples, store_examples
 from bothways.data.cleaning.config import Cleaning
 from bothways.data.cleaning_notes import large_steps, nothing_left, unsuited_steps
@@ -78,13 +79,6 @@ from bothways.data.manifest import (
     write_manifest,
 )
 from bothways.data.merge_shards import merge_shards
-from bothways.data.remote_arrays import (
-    Column,
-    RemoteArray,
-    check_remote,
-    fetch_small_files,
-    open_file,
-)
 from bothways.data.sentences import AUTO, check_language
 from bothways.data.words import Words, words_name
 from bothways.text.tokenizer import Tokenizer
@@ -127,10 +121,10 @@ class Corpus:
     folder: Place
     manifest: Manifest
     tokenizer: Tokenizer
-    tokens: Column
-    sentences: Column
-    documents: Column
-    words: Column | None = None
+    tokens: remote_arrays.Column
+    sentences: remote_arrays.Column
+    documents: remote_arrays.Column
+    words: remote_arrays.Column | None = None
 
     def __repr__(self) -> str:
         counts = self.manifest.counts
@@ -169,11 +163,13 @@ class Corpus:
 
     @classmethod
     def _open_remote(cls, url: Url, cache: Cache) -> Corpus:
-        small, manifest = fetch_small_files(url, cache)
+        small, manifest = remote_arrays.fetch_small_files(url, cache)
         types = {TOKENS: manifest.token_type, SENTENCES: "uint64", DOCUMENTS: "uint64"}
         types |= {WORDS: "uint8"} if WORDS in manifest.files else {}
         arrays = {
-            name: RemoteArray(open_file(url, name, manifest, small.name, cache), dtype)
+            name: remote_arrays.RemoteArray(
+                remote_arrays.open_file(url, name, manifest, small.name, cache), dtype
+            )
             for name, dtype in types.items()
         }
         corpus = cls(
@@ -192,8 +188,10 @@ class Corpus:
             if isinstance(self.folder, Path):
                 check_file(self.folder / name, stored, up_to=math.inf)
         for array in (self.tokens, self.sentences, self.documents, self.words):
-            if isinstance(array, RemoteArray):
-                check_remote(array.file, self.manifest.files[array.file.url.name].sha256)
+            if isinstance(array, remote_arrays.RemoteArray):
+                remote_arrays.check_remote(
+                    array.file, self.manifest.files[array.file.url.name].sha256
+                )
         self._check(math.inf)
 
     def _check(self, up_to: int | float) -> None:
@@ -237,7 +235,7 @@ class Corpus:
         """Return examples of what the cleaning left out, step by step."""
         if LEFT_OUT not in self.manifest.files:
             return []
-        remote = self.tokens.file if isinstance(self.tokens, RemoteArray) else None
+        remote = self.tokens.file if isinstance(self.tokens, remote_arrays.RemoteArray) else None
         folder = remote.cache.folder / remote.key if remote else Path(self.folder)
         return load_examples(folder / LEFT_OUT)
 
@@ -365,7 +363,7 @@ def build_corpus(
 
 
 def length_percentiles(
-    offsets: Column, points: Iterable[int | float], chunk: int = 2**20
+    offsets: remote_arrays.Column, points: Iterable[int | float], chunk: int = 2**20
 ) -> list[int]:
     """Return percentiles of the lengths between `(N+1)` offsets, without holding all lengths.
 

@@ -22,38 +22,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from bothways.core import urls
 from bothways.core.advice import argument
 from bothways.core.atomic_files import replace_text
 from bothways.core.errors import DataError
 from bothways.core.json_reader import read_object
-from bothways.core.urls import (
-    Place,
-    RemoteFile,
-    Url,
-    find_files,
-    is_url,
-    local_path,
-    place_of,
-    status_of,
-)
+from bothways.data import tables, text_io
 from bothways.data.hub_rows import HUB, HubData, parse_hub_name
-from bothways.data.tables import (
-    TableRow,
-    json_rows,
-    open_table,
-    require_column,
-)
-from bothways.data.text_io import (
-    COMPRESSED,
-    STDIN,
-    BytesRead,
-    is_pipe,
-    matching_files,
-    max_line_bytes,
-    read_errors,
-    read_lines,
-    suffix_of,
-)
 
 SNIFFED = 2**21
 """Characters that are examined to decide what ends a document."""
@@ -62,7 +37,7 @@ _VERSIONS = "versions.json"
 _TEXT = (".txt", ".text", ".docs")
 _TABLES = (".jsonl", ".json", ".csv", ".tsv")
 _KINDS = (
-    f"{', '.join(_TEXT + _TABLES)} (each also with {', '.join(COMPRESSED)}), .parquet, "
+    f"{', '.join(_TEXT + _TABLES)} (each also with {', '.join(text_io.COMPRESSED)}), .parquet, "
     "or wiki-extractor's wiki_00"
 )
 _WIKI_NAME = re.compile(r"wiki_\d+$")
@@ -126,7 +101,7 @@ class DocumentReader(Iterator[Document]):
     """
 
     def __init__(self, names: list[str], column: str, boundary: Boundary) -> None:
-        self._bytes_read = BytesRead()
+        self._bytes_read = text_io.BytesRead()
         self.origins = tuple(origin_of(name) for name in names)
         self._stream = (
             document
@@ -168,7 +143,7 @@ def read_documents(
     """
     names = dict[str, None]()
     for name in inputs:
-        with read_errors(name):
+        with text_io.read_errors(name):
             names |= dict.fromkeys(_resolve(name))
     return DocumentReader(list(names), column, boundary)
 
@@ -183,15 +158,15 @@ def unwrap(text: str) -> str:
 
 def _resolve(name: str) -> list[str]:
     """Return the files that a name refers to, or the Hub data set itself."""
-    if name == STDIN:
+    if name == text_io.STDIN:
         fix = "Save it to a file first, or use a pipe: <(command)."
         raise DataError("reading documents from standard input is not supported", fix=fix)
     if name.startswith(HUB):
         parse_hub_name(name)
         return [name]
-    if is_url(name):
-        return _resolve_url(Url(name))
-    path = local_path(name)
+    if urls.is_url(name):
+        return _resolve_url(urls.Url(name))
+    path = urls.local_path(name)
     if path.is_dir():
         return _resolve_folder(path)
     if path.exists():
@@ -199,11 +174,11 @@ def _resolve(name: str) -> list[str]:
     if not glob.has_magic(name):
         fix = f"Check the name; a Hub data set is {HUB}owner/name."
         raise DataError("no such file or folder", where=name, fix=fix)
-    return [_file(match) for match in matching_files(name)]
+    return [_file(match) for match in text_io.matching_files(name)]
 
 
-def _resolve_url(url: Url) -> list[str]:
-    found = find_files(url)
+def _resolve_url(url: urls.Url) -> list[str]:
+    found = urls.find_files(url)
     if found is None:
         raise DataError("no such file or folder", where=url, fix="Check the URL.")
     if len(found) != 1 or found[0].url != url:  # a glob or a folder, which may hold other files
@@ -227,7 +202,7 @@ def _resolve_folder(folder: Path) -> list[str]:
     return files
 
 
-def _file(path: Place, size: int | None = None) -> str:
+def _file(path: urls.Place, size: int | None = None) -> str:
     if not _is_readable(path):
         message, fix = f"unsupported file type {path.suffix!r}", f"Supported are {_KINDS}."
         raise DataError(message, where=path, fix=fix)
@@ -238,17 +213,17 @@ def _file(path: Place, size: int | None = None) -> str:
     return str(path)
 
 
-def _is_readable(path: Place) -> bool:
+def _is_readable(path: urls.Place) -> bool:
     return (
-        suffix_of(path) in _TEXT + _TABLES
+        text_io.suffix_of(path) in _TEXT + _TABLES
         or path.suffix == ".parquet"
         or _is_wiki(path)
-        or is_pipe(path)  # which is read as text
+        or text_io.is_pipe(path)  # which is read as text
     )
 
 
-def _is_wiki(path: Place) -> bool:
-    return bool(_WIKI_NAME.match(path.stem if path.suffix in COMPRESSED else path.name))
+def _is_wiki(path: urls.Place) -> bool:
+    return bool(_WIKI_NAME.match(path.stem if path.suffix in text_io.COMPRESSED else path.name))
 
 
 def origin_of(name: str) -> Origin:
@@ -260,9 +235,9 @@ def origin_of(name: str) -> Origin:
     """
     if name.startswith(HUB):
         return Origin(name, modified=HubData(name).version)
-    place = place_of(name)
-    if isinstance(place, Url):
-        file = status_of(place) or RemoteFile(place, 0, "")
+    place = urls.place_of(name)
+    if isinstance(place, urls.Url):
+        file = urls.status_of(place) or urls.RemoteFile(place, 0, "")
         return Origin(name, file.size or 0, file.version)
     status = place.stat()
     return Origin(name, status.st_size, status.st_mtime_ns)
@@ -311,7 +286,7 @@ def _change(name: str, before: int | str, now: int | str, fix: str) -> DataError
 
 
 def _read_unchanged(
-    origin: Origin, column: str, boundary: Boundary, bytes_read: BytesRead
+    origin: Origin, column: str, boundary: Boundary, bytes_read: text_io.BytesRead
 ) -> Iterator[Document]:
     """Yield the documents of a source that still has the version of its origin."""
     documents = _read(origin.name, column, boundary, bytes_read)
@@ -319,18 +294,20 @@ def _read_unchanged(
     yield from documents
 
 
-def _read(name: str, column: str, boundary: Boundary, bytes_read: BytesRead) -> Iterator[Document]:
-    path = place_of(name)
-    if name.startswith(HUB) or path.suffix == ".parquet" or suffix_of(path) in _TABLES:
+def _read(
+    name: str, column: str, boundary: Boundary, bytes_read: text_io.BytesRead
+) -> Iterator[Document]:
+    path = urls.place_of(name)
+    if name.startswith(HUB) or path.suffix == ".parquet" or text_io.suffix_of(path) in _TABLES:
         asked = [column]
-        table = open_table(name, asked, only=asked, allow_empty=True, bytes_read=bytes_read)
+        table = tables.open_table(name, asked, only=asked, allow_empty=True, bytes_read=bytes_read)
         return _column_documents(table.rows, column)
     if _is_wiki(path):
         # With --json wiki-extractor writes JSON lines, under the same names.
-        first = next((line for _, line in read_lines(path, split=True) if line.strip()), "")
+        first = next((line for _, line in text_io.read_lines(path, split=True) if line.strip()), "")
         if first.lstrip().startswith("{"):
-            lines = read_lines(path, bytes_read)
-            return _closing(_column_documents(json_rows(name, lines), column), lines)
+            lines = text_io.read_lines(path, bytes_read)
+            return _closing(_column_documents(tables.json_rows(name, lines), column), lines)
     return _text_documents(path, boundary, bytes_read)
 
 
@@ -339,10 +316,10 @@ def _closing(documents: Iterator[Document], lines: Generator[Any]) -> Iterator[D
         yield from documents
 
 
-def _column_documents(rows: Iterator[TableRow], column: str) -> Iterator[Document]:
+def _column_documents(rows: Iterator[tables.TableRow], column: str) -> Iterator[Document]:
     """Yield the text in a column of each row; null counts as empty."""
     for row in rows:
-        require_column(column, row.values, row.where)
+        tables.require_column(column, row.values, row.where)
         value = row.values[column]
         if value is not None and not isinstance(value, str):
             message = f"column {column!r} holds {type(value).__name__}, not text"
@@ -351,9 +328,11 @@ def _column_documents(rows: Iterator[TableRow], column: str) -> Iterator[Documen
         yield Document(value or "", row.where)
 
 
-def _text_documents(path: Place, boundary: Boundary, bytes_read: BytesRead) -> Iterator[Document]:
+def _text_documents(
+    path: urls.Place, boundary: Boundary, bytes_read: text_io.BytesRead
+) -> Iterator[Document]:
     """Read a plain text file; one that begins with `<doc ` is wiki-extractor's."""
-    lines = read_lines(path, bytes_read, split=True)
+    lines = text_io.read_lines(path, bytes_read, split=True)
     head = _head(lines)
     numbered = itertools.chain(head, lines)
     if next((line for _, line in head if line.strip()), "").startswith("<doc "):
@@ -382,7 +361,7 @@ def _head(lines: Lines) -> list[tuple[int, str]]:
     return head
 
 
-def _block_documents(path: Place, lines: Lines) -> Iterator[Document]:
+def _block_documents(path: urls.Place, lines: Lines) -> Iterator[Document]:
     for filled, group in itertools.groupby(lines, key=lambda numbered: bool(numbered[1].strip())):
         if filled:
             yield from (Document(text, f"{path}:{number}") for number, text in _bounded(group))
@@ -390,7 +369,7 @@ def _block_documents(path: Place, lines: Lines) -> Iterator[Document]:
 
 def _bounded(lines: Lines) -> Iterator[tuple[int, str]]:
     """Join lines to one text, or to several if they are longer than `max_line_bytes`."""
-    limit, begin, size, held = max_line_bytes(), 1, 0, list[str]()
+    limit, begin, size, held = text_io.max_line_bytes(), 1, 0, list[str]()
     for number, line in lines:
         if held and size + len(line) > limit:
             yield begin, "\n".join(held)
@@ -403,7 +382,7 @@ def _bounded(lines: Lines) -> Iterator[tuple[int, str]]:
         yield begin, "\n".join(held)
 
 
-def _wiki_documents(path: Place, lines: Lines) -> Iterator[Document]:
+def _wiki_documents(path: urls.Place, lines: Lines) -> Iterator[Document]:
     """Read `<doc …>` to `</doc>`, without the title line, which the first sentence repeats."""
     start, title, body = 0, "", list[str]()
     number = 0
@@ -425,6 +404,6 @@ def _wiki_documents(path: Place, lines: Lines) -> Iterator[Document]:
         raise _doc_error(f"ends inside the <doc …> of line {start}", path, number)
 
 
-def _doc_error(what: str, path: Place, line: int) -> DataError:
+def _doc_error(what: str, path: urls.Place, line: int) -> DataError:
     fix = "Each document is a line <doc …>, its text and a line </doc>."
     return DataError(what, where=f"{path}:{line}", fix=fix)

@@ -26,13 +26,7 @@ from numpy.typing import NDArray
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.keyed_rng import rng
-from bothways.data.remote_arrays import (
-    Arrays,
-    Column,
-    RemoteArray,
-    fetch_documents_ahead,
-    fetch_tokens_ahead,
-)
+from bothways.data import remote_arrays
 
 BLOCK = 2**16
 """Sentences per block; the last document of a block may exceed it."""
@@ -203,7 +197,9 @@ class Selection:
         run: neighbours that come into a window together.
     """
 
-    def __init__(self, corpus: Arrays, chosen: DocumentIds, shuffle: Windows | None = None) -> None:
+    def __init__(
+        self, corpus: remote_arrays.Arrays, chosen: DocumentIds, shuffle: Windows | None = None
+    ) -> None:
         """Select documents by their ids; of `AllExcept`, none may be empty.
 
         Args:
@@ -289,12 +285,12 @@ class Selection:
         opened = self._window(seed, epoch, window)
         parts = slice(*opened.edges[place : place + 2])
         firsts, sizes = opened.firsts[parts], opened.sizes[parts].astype(np.int64)
-        if isinstance(self.sentences, RemoteArray):
+        if isinstance(self.sentences, remote_arrays.RemoteArray):
             self.sentences.fetch_ahead(firsts, firsts + sizes + 1)
         ends = np.concatenate([[0], np.cumsum(sizes)])
         sentences = np.arange(ends[-1]) + np.repeat(firsts - ends[:-1], sizes)
         starts, stops = self.sentences[sentences], self.sentences[sentences + 1]
-        fetch_tokens_ahead(self._corpus, starts[ends[:-1]], stops[ends[1:] - 1])
+        remote_arrays.fetch_tokens_ahead(self._corpus, starts[ends[:-1]], stops[ends[1:] - 1])
         self._fetch_next_window(seed, epoch, block)
         if (stops <= starts).any():
             broken = sentences[np.argmax(stops <= starts)]
@@ -324,16 +320,16 @@ class Selection:
         for first in firsts[len(firsts) * place // size : len(firsts) * (place + 1) // size]:
             last = min(int(first) + self.run, len(self)) - 1
             start, stop = (int(self.chosen[at]) for at in (first, last))
-            fetch_documents_ahead(self._corpus, start, stop + 1)
+            remote_arrays.fetch_documents_ahead(self._corpus, start, stop + 1)
 
 
-def bytes_at_hand(corpus: Arrays, shuffle: Windows | None) -> int:
+def bytes_at_hand(corpus: remote_arrays.Arrays, shuffle: Windows | None) -> int:
     """Return the bytes of a corpus at a URL that a cache must hold, so that none is fetched twice.
 
     That is all of it, or two windows. A run has a part at each end that is not all its own.
     """
     columns = (corpus.tokens, corpus.sentences, corpus.documents, corpus.words)
-    remote = [each for each in columns if isinstance(each, RemoteArray)]
+    remote = [each for each in columns if isinstance(each, remote_arrays.RemoteArray)]
     whole = sum(each.nbytes for each in remote)
     if shuffle is None:
         return whole
@@ -343,7 +339,7 @@ def bytes_at_hand(corpus: Arrays, shuffle: Windows | None) -> int:
 
 
 def sample_clustered(
-    corpus: Arrays, chosen: DocumentIds, tokens: int, seed: int
+    corpus: remote_arrays.Arrays, chosen: DocumentIds, tokens: int, seed: int
 ) -> NDArray[np.int64]:
     """Sample about enough of the chosen documents for some tokens, in clusters of neighbours.
 
@@ -358,11 +354,18 @@ def sample_clustered(
     return few if len(few) > 1 else ids
 
 
-def _signed(offsets: Column) -> Column:
-    return (offsets if isinstance(offsets, RemoteArray) else np.asarray(offsets)).view(np.int64)
+def _signed(offsets: remote_arrays.Column) -> remote_arrays.Column:
+    return (
+        offsets if isinstance(offsets, remote_arrays.RemoteArray) else np.asarray(offsets)
+    ).view(np.int64)
 
 
-def _check(corpus: Arrays, sentences: Column, documents: Column, chosen: DocumentIds) -> None:
+def _check(
+    corpus: remote_arrays.Arrays,
+    sentences: remote_arrays.Column,
+    documents: remote_arrays.Column,
+    chosen: DocumentIds,
+) -> None:
     if (
         len(documents) == 0
         or documents[-1] != len(sentences) - 1
@@ -386,7 +389,7 @@ def _check(corpus: Arrays, sentences: Column, documents: Column, chosen: Documen
 
 
 def _plan_window(
-    documents: Column, chosen: DocumentIds, windows: int, run: int,
+    documents: remote_arrays.Column, chosen: DocumentIds, windows: int, run: int,
     seed: int, epoch: int, window: int,
 ) -> _Window:  # fmt: skip
     """Split the documents of a window into parts, permute these, and find where blocks begin."""

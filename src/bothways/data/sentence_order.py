@@ -20,14 +20,8 @@ from typing_extensions import assert_never
 
 from bothways.core.advice import argument
 from bothways.core.finding import Finding
+from bothways.data import next_sentence
 from bothways.data.epoch_order import EpochBlock, Selection
-from bothways.data.next_sentence import (
-    cut_segment,
-    draw_other_segments,
-    excess,
-    gather_chunks,
-    target_lengths,
-)
 from bothways.data.segments import PairPlan, PairSegments
 
 if TYPE_CHECKING:
@@ -67,8 +61,10 @@ class SentenceOrder(PairSegments):
         self, block: EpochBlock, selection: Selection, rng: np.random.Generator
     ) -> list[PairPlan]:
         """Return the pairs of a block, shuffled."""
-        targets = target_lengths(len(block.owners), self.room, self.short, rng)
-        document, first, middle, stop, _ = gather_chunks(block, targets, rng, pairs_again=False)
+        targets = next_sentence.target_lengths(len(block.owners), self.room, self.short, rng)
+        document, first, middle, stop, _ = next_sentence.gather_chunks(
+            block, targets, rng, pairs_again=False
+        )
         a, b_stop = block.starts[first], block.stops[stop - 1]
         # Sentences of a document are contiguous: A ends where B begins, in one array for both.
         a_stop = b = np.where(middle < stop, block.stops[middle - 1], b_stop)
@@ -87,7 +83,7 @@ class SentenceOrder(PairSegments):
                     b = b.copy()
                     wanted = (targets[document] - (a_stop - a))[others]
                     owners = block.owners[document[others]]
-                    b[others], b_stop[others] = draw_other_segments(
+                    b[others], b_stop[others] = next_sentence.draw_other_segments(
                         owners, wanted, selection, block.window, rng
                     )
             case _:
@@ -96,10 +92,10 @@ class SentenceOrder(PairSegments):
         spans = np.stack([a, a_stop, b, b_stop])
         shown = np.where(swapped, spans[[2, 3, 0, 1]], spans)[:, keep]
         label = (swapped | others)[keep].astype(np.int64)
-        from_a, from_b = excess(shown[1] - shown[0], shown[3] - shown[2], self.room)
+        from_a, from_b = next_sentence.excess(shown[1] - shown[0], shown[3] - shown[2], self.room)
         parts = [
-            *cut_segment(shown[0], shown[1], from_a, rng),
-            *cut_segment(shown[2], shown[3], from_b, rng),
+            *next_sentence.cut_segment(shown[0], shown[1], from_a, rng),
+            *next_sentence.cut_segment(shown[2], shown[3], from_b, rng),
         ]
         pairs = np.stack([*parts, label], axis=1)
         return [PairPlan._make(pair) for pair in rng.permutation(pairs).tolist()]

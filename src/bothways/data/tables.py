@@ -28,26 +28,11 @@ from bothways.core.errors import DataError, optional
 from bothways.core.json_reader import parse_json
 from bothways.core.terminal import counted, listed
 from bothways.core.urls import Place
+from bothways.data import text_io
 from bothways.data.hub_rows import HUB, HubData
-from bothways.data.text_io import (
-    COMPRESSED,
-    MAX_LINE,
-    STANDARD_INPUT,
-    STDIN,
-    BytesRead,
-    file_size,
-    is_pipe,
-    max_line_bytes,
-    open_bytes,
-    place_at,
-    read_chunks,
-    read_lines,
-    standard_input,
-    suffix_of,
-)
 
 KINDS = (
-    f".csv, .tsv, .jsonl, .json, .txt (each also with {', '.join(COMPRESSED)}), .parquet, "
+    f".csv, .tsv, .jsonl, .json, .txt (each also with {', '.join(text_io.COMPRESSED)}), .parquet, "
     f"or {HUB}owner/name:configuration:split"
 )
 _TAGS = f" For words with their tags: {argument(task='tag')}."
@@ -113,7 +98,7 @@ def open_table(
     *,
     only: Many[str] | None = None,
     allow_empty: bool = False,
-    bytes_read: BytesRead | None = None,
+    bytes_read: text_io.BytesRead | None = None,
 ) -> Table:
     """Open a file, a Hub data set or standard input as a table.
 
@@ -131,14 +116,14 @@ def open_table(
             wrongly encoded file, a row that does not fit, with its line.
         ResourceError: permission denied, or a package for this kind is not installed.
     """
-    asked, bytes_read = tuple(asked), bytes_read or BytesRead()
+    asked, bytes_read = tuple(asked), bytes_read or text_io.BytesRead()
     if source.startswith(HUB):
         hub = HubData(source)
         numbered = enumerate(hub.rows(), 1)
         rows = (TableRow(values, f"{source}:row {number}") for number, values in numbered)
         table = Table(source, (), rows, classes=hub.classes)
-    elif source == STDIN:
-        table = _pipe(STANDARD_INPUT, standard_input(), asked)
+    elif source == text_io.STDIN:
+        table = _pipe(text_io.STANDARD_INPUT, text_io.standard_input(), asked)
     else:
         table = _open_file(source, asked, only, bytes_read)
     first = next(table.rows, None)
@@ -161,21 +146,21 @@ def require_column(column: str, names: Iterable[str], where: str | Place) -> Non
 
 
 def _open_file(
-    source: str, asked: Many[str], only: Many[str] | None, bytes_read: BytesRead
+    source: str, asked: Many[str], only: Many[str] | None, bytes_read: text_io.BytesRead
 ) -> Table:
-    path = place_at(source, f"Check the name. Supported are {KINDS}.")
+    path = text_io.place_at(source, f"Check the name. Supported are {KINDS}.")
     if path.suffix == ".parquet":
         return _parquet(path, only, bytes_read)
-    if suffix_of(path) == ".json":
+    if text_io.suffix_of(path) == ".json":
         return Table(str(path), (), _array_rows(path, bytes_read))
-    lines = read_lines(path, bytes_read)
+    lines = text_io.read_lines(path, bytes_read)
     try:
         table = _line_table(path, asked, lines)
     except BaseException:
         lines.close()  # now, not when the error's traceback is collected
         raise
     rows = _ClosedRows(table.rows, lines)
-    size = file_size(path)
+    size = text_io.file_size(path)
     share = lambda: bytes_read.position / size if size else 0.0  # noqa: E731
     return replace(table, rows=rows, share=share, skip_broken=rows.skip_broken, close=lines.close)
 
@@ -208,7 +193,7 @@ class _ClosedRows:
 
 def _line_table(path: Place, asked: Many[str], lines: Lines) -> Table:
     where = str(path)
-    match suffix_of(path):
+    match text_io.suffix_of(path):
         case ".csv":
             return _delimited(where, _csv_records(where, lines), asked)
         case ".tsv":
@@ -218,7 +203,7 @@ def _line_table(path: Place, asked: Many[str], lines: Lines) -> Table:
             return Table(where, (), json_rows(where, lines))
         case ".txt":
             return _plain_lines(where, lines)
-        case "" if is_pipe(path):  # such as /dev/fd/63
+        case "" if text_io.is_pipe(path):  # such as /dev/fd/63
             return _pipe(where, lines, asked)
         case suffix:
             fix = f"Supported are {KINDS}.{_OTHER_TASKS.get(suffix, '')}"
@@ -248,7 +233,7 @@ def _cells(where: str, number: int, line: str) -> list[str]:
 
 def _csv_records(where: str, lines: Lines) -> Records:
     """Yield records with the line they begin on; a quoted value may extend over several lines."""
-    limit = max_line_bytes()
+    limit = text_io.max_line_bytes()
     reader, begin = csv.reader((line + "\n" for _, line in lines), strict=True), 1
     while True:
         # The limit belongs to the process: it is set for one record, then restored. It keeps a
@@ -259,7 +244,7 @@ def _csv_records(where: str, lines: Lines) -> Records:
         except csv.Error as error:
             fix = (
                 "Quote values that hold a comma or a line end, close each quote, and write a quote "
-                f'inside a value as "". Longer values need a larger {MAX_LINE}.'
+                f'inside a value as "". Longer values need a larger {text_io.MAX_LINE}.'
             )
             raise DataError(f"is not CSV: {error}", where=f"{where}:{begin}", fix=fix) from error
         finally:
@@ -401,7 +386,7 @@ def _json_row(value: Any, where: str, fix: str) -> dict[str, Any]:
     raise DataError(what, where=where, fix=fix)
 
 
-def _array_rows(path: Place, bytes_read: BytesRead) -> Iterator[TableRow]:
+def _array_rows(path: Place, bytes_read: text_io.BytesRead) -> Iterator[TableRow]:
     """Yield the objects of a JSON array, which is read whole.
 
     Example: [{"a": 1}, {"a": 2}] → rows {"a": 1} and {"a": 2}.
@@ -411,7 +396,7 @@ def _array_rows(path: Place, bytes_read: BytesRead) -> Iterator[TableRow]:
         f"For questions as in SQuAD: {argument(task='answer')}."
     )
     chunks, length = list[str](), 0
-    with contextlib.closing(read_chunks(path, bytes_read)) as stream:
+    with contextlib.closing(text_io.read_chunks(path, bytes_read)) as stream:
         for chunk in stream:
             chunks.append(chunk)
             length += len(chunk)
@@ -430,11 +415,11 @@ def _array_rows(path: Place, bytes_read: BytesRead) -> Iterator[TableRow]:
 # Parquet
 
 
-def _parquet(path: Place, only: Many[str] | None, bytes_read: BytesRead) -> Table:
+def _parquet(path: Place, only: Many[str] | None, bytes_read: text_io.BytesRead) -> Table:
     with optional("data", "reading Parquet files"):
         from pyarrow import parquet
 
-    with _damage(path), open_bytes(path) as stream:
+    with _damage(path), text_io.open_bytes(path) as stream:
         file = parquet.ParquetFile(stream)
         names, total = tuple(file.schema_arrow.names), file.metadata.num_rows
     for name in only or ():
@@ -451,11 +436,13 @@ def _parquet(path: Place, only: Many[str] | None, bytes_read: BytesRead) -> Tabl
     return Table(str(path), names, rows(), lambda: done / max(1, total))
 
 
-def _parquet_rows(path: Place, only: Many[str] | None, bytes_read: BytesRead) -> Iterator[TableRow]:
+def _parquet_rows(
+    path: Place, only: Many[str] | None, bytes_read: text_io.BytesRead
+) -> Iterator[TableRow]:
     from pyarrow import parquet
 
     number = 0
-    with _damage(path), open_bytes(path, bytes_read) as stream:
+    with _damage(path), text_io.open_bytes(path, bytes_read) as stream:
         columns = None if only is None else list(only)
         for batch in parquet.ParquetFile(stream).iter_batches(batch_size=1024, columns=columns):
             for values in batch.to_pylist():

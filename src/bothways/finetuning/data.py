@@ -38,14 +38,7 @@ from bothways.hub.provenance import stamp
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.prediction import engine
 from bothways.prediction.predictor import open_learner
-from bothways.tasks.base import (
-    EncodedExample,
-    Metrics,
-    Reading,
-    Task,
-    TaskModel,
-    examples_fingerprint,
-)
+from bothways.tasks import base
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.columns import asked_columns, is_absent, require_columns
 from bothways.tasks.question_answering.examples import QuestionColumns
@@ -76,16 +69,16 @@ class LabelledData:
         unlabelled: further training examples, which only a teacher answers.
     """
 
-    task: Task[Any, Any]
+    task: base.Task[Any, Any]
     tokenizer: Tokenizer
     labels: tuple[str, ...]
     length: int
-    train: tuple[EncodedExample, ...]
-    dev: tuple[EncodedExample, ...]
+    train: tuple[base.EncodedExample, ...]
+    dev: tuple[base.EncodedExample, ...]
     train_examples: tuple[Any, ...]
     dev_examples: tuple[Any, ...]
     findings: tuple[Finding, ...]
-    unlabelled: tuple[EncodedExample, ...] = ()
+    unlabelled: tuple[base.EncodedExample, ...] = ()
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -100,7 +93,7 @@ class LabelledData:
 
 
 def examine(
-    task: Task[Any, Any],
+    task: base.Task[Any, Any],
     tokenizer: Tokenizer,
     train: Many[Any],
     dev: Many[Any],
@@ -122,9 +115,9 @@ def examine(
     labels, most = task.labels(train), max_positions or length or task.length
     every = task.labels([*train, *dev])  # more than `labels` only if there is an error
 
-    def encode(length: int) -> tuple[EncodedExample, ...]:
+    def encode(length: int) -> tuple[base.EncodedExample, ...]:
         """Return all examples, encoded at this length."""
-        inputs: list[EncodedExample] = []
+        inputs: list[base.EncodedExample] = []
         progress.stage("tokenizing", len(train) + len(dev))
         for window in engine.grouped([*train, *dev], ENCODED, task.shared):
             progress.advance(len(inputs))
@@ -158,7 +151,7 @@ def examine(
 
 
 def label(
-    task: Task[Any, Any],
+    task: base.Task[Any, Any],
     tokenizer: Tokenizer,
     train: Many[Any],
     dev: Many[Any],
@@ -190,7 +183,7 @@ def updates_per_epoch(data: LabelledData, settings: FinetuneConfig) -> float:
     return max(1.0, (len(data.sequences) if of_examples else data.tokens) / settings.batch.n)
 
 
-def dev_windows(data: LabelledData) -> Iterator[tuple[list[Any], list[EncodedExample]]]:
+def dev_windows(data: LabelledData) -> Iterator[tuple[list[Any], list[base.EncodedExample]]]:
     """Yield windows of dev examples with their encoded forms, as `engine.encoded_windows` does."""
     size = engine.window_size(data.task, data.labels)
     for start in range(0, len(data.dev), size):
@@ -199,7 +192,7 @@ def dev_windows(data: LabelledData) -> Iterator[tuple[list[Any], list[EncodedExa
 
 
 def predictions(
-    learner: TaskModel[Any, Any],
+    learner: base.TaskModel[Any, Any],
     data: LabelledData,
     progress: Progress = SILENT,
     stage: str = "scoring the dev data",
@@ -214,12 +207,12 @@ def predictions(
 
 
 def score(
-    learner: TaskModel[Any, Any],
+    learner: base.TaskModel[Any, Any],
     data: LabelledData,
     metric: str = "",
     own: Mapping[str, Metric] = MappingProxyType({}),
     progress: Progress = SILENT,
-) -> Metrics:
+) -> base.Metrics:
     """Return the metrics of the dev data, with the settings of the task that `tune` would choose.
 
     Args:
@@ -231,7 +224,7 @@ def score(
 
 
 def tune(
-    learner: TaskModel[Any, Any],
+    learner: base.TaskModel[Any, Any],
     data: LabelledData,
     metric: str = "",
     progress: Progress = SILENT,
@@ -323,7 +316,7 @@ def read_rows(
     parser, where = _Parser(lambda row: _example(row, task), group), name
     classes: Mapping[str, Many[str]] = {}
     columns: Any = task.columns
-    reading: Reading[Any]
+    reading: base.Reading[Any]
     if not isinstance(rows, str | Path):
         reading = task.read_rows(_numbered(rows, task, name), parser, labelled=labelled)
         items: Iterable[Any] = reading.examples
@@ -471,7 +464,7 @@ class DataSource:
 def data_source(name: str, examples: list[Any], progress: Progress = SILENT) -> DataSource:
     """Return the record of examples that were read."""
     tracked = track(examples, progress, f"fingerprint of {name}", REPORTED)
-    return DataSource(name, len(examples), examples_fingerprint(tracked))
+    return DataSource(name, len(examples), base.examples_fingerprint(tracked))
 
 
 def fingerprints(task: Trainable, sources: Mapping[str, str]) -> dict[str, str]:
@@ -492,7 +485,7 @@ def _fingerprints(
     result = {}
     for name, source in sources:
         read = read_rows(source, task, name)
-        task, result[name] = read.task, examples_fingerprint(read.examples)
+        task, result[name] = read.task, base.examples_fingerprint(read.examples)
     return result
 
 
@@ -540,7 +533,7 @@ def read_recorded_split(folder: str) -> RecordedSplit | None:
     task = open_learner(folder).task
     settings = FinetuneConfig(model=folder, train=train, dev=dev, split=split, task=task)  # type: ignore[arg-type]
     examples = read_split(settings).dev
-    if examples_fingerprint(examples) != expected:
+    if base.examples_fingerprint(examples) != expected:
         what = "is not what the run was trained on: its dev data cannot be split from it again"
         raise DataError(what, where=train, fix="Give the earlier file, or a file to evaluate on.")
     return RecordedSplit(settings.sources["dev"], examples)

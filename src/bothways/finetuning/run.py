@@ -47,15 +47,8 @@ from bothways.model.model import Model
 from bothways.prediction.analysis.report import analyse_encoded, write_report
 from bothways.prediction.engine import PredictionCounts
 from bothways.tasks.base import Metrics, TaskModel
+from bothways.training import parallel
 from bothways.training import run as loop
-from bothways.training.parallel import (
-    Plan,
-    connected,
-    is_main,
-    plan_here,
-    rank_device,
-    require_agreement,
-)
 from bothways.training.preflight.machine import peak_of
 from bothways.training.run_folder import run_folder
 from bothways.training.store import FolderStore, MemoryStore
@@ -101,17 +94,17 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         FolderError: the model cannot be read.
         ResourceError: the run folder is in use, holds another run, or cannot be written.
     """
-    plan = plan_here()
-    progress = progress if is_main(plan) else SILENT
-    where = rank_device(plan, choose_device(device))
+    plan = parallel.plan_here()
+    progress = progress if parallel.is_main(plan) else SILENT
+    where = parallel.rank_device(plan, choose_device(device))
     with contextlib.ExitStack() as stack:
-        if folder is not None and is_main(plan):
+        if folder is not None and parallel.is_main(plan):
             for path in (folder, folder / STAGE) if settings.stage is not None else (folder,):
                 stack.enter_context(run_folder(path, resume=resume, progress=progress))
-        stack.enter_context(connected(plan, where))
+        stack.enter_context(parallel.connected(plan, where))
         run = prepare_run(settings, folder, where, progress, train=train, dev=dev, start=start)
         identity = run.identity()
-        require_agreement(plan, flatten(identity))
+        parallel.require_agreement(plan, flatten(identity))
         settings, learner, data = run.settings, run.learner, run.data
         for remark in remarks(run):
             progress.message(remark)
@@ -151,11 +144,11 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
             ).train()
         finished, scores = state.finished(training.end), tuple(history.scores)
         done = FinetuneResult(learner, {}, state, settings, finished, scores, findings=run.findings)
-        if finished and is_main(plan) and training.keep.best is not None:
+        if finished and parallel.is_main(plan) and training.keep.best is not None:
             progress.stage("reading the best weights")
             store.load_best(module, training.keep.best)
         done = dataclasses.replace(done, changes=merge_changes(learner.model))
-        if not finished or not is_main(plan):
+        if not finished or not parallel.is_main(plan):
             return done
         if state.early:
             why = "no evaluation improved within training.early_stopping"
@@ -191,7 +184,7 @@ class _History:
 
 
 def _measure_peak(
-    run: PreparedRun, device: torch.device, plan: Plan, progress: Progress
+    run: PreparedRun, device: torch.device, plan: parallel.Plan, progress: Progress
 ) -> Peak | None:
     """Measure the peak speed of the machine, for sequences of average length."""
     progress.stage("measuring the speed of the machine")

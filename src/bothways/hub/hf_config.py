@@ -16,14 +16,8 @@ from bothways.core.advice import argument, call
 from bothways.core.errors import FolderError
 from bothways.core.json_reader import read_object
 from bothways.core.terminal import counted, listed
+from bothways.hub import native_format
 from bothways.hub.adapter import CONFIG, Adapter, apply_adapter, read_adapter
-from bothways.hub.native_format import (
-    NATIVE,
-    native_architecture,
-    native_keys,
-    native_settings,
-    read_native,
-)
 from bothways.hub.resolve import MODULES
 from bothways.hub.weight_files import Weights, open_weights
 from bothways.model.config import EncoderConfig
@@ -144,7 +138,9 @@ def format_note(folder: Path | None) -> str:
     """Return a sentence about a folder in our own format, "" for one that transformers opens."""
     if folder is None or not (folder / "config.json").is_file():  # an adapter has none
         return ""
-    native = read_object(folder / "config.json", FolderError).get("model_type") == NATIVE
+    native = (
+        read_object(folder / "config.json", FolderError).get("model_type") == native_format.NATIVE
+    )
     note = "It is in our own format: transformers has no class with this encoder and these heads."
     return note if native else ""
 
@@ -180,7 +176,7 @@ def read_hf_config(folder: Path, own: Iterable[Head] = ()) -> HFConfig:
             )
         raise FolderError("is not a model folder: it has no config.json", where=folder, fix=fix)
     raw = read_object(file, FolderError)
-    if raw.get("model_type") == NATIVE:
+    if raw.get("model_type") == native_format.NATIVE:
         return _read_native(raw, file, own)
     family = family_named(str(raw.get("model_type")))
     if family is None:
@@ -247,10 +243,13 @@ def _unknown_family(raw: Mapping[str, Any], file: Path) -> FolderError:
     """Return the error for a `config.json` of no known family."""
     kind, types = raw.get("model_type"), [family.model_type for family in FAMILIES]
     if kind is None:
-        what = f"names no model_type, which must be one of {', '.join([*types, NATIVE])}"
+        what = (
+            f"names no model_type, which must be one of {', '.join([*types, native_format.NATIVE])}"
+        )
         fix = 'To a config.json from before model_type existed, add "model_type": "bert".'
         return FolderError(what, where=file, fix=fix)
-    what = f"model_type {kind!r:.80} is unknown: it must be one of {', '.join([*types, NATIVE])}"
+    known = ", ".join([*types, native_format.NATIVE])
+    what = f"model_type {kind!r:.80} is unknown: it must be one of {known}"
     names = [_RELATIVES.get(str(kind), ""), *difflib.get_close_matches(str(kind), types, n=1)]
     near = next((name for name in names if name in types), None)
     fix = "Use a model of one of these families"
@@ -298,9 +297,9 @@ def _recorded_dropouts(folder: Path) -> dict[str, float]:
 
 
 def _read_native(raw: Mapping[str, Any], file: Path, own: Iterable[Head]) -> HFConfig:
-    encoder, heads = read_native(raw, file, own)
-    keys, architecture = native_keys(heads), native_architecture(heads)
-    config = HFConfig(raw, file, NATIVE, encoder, keys, architecture, heads)
+    encoder, heads = native_format.read_native(raw, file, own)
+    keys, architecture = native_format.native_keys(heads), native_format.native_architecture(heads)
+    config = HFConfig(raw, file, native_format.NATIVE, encoder, keys, architecture, heads)
     counts = {head.count for head in heads if isinstance(head, LabelHead | TagHead)}
     if "id2label" in raw and counts != {len(config.labels())}:
         named, outputs = len(config.labels()), sorted(counts) or "none"
@@ -335,9 +334,9 @@ def write_hf_config(
     outputs = _output_settings(model, labels, problem, where)
     if family is None or known is None:
         heads = model.specification
-        raw = {**native_settings(config, heads), **outputs}
-        keys, own = native_keys(heads), native_architecture(heads)
-        return HFConfig(raw, where, NATIVE, config, keys, own, heads)
+        raw = {**native_format.native_settings(config, heads), **outputs}
+        keys, own = native_format.native_keys(heads), native_format.native_architecture(heads)
+        return HFConfig(raw, where, native_format.NATIVE, config, keys, own, heads)
     ids = kept if tokenizer is None else _special_ids(tokenizer)
     ids = {key: value for key, value in ids.items() if key != "model_type"}
     dropouts, record = _dropout_settings(family, model)

@@ -27,16 +27,8 @@ from bothways.core.atomic_files import replace_folder
 from bothways.core.errors import ConfigError, FolderError
 from bothways.core.json_reader import read_object, read_utf8
 from bothways.core.terminal import listed
+from bothways.hub import hf_config
 from bothways.hub.adapter import CONFIG, TrainedAdapter, read_adapter
-from bothways.hub.hf_config import (
-    DROPOUTS,
-    RECORD,
-    HFConfig,
-    Problem,
-    open_model,
-    read_hf_config,
-    write_hf_config,
-)
 from bothways.hub.infer_heads import faults_of, heads_of, lacks
 from bothways.hub.load_report import LoadPlan, LoadReport, head_of, plan_loading
 from bothways.hub.model_card import Card, render_card
@@ -91,7 +83,7 @@ class LoadedModel:
     report: LoadReport
     folder: Path
     labels: tuple[str, ...] = ()
-    problem: Problem | None = None
+    problem: hf_config.Problem | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
@@ -115,7 +107,9 @@ class LoadedModel:
         recorded = _read_record(folder).get(VOCABULARY)
         if recorded is not None and recorded != vocabulary_digest(tokenizer):
             what = "holds another vocabulary than the model was saved with, by its digest"
-            fix = f'Restore the tokenizer\'s files, or delete "{VOCABULARY}" from {RECORD}.'
+            fix = (
+                f'Restore the tokenizer\'s files, or delete "{VOCABULARY}" from {hf_config.RECORD}.'
+            )
             raise FolderError(what, where=folder, fix=fix)
         file = folder / "vocab.txt"
         if recorded is not None or (folder / "tokenizer.json").exists() or not file.exists():
@@ -141,12 +135,16 @@ def vocabulary_digest(tokenizer: Tokenizer) -> str:
 
 
 def _read_record(folder: Path) -> dict[str, Any]:
-    return read_object(folder / RECORD, FolderError) if (folder / RECORD).exists() else {}
+    return (
+        read_object(folder / hf_config.RECORD, FolderError)
+        if (folder / hf_config.RECORD).exists()
+        else {}
+    )
 
 
 def read_record(folder: Path) -> dict[str, Any]:
     """Return `bothways.json` without the parts that belong to the format of the folder."""
-    known = (VERSION, DROPOUTS, VOCABULARY, UNTRAINED, CONFIG)
+    known = (VERSION, hf_config.DROPOUTS, VOCABULARY, UNTRAINED, CONFIG)
     return {key: value for key, value in _read_record(folder).items() if key not in known}
 
 
@@ -179,7 +177,7 @@ def load_model(
         768
     """
     folder, given = resolve(source), None if heads is None else tuple(heads)
-    config, weights = open_model(folder, given or ())
+    config, weights = hf_config.open_model(folder, given or ())
     _check_depth(config, weights)
     if given is None:
         requested = heads_of(config, weights.shapes)
@@ -216,7 +214,7 @@ def load_model(
 
 
 def build_model(
-    config: HFConfig, weights: Weights, heads: Iterable[Head], fresh: Collection[str] = ()
+    config: hf_config.HFConfig, weights: Weights, heads: Iterable[Head], fresh: Collection[str] = ()
 ) -> tuple[Model, LoadReport]:
     """Return the model with its weights, in evaluation mode, and the fate of every tensor.
 
@@ -238,7 +236,7 @@ def build_model(
 
 
 def plan_model(
-    config: HFConfig, weights: Weights, heads: Iterable[Head], fresh: Collection[str] = ()
+    config: hf_config.HFConfig, weights: Weights, heads: Iterable[Head], fresh: Collection[str] = ()
 ) -> tuple[Model, LoadPlan]:
     """Return the model without memory for its weights, and what loading would do.
 
@@ -259,7 +257,7 @@ def plan_model(
     return model, replace(plan, report=report)
 
 
-def _check_depth(config: HFConfig, weights: Weights) -> None:
+def _check_depth(config: hf_config.HFConfig, weights: Weights) -> None:
     """Refuse more layers than tensors, which would take long to build for nothing."""
     blocks = getattr(config.encoder, "blocks", config.encoder.depth)
     if blocks > len(weights.shapes):
@@ -333,7 +331,7 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
     tokenizer: Tokenizer | None = None,
     *,
     labels: Sequence[str] = (),
-    problem: Problem | None = None,
+    problem: hf_config.Problem | None = None,
     card: Card | None = None,
     extra: Mapping[str, Any] | None = None,
     extra_files: Mapping[str, Any] | None = None,
@@ -375,7 +373,7 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
         'good'
     """
     place = Path(folder)
-    config = write_hf_config(model, tokenizer, labels, problem, place)
+    config = hf_config.write_hf_config(model, tokenizer, labels, problem, place)
     architecture = config.architecture
     assert architecture is not None
     if tokenizer is not None and tokenizer.size > model.config.vocab:
@@ -387,13 +385,13 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
     digest = {} if tokenizer is None else {VOCABULARY: vocabulary_digest(tokenizer)}
     new = {UNTRAINED: ["pooler"]} if _needs_pooler(model, architecture) else {}
     record = {VERSION: __version__, **digest, **new, **(extra or {}), **config.record}
-    files = {RECORD: record, **(extra_files or {})}
+    files = {hf_config.RECORD: record, **(extra_files or {})}
     state = _state(model, architecture)
     if adapter is None:
         files["config.json"] = {**config.raw, **files.get("config.json", {})}
         weights_file, tensors = "model.safetensors", _tensors(state, config.keys, architecture)
     else:
-        files[RECORD][CONFIG] = {**config.outputs, **files.pop("config.json", {})}
+        files[hf_config.RECORD][CONFIG] = {**config.outputs, **files.pop("config.json", {})}
         weights_file = ADAPTER_WEIGHTS
         files[ADAPTER], tensors = adapter.files(state, config.keys, architecture)
     with replace_folder(place) as hidden:
@@ -412,7 +410,7 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
         except SafetensorError as error:  # hides an OSError, such as a full disk
             raise OSError(str(error)) from error
         # safetensors creates files that only their owner can read, whatever the umask.
-        weights.chmod((hidden / RECORD).stat().st_mode)
+        weights.chmod((hidden / hf_config.RECORD).stat().st_mode)
     return architecture
 
 
@@ -423,8 +421,8 @@ def check_adapter_only(source: str, model: Model, tokenizer: Tokenizer) -> None:
     if (folder / ADAPTER).is_file():
         what = f"needs a whole model as its base, and {source} is an adapter itself"
         raise ConfigError(what, where=where, fix=fix)
-    architecture = write_hf_config(model, tokenizer, (), None, folder).architecture
-    family = family_named(read_hf_config(folder).model_type)
+    architecture = hf_config.write_hf_config(model, tokenizer, (), None, folder).architecture
+    family = family_named(hf_config.read_hf_config(folder).model_type)
     if family is None or architecture is None or architecture.own:
         what = "transformers has no class with this encoder and these heads that PEFT could adapt"
         raise ConfigError(what, where=where, fix=fix)

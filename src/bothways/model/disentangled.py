@@ -15,38 +15,32 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bothways.core.layout import Layout
+from bothways.model import positions
 from bothways.model.activation import activate
 from bothways.model.attention.mask import Distances
 from bothways.model.config import EncoderConfig
 from bothways.model.init import layer_norm
 from bothways.model.kernels.dropout import Dropout
-from bothways.model.positions import (
-    Convolution,
-    Disentangled,
-    DistanceBias,
-    Learned,
-    Position,
-)
 
 
-def distances_of(position: Position, layout: Layout) -> Distances | None:
+def distances_of(position: positions.Position, layout: Layout) -> Distances | None:
     """Return the rows of the table that the sequences of a layout need; None without a table."""
     device = layout.positions.device
     distances = [torch.arange(part.longest - 1, -part.longest, -1) for part in layout.rectangles]
     match position:
-        case Disentangled():
+        case positions.Disentangled():
             # Rows of shorter sequences are in the middle of those of longer ones.
             rows = [row_of(position, each) for each in distances]
             start, stop = min(int(row[-1]) for row in rows), max(int(row[0]) for row in rows) + 1
             return Distances(start, stop, tuple((row - start).to(device) for row in rows))
-        case Learned(bias=DistanceBias() as bias):
+        case positions.Learned(bias=positions.DistanceBias() as bias):
             rows = [bucket_of(bias, each) for each in distances]
             return Distances(0, bias.buckets, tuple(row.to(device) for row in rows))
         case _:
             return None
 
 
-def bucket_of(bias: DistanceBias, distances: Int[Tensor, " *n"]) -> Int[Tensor, " *n"]:
+def bucket_of(bias: positions.DistanceBias, distances: Int[Tensor, " *n"]) -> Int[Tensor, " *n"]:
     """Return the bucket of each distance query − key.
 
     Example with 8 buckets and max_distance = 8: the distances 0 1 2 3 4 5 … have the buckets
@@ -65,7 +59,7 @@ def bucket_of(bias: DistanceBias, distances: Int[Tensor, " *n"]) -> Int[Tensor, 
 class ScoreBias(nn.Module):
     """A number for each bucket of distances and each head, shared by all layers."""
 
-    def __init__(self, config: EncoderConfig, bias: DistanceBias) -> None:
+    def __init__(self, config: EncoderConfig, bias: positions.DistanceBias) -> None:
         super().__init__()
         self.table = nn.Embedding(bias.buckets, config.heads)
 
@@ -77,15 +71,15 @@ class ScoreBias(nn.Module):
 def build_relative(config: EncoderConfig) -> RelativePositions | ScoreBias | None:
     """Return the module with the table of distances; None without one."""
     match config.position:
-        case Disentangled() as position:
+        case positions.Disentangled() as position:
             return RelativePositions(config, position)
-        case Learned(bias=DistanceBias() as bias):
+        case positions.Learned(bias=positions.DistanceBias() as bias):
             return ScoreBias(config, bias)
         case _:
             return None
 
 
-def row_of(position: Disentangled, distances: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+def row_of(position: positions.Disentangled, distances: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     """Return the row of the table for each distance query − key.
 
     Distance 0 has the row `span`; distances beyond the table have the first or the last row.
@@ -115,7 +109,7 @@ def _bucket(distances: Int[Tensor, " n"], buckets: int, farthest: int) -> Int[Te
 class RelativePositions(nn.Module):
     """A vector for each relative position, with LayerNorm if configured; shared by all layers."""
 
-    def __init__(self, config: EncoderConfig, position: Disentangled) -> None:
+    def __init__(self, config: EncoderConfig, position: positions.Disentangled) -> None:
         super().__init__()
         self.table = nn.Embedding(2 * position.span, config.width)
         self.norm = layer_norm(config) if position.norm else nn.Identity()
@@ -132,7 +126,7 @@ class NgramConvolution(nn.Module):
     Sequences are padded with zeros at both ends.
     """
 
-    def __init__(self, config: EncoderConfig, convolution: Convolution) -> None:
+    def __init__(self, config: EncoderConfig, convolution: positions.Convolution) -> None:
         super().__init__()
         self.activation = convolution.activation
         size, groups = convolution.size, convolution.groups

@@ -15,17 +15,8 @@ from torch import nn
 
 from bothways.core.config.checks import require_at_least, require_probability
 from bothways.core.errors import ConfigError
+from bothways.model import head_modules
 from bothways.model.config import EncoderConfig
-from bothways.model.head_modules import (
-    DeepOutput,
-    LinearOutput,
-    LSTMOutput,
-    MaskedOutput,
-    NextTokenOutput,
-    OwnOutput,
-    Pooler,
-    ReplacedOutput,
-)
 from bothways.model.readout import FromPooler, Own
 
 
@@ -78,7 +69,7 @@ class MaskedHead(HeadValue):
         if config.readout.masked == "direct" and config.embedding is not None:
             what = "a direct head reads the encoder's width, and the embeddings have another"
             raise ConfigError(what, where="encoder.readout.masked", fix="Use an activation.")
-        return MaskedOutput(config)
+        return head_modules.MaskedOutput(config)
 
 
 class _PooledValue(HeadValue):
@@ -108,7 +99,7 @@ class PoolerHead(_PooledValue):
 
     def build(self, config: EncoderConfig) -> nn.Module:
         """Return a `Pooler`."""
-        return Pooler(config)
+        return head_modules.Pooler(config)
 
     def reads_pooler(self, config: EncoderConfig) -> bool:
         """Return False: it is the pooler."""
@@ -125,7 +116,7 @@ class PairHead(_PooledValue):
 
     def build(self, config: EncoderConfig) -> nn.Module:
         """Return a `LinearOutput`."""
-        return LinearOutput(config, 2, config.readout.pair_dropout)
+        return head_modules.LinearOutput(config, 2, config.readout.pair_dropout)
 
 
 @dataclass(frozen=True)
@@ -161,7 +152,7 @@ class LabelHead(_PooledValue):
         """Return a `LinearOutput`, an `OwnOutput` or an `LSTMOutput`."""
         if self.lstm:
             rate = config.head_dropout if self.dropout is None else self.dropout
-            return LSTMOutput(config, self.lstm, self.count, rate)
+            return head_modules.LSTMOutput(config, self.lstm, self.count, rate)
         return _output(config, self._source(config), self.count, self.dropout)
 
     def reads_pooler(self, config: EncoderConfig) -> bool:
@@ -212,7 +203,7 @@ class SpanHead(HeadValue):
     def build(self, config: EncoderConfig) -> nn.Module:
         """Return a `DeepOutput`, a `LinearOutput` or an `OwnOutput`."""
         if config.readout.span is not None:
-            return DeepOutput(config, 2)
+            return head_modules.DeepOutput(config, 2)
         return _output(config, config.readout.tokens, 2, config.readout.span_dropout)
 
 
@@ -251,7 +242,7 @@ class ReplacedHead(HeadValue):
 
     def build(self, config: EncoderConfig) -> nn.Module:
         """Return a `ReplacedOutput`."""
-        return ReplacedOutput(config)
+        return head_modules.ReplacedOutput(config)
 
 
 @dataclass(frozen=True)
@@ -271,7 +262,7 @@ class NextTokenHead(HeadValue):
                 where="encoder.embedding",
                 fix='Leave it out, or give the head its own matrix: readout.output = "own".',
             )
-        return NextTokenOutput(config)
+        return head_modules.NextTokenOutput(config)
 
 
 Head = (
@@ -308,8 +299,8 @@ def _output(
 ) -> nn.Module:
     rate = config.head_dropout if dropout is None else dropout
     if isinstance(source, Own):
-        return OwnOutput(config, source, outputs, rate)
-    return LinearOutput(config, outputs, rate)
+        return head_modules.OwnOutput(config, source, outputs, rate)
+    return head_modules.LinearOutput(config, outputs, rate)
 
 
 def _check_outputs(kind: str, count: int, dropout: float | None) -> None:

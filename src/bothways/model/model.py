@@ -12,19 +12,9 @@ from torch import Tensor, nn
 
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
+from bothways.model import head_modules
 from bothways.model.config import EncoderConfig
 from bothways.model.encoder import Attentions, Encoder, Hidden, recorded_attentions
-from bothways.model.head_modules import (
-    DeepOutput,
-    LinearOutput,
-    LSTMOutput,
-    MaskedOutput,
-    NextTokenOutput,
-    OwnOutput,
-    Pooler,
-    ReplacedOutput,
-    pooled_tokens,
-)
 from bothways.model.heads import HEADS, Head, with_pooler
 
 
@@ -92,7 +82,11 @@ class Model(nn.Module):
         last block's input plus absolute positions.
         """
         head = self.heads["masked"]
-        if not isinstance(head, MaskedOutput) or head.position is None or hidden.before is None:
+        if (
+            not isinstance(head, head_modules.MaskedOutput)
+            or head.position is None
+            or hidden.before is None
+        ):
             return hidden.last
         queries = hidden.before + head.position(batch.layout.positions)
         return self.encoder.decode(batch, hidden.before, queries, only)
@@ -163,7 +157,7 @@ class Model(nn.Module):
         self._check(batch)
         value, only = self._value(kind), None
         if value is not None and value.reads_one_token(self.config):
-            only = pooled_tokens(batch.layout, self.config.is_causal)
+            only = head_modules.pooled_tokens(batch.layout, self.config.is_causal)
         return self.outputs(kind, batch, self.encoder(batch, only=only))
 
     def outputs(
@@ -187,18 +181,18 @@ class Model(nn.Module):
         head, layout = self.heads[kind], batch.layout
         result: Tensor
         match head:
-            case MaskedOutput():
+            case head_modules.MaskedOutput():
                 result = head(self.before_masked(batch, hidden), hidden.table)
-            case NextTokenOutput():
+            case head_modules.NextTokenOutput():
                 result = head(hidden.last, hidden.table)
-            case LSTMOutput() | Pooler() | ReplacedOutput():
+            case head_modules.LSTMOutput() | head_modules.Pooler() | head_modules.ReplacedOutput():
                 result = head(hidden.last, layout)
-            case OwnOutput() if self._is_of_sequences(kind):
+            case head_modules.OwnOutput() if self._is_of_sequences(kind):
                 result = head(head.pool(hidden.last, layout))
-            case LinearOutput() if self._is_of_sequences(kind):
+            case head_modules.LinearOutput() if self._is_of_sequences(kind):
                 read = self.heads["pooler"](hidden.last, layout) if pooled is None else pooled
                 result = head(read)
-            case LinearOutput() | OwnOutput() | DeepOutput():
+            case head_modules.LinearOutput() | head_modules.OwnOutput() | head_modules.DeepOutput():
                 result = head(hidden.last)
             case _:
                 what = f"the head {kind!r} is not one of the library"

@@ -35,17 +35,8 @@ from bothways.model.config import EncoderConfig
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
+from bothways.objectives import distillation_values
 from bothways.objectives.distillation_module import DistillationModule
-from bothways.objectives.distillation_values import (
-    AttentionScores,
-    CosineStates,
-    Counted,
-    DistilLoss,
-    HiddenStates,
-    MaskedTokens,
-    Relations,
-    SoftTargets,
-)
 from bothways.objectives.objective import ModelSpec, Objective, require_head
 from bothways.text.tokenizer import Tokenizer
 
@@ -71,7 +62,11 @@ class Distillation(Objective):
     """
 
     teacher: str = field(metadata=CHANGEABLE)  # the run knows it by its SHA-256
-    losses: tuple[DistilLoss, ...] = (SoftTargets(5.0), MaskedTokens(2.0), CosineStates(1.0))
+    losses: tuple[distillation_values.DistilLoss, ...] = (
+        distillation_values.SoftTargets(5.0),
+        distillation_values.MaskedTokens(2.0),
+        distillation_values.CosineStates(1.0),
+    )
     layers: tuple[int, ...] | None = None
     segments: FullSentences = FullSentences()
     masking: Masking | None = Masking()
@@ -87,10 +82,14 @@ class Distillation(Objective):
                 what, where = f"must be above 0, not {loss.weight}", f"losses.{number}.weight"
                 fix = "Leave out a loss that does not count."
                 raise ConfigError(what, where=f"objective.{where}", fix=fix)
-        if (soft := self.loss(SoftTargets)) and not 0 < soft.temperature < math.inf:
+        if (
+            soft := self.loss(distillation_values.SoftTargets)
+        ) and not 0 < soft.temperature < math.inf:
             what = f"the temperature must be above 0, not {soft.temperature}"
             raise ConfigError(what, where="objective.losses")
-        masked = self.loss(MaskedTokens) or (soft is not None and soft.at == "masked")
+        masked = self.loss(distillation_values.MaskedTokens) or (
+            soft is not None and soft.at == "masked"
+        )
         if self.masking is None and masked:
             what = "is none, and a loss is about masked tokens"
             raise ConfigError(what, where="objective.masking", fix="Give objective.masking.rate.")
@@ -112,7 +111,9 @@ class Distillation(Objective):
     def models(self, encoder: EncoderConfig) -> dict[str, ModelSpec]:
         """Return the student, "model", and the teacher with as many layers as are read."""
         heads = (MaskedHead(),)
-        predicts = self.loss(SoftTargets) or self.loss(MaskedTokens)
+        predicts = self.loss(distillation_values.SoftTargets) or self.loss(
+            distillation_values.MaskedTokens
+        )
         if predicts:
             require_head(self, encoder, MaskedHead())
         teacher = self._teacher()
@@ -120,7 +121,7 @@ class Distillation(Objective):
         read = dataclasses.replace(teacher, depth=self._depth_read(encoder, teacher))
         return {
             "model": ModelSpec(encoder, heads if predicts else ()),
-            "teacher": ModelSpec(read, heads if self.loss(SoftTargets) else ()),
+            "teacher": ModelSpec(read, heads if self.loss(distillation_values.SoftTargets) else ()),
         }
 
     @property
@@ -132,7 +133,7 @@ class Distillation(Objective):
         """Return the configuration of the teacher."""
         folder = resolve(resolve_run(self.teacher))
         config, weights = open_model(folder)
-        if self.loss(SoftTargets):
+        if self.loss(distillation_values.SoftTargets):
             known = heads_of(config, weights.shapes)
             if "masked" not in {head.kind for head in known}:
                 what = f"{self.teacher} has no masked LM head, which soft targets are read from"
@@ -143,13 +144,19 @@ class Distillation(Objective):
     def _depth_read(self, student: EncoderConfig, teacher: EncoderConfig) -> int:
         """Return the number of the teacher's layers that the losses read."""
         if teacher.sharing is not None or not all(
-            isinstance(loss, Relations | AttentionScores | MaskedTokens) for loss in self.losses
+            isinstance(
+                loss,
+                distillation_values.Relations
+                | distillation_values.AttentionScores
+                | distillation_values.MaskedTokens,
+            )
+            for loss in self.losses
         ):
             return teacher.depth
-        relations, deepest = self.loss(Relations), 1
+        relations, deepest = self.loss(distillation_values.Relations), 1
         if relations is not None:
             deepest = relations.teacher_layer or teacher.depth
-        if self.loss(AttentionScores):
+        if self.loss(distillation_values.AttentionScores):
             deepest = max(deepest, *self.layer_map(student.depth, teacher.depth))
         return deepest
 
@@ -182,9 +189,9 @@ class Distillation(Objective):
         for number, loss in enumerate(self.losses):
             where = f"objective.losses.{number}"
             match loss:
-                case MaskedTokens() | SoftTargets():
+                case distillation_values.MaskedTokens() | distillation_values.SoftTargets():
                     pass
-                case CosineStates():
+                case distillation_values.CosineStates():
                     if student.width != teacher.width:
                         what = (
                             f"the cosine is between vectors of one width, and the student has "
@@ -192,14 +199,14 @@ class Distillation(Objective):
                         )
                         fix = f"Set encoder.width={teacher.width}, or leave out this loss."
                         raise ConfigError(what, where=where, fix=fix)
-                case HiddenStates():
+                case distillation_values.HiddenStates():
                     self.layer_map(student.depth, teacher.depth)
-                case AttentionScores():
+                case distillation_values.AttentionScores():
                     self.layer_map(student.depth, teacher.depth)
                     for one in (student, teacher):
                         _check_scores(one, where)
                     _check_heads(student, teacher, where)
-                case Relations():
+                case distillation_values.Relations():
                     _check_relations(loss, student, teacher, where)
                 case _:
                     assert_never(loss)
@@ -210,7 +217,7 @@ class Distillation(Objective):
         """Return the sequence with tokens hidden, and the weight of its tokens."""
         if self.masking is not None:
             sequence = mask_tokens(sequence, self.masking, vocabulary, rng)
-        counted = Counted(np.ones(len(sequence), dtype=np.float32))
+        counted = distillation_values.Counted(np.ones(len(sequence), dtype=np.float32))
         return dataclasses.replace(sequence, targets={**sequence.targets, "counted": counted})
 
     def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> DistillationModule:
@@ -254,7 +261,7 @@ def _check_heads(student: EncoderConfig, teacher: EncoderConfig, where: str) -> 
 
 
 def _check_relations(
-    loss: Relations, student: EncoderConfig, teacher: EncoderConfig, where: str
+    loss: distillation_values.Relations, student: EncoderConfig, teacher: EncoderConfig, where: str
 ) -> None:
     require_at_least(1, where, heads=loss.heads)
     if student.width % loss.heads or teacher.width % loss.heads:

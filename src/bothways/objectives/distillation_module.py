@@ -18,26 +18,7 @@ from bothways.core.training_module import TrainingModule
 from bothways.model.encoder import Hidden, recorded_projections
 from bothways.model.init import initialise
 from bothways.model.model import Model
-from bothways.objectives.distillation_losses import (
-    compare_pairs,
-    cosine_distance,
-    in_parts,
-    relation_divergence,
-    soft_divergence,
-    squared_difference,
-    squared_distance,
-)
-from bothways.objectives.distillation_values import (
-    RELATIONS,
-    AttentionScores,
-    CosineStates,
-    Counted,
-    HiddenStates,
-    MaskedTokens,
-    Relations,
-    SoftTargets,
-    loss_names,
-)
+from bothways.objectives import distillation_losses, distillation_values
 from bothways.objectives.masked_lm import masked_prediction
 
 if TYPE_CHECKING:
@@ -71,10 +52,14 @@ class DistillationModule(TrainingModule):
         self.model, self.teacher, self.objective = model, teacher.requires_grad_(False), objective
         widths = model.config.width, teacher.config.width
         self.project: nn.Module = nn.Identity()
-        if objective.loss(HiddenStates) and widths[0] != widths[1]:
+        if objective.loss(distillation_values.HiddenStates) and widths[0] != widths[1]:
             self.project = nn.Linear(*widths)
             initialise(self.project, model.config.initial_range)
-        factors = {name: loss.weight for loss in objective.losses for name in loss_names(loss)}
+        factors = {
+            name: loss.weight
+            for loss in objective.losses
+            for name in distillation_values.loss_names(loss)
+        }
         self.coefficients = {name: factor for name, factor in factors.items() if factor != 1.0}
 
     def saved(self) -> Mapping[str, Model]:
@@ -88,36 +73,41 @@ class DistillationModule(TrainingModule):
     @property
     def partial(self) -> bool:
         """True if no loss reads the last vectors, so that the end of the student is not trained."""
-        read_last = (MaskedTokens, SoftTargets, CosineStates, HiddenStates)
+        read_last = (
+            distillation_values.MaskedTokens,
+            distillation_values.SoftTargets,
+            distillation_values.CosineStates,
+            distillation_values.HiddenStates,
+        )
         return not any(map(self.objective.loss, read_last)) or super().partial
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the numbers of tokens, of tokens × features, of pairs × heads by loss."""
-        counted = torch.as_tensor(batch.target("counted", Counted).weight)
+        counted = torch.as_tensor(batch.target("counted", distillation_values.Counted).weight)
         tokens = float(counted.sum(dtype=torch.float64))
         result: dict[str, float] = {}
         for loss in self.objective.losses:
             match loss:
-                case MaskedTokens():
+                case distillation_values.MaskedTokens():
                     weight = float(len(batch.target("masked", TokenTargets).ids))
-                case SoftTargets():
+                case distillation_values.SoftTargets():
                     masked = loss.at == "masked"
                     weight = (
                         float(len(batch.target("masked", TokenTargets).ids)) if masked else tokens
                     )
-                case CosineStates():
+                case distillation_values.CosineStates():
                     weight = tokens
-                case HiddenStates():
+                case distillation_values.HiddenStates():
                     weight = tokens * self.teacher.config.width
-                case AttentionScores():
+                case distillation_values.AttentionScores():
                     lengths = batch.layout.cu_seqlens.diff()[batch.layout.sequence_ids]
                     pairs = float((counted * lengths).sum(dtype=torch.float64))
                     weight = pairs * self.model.config.heads
-                case Relations():
+                case distillation_values.Relations():
                     weight = tokens * loss.heads
                 case _:
                     assert_never(loss)
-            result |= dict.fromkeys(loss_names(loss), weight)
+            result |= dict.fromkeys(distillation_values.loss_names(loss), weight)
         return result
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
@@ -125,22 +115,24 @@ class DistillationModule(TrainingModule):
         with torch.no_grad():
             theirs = self._read(self.teacher, batch, self._layers(teacher=True))
         ours = self._read(self.model, batch, self._layers(teacher=False))
-        counted = torch.as_tensor(batch.target("counted", Counted).weight)
+        counted = torch.as_tensor(batch.target("counted", distillation_values.Counted).weight)
         losses: dict[str, Loss] = {}
         for loss in self.objective.losses:
             match loss:
-                case MaskedTokens():
+                case distillation_values.MaskedTokens():
                     losses["masked"] = masked_prediction(self.model, batch, ours.hidden)[0]
-                case SoftTargets():
+                case distillation_values.SoftTargets():
                     losses["soft"] = Loss(self._soft(loss, batch, ours, theirs, counted))
-                case CosineStates():
-                    total = cosine_distance(ours.hidden.last, theirs.hidden.last, counted)
+                case distillation_values.CosineStates():
+                    total = distillation_losses.cosine_distance(
+                        ours.hidden.last, theirs.hidden.last, counted
+                    )
                     losses["cosine"] = Loss(total)
-                case HiddenStates():
+                case distillation_values.HiddenStates():
                     losses |= self._hidden(ours, theirs, counted)
-                case AttentionScores():
+                case distillation_values.AttentionScores():
                     losses["attention"] = Loss(self._attention(batch, ours, theirs, counted))
-                case Relations():
+                case distillation_values.Relations():
                     losses |= self._relations(loss, batch, ours, theirs, counted)
                 case _:
                     assert_never(loss)
@@ -149,13 +141,13 @@ class DistillationModule(TrainingModule):
     def _layers(self, teacher: bool) -> frozenset[int]:
         """Return the layers whose projections are compared, of one of the two."""
         result: set[int] = set()
-        if loss := self.objective.loss(Relations):
+        if loss := self.objective.loss(distillation_values.Relations):
             result.add(self._relation_layers(loss)[teacher])
-        if self.objective.loss(AttentionScores):
+        if self.objective.loss(distillation_values.AttentionScores):
             result |= {pair[teacher] for pair in self._pairs()}
         return frozenset(result)
 
-    def _relation_layers(self, loss: Relations) -> tuple[int, int]:
+    def _relation_layers(self, loss: distillation_values.Relations) -> tuple[int, int]:
         """Return the layer of the student and that of the teacher."""
         student, teacher = self.model.config.depth, self.teacher.config.depth
         return loss.student_layer or student, loss.teacher_layer or teacher
@@ -168,20 +160,25 @@ class DistillationModule(TrainingModule):
     def _read(self, model: Model, batch: Batch, layers: frozenset[int]) -> _Read:
         """Run an encoder as far as the losses need it."""
         encoder, objective = model.encoder, self.objective
-        soft = objective.loss(SoftTargets)
-        masked = objective.loss(MaskedTokens) or (soft and soft.at == "masked")
+        soft = objective.loss(distillation_values.SoftTargets)
+        masked = objective.loss(distillation_values.MaskedTokens) or (soft and soft.at == "masked")
         only: Tensor | None = batch.ids.new_zeros(0)
         if masked:
             only = torch.as_tensor(batch.target("masked", TokenTargets).index)
-        if objective.loss(CosineStates) or (soft and soft.at == "all"):
+        if objective.loss(distillation_values.CosineStates) or (soft and soft.at == "all"):
             only = None
-        keep = objective.loss(HiddenStates) is not None
+        keep = objective.loss(distillation_values.HiddenStates) is not None
         with recorded_projections(encoder, layers) as found:
             hidden = encoder(batch, keep_layers=keep, only=only)
         return _Read(hidden, {layer: qkv[: len(batch.ids)] for layer, qkv in found.items()})
 
     def _soft(
-        self, loss: SoftTargets, batch: Batch, ours: _Read, theirs: _Read, counted: Tensor
+        self,
+        loss: distillation_values.SoftTargets,
+        batch: Batch,
+        ours: _Read,
+        theirs: _Read,
+        counted: Tensor,
     ) -> Tensor:
         """Compare predictions, for some tokens at a time."""
         if loss.at == "masked":
@@ -200,16 +197,18 @@ class DistillationModule(TrainingModule):
                 # An embedding may have more rows than there are tokens, to a round number.
                 target = self.teacher.heads["masked"](y[part], theirs.hidden.table)[:, :vocab]
             logits = head(rows, ours.hidden.table)
-            return soft_divergence(logits, target, weight[part], loss.temperature)
+            return distillation_losses.soft_divergence(
+                logits, target, weight[part], loss.temperature
+            )
 
         learned = [p for name, p in head.named_parameters() if not name.startswith("position.")]
-        return in_parts(compute, x, [ours.hidden.table, *learned], LOGIT_ROWS)
+        return distillation_losses.in_parts(compute, x, [ours.hidden.table, *learned], LOGIT_ROWS)
 
     def _hidden(self, ours: _Read, theirs: _Read, counted: Tensor) -> dict[str, Loss]:
         def distance(student: int, teacher: int) -> Tensor:
             """Compare the outputs of two layers; 0 is the embedding."""
             x = self.project(ours.hidden.layers[student])
-            return squared_distance(x, theirs.hidden.layers[teacher], counted)
+            return distillation_losses.squared_distance(x, theirs.hidden.layers[teacher], counted)
 
         layers = torch.stack([distance(*pair) for pair in self._pairs()]).sum()
         return {"embedding": Loss(distance(0, 0)), "hidden": Loss(layers)}
@@ -221,11 +220,20 @@ class DistillationModule(TrainingModule):
                 read.projections[layer].unbind(1)
                 for read, layer in zip((ours, theirs), pair, strict=True)
             )
-            parts.append(compare_pairs(squared_difference, batch.layout, counted, (q, k), (qt, kt)))
+            parts.append(
+                distillation_losses.compare_pairs(
+                    distillation_losses.squared_difference, batch.layout, counted, (q, k), (qt, kt)
+                )
+            )
         return torch.stack(parts).sum()
 
     def _relations(
-        self, loss: Relations, batch: Batch, ours: _Read, theirs: _Read, counted: Tensor
+        self,
+        loss: distillation_values.Relations,
+        batch: Batch,
+        ours: _Read,
+        theirs: _Read,
+        counted: Tensor,
     ) -> dict[str, Loss]:
         pair = self._relation_layers(loss)
         student, teacher = (
@@ -233,6 +241,10 @@ class DistillationModule(TrainingModule):
             for read, layer in zip((ours, theirs), pair, strict=True)
         )
         return {
-            name: Loss(compare_pairs(relation_divergence, batch.layout, counted, (a, a), (t, t)))
-            for name, a, t in zip(RELATIONS, student, teacher, strict=True)
+            name: Loss(
+                distillation_losses.compare_pairs(
+                    distillation_losses.relation_divergence, batch.layout, counted, (a, a), (t, t)
+                )
+            )
+            for name, a, t in zip(distillation_values.RELATIONS, student, teacher, strict=True)
         }

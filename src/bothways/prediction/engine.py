@@ -24,12 +24,7 @@ from bothways.core.sequence import Sequence
 from bothways.core.terminal import counted
 from bothways.data.loader import in_batches
 from bothways.model.model import Model
-from bothways.prediction.prepared_model import (
-    PredictPrecision,
-    PreparedModel,
-    gains_at_bulk,
-    prepare_model,
-)
+from bothways.prediction import prepared_model
 from bothways.tasks.base import E, EncodedExample, Metrics, Output, P, Reading, Task, TaskModel
 
 T = TypeVar("T")
@@ -119,12 +114,12 @@ DEFAULT_PREDICT = PredictConfig()
 
 def prepare_learner(
     learner: TaskModel[E, P],
-    precision: PredictPrecision = "fp32",
+    precision: prepared_model.PredictPrecision = "fp32",
     *,
     batch_invariant: bool = False,
 ) -> TaskModel[E, P]:
     """Return the task in evaluation mode with its model prepared, see `prepare_model`."""
-    model = prepare_model(learner.model, precision, batch_invariant=batch_invariant)
+    model = prepared_model.prepare_model(learner.model, precision, batch_invariant=batch_invariant)
     made = type(learner)(learner.task, model, learner.tokenizer, learner.labels, learner.length)
     return made.eval()
 
@@ -186,9 +181,9 @@ def predict_sequences(
 ) -> list[Output]:
     """Return the model's output for each sequence; `on_share` is called after each batch."""
     bulk = sum(map(len, sequences)) >= TUNING.prepare_tokens
-    if bulk and gains_at_bulk(learner.model):
+    if bulk and prepared_model.gains_at_bulk(learner.model):
         learner = prepare_learner(learner)
-    if isinstance(learner.model, PreparedModel):
+    if isinstance(learner.model, prepared_model.PreparedModel):
         learner.model.check_process()
         device, dtype = learner.model.device, learner.model.autocast_dtype
         splits = learner.model.splits_batches
@@ -217,7 +212,7 @@ def _in_batches(
     model: Model, sequences: Many[Sequence], tokens: int, device: torch.device
 ) -> Iterator[tuple[list[int], Batch]]:
     """Batch sequences as `in_batches`; by itself what would change the others' kernel."""
-    if not isinstance(model, PreparedModel) or not model.batch_invariant:
+    if not isinstance(model, prepared_model.PreparedModel) or not model.batch_invariant:
         yield from in_batches(sequences, tokens, device)
         return
     short = [n for n, sequence in enumerate(sequences) if len(sequence) <= model.longest_fused]

@@ -30,17 +30,11 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.core.sequence import Sequence
 from bothways.core.targets import TokenTargets
 from bothways.model.encoder import Encoder, recorded_attentions
+from bothways.tasks import predictions
 from bothways.tasks.base import EncodedExample, TaskModel
 from bothways.tasks.classification.task import TextClassifier
 from bothways.tasks.mask_filling.task import MaskFiller
 from bothways.tasks.multilabel.task import MultilabelClassifier
-from bothways.tasks.predictions import (
-    ClassPrediction,
-    MultilabelPrediction,
-    ScorePrediction,
-    TagPrediction,
-    VectorPrediction,
-)
 from bothways.tasks.regression.task import Regressor
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import EncodedSentence, Tagger
@@ -158,18 +152,18 @@ def value_of(prediction: Any, target: ExplainedOutput, labels: Many[str]) -> flo
         DataError: the prediction is of another kind, or has no such label or word.
     """
     match prediction:
-        case ClassPrediction() | MultilabelPrediction():
+        case predictions.ClassPrediction() | predictions.MultilabelPrediction():
             return prediction.probabilities[_known(target.label, labels)]
-        case ScorePrediction():
+        case predictions.ScorePrediction():
             return prediction.score
-        case TagPrediction():
+        case predictions.TagPrediction():
             place = [*labels].index(_known(target.label, labels))
             if not 0 <= target.word < len(prediction.words):
                 raise _no_word(target.word, len(prediction.words))
             return float(prediction.probabilities[target.word, place])
-        case VectorPrediction() if prediction.cosine is not None:
+        case predictions.VectorPrediction() if prediction.cosine is not None:
             return prediction.cosine
-        case VectorPrediction():
+        case predictions.VectorPrediction():
             raise DataError("give two texts: their cosine is explained", where="inputs")
         case _:
             what = f"a {type(prediction).__name__} has no number that a word could change"
@@ -183,7 +177,7 @@ def effect_without(
 
     NaN for the word whose own tag is the target.
     """
-    if isinstance(prediction, TagPrediction):
+    if isinstance(prediction, predictions.TagPrediction):
         if place == target.word:
             return float("nan")
         target = target._replace(word=target.word - (place < target.word))

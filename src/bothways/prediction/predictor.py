@@ -26,25 +26,11 @@ from bothways.core.runtime.devices import choose_device
 from bothways.core.terminal import counted, listed
 from bothways.data.given_rows import Given, given_rows, is_example, plain_value
 from bothways.data.tables import TableRow
+from bothways.hub import sentence_transformers
 from bothways.hub.hf_config import RECORD
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.resolve import PROGRAM, resolve_run
-from bothways.hub.sentence_transformers import (
-    PROJECTION,
-    SIMILARITY,
-    CrossEncoderConfig,
-    SentenceEncoderConfig,
-    read_program_config,
-    read_projection,
-)
-from bothways.prediction.engine import (
-    DEFAULT_PREDICT,
-    PredictConfig,
-    PredictionCounts,
-    evaluate_task,
-    predict,
-    prepare_learner,
-)
+from bothways.prediction import engine
 from bothways.prediction.prepared_model import PredictPrecision, PreparedModel
 from bothways.prediction.session_model import Runtime, SessionModel, open_session
 from bothways.prediction.static_model import StaticModel, open_static
@@ -109,7 +95,7 @@ class Predictor:
         self.learner = (
             learner.eval()
             if prepared
-            else prepare_learner(learner, precision, batch_invariant=batch_invariant)
+            else engine.prepare_learner(learner, precision, batch_invariant=batch_invariant)
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -261,9 +247,9 @@ class Predictor:
         return 1.0 - float((errors**2).sum()) / variance if variance else float("nan")
 
     def _all(self, inputs: Any, batch_size: int | None) -> Iterator[Any]:
-        window = PredictConfig.window if batch_size is None else batch_size
+        window = engine.PredictConfig.window if batch_size is None else batch_size
         items = [inputs] if _is_one(inputs) else inputs
-        return self.stream(items, PredictConfig(window=window))
+        return self.stream(items, engine.PredictConfig(window=window))
 
     def _answer(self, prediction: Any) -> Any:
         if not hasattr(prediction, "answer"):
@@ -274,11 +260,13 @@ class Predictor:
         what = f"a predictor for the task {self.learner.task.name!r} has no {name}"
         return MissingMethod(what, where="task", fix="Call it: predictor(inputs).")
 
-    def stream(self, inputs: Given, config: PredictConfig = DEFAULT_PREDICT) -> Iterator[Any]:
+    def stream(
+        self, inputs: Given, config: engine.PredictConfig = engine.DEFAULT_PREDICT
+    ) -> Iterator[Any]:
         """Yield a prediction for each input, in order; a window of inputs is read at a time."""
         rows = enumerate(given_rows(inputs, "inputs"), 1)
         examples = (read_input(self.learner, item, number) for number, item in rows)
-        return (prediction for _, prediction in predict(self.learner, examples, config))
+        return (prediction for _, prediction in engine.predict(self.learner, examples, config))
 
     def encode(  # noqa: PLR0913 – the names of sentence-transformers
         self,
@@ -351,7 +339,9 @@ class Predictor:
         """
         a, b = (self._vectors(items) for items in (first, second))
         result: NDArray[np.float32]
-        match self.learner.model.kept.get(PROGRAM, {}).get(SIMILARITY, "cosine"):
+        match self.learner.model.kept.get(PROGRAM, {}).get(
+            sentence_transformers.SIMILARITY, "cosine"
+        ):
             case "dot" | "dot_score":
                 result = a @ b.T
             case "euclidean":
@@ -384,8 +374,8 @@ class Predictor:
         self,
         data: str | Path | Reading[Any] | Given,
         answers: Any = None,
-        config: PredictConfig = DEFAULT_PREDICT,
-        counts: PredictionCounts | None = None,
+        config: engine.PredictConfig = engine.DEFAULT_PREDICT,
+        counts: engine.PredictionCounts | None = None,
     ) -> Metrics:
         """Return the metrics on labelled data, in constant memory.
 
@@ -401,16 +391,16 @@ class Predictor:
             examples = self._examples(data, labelled=True)
         else:
             examples = self._answered(data, answers)
-        return evaluate_task(self.learner, examples, config, counts)
+        return engine.evaluate_task(self.learner, examples, config, counts)
 
     def predict_examples(
         self,
         data: str | Path | Reading[Any] | Given,
-        config: PredictConfig = DEFAULT_PREDICT,
-        counts: PredictionCounts | None = None,
+        config: engine.PredictConfig = engine.DEFAULT_PREDICT,
+        counts: engine.PredictionCounts | None = None,
     ) -> Iterator[tuple[Any, Any]]:
         """Yield (example, prediction) for a file, a reading or rows in order; constant memory."""
-        return predict(self.learner, self._examples(data, labelled=False), config, counts)
+        return engine.predict(self.learner, self._examples(data, labelled=False), config, counts)
 
     def _examples(self, data: Any, *, labelled: bool) -> Iterable[Any]:
         if isinstance(data, str | Path):
@@ -616,9 +606,11 @@ def _bind(
     record = _record(loaded, None if name is None else task_kind(name))
     task = configs.load(type(record.task), base=record.task, overrides=settings)
     _check_heads(task, loaded)
-    projection = read_projection(loaded.folder) if task.name == "embed" else None
+    projection = (
+        sentence_transformers.read_projection(loaded.folder) if task.name == "embed" else None
+    )
     if projection is not None:
-        loaded.model.heads[PROJECTION] = projection
+        loaded.model.heads[sentence_transformers.PROJECTION] = projection
     known = (length, record.length, loaded.model.config.max_positions)
     longest = next(value for value in known if value is not None)
     tokenizer = loaded.tokenizer()
@@ -665,10 +657,14 @@ def _record(loaded: LoadedModel, kind: str | None) -> FolderRecord:
     if ours.task is not None and kind in (None, ours.task.name):
         return FolderRecord(ours.task, ours.length)
     if kind in (None, "embed", "rerank"):
-        match read_program_config(loaded.folder, loaded.model.config.max_positions):
-            case SentenceEncoderConfig() as encoder if kind != "rerank":
+        match sentence_transformers.read_program_config(
+            loaded.folder, loaded.model.config.max_positions
+        ):
+            case sentence_transformers.SentenceEncoderConfig() as encoder if kind != "rerank":
                 return FolderRecord(sentence_encoder(encoder), encoder.length)
-            case CrossEncoderConfig() as reranker if kind != "embed" and len(loaded.labels) == 1:
+            case sentence_transformers.CrossEncoderConfig() as reranker if (
+                kind != "embed" and len(loaded.labels) == 1
+            ):
                 return FolderRecord(cross_encoder(reranker), reranker.length)
     return FolderRecord(_default_task(loaded, kind), ours.length)
 

@@ -20,14 +20,7 @@ from torch import Tensor, nn
 
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, ResourceError
-from bothways.core.runtime.devices import (
-    Precision,
-    describe_device,
-    device_of,
-    has_int8,
-    packs_weights,
-    resolve_precision,
-)
+from bothways.core.runtime import devices
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.attention.dispatch import AttentionCall, Compiled, choose
 from bothways.model.attention.patterns import Full
@@ -45,7 +38,7 @@ from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Learned, Sinusoidal
 from bothways.model.self_attention import GroupedProjection
 
-PredictPrecision = Precision | Literal["int8"]
+PredictPrecision = devices.Precision | Literal["int8"]
 """The precision of matrix products in predictions."""
 PackLayer = Callable[[nn.Linear], nn.Module]
 """Makes the packed form of a dense layer."""
@@ -187,7 +180,7 @@ class PreparedEncoder(Encoder):
         int8 = isinstance(prepared[0].mlp.up, Int8Linear)
         in_tiles = int8 and _has_amx()
         dtype = torch.bfloat16 if in_tiles else projections[0].dtype
-        device = device_of(self)
+        device = devices.device_of(self)
         self.max_tokens = prepared[0].max_fused_rows
         self._attention = functools.partial(
             AttentionCall, device, dtype, config.width // config.heads
@@ -249,7 +242,7 @@ class PreparedModel(Model):
         if pack_head is not None:
             _pack_layers(encoder.embedding, ("project",), pack_head)
         self.encoder = PreparedEncoder(encoder, pack)
-        self.device = device_of(parts)
+        self.device = devices.device_of(parts)
         self.autocast_dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.splits_batches = getattr(self.encoder, "max_tokens", 0.0) == math.inf
         self.batch_invariant = pack_head is not None and self.splits_batches
@@ -298,17 +291,17 @@ def prepare_model(
     Raises:
         ConfigError: int8 on a device without it or for a model without blocks.
     """
-    device = device_of(model)
+    device = devices.device_of(model)
     if precision == "int8":
         _check_int8(model, device)
         resolved: Literal["fp32", "bf16", "int8"] = "int8"
         pack: PackLayer = Int8Linear
         dtype = torch.float32
     else:
-        dtype = resolve_precision(precision, device)
+        dtype = devices.resolve_precision(precision, device)
         resolved = "bf16" if dtype is torch.bfloat16 else "fp32"
         pack = layer_packer(device, dtype, batch_invariant=batch_invariant)
-    own = batch_invariant and packs_weights(device) and _has_kernels(dtype)
+    own = batch_invariant and devices.packs_weights(device) and _has_kernels(dtype)
     pack_head = layer_packer(device, dtype, batch_invariant=True) if own else None
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return PreparedModel(copy.deepcopy(model, tensors), pack, resolved, pack_head)
@@ -326,7 +319,7 @@ def layer_packer(
     | CPU, if `packs_weights` | any other case | | `OneDNNLinear` |
     | any other | | | unchanged |
     """
-    if not packs_weights(device):
+    if not devices.packs_weights(device):
         return lambda linear: linear
     if _has_kernels(dtype):
         return functools.partial(PanelLinear, dtype=dtype, batch_invariant=batch_invariant)
@@ -348,12 +341,12 @@ def gains_at_bulk(model: Model) -> bool:
     """
     if isinstance(model, PreparedModel) or not _has_amx():  # an exported one has no parameters
         return False
-    return device_of(model).type == "cpu"
+    return devices.device_of(model).type == "cpu"
 
 
 def _check_int8(model: Model, device: torch.device) -> None:
-    if not has_int8(device):
-        what = f"int8 needs instructions that {describe_device(device)} does not have"
+    if not devices.has_int8(device):
+        what = f"int8 needs instructions that {devices.describe_device(device)} does not have"
         fix = "Set the precision to auto or fp32, or the device to cpu."
         raise ConfigError(what, where="precision", fix=fix)
 

@@ -21,14 +21,8 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 
+from bothways.core import errors
 from bothways.core.atomic_files import make_folder, replace_text
-from bothways.core.errors import (
-    ConfigError,
-    DataError,
-    FolderError,
-    TokenizerError,
-    installed,
-)
 from bothways.core.json_reader import read_object
 from bothways.core.progress import SILENT, Part, Progress
 from bothways.core.runtime.devices import choose_device
@@ -195,7 +189,7 @@ def adapt(  # noqa: PLR0913 – one option per question
         return Adaptation(done, before, {}, fit, fresh)
     best = dataclasses.replace(start, start=str(done.folder))
     after = _by_main(plan, lambda: scores_of(best, corpora, device, Part(progress, "after")))
-    if is_main(plan) and installed("matplotlib", "jinja2"):
+    if is_main(plan) and errors.installed("matplotlib", "jinja2"):
         where = choose_device(device)
         write_adapt_page(out / "report.html", start, done, (before, after), fit, fresh, where)
     return Adaptation(done, before, after, fit, fresh)
@@ -205,7 +199,9 @@ def _check(replay_share: float) -> None:
     """Refuse a share that is none."""
     if not 0 <= replay_share < 1:
         what = f"must be at least 0 and below 1, not {replay_share:g}"
-        raise ConfigError(what, where="replay_share", fix="0.1 reads general text in a tenth.")
+        raise errors.ConfigError(
+            what, where="replay_share", fix="0.1 reads general text in a tenth."
+        )
 
 
 def _by_main(plan: Plan, make: Callable[[], T]) -> T:
@@ -223,7 +219,7 @@ def _nothing_left(out: Path, plan: Plan) -> Iterator[None]:
     new, empty = not out.exists(), not out.exists() or not any(out.iterdir())
     try:
         yield
-    except (ConfigError, DataError, FolderError, TokenizerError):
+    except (errors.ConfigError, errors.DataError, errors.FolderError, errors.TokenizerError):
         if empty and latest_checkpoint(out) is None and latest_checkpoint(out / "head") is None:
             for place in [out] if new else list(out.iterdir()):
                 shutil.rmtree(place) if place.is_dir() else place.unlink()
@@ -320,7 +316,7 @@ def _corpus(
         corpus = Corpus.open(given[0])
         if corpus.tokenizer.backend.get_vocab() != tokenizer.backend.get_vocab():
             what = f"the corpus {given[0]} was built with another vocabulary than the model's"
-            raise ConfigError(what, where=name, fix="Give the text itself.")
+            raise errors.ConfigError(what, where=name, fix="Give the text itself.")
         return corpus
     folder = out / "corpora" / name
     make_folder(folder.parent)
@@ -356,7 +352,7 @@ def _train_head(
     until = part_of(settings.training.end, HEAD_SHARE)
     if not isinstance(settings.objective, MaskedLM):
         what = f"the model has no head for {settings.objective.kind!r}, and none can be started"
-        raise ConfigError(what, where="model", fix="Give a model that predicts tokens.")
+        raise errors.ConfigError(what, where="model", fix="Give a model that predicts tokens.")
     first = dataclasses.replace(
         settings,
         training=dataclasses.replace(
@@ -381,7 +377,7 @@ def _measured(
 ) -> dict[str, dict[str, float]]:
     """Return the metrics before the run, from its first session."""
     if file.exists():
-        stored: dict[str, dict[str, float]] = read_object(file, ConfigError)
+        stored: dict[str, dict[str, float]] = read_object(file, errors.ConfigError)
         return stored
     found = scores_of(settings, corpora, device, progress)
     replace_text(file, json.dumps(found))

@@ -12,15 +12,10 @@ from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.model.families.catalogue import family_for
 from bothways.model.heads import token_head
+from bothways.objectives import replaced_tokens
 from bothways.objectives.catalogue import default_objective
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence
 from bothways.objectives.objective import Objective
-from bothways.objectives.replaced_tokens import (
-    Narrower,
-    ReplacedTokens,
-    Shallower,
-    generator_of,
-)
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.pretraining.build import start_folders
 from bothways.pretraining.config import PretrainConfig
@@ -66,7 +61,7 @@ def _knows_order(loaded: LoadedModel) -> bool:
     return family is not None and family.model_type == "albert"
 
 
-def replaced_tokens_of(loaded: LoadedModel, source: str) -> ReplacedTokens:
+def replaced_tokens_of(loaded: LoadedModel, source: str) -> replaced_tokens.ReplacedTokens:
     """Return the objective of a discriminator and the generator next to it.
 
     Raises:
@@ -74,7 +69,10 @@ def replaced_tokens_of(loaded: LoadedModel, source: str) -> ReplacedTokens:
     """
     encoder = loaded.model.config
     settings = PretrainConfig(
-        encoder, Training(Steps(1), AdamW(), Constant()), ReplacedTokens(), start=source
+        encoder,
+        Training(Steps(1), AdamW(), Constant()),
+        replaced_tokens.ReplacedTokens(),
+        start=source,
     )
     folder = start_folders(settings).get("generator")
     if folder is None:
@@ -90,17 +88,19 @@ def replaced_tokens_of(loaded: LoadedModel, source: str) -> ReplacedTokens:
     return _with_generator(loaded, folder)
 
 
-def _with_generator(loaded: LoadedModel, folder: Path) -> ReplacedTokens:
+def _with_generator(loaded: LoadedModel, folder: Path) -> replaced_tokens.ReplacedTokens:
     """Return the objective for a discriminator and the generator in a folder."""
     generator, encoder = load_model(folder).model, loaded.model.config
     other = generator.config
-    shapes: list[Narrower | Shallower] = [
-        Narrower(min(1.0, other.width / encoder.width)),
-        Shallower(min(1.0, other.depth / encoder.depth)),
+    shapes: list[replaced_tokens.Narrower | replaced_tokens.Shallower] = [
+        replaced_tokens.Narrower(min(1.0, other.width / encoder.width)),
+        replaced_tokens.Shallower(min(1.0, other.depth / encoder.depth)),
     ]
     plain = dataclasses.replace(other, dropout=encoder.dropout)
-    shape = next((one for one in shapes if generator_of(encoder, one) == plain), shapes[0])
+    shape = next(
+        (one for one in shapes if replaced_tokens.generator_of(encoder, one) == plain), shapes[0]
+    )
     name = "encoder.embedding.token.weight"
     tables = [model.state_dict()[name] for model in (loaded.model, generator)]
     shared = tables[0].shape == tables[1].shape and torch.equal(*tables)
-    return ReplacedTokens(generator=shape, sharing="shared" if shared else "none")
+    return replaced_tokens.ReplacedTokens(generator=shape, sharing="shared" if shared else "none")

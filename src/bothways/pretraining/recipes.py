@@ -22,16 +22,9 @@ from bothways.model.families.catalogue import family_for
 from bothways.model.families.electra import READOUT
 from bothways.model.positions import Learned
 from bothways.model.readout import Readout
+from bothways.objectives import distillation_values
 from bothways.objectives.catalogue import default_objective
 from bothways.objectives.distillation import Distillation
-from bothways.objectives.distillation_values import (
-    AttentionScores,
-    CosineStates,
-    HiddenStates,
-    MaskedTokens,
-    Relations,
-    SoftTargets,
-)
 from bothways.objectives.masked_lm import MaskedLM, MaskedObjective, with_masking
 from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens, Shallower
@@ -350,7 +343,11 @@ def distilbert(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
         ),
         objective=Distillation(
             teacher,
-            (SoftTargets(5.0, temperature=2.0), MaskedTokens(2.0), CosineStates(1.0)),
+            (
+                distillation_values.SoftTargets(5.0, temperature=2.0),
+                distillation_values.MaskedTokens(2.0),
+                distillation_values.CosineStates(1.0),
+            ),
             masking=Masking(unit=RareTokens(0.7), replacements=AnyToken()),
         ),
         phases=_full_length(encoder),
@@ -374,7 +371,11 @@ def tinybert(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
             BertAdam(lr=5e-5, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
             GoogleLinear(0.1),
         ),
-        objective=Distillation(teacher, (HiddenStates(), AttentionScores()), masking=None),
+        objective=Distillation(
+            teacher,
+            (distillation_values.HiddenStates(), distillation_values.AttentionScores()),
+            masking=None,
+        ),
         phases=(PretrainPhase(min(128, encoder.max_positions)),),
         batch=ExampleBudget(256),
     )
@@ -403,7 +404,9 @@ def minilm(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
             AdamW(lr=6e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
             Linear(0.01),  # 4,000 updates
         ),
-        objective=Distillation(teacher, (Relations(1.0, heads, layer),), masking=None),
+        objective=Distillation(
+            teacher, (distillation_values.Relations(1.0, heads, layer),), masking=None
+        ),
         phases=_full_length(encoder),
         batch=ExampleBudget(256),
     )

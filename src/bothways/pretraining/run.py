@@ -35,33 +35,19 @@ from bothways.hub.model_folder import save_model
 from bothways.hub.provenance import digest_of_model
 from bothways.model.model import Model
 from bothways.objectives.step_cost import objective_flops
-from bothways.pretraining.build import (
-    build_models,
-    memory_demand,
-    mixed_loader_of,
-    preflight,
-    vocabulary_of,
-)
+from bothways.pretraining import build
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.evaluation import HeldOut, MixedHeldOut
 from bothways.pretraining.run_page import write_run_page
-from bothways.training import run
+from bothways.training import parallel, run
 from bothways.training.durations import part_of
-from bothways.training.parallel import (
-    Plan,
-    connected,
-    is_main,
-    plan_here,
-    rank_device,
-    require_agreement,
-)
 from bothways.training.preflight.machine import choose_parallelism, compute_as, peak_of
 from bothways.training.run import Training
 from bothways.training.run_folder import run_folder
 from bothways.training.state import RunState
 from bothways.training.store import FolderStore, MemoryStore
 
-MakeHeldOut = Callable[[TrainingModule, Plan], HeldOut]
+MakeHeldOut = Callable[[TrainingModule, parallel.Plan], HeldOut]
 """Makes what evaluates a learner on text of its own."""
 
 
@@ -131,32 +117,36 @@ def pretrain(
         ConfigError, FolderError, TokenizerError: `settings.start` cannot be used.
         BothwaysError: the preflight finds errors, or a loss is not finite.
     """
-    plan, corpora = plan_here(), Corpora.of(corpus, settings.mixture)
+    plan, corpora = parallel.plan_here(), Corpora.of(corpus, settings.mixture)
     if len(corpora.parts) > 1 and settings.mixture is None:
         settings = dataclasses.replace(settings, mixture=Smoothed())
-    progress = progress if is_main(plan) else SILENT
-    where = rank_device(plan, choose_device(device))
+    progress = progress if parallel.is_main(plan) else SILENT
+    where = parallel.rank_device(plan, choose_device(device))
     progress.stage("checking the data and the machine")
-    for finding in preflight(settings, corpora, folder, where, plan):
+    for finding in build.preflight(settings, corpora, folder, where, plan):
         progress.message(f"{finding.severity}: {finding}")
-    models = build_models(settings, corpora.first)
-    vocabulary = vocabulary_of(corpora, settings.objective)
+    models = build.build_models(settings, corpora.first)
+    vocabulary = build.vocabulary_of(corpora, settings.objective)
     learner = settings.objective.learner(models, vocabulary).to(where)
     for model in models.values():
         compute_as(model.encoder, settings.training, where)
     # The main rank takes the folder before the ranks meet, so that none writes into another run's.
     with contextlib.ExitStack() as stack:
-        if folder is not None and is_main(plan):
+        if folder is not None and parallel.is_main(plan):
             stack.enter_context(run_folder(folder, resume=resume, progress=progress))
-        stack.enter_context(connected(plan, where))
+        stack.enter_context(parallel.connected(plan, where))
         digests = digests_of(settings, corpora)
-        require_agreement(plan, flatten(configs.to_dict(settings)) | digests, files=("start",))
-        plan = choose_parallelism(plan, settings.sharding, memory_demand(settings), where, progress)
+        parallel.require_agreement(
+            plan, flatten(configs.to_dict(settings)) | digests, files=("start",)
+        )
+        plan = choose_parallelism(
+            plan, settings.sharding, build.memory_demand(settings), where, progress
+        )
         flops = objective_flops(settings.objective, settings.encoder, settings.phases[0].length)
         peak = peak_of(flops, settings.training, where, plan)
         # After the peak, which draws the first time in a process.
         torch.manual_seed(settings.seed + 1 + plan.rank)
-        if folder is not None and is_main(plan):
+        if folder is not None and parallel.is_main(plan):
             data = RunData(folders_of(corpora), digests, held_out is None)
             text = json.dumps(dataclasses.asdict(data), ensure_ascii=False)
             replace_text(folder / DATA, text)
@@ -181,7 +171,7 @@ def pretrain(
         done = dataclasses.replace(done, metrics=scoring(progress))
         if folder is None:
             return done
-        if is_main(plan):
+        if parallel.is_main(plan):
             _save(done, settings, corpora, folder)
             if installed("matplotlib", "jinja2"):
                 write_run_page(folder / "report.html", settings, done.metrics, state, where)
@@ -235,7 +225,7 @@ def digests_of(settings: PretrainConfig, corpora: Corpora) -> dict[str, str]:
 def _split(
     settings: PretrainConfig,
     corpora: Corpora,
-    plan: Plan,
+    plan: parallel.Plan,
     learner: TrainingModule,
     held_out: MakeHeldOut | None,
 ) -> tuple[dict[str, DocumentIds], HeldOut | MixedHeldOut]:
@@ -260,7 +250,7 @@ def phases_of(
     settings: PretrainConfig,
     corpora: Corpora,
     chosen: Mapping[str, DocumentIds],
-    plan: Plan,
+    plan: parallel.Plan,
     device: torch.device,
 ) -> list[run.TrainingPhase]:
     """Return the phases of the run, each with its data from a cursor on.
@@ -272,7 +262,7 @@ def phases_of(
 
     def steps(state: RunState) -> Iterable[TrainingStep]:
         """Return the data of the current phase."""
-        loader = mixed_loader_of(settings, corpora, chosen, plan, state.phase, state.ends)
+        loader = build.mixed_loader_of(settings, corpora, chosen, plan, state.phase, state.ends)
         return ahead(loader.steps(state.cursor, state.tokens), device)
 
     ends = np.cumsum([phase.share for phase in settings.phases])

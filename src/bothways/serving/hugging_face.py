@@ -13,62 +13,37 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema
 from typing_extensions import NotRequired, TypedDict
 
-from bothways.serving import rerank, tei
+from bothways.serving import requests, rerank, shapes, tei
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
-from bothways.serving.requests import (
-    PAIR,
-    TEXT,
-    Count,
-    Flag,
-    Items,
-    Options,
-    RequestBody,
-    Text,
-    Texts,
-    TruncatedRequest,
-    Truncation,
-    either,
-    list_of,
-)
-from bothways.serving.shapes import (
-    Answer,
-    LabelScore,
-    OwnRequest,
-    Query,
-    as_input,
-    as_list,
-    class_scores,
-    own,
-)
 from bothways.tasks.mask_filling.task import MaskFillingTask
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 
-_LABELLED = either(TEXT, PAIR, {"type": "object"})
+_LABELLED = requests.either(requests.TEXT, requests.PAIR, {"type": "object"})
 _QUESTION = {
     "type": "object",
-    "properties": {"question": TEXT, "context": TEXT},
+    "properties": {"question": requests.TEXT, "context": requests.TEXT},
     "required": ["question", "context"],
 }
 
 
-class ClassificationParameters(Truncation):
+class ClassificationParameters(requests.Truncation):
     """Parameters of classifications."""
 
     refused = MappingProxyType({"return_all_scores": "is not known: all scores are returned"})
-    top_k: Count | None = None
+    top_k: requests.Count | None = None
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
 
 
-class TaggingParameters(Truncation):
+class TaggingParameters(requests.Truncation):
     """Parameters of tags."""
 
     refused = MappingProxyType({"stride": "cannot be chosen: the windows are those of the task"})
     aggregation_strategy: Literal["none", "simple", "first", "average", "max"] = "simple"
-    ignore_labels: list[Text] = Field(default=["O"])
+    ignore_labels: list[requests.Text] = Field(default=["O"])
 
 
-class AnswerParameters(Truncation):
+class AnswerParameters(requests.Truncation):
     """Parameters of answers."""
 
     refused = MappingProxyType(
@@ -77,59 +52,66 @@ class AnswerParameters(Truncation):
             "cannot be chosen: the windows are those of the task",
         )
     )
-    top_k: Count = 1
-    max_answer_len: Annotated[Count, Field(description="in tokens")] | None = None
+    top_k: requests.Count = 1
+    max_answer_len: Annotated[requests.Count, Field(description="in tokens")] | None = None
     handle_impossible_answer: (
-        Annotated[Flag, Field(description="whether no answer is one; absent: as trained")] | None
+        Annotated[requests.Flag, Field(description="whether no answer is one; absent: as trained")]
+        | None
     ) = None
 
 
-class FillParameters(Truncation):
+class FillParameters(requests.Truncation):
     """Parameters of masks."""
 
     refused = MappingProxyType({"targets": "is not known: the tokens cannot be chosen"})
-    top_k: Count | None = None
+    top_k: requests.Count | None = None
 
 
-class _PipelineRequest(TruncatedRequest):
-    options: Options = Options()
+class _PipelineRequest(requests.TruncatedRequest):
+    options: requests.Options = requests.Options()
 
 
 class ClassificationRequest(_PipelineRequest):
     """Texts and pairs to classify."""
 
-    inputs: Annotated[Items, WithJsonSchema(either(_LABELLED, list_of(_LABELLED, minItems=1)))]
+    inputs: Annotated[
+        requests.Items,
+        WithJsonSchema(requests.either(_LABELLED, requests.list_of(_LABELLED, minItems=1))),
+    ]
     parameters: ClassificationParameters = ClassificationParameters()
 
 
 class TaggingRequest(_PipelineRequest):
     """Texts to tag."""
 
-    inputs: Texts
+    inputs: requests.Texts
     parameters: TaggingParameters = TaggingParameters()
 
 
 class AnswerRequest(_PipelineRequest):
     """Questions with the texts that may answer them."""
 
-    inputs: Annotated[Items, WithJsonSchema(either(_QUESTION, list_of(_QUESTION, minItems=1)))]
+    inputs: Annotated[
+        requests.Items,
+        WithJsonSchema(requests.either(_QUESTION, requests.list_of(_QUESTION, minItems=1))),
+    ]
     parameters: AnswerParameters = AnswerParameters()
 
 
 class FillRequest(_PipelineRequest):
     """Texts with masks."""
 
-    inputs: Texts
+    inputs: requests.Texts
     parameters: FillParameters = FillParameters()
 
 
-class TaskRequest(OwnRequest):
+class TaskRequest(shapes.OwnRequest):
     """Inputs of tasks that the hosted API does not have."""
 
-    options: Options = Options()
+    options: requests.Options = requests.Options()
 
 
-REQUESTS: Mapping[str, type[RequestBody]] = {
+REQUESTS: Mapping[str, type[requests.RequestBody]] = {
     **dict.fromkeys(tei.CLASSIFIERS, ClassificationRequest),
     "tag": TaggingRequest,
     "answer": AnswerRequest,
@@ -139,7 +121,7 @@ REQUESTS: Mapping[str, type[RequestBody]] = {
 """The requests of the hosted API by task."""
 
 
-def request_of(models: Models, body: Mapping[str, Any]) -> type[RequestBody]:
+def request_of(models: Models, body: Mapping[str, Any]) -> type[requests.RequestBody]:
     """Return the fields of a request, which depend on the task of the model."""
     kind = models.choose(body.get("model")).kind
     if kind == "rerank" and "query" in body:
@@ -149,7 +131,7 @@ def request_of(models: Models, body: Mapping[str, Any]) -> type[RequestBody]:
     return REQUESTS.get(kind, TaskRequest)
 
 
-def pipeline(models: Models, request: Any) -> Query:
+def pipeline(models: Models, request: Any) -> shapes.Query:
     """Read a request for a model's own task.
 
     Raises:
@@ -172,7 +154,7 @@ def pipeline(models: Models, request: Any) -> Query:
         case tei.EmbedRequest():
             return tei.embed(models, request, normalise=False)
         case _:
-            query: Query = own(model.kind).read(models, request)
+            query: shapes.Query = shapes.own(model.kind).read(models, request)
             return query
 
 
@@ -211,7 +193,7 @@ class Filling(TypedDict):
 
 
 ANSWERS: Mapping[str, Any] = {
-    **dict.fromkeys(tei.CLASSIFIERS, list[list[LabelScore]]),
+    **dict.fromkeys(tei.CLASSIFIERS, list[list[shapes.LabelScore]]),
     "tag": list[EntityGroup] | list[list[EntityGroup]],
     "answer": FoundAnswer | list[FoundAnswer] | list[list[FoundAnswer]],
     "fill": list[Filling] | list[list[Filling]] | list[list[list[Filling]]],
@@ -228,7 +210,7 @@ _FUNCTIONS = {
 """The functions that make the scores of each task."""
 
 
-def _text_classification(model: ServedModel, request: ClassificationRequest) -> Query:
+def _text_classification(model: ServedModel, request: ClassificationRequest) -> shapes.Query:
     parameters, value = request.parameters, request.inputs
     function, top = parameters.function_to_apply, parameters.top_k
     if function not in (None, _FUNCTIONS[model.kind]):
@@ -236,13 +218,13 @@ def _text_classification(model: ServedModel, request: ClassificationRequest) -> 
         raise RequestError("invalid", message, param="parameters.function_to_apply")
     inputs = [_classified(item) for item in (value if isinstance(value, list) else [value])]
 
-    def write(answer: Answer) -> list[list[LabelScore]]:
+    def write(answer: shapes.Answer) -> list[list[shapes.LabelScore]]:
         """Return labels with scores, the highest first, for each text."""
         # A list of lists for a single text too: the clients take its first element.
         labels = answer.model.learner.labels
-        return [class_scores(prediction, labels)[:top] for prediction in answer.predictions]
+        return [shapes.class_scores(prediction, labels)[:top] for prediction in answer.predictions]
 
-    return Query(model, inputs, write, _truncates(request))
+    return shapes.Query(model, inputs, write, _truncates(request))
 
 
 def _classified(value: Any) -> Any:
@@ -258,17 +240,17 @@ def _classified(value: Any) -> Any:
             )
             raise RequestError("invalid", message, param="inputs")
         case _:
-            return as_input(value)
+            return shapes.as_input(value)
 
 
-def _token_classification(model: ServedModel, request: TaggingRequest) -> Query:
+def _token_classification(model: ServedModel, request: TaggingRequest) -> shapes.Query:
     strategy, ignored = (
         request.parameters.aggregation_strategy,
         request.parameters.ignore_labels,
     )
-    texts, several = as_list(request.inputs), isinstance(request.inputs, list)
+    texts, several = shapes.as_list(request.inputs), isinstance(request.inputs, list)
 
-    def write(answer: Answer) -> list[EntityGroup] | list[list[EntityGroup]]:
+    def write(answer: shapes.Answer) -> list[EntityGroup] | list[list[EntityGroup]]:
         """Return the entities of each text, or its words with their tags."""
         pairs = zip(answer.examples, answer.predictions, strict=True)
         rows: list[list[EntityGroup]] = [
@@ -289,7 +271,7 @@ def _token_classification(model: ServedModel, request: TaggingRequest) -> Query:
         ]
         return rows if several else rows[0]
 
-    return Query(model, texts, write, _truncates(request))
+    return shapes.Query(model, texts, write, _truncates(request))
 
 
 def _words(example: Any, prediction: Any, ignored: list[str]) -> list[EntityGroup]:
@@ -302,7 +284,7 @@ def _words(example: Any, prediction: Any, ignored: list[str]) -> list[EntityGrou
     ]
 
 
-def _question_answering(model: ServedModel, request: AnswerRequest) -> Query:
+def _question_answering(model: ServedModel, request: AnswerRequest) -> shapes.Query:
     parameters, value, top = request.parameters, request.inputs, request.parameters.top_k
     several = isinstance(value, list)
     inputs = []
@@ -323,7 +305,7 @@ def _question_answering(model: ServedModel, request: AnswerRequest) -> Query:
         settings["threshold"] = usual if parameters.handle_impossible_answer else None
     model = model.with_task(replace(task, **settings))
 
-    def write(answer: Answer) -> Any:
+    def write(answer: shapes.Answer) -> Any:
         """Return the best answers to each question."""
         rows: list[Any] = []
         for prediction in answer.predictions:
@@ -340,24 +322,24 @@ def _question_answering(model: ServedModel, request: AnswerRequest) -> Query:
                 )
         return rows if several else rows[0]
 
-    return Query(model, inputs, write, _truncates(request))
+    return shapes.Query(model, inputs, write, _truncates(request))
 
 
-def _fill_mask(model: ServedModel, request: FillRequest) -> Query:
+def _fill_mask(model: ServedModel, request: FillRequest) -> shapes.Query:
     task, top = model.learner.task, request.parameters.top_k
     assert isinstance(task, MaskFillingTask)
-    texts, several = as_list(request.inputs), isinstance(request.inputs, list)
+    texts, several = shapes.as_list(request.inputs), isinstance(request.inputs, list)
     if top is not None and top > task.top:
         message = f"top_k must be at most {task.top}, with which the model is served, not {top}"
         raise RequestError("invalid", message, param="parameters.top_k")
 
-    def write(answer: Answer) -> Any:
+    def write(answer: shapes.Answer) -> Any:
         """Return the best tokens for each mask."""
         pairs = zip(answer.examples, answer.predictions, strict=True)
         rows = [_fillings(model, example.text, p, top) for example, p in pairs]
         return rows if several else rows[0]
 
-    return Query(model, texts, write, _truncates(request))
+    return shapes.Query(model, texts, write, _truncates(request))
 
 
 def _fillings(

@@ -8,34 +8,31 @@ from typing import Annotated, Any, Literal
 from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
+from bothways.serving import requests
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
-from bothways.serving.requests import (
-    TEXT,
-    Count,
-    Items,
-    Meaningless,
-    Prompt,
-    TruncatedRequest,
-    either,
-    list_of,
-)
 from bothways.serving.shapes import Answer, Query, check_components, prompted, shortened
 
-IDS = list_of({"type": "integer", "minimum": 0}, minItems=1)
+IDS = requests.list_of({"type": "integer", "minimum": 0}, minItems=1)
 
 
-class EmbeddingsRequest(TruncatedRequest):
+class EmbeddingsRequest(requests.TruncatedRequest):
     """Texts to embed, as OpenAI's clients send them."""
 
     input: Annotated[
-        Items,
-        WithJsonSchema(either(TEXT, IDS, list_of(either(TEXT, IDS), minItems=1))),
+        requests.Items,
+        WithJsonSchema(
+            requests.either(
+                requests.TEXT,
+                IDS,
+                requests.list_of(requests.either(requests.TEXT, IDS), minItems=1),
+            )
+        ),
     ]
-    dimensions: Count | None = None
+    dimensions: requests.Count | None = None
     encoding_format: Literal["float", "base64"] = "float"
-    prompt_name: Prompt | None = None
-    user: Meaningless = None
+    prompt_name: requests.Prompt | None = None
+    user: requests.Meaningless = None
 
 
 class EmbeddingObject(TypedDict):

@@ -13,30 +13,21 @@ import numpy as np
 from pydantic import BeforeValidator, ConfigDict, WithJsonSchema
 from typing_extensions import NotRequired, TypedDict
 
+from bothways.serving import requests
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models
 from bothways.serving.openai import Usage
-from bothways.serving.requests import (
-    TEXT,
-    Count,
-    Flag,
-    Text,
-    TruncatedRequest,
-    bounded,
-    either,
-    list_of,
-)
 from bothways.serving.shapes import Answer, Query
 from bothways.tasks.metrics import sigmoid
 
 Documents = Annotated[
     list[Any],
-    BeforeValidator(bounded),
+    BeforeValidator(requests.bounded),
     WithJsonSchema(
-        list_of(
-            either(
-                TEXT,
-                {"type": "object", "properties": {"text": TEXT}, "required": ["text"]},
+        requests.list_of(
+            requests.either(
+                requests.TEXT,
+                {"type": "object", "properties": {"text": requests.TEXT}, "required": ["text"]},
             ),
             minItems=1,
         )
@@ -44,19 +35,19 @@ Documents = Annotated[
 ]
 
 
-class RerankRequest(TruncatedRequest):
+class RerankRequest(requests.TruncatedRequest):
     """A query and its documents: `documents` as Cohere and Jina call them, or `texts` as TEI."""
 
     model_config = ConfigDict(
         json_schema_extra={"oneOf": [{"required": ["documents"]}, {"required": ["texts"]}]}
     )
-    query: Text
+    query: requests.Text
     documents: Documents | None = None
     texts: Documents | None = None
-    top_n: Count | None = None
-    raw_scores: Flag = False
-    return_documents: Flag | None = None
-    return_text: Flag | None = None
+    top_n: requests.Count | None = None
+    raw_scores: requests.Flag = False
+    return_documents: requests.Flag | None = None
+    return_text: requests.Flag | None = None
 
 
 class TextScore(TypedDict):

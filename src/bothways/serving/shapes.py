@@ -17,20 +17,11 @@ from pydantic import WithJsonSchema
 from typing_extensions import TypedDict
 
 from bothways.core.errors import ConfigError
+from bothways.serving import requests
 from bothways.serving.batcher import ModelJob
 from bothways.serving.errors import RequestError
 from bothways.serving.limits import Limits
 from bothways.serving.models import Models, ServedModel
-from bothways.serving.requests import (
-    PAIR,
-    TEXT,
-    Items,
-    RequestBody,
-    TruncatedRequest,
-    either,
-    list_of,
-    parse,
-)
 from bothways.serving.schemas import PREDICTIONS
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.metrics import sigmoid
@@ -108,7 +99,10 @@ class Route:
         example: a request; None as `inputs` is an input of the task.
     """
 
-    request: type[RequestBody] | Callable[[Models, Mapping[str, Any]], type[RequestBody]]
+    request: (
+        type[requests.RequestBody]
+        | Callable[[Models, Mapping[str, Any]], type[requests.RequestBody]]
+    )
     read: Callable[[Models, Any], Any]
     answer: Any
     summary: str
@@ -120,7 +114,7 @@ class Route:
         request = self.request
         if not isinstance(request, type):
             request = request(models, body)
-        return self.read(models, parse(request, body, limits))
+        return self.read(models, requests.parse(request, body, limits))
 
 
 def as_list(value: str | list[str]) -> list[str]:
@@ -177,13 +171,17 @@ def cosines(one: Float32[np.ndarray, " width"], others: Vectors) -> list[float]:
     return result
 
 
-class OwnRequest(TruncatedRequest):
+class OwnRequest(requests.TruncatedRequest):
     """Inputs as `bothways predict` reads them: texts, pairs, objects with columns."""
 
     inputs: Annotated[
-        Items,
+        requests.Items,
         WithJsonSchema(
-            either(TEXT, {"type": "object"}, list_of(either(TEXT, PAIR, {"type": "object"})))
+            requests.either(
+                requests.TEXT,
+                {"type": "object"},
+                requests.list_of(requests.either(requests.TEXT, requests.PAIR, {"type": "object"})),
+            )
         ),
     ]
 
@@ -208,7 +206,7 @@ def own(kind: str) -> Route:
 
         return Query(model, inputs, write, request.truncate)
 
-    answers = either(PREDICTIONS[kind], list_of(PREDICTIONS[kind]))
+    answers = requests.either(PREDICTIONS[kind], requests.list_of(PREDICTIONS[kind]))
     summary = f"Task {kind}: lines of `bothways predict`"
     return Route(OwnRequest, read, Annotated[Any, WithJsonSchema(answers)], summary, (kind,))
 

@@ -8,104 +8,85 @@ from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, fie
 from typing_extensions import NotRequired, TypedDict
 
 from bothways import __version__
+from bothways.serving import requests, shapes
 from bothways.serving.errors import RequestError, nothing_given, over_limit
 from bothways.serving.limits import Limits
 from bothways.serving.models import Models, ServedModel
-from bothways.serving.requests import (
-    TEXT,
-    Count,
-    Fields,
-    Flag,
-    Items,
-    Options,
-    Prompt,
-    RequestBody,
-    Text,
-    Texts,
-    TruncatedRequest,
-    Truncation,
-    bounded,
-    either,
-    list_of,
-)
-from bothways.serving.shapes import (
-    SCORED_LABELS,
-    Answer,
-    LabelScore,
-    Query,
-    as_list,
-    check_components,
-    class_scores,
-    cosines,
-    prompted,
-    shortened,
-)
 from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.schemas import prediction_type
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.text.tokenizer import Tokenizer
 
 CLASSIFIERS = tuple(
-    kind for kind, task in ALL_TASKS.items() if issubclass(prediction_type(task), SCORED_LABELS)
+    kind
+    for kind, task in ALL_TASKS.items()
+    if issubclass(prediction_type(task), shapes.SCORED_LABELS)
 )
 """The tasks whose predictions `class_scores` writes as labels with scores."""
 
 
-class PromptParameters(Truncation):
+class PromptParameters(requests.Truncation):
     """Parameters of vectors."""
 
-    prompt_name: Prompt | None = None
+    prompt_name: requests.Prompt | None = None
 
 
 class EmbedParameters(PromptParameters):
     """Parameters of vectors that are answered."""
 
-    normalize: Flag | None = None
+    normalize: requests.Flag | None = None
 
 
-class EmbedRequest(TruncatedRequest):
+class EmbedRequest(requests.TruncatedRequest):
     """Texts to embed; Hugging Face's clients send fields at the root or among the parameters."""
 
-    inputs: Texts
-    normalize: Flag | None = None
-    dimensions: Count | None = None
-    prompt_name: Prompt | None = None
+    inputs: requests.Texts
+    normalize: requests.Flag | None = None
+    dimensions: requests.Count | None = None
+    prompt_name: requests.Prompt | None = None
     parameters: EmbedParameters = EmbedParameters()
-    options: Options = Options()
+    options: requests.Options = requests.Options()
 
 
-def embed(models: Models, request: EmbedRequest, *, normalise: bool = True) -> Query:
+def embed(models: Models, request: EmbedRequest, *, normalise: bool = True) -> shapes.Query:
     """Read a request of `/embed`; `normalise` is the default of `normalize`."""
     model, parameters = models.choose(request.model, ("embed",)), request.parameters
-    check_components(request.dimensions, model)
+    shapes.check_components(request.dimensions, model)
     for choice in (parameters.normalize, request.normalize):
         normalise = normalise if choice is None else choice
 
-    def write(answer: Answer) -> Any:
+    def write(answer: shapes.Answer) -> Any:
         """Return a vector for each text."""
-        return list(shortened(answer, request.dimensions, normalise=normalise))
+        return list(shapes.shortened(answer, request.dimensions, normalise=normalise))
 
     prompt = request.prompt_name or parameters.prompt_name
-    texts = prompted(model, as_list(request.inputs), prompt)
-    return Query(model, texts, write, request.truncate and parameters.truncate)
+    texts = shapes.prompted(model, shapes.as_list(request.inputs), prompt)
+    return shapes.Query(model, texts, write, request.truncate and parameters.truncate)
 
 
-class PredictRequest(TruncatedRequest):
+class PredictRequest(requests.TruncatedRequest):
     """Texts and pairs to classify or score."""
 
     inputs: Annotated[
-        Items,
+        requests.Items,
         WithJsonSchema(
-            either(
-                TEXT,
-                list_of(either(TEXT, list_of(TEXT, minItems=1, maxItems=2)), minItems=1),
+            requests.either(
+                requests.TEXT,
+                requests.list_of(
+                    requests.either(
+                        requests.TEXT, requests.list_of(requests.TEXT, minItems=1, maxItems=2)
+                    ),
+                    minItems=1,
+                ),
             )
         ),
     ]
-    raw_scores: Annotated[Flag, Field(description="true: logits, of models of one score")] = False
+    raw_scores: Annotated[
+        requests.Flag, Field(description="true: logits, of models of one score")
+    ] = False
 
 
-def predict(models: Models, request: PredictRequest) -> Query:
+def predict(models: Models, request: PredictRequest) -> shapes.Query:
     """Read a request of `/predict`: labels with scores, the highest first.
 
     A list of two texts is a pair; a batch is a list of lists of one text or two.
@@ -125,13 +106,13 @@ def predict(models: Models, request: PredictRequest) -> Query:
         _pair(value)
     inputs = [_pair(item) for item in ([value] if one else value)]
 
-    def write(answer: Answer) -> list[LabelScore] | list[list[LabelScore]]:
+    def write(answer: shapes.Answer) -> list[shapes.LabelScore] | list[list[shapes.LabelScore]]:
         """Return labels with scores, the highest first, for each text."""
         labels = answer.model.learner.labels
-        rows = [class_scores(p, labels, raw=raw) for p in answer.predictions]
+        rows = [shapes.class_scores(p, labels, raw=raw) for p in answer.predictions]
         return rows[0] if one else rows
 
-    return Query(model, inputs, write, request.truncate)
+    return shapes.Query(model, inputs, write, request.truncate)
 
 
 def _pair(value: Any) -> Any:
@@ -148,50 +129,52 @@ def _pair(value: Any) -> Any:
     raise RequestError("invalid", message, param="inputs")
 
 
-class SimilarityInputs(Fields):
+class SimilarityInputs(requests.Fields):
     """A sentence, and others to compare with it."""
 
-    source_sentence: Text
+    source_sentence: requests.Text
     sentences: Annotated[
-        list[Text], BeforeValidator(bounded), WithJsonSchema(list_of(TEXT, minItems=1))
+        list[requests.Text],
+        BeforeValidator(requests.bounded),
+        WithJsonSchema(requests.list_of(requests.TEXT, minItems=1)),
     ]
 
 
-class SimilarityRequest(TruncatedRequest):
+class SimilarityRequest(requests.TruncatedRequest):
     """Sentences to compare."""
 
     inputs: SimilarityInputs
     parameters: PromptParameters = PromptParameters()
-    options: Options = Options()
+    options: requests.Options = requests.Options()
 
 
-def similarity(models: Models, request: SimilarityRequest) -> Query:
+def similarity(models: Models, request: SimilarityRequest) -> shapes.Query:
     """Read `{"inputs": {"source_sentence": …, "sentences": […]}}`; the answer is the cosines."""
     model, parameters = models.choose(request.model, ("embed",)), request.parameters
     if not request.inputs.sentences:
         raise RequestError("empty", "sentences is an empty list", param="sentences")
 
-    def write(answer: Answer) -> Any:
+    def write(answer: shapes.Answer) -> Any:
         """Return the cosine of each sentence with the source sentence."""
-        return cosines(answer.vectors[0], answer.vectors[1:])
+        return shapes.cosines(answer.vectors[0], answer.vectors[1:])
 
     texts = [request.inputs.source_sentence, *request.inputs.sentences]
-    inputs = prompted(model, texts, parameters.prompt_name)
-    return Query(model, inputs, write, request.truncate and parameters.truncate)
+    inputs = shapes.prompted(model, texts, parameters.prompt_name)
+    return shapes.Query(model, inputs, write, request.truncate and parameters.truncate)
 
 
-class TokenizeRequest(RequestBody):
+class TokenizeRequest(requests.RequestBody):
     """Texts to tokenize."""
 
-    inputs: Texts
-    add_special_tokens: Flag = True
-    prompt_name: Prompt | None = None
+    inputs: requests.Texts
+    add_special_tokens: requests.Flag = True
+    prompt_name: requests.Prompt | None = None
 
     @field_validator("inputs")
     @classmethod
     def _bound_characters(cls, inputs: Any, info: ValidationInfo) -> Any:
         """Refuse more characters than the longest text may have."""
-        characters, limits = sum(map(len, as_list(inputs))), info.context
+        characters, limits = sum(map(len, shapes.as_list(inputs))), info.context
         if isinstance(limits, Limits) and characters > limits.text_characters:
             limit = ("characters", characters, "text_characters", limits.text_characters)
             raise over_limit("text_too_long", *limit)
@@ -210,10 +193,12 @@ class TextToken(TypedDict):
 
 def tokenize(models: Models, request: TokenizeRequest) -> list[list[TextToken]]:
     """Tokenize texts: each token with its id, its characters, and whether it is special."""
-    model, inputs = models.choose(request.model), as_list(request.inputs)
+    model, inputs = models.choose(request.model), shapes.as_list(request.inputs)
     if not inputs:
         raise nothing_given()
-    texts = [item.prompt + item.text for item in prompted(model, inputs, request.prompt_name)]
+    texts = [
+        item.prompt + item.text for item in shapes.prompted(model, inputs, request.prompt_name)
+    ]
     return [_tokens(model, text, special=request.add_special_tokens) for text in texts]
 
 

@@ -17,18 +17,10 @@ from bothways.core.config.checks import require_at_least
 from bothways.core.errors import DataError
 from bothways.core.targets import LabelTargets
 from bothways.core.terminal import counted
+from bothways.tasks import text_examples
 from bothways.tasks.base import E, Output, P, Reading, Row, Scale, Task, TaskModel
 from bothways.tasks.columns import Column, choose_columns, label_of
 from bothways.tasks.text_encoding import Fit, LongTexts, window_weight
-from bothways.tasks.text_examples import (
-    LABEL,
-    NOT_NAMED,
-    TEXT,
-    TextColumns,
-    example_of,
-    open_examples,
-    text_advice,
-)
 
 
 @dataclass(frozen=True)
@@ -42,17 +34,23 @@ class TextTask(Task[Any, P]):
         columns: the columns of texts and answers.
     """
 
-    column_table: ClassVar[Many[Column]] = (TEXT, LABEL)
+    column_table: ClassVar[Many[Column]] = (text_examples.TEXT, text_examples.LABEL)
 
-    columns: TextColumns = NOT_NAMED
+    columns: text_examples.TextColumns = text_examples.NOT_NAMED
 
     def read(
-        self, source: str, columns: TextColumns | None = None, *, labelled: bool = True
+        self,
+        source: str,
+        columns: text_examples.TextColumns | None = None,
+        *,
+        labelled: bool = True,
     ) -> Reading[Any]:
         """Open a source and stream its examples; see `Task.read`."""
         usual = self.usual_columns(labelled)
-        asked = columns or NOT_NAMED
-        table, chosen = open_examples(source, asked, usual, labelled, self.column_table)
+        asked = columns or text_examples.NOT_NAMED
+        table, chosen = text_examples.open_examples(
+            source, asked, usual, labelled, self.column_table
+        )
         self.check_columns(chosen, table.where)
         return Reading.of_table(
             self.with_columns(chosen), table, lambda row: self.parse(row.values, chosen, row.where)
@@ -63,8 +61,8 @@ class TextTask(Task[Any, P]):
         usual = self.usual_columns(labelled=True)
         usual = usual if usual.text in row else self.columns
         table, names = self.column_table, tuple(row)
-        fix = text_advice(names, table)
-        columns = choose_columns(table, names, where, NOT_NAMED, usual, None, fix)
+        fix = text_examples.text_advice(names, table)
+        columns = choose_columns(table, names, where, text_examples.NOT_NAMED, usual, None, fix)
         self.check_columns(columns, where)
         return self.parse(row, columns, where)
 
@@ -72,7 +70,7 @@ class TextTask(Task[Any, P]):
         """Return the example that consists of these texts; see `Task.from_texts`."""
         if len(texts) > 2:
             raise self.wrong_texts(texts, where, "one or two")
-        columns = TextColumns("text", "text_b" if len(texts) > 1 else None)
+        columns = text_examples.TextColumns("text", "text_b" if len(texts) > 1 else None)
         self.check_columns(columns, where)
         return self.parse(dict(zip(("text", "text_b"), texts, strict=False)), columns, where)
 
@@ -80,16 +78,16 @@ class TextTask(Task[Any, P]):
         """Return an example with its label; see `Task.answered`."""
         return dataclasses.replace(example, label=label_of(answer, "answers", example.where))
 
-    def usual_columns(self, labelled: bool) -> TextColumns:
+    def usual_columns(self, labelled: bool) -> text_examples.TextColumns:
         """Return the columns to read where none are asked for."""
         return self.columns
 
-    def check_columns(self, columns: TextColumns, where: str) -> None:
+    def check_columns(self, columns: text_examples.TextColumns, where: str) -> None:
         """Raise a DataError for columns that the task does not take."""
 
-    def parse(self, row: Row, columns: TextColumns, where: str) -> Any:
+    def parse(self, row: Row, columns: text_examples.TextColumns, where: str) -> Any:
         """Return the example in these columns of a row; errors as `example`."""
-        return example_of(row, columns, where)
+        return text_examples.example_of(row, columns, where)
 
     def stratum(self, example: Any) -> Hashable:
         """Return the label."""

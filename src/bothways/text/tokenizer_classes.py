@@ -24,22 +24,7 @@ import tokenizers
 from tokenizers import normalizers, pre_tokenizers, processors
 
 from bothways.core.errors import TokenizerError
-from bothways.text.hf_pipelines import (
-    Albert,
-    Bert,
-    BigBird,
-    ByteDeberta,
-    Ends,
-    Parts,
-    PieceDeberta,
-    Pipeline,
-    Roberta,
-    WordEnds,
-    XlmRoberta,
-    charsmap_of,
-    parts,
-    steps_of,
-)
+from bothways.text import hf_pipelines
 from bothways.text.special_tokens import CONFIG, flag, read_settings
 
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend", "PreTrainedTokenizer", "PythonBackend")
@@ -67,7 +52,7 @@ class TokenizerClass:
     name: str
     model: str
     files: tuple[str, ...]
-    build: Callable[..., Pipeline]
+    build: Callable[..., hf_pipelines.Pipeline]
     settings: tuple[tuple[str, bool | None], ...] = ()
     pieces: bool = False
     aliases: tuple[str, ...] = ()
@@ -77,7 +62,7 @@ class TokenizerClass:
 
     def pipeline(
         self, config: Mapping[str, Any], file: Path, charsmap: bytes | None = None
-    ) -> Pipeline:
+    ) -> hf_pipelines.Pipeline:
         """Return the pipeline of a folder's settings."""
         values = [flag(config, file, key, default) for key, default in self.settings]
         return self.build(*values, charsmap) if self.pieces else self.build(*values)
@@ -89,7 +74,7 @@ _MERGES, _BPE_PIECES = ("vocab.json",), ("sentencepiece.bpe.model",)
 
 _ALL = (
     TokenizerClass(
-        "BertTokenizer", "WordPiece", ("vocab.txt",), Bert, _WORDS,
+        "BertTokenizer", "WordPiece", ("vocab.txt",), hf_pipelines.Bert, _WORDS,
         aliases=(
             "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "LxmertTokenizer",
             "SqueezeBertTokenizer", "ConvBertTokenizer", "RetriBertTokenizer", "LayoutLMTokenizer",
@@ -103,50 +88,51 @@ _ALL = (
         ),
     ),
     TokenizerClass(
-        "MPNetTokenizer", "WordPiece", ("vocab.txt",), lambda *values: Bert(*values, roberta=True),
-        _WORDS, models=("mpnet",),
+        "MPNetTokenizer", "WordPiece", ("vocab.txt",),
+        lambda *values: hf_pipelines.Bert(*values, roberta=True), _WORDS, models=("mpnet",),
     ),
-    TokenizerClass(JAPANESE, "WordPiece", ("vocab.txt",), Bert),
+    TokenizerClass(JAPANESE, "WordPiece", ("vocab.txt",), hf_pipelines.Bert),
     TokenizerClass(
-        "RobertaTokenizer", "BPE", _MERGES, Roberta, (*_BYTES, ("trim_offsets", True)),
+        "RobertaTokenizer", "BPE", _MERGES, hf_pipelines.Roberta, (*_BYTES, ("trim_offsets", True)),
         aliases=(
             "BartTokenizer", "LEDTokenizer", "LongformerTokenizer", "MvpTokenizer",
         ),
         models=("data2vec-text", "ibert", "lilt", "longformer", "roberta", "roberta-prelayernorm"),
     ),
     TokenizerClass(
-        "GPT2Tokenizer", "BPE", _MERGES, Roberta, (*_BYTES, ("trim_offsets", True)),
+        "GPT2Tokenizer", "BPE", _MERGES, hf_pipelines.Roberta, (*_BYTES, ("trim_offsets", True)),
         models=("gpt2",), template=False,
     ),
     TokenizerClass(
-        "DebertaTokenizer", "BPE", _MERGES, ByteDeberta, _BYTES, models=("deberta",)
+        "DebertaTokenizer", "BPE", _MERGES, hf_pipelines.ByteDeberta, _BYTES, models=("deberta",)
     ),
     TokenizerClass(
-        "HerbertTokenizer", "BPE", _MERGES, lambda: WordEnds(lowercase=False), models=("herbert",)
+        "HerbertTokenizer", "BPE", _MERGES, lambda: hf_pipelines.WordEnds(lowercase=False),
+        models=("herbert",),
     ),
     TokenizerClass(
-        "OpenAIGPTTokenizer", "BPE", _MERGES, lambda: WordEnds(lowercase=True),
+        "OpenAIGPTTokenizer", "BPE", _MERGES, lambda: hf_pipelines.WordEnds(lowercase=True),
         models=("openai-gpt",), template=False,
     ),
     TokenizerClass(
-        "XLMRobertaTokenizer", "Unigram", _BPE_PIECES, XlmRoberta, _PIECES, True,
+        "XLMRobertaTokenizer", "Unigram", _BPE_PIECES, hf_pipelines.XlmRoberta, _PIECES, True,
         models=("gte", "jina_embeddings_v3", "xlm-roberta", "xmod"), unknown=3,
     ),
     TokenizerClass(
-        "CamembertTokenizer", "Unigram", _BPE_PIECES, XlmRoberta, _PIECES, True,
+        "CamembertTokenizer", "Unigram", _BPE_PIECES, hf_pipelines.XlmRoberta, _PIECES, True,
         models=("camembert",), unknown=3,
     ),
     TokenizerClass(
-        "AlbertTokenizer", "Unigram", ("spiece.model",), Albert,
+        "AlbertTokenizer", "Unigram", ("spiece.model",), hf_pipelines.Albert,
         (("do_lower_case", True), ("keep_accents", False), *_PIECES), True,
         aliases=("FNetTokenizer",), models=("albert", "fnet", "yoso"), unknown=1,
     ),
     TokenizerClass(
-        "BigBirdTokenizer", "Unigram", ("spiece.model",), BigBird, _PIECES, True,
+        "BigBirdTokenizer", "Unigram", ("spiece.model",), hf_pipelines.BigBird, _PIECES, True,
         models=("big_bird",),
     ),
     TokenizerClass(
-        "DebertaV2Tokenizer", "Unigram", ("spm.model",), PieceDeberta,
+        "DebertaV2Tokenizer", "Unigram", ("spm.model",), hf_pipelines.PieceDeberta,
         (("do_lower_case", False), ("split_by_punct", False), *_PIECES), True,
         models=("deberta-v2",),
     ),
@@ -244,7 +230,7 @@ def _title(known: TokenizerClass | None) -> str:
 
 def reconcile(
     backend: tokenizers.Tokenizer,
-    ends: Ends,
+    ends: hf_pipelines.Ends,
     naming: Naming,
     config: Mapping[str, Any],
     file: Path,
@@ -264,7 +250,7 @@ def reconcile(
     if kind != known.model:
         raise _mismatch(file, f"holds a {kind} model", known, f"builds {known.model}")
     _follow(backend, config, file)
-    charsmap = charsmap_of(part_spec(backend.normalizer)) if known.pieces else None
+    charsmap = hf_pipelines.charsmap_of(part_spec(backend.normalizer)) if known.pieces else None
     actual = settings_of(backend)
     for key, default in known.settings:
         value = actual.get(key)
@@ -284,13 +270,13 @@ def reconcile(
         raise TokenizerError(what, where=file.with_name(CONFIG), fix=fix)
     pipelines = [known.pipeline(config, file, charsmap)]
     match pipelines[0]:
-        case BigBird() | PieceDeberta() if charsmap is not None:
+        case hf_pipelines.BigBird() | hf_pipelines.PieceDeberta() if charsmap is not None:
             pipelines.append(known.pipeline(config, file))
-        case ByteDeberta(prefix):
-            pipelines.append(ByteDeberta(prefix, doubled=True))
+        case hf_pipelines.ByteDeberta(prefix):
+            pipelines.append(hf_pipelines.ByteDeberta(prefix, doubled=True))
         case _:
             pass
-    _compare(backend, [parts(pipeline, ends) for pipeline in pipelines], known, file)
+    _compare(backend, [hf_pipelines.parts(pipeline, ends) for pipeline in pipelines], known, file)
 
 
 def _follow(backend: tokenizers.Tokenizer, config: Mapping[str, Any], file: Path) -> None:
@@ -329,7 +315,9 @@ def settings_of(backend: tokenizers.Tokenizer) -> dict[str, bool]:
             return {"add_prefix_space": cut.add_prefix_space}
         case "Unigram":
             steps = {
-                step["type"]: step for part in (norm, cut) for step in steps_of(part_spec(part))
+                step["type"]: step
+                for part in (norm, cut)
+                for step in hf_pipelines.steps_of(part_spec(part))
             }
             return {
                 "do_lower_case": "Lowercase" in steps,
@@ -359,7 +347,7 @@ _BLANKS = (
 
 def _compare(
     backend: tokenizers.Tokenizer,
-    choices: list[Parts],
+    choices: list[hf_pipelines.Parts],
     known: TokenizerClass,
     file: Path,
 ) -> None:
@@ -410,7 +398,7 @@ def _check_model(backend: tokenizers.Tokenizer, known: TokenizerClass, file: Pat
             raise _mismatch(file, how, known, "with '##' up to 100")
     elif known.model == "BPE":
         suffix = model.end_of_word_suffix or ""
-        expected = "" if known.build in (Roberta, ByteDeberta) else "</w>"
+        expected = "" if known.build in (hf_pipelines.Roberta, hf_pipelines.ByteDeberta) else "</w>"
         if suffix != expected:
             how = f"marks the ends of words with {suffix!r}"
             raise _mismatch(file, how, known, f"with {expected!r}")

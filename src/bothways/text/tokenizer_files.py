@@ -29,39 +29,10 @@ from tokenizers import models, processors
 from bothways.core.advice import call
 from bothways.core.errors import TokenizerError
 from bothways.core.json_reader import read_regular, read_utf8
+from bothways.text import hf_pipelines, special_tokens, tokenizer_classes
 from bothways.text.added_tokens import add_numbered, add_special
-from bothways.text.hf_pipelines import (
-    Bert,
-    BigBird,
-    PieceDeberta,
-    Pipeline,
-    WordEnds,
-    declaration,
-    parts,
-    steps_of,
-)
 from bothways.text.japanese import JapaneseWords, japanese_backend, read_words
 from bothways.text.sentencepiece import SentencePieceModel, read_sentencepiece
-from bothways.text.special_tokens import (
-    CONFIG,
-    NAMES,
-    SETTINGS,
-    Specials,
-    find_specials,
-    name_in,
-    read_settings,
-)
-from bothways.text.tokenizer_classes import (
-    CLASSES,
-    JAPANESE,
-    PROBES,
-    Naming,
-    TokenizerClass,
-    edges,
-    find_class,
-    part_spec,
-    reconcile,
-)
 
 FILES = (
     "tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model",
@@ -83,12 +54,12 @@ LONGEST_WORD = 100
 
 
 def bert_backend(
-    vocab: Mapping[str, int], bert: Bert, unknown: str = "[UNK]"
+    vocab: Mapping[str, int], bert: hf_pipelines.Bert, unknown: str = "[UNK]"
 ) -> tokenizers.Tokenizer:
     """Return the backend of transformers' BertTokenizer: WordPiece with BERT's normalisation."""
     model = models.WordPiece(dict(vocab), unk_token=unknown, max_input_chars_per_word=LONGEST_WORD)
     backend = tokenizers.Tokenizer(model)
-    made = parts(bert, (("[CLS]", 0), ("[SEP]", 0)))
+    made = hf_pipelines.parts(bert, (("[CLS]", 0), ("[SEP]", 0)))
     assert made.normalizer is not None
     backend.normalizer, backend.pre_tokenizer = made.normalizer, made.pre_tokenizer
     backend.decoder = made.decoder
@@ -97,7 +68,7 @@ def bert_backend(
 
 def load_backend(
     path: Path,
-) -> tuple[tokenizers.Tokenizer, Specials, bool, JapaneseWords | None]:
+) -> tuple[tokenizers.Tokenizer, special_tokens.Specials, bool, JapaneseWords | None]:
     """Load a folder, or one of `FILES`.
 
     Returns:
@@ -114,26 +85,34 @@ def load_backend(
         fix = "Give a folder, a tokenizer.json or a vocab.txt."
         raise TokenizerError("no such file or folder", where=path, fix=fix)
     folder = path if path.is_dir() else path.parent
-    config = read_settings(folder / "special_tokens_map.json") | read_settings(folder / CONFIG)
-    naming = find_class(folder, config)
+    config = special_tokens.read_settings(
+        folder / "special_tokens_map.json"
+    ) | special_tokens.read_settings(folder / special_tokens.CONFIG)
+    naming = tokenizer_classes.find_class(folder, config)
     file = _find(path, naming) if path.is_dir() else path
     whole = file.suffix not in (".txt", ".model") and file.name != "vocab.json"
     known = naming.known if naming.known is not None and file.name in naming.known.files else None
-    words = read_words(config, file) if known is not None and known.name == JAPANESE else None
+    words = (
+        read_words(config, file)
+        if known is not None and known.name == tokenizer_classes.JAPANESE
+        else None
+    )
     with foreign(file):
         backend, pipeline = _open(file, config, known, words)
         _check_ids(backend, file)
         _check_growth(backend, file)
         add_numbered(backend, config, file)
-        specials = find_specials(backend, config, file)
+        specials = special_tokens.find_specials(backend, config, file)
         if whole:
-            reconcile(backend, _ends(backend, specials), naming, config, file)
+            tokenizer_classes.reconcile(backend, _ends(backend, specials), naming, config, file)
         if pipeline is not None:
             dress(backend, pipeline, specials)
             add_numbered(backend, config, file)  # again: listed flags win over the pipeline's
         add_special(backend, config, file)
         finish(backend, specials)
-        backend.encode_batch_fast(list(PROBES))  # finds a damaged table of normalisation
+        backend.encode_batch_fast(
+            list(tokenizer_classes.PROBES)
+        )  # finds a damaged table of normalisation
     names = config.get("model_input_names")
     flat = isinstance(names, list) and "token_type_ids" not in names
     return backend, specials, flat, words
@@ -163,29 +142,35 @@ def _check_ids(backend: tokenizers.Tokenizer, file: Path) -> None:
 def _check_growth(backend: tokenizers.Tokenizer, file: Path) -> None:
     """Refuse a normaliser that multiplies the text, of which a few kilobytes fill the memory."""
     growth = 1
-    for step in steps_of(part_spec(backend.normalizer)):
+    for step in hf_pipelines.steps_of(tokenizer_classes.part_spec(backend.normalizer)):
         growth *= max(1, len(str(step.get("content", "") or step.get("prepend", ""))))
     if growth > _MAX_EXPANSION:
         what = f"its normaliser makes up to {growth:,} characters of one"
         raise TokenizerError(what, where=file, fix=AGAIN)
 
 
-def dress(backend: tokenizers.Tokenizer, pipeline: Pipeline, specials: Specials) -> None:
+def dress(
+    backend: tokenizers.Tokenizer,
+    pipeline: hf_pipelines.Pipeline,
+    specials: special_tokens.Specials,
+) -> None:
     """Set the parts of a pipeline; [MASK] absorbs white space before it, except in PieceDeberta."""
-    made = parts(pipeline, _ends(backend, specials))
+    made = hf_pipelines.parts(pipeline, _ends(backend, specials))
     if made.normalizer is not None:
         backend.normalizer = made.normalizer
     backend.pre_tokenizer, backend.decoder = made.pre_tokenizer, made.decoder
     backend.post_processor = made.post_processor
     match pipeline:
-        case PieceDeberta() | WordEnds() | Bert(roberta=False):
+        case (
+            hf_pipelines.PieceDeberta() | hf_pipelines.WordEnds() | hf_pipelines.Bert(roberta=False)
+        ):
             strips = False
         case _:
             strips = True
     mask = tokenizers.AddedToken(
         backend.id_to_token(specials.mask), lstrip=strips, special=True, normalized=False
     )
-    bigbird = isinstance(pipeline, BigBird) and backend.token_to_id("</s>") is not None
+    bigbird = isinstance(pipeline, hf_pipelines.BigBird) and backend.token_to_id("</s>") is not None
     ends = ("<s>", "</s>") if bigbird else ()
     backend.add_special_tokens([mask, *map(_special, ends)])
 
@@ -195,13 +180,15 @@ def _special(content: str | None) -> tokenizers.AddedToken:
 
 
 def _ends(
-    backend: tokenizers.Tokenizer, specials: Specials
+    backend: tokenizers.Tokenizer, specials: special_tokens.Specials
 ) -> tuple[tuple[str, int], tuple[str, int]]:
     cls, sep = ((str(backend.id_to_token(id)), id) for id in (specials.cls, specials.sep))
     return cls, sep
 
 
-def finish(backend: tokenizers.Tokenizer, specials: Specials) -> tokenizers.Tokenizer:
+def finish(
+    backend: tokenizers.Tokenizer, specials: special_tokens.Specials
+) -> tokenizers.Tokenizer:
     """Mark special tokens, disable truncation and padding, and add a template if there is none."""
     contents = [backend.id_to_token(id) for id in asdict(specials).values()]
     known = {
@@ -220,12 +207,17 @@ def finish(backend: tokenizers.Tokenizer, specials: Specials) -> tokenizers.Toke
     return backend
 
 
-def tokenizer_config(backend: tokenizers.Tokenizer, specials: Specials) -> dict[str, Any]:
+def tokenizer_config(
+    backend: tokenizers.Tokenizer, specials: special_tokens.Specials
+) -> dict[str, Any]:
     """Return the `tokenizer_config.json` with which transformers builds the same tokenizer."""
-    names = {SETTINGS[use]: backend.id_to_token(id) for use, id in asdict(specials).items()}
+    names = {
+        special_tokens.SETTINGS[use]: backend.id_to_token(id)
+        for use, id in asdict(specials).items()
+    }
     spec = json.loads(backend.to_str())
     added, known = {token["content"] for token in spec["added_tokens"]}, set(names.values())
-    only, family = added == known, declaration(spec, _ends(backend, specials))
+    only, family = added == known, hf_pipelines.declaration(spec, _ends(backend, specials))
     match spec:
         case _ if family is not None and added == known | {
             family["bos_token"],
@@ -252,19 +244,24 @@ def tokenizer_config(backend: tokenizers.Tokenizer, specials: Specials) -> dict[
             return {"tokenizer_class": "PreTrainedTokenizerFast", **names}
 
 
-def _around_as_bert(backend: tokenizers.Tokenizer, specials: Specials) -> bool:
+def _around_as_bert(backend: tokenizers.Tokenizer, specials: special_tokens.Specials) -> bool:
     """Return whether the special tokens around texts are those of BertTokenizer."""
-    post, bert = backend.post_processor, parts(Bert(), _ends(backend, specials)).post_processor
-    return post is None or edges(backend, post) == edges(backend, bert)
+    post, bert = (
+        backend.post_processor,
+        hf_pipelines.parts(hf_pipelines.Bert(), _ends(backend, specials)).post_processor,
+    )
+    return post is None or tokenizer_classes.edges(backend, post) == tokenizer_classes.edges(
+        backend, bert
+    )
 
 
-def _find(folder: Path, naming: Naming) -> Path:
+def _find(folder: Path, naming: tokenizer_classes.Naming) -> Path:
     """Return the file that a tokenizer of this class is read from."""
     known = naming.known
     names = [name for name in FILES if (folder / name).exists()]
     if known is not None:
         own = [name for name in known.files if name in names]
-        if known.name != JAPANESE and "tokenizer.json" in names:
+        if known.name != tokenizer_classes.JAPANESE and "tokenizer.json" in names:
             own = ["tokenizer.json"]
         if own:
             return folder / own[0]
@@ -275,14 +272,17 @@ def _find(folder: Path, naming: Naming) -> Path:
             what += f", but {', '.join(names)}" if names else ""
             fix = (
                 f"Fetch {' or '.join(('tokenizer.json', *known.files))}, or name another class in "
-                f'{CONFIG}, such as "tokenizer_class": "BertTokenizer" for vocab.txt.'
+                f"{special_tokens.CONFIG}, "
+                'such as "tokenizer_class": "BertTokenizer" for vocab.txt.'
             )
             raise TokenizerError(what, where=folder, fix=fix)
     if names[:1] == ["tokenizer.json"] or len(names) == 1:
         return folder / names[0]
     if names:
         what = f"holds several vocabularies, {', '.join(names)}, and does not name their class"
-        fix = f'Name it in {CONFIG}: "tokenizer_class": "BertTokenizer" for vocab.txt.'
+        fix = (
+            f'Name it in {special_tokens.CONFIG}: "tokenizer_class": "BertTokenizer" for vocab.txt.'
+        )
         raise TokenizerError(what, where=folder, fix=fix)
     fix = (
         "Give a folder that bothways or transformers saved, or train one: "
@@ -295,9 +295,9 @@ def _find(folder: Path, naming: Naming) -> Path:
 def _open(
     file: Path,
     config: Mapping[str, Any],
-    known: TokenizerClass | None,
+    known: tokenizer_classes.TokenizerClass | None,
     words: JapaneseWords | None,
-) -> tuple[tokenizers.Tokenizer, Pipeline | None]:
+) -> tuple[tokenizers.Tokenizer, hf_pipelines.Pipeline | None]:
     """Return the backend, and the pipeline to apply if the file does not contain one.
 
     Args:
@@ -338,22 +338,22 @@ def _from_json(file: Path) -> tokenizers.Tokenizer:
 def _from_vocabulary(
     file: Path,
     config: Mapping[str, Any],
-    known: TokenizerClass | None,
+    known: tokenizer_classes.TokenizerClass | None,
     words: JapaneseWords | None,
-) -> tuple[tokenizers.Tokenizer, Pipeline | None]:
+) -> tuple[tokenizers.Tokenizer, hf_pipelines.Pipeline | None]:
     lines = read_utf8(file, TokenizerError).removesuffix("\n").split("\n")
     vocab = {token: id for id, token in enumerate(lines)}
-    unknown = name_in(config, SETTINGS["unknown"]) or "[UNK]"
+    unknown = special_tokens.name_in(config, special_tokens.SETTINGS["unknown"]) or "[UNK]"
     if words is not None:
         return japanese_backend(vocab, words, unknown), None
-    bert = (known or CLASSES["BertTokenizer"]).pipeline(config, file)
-    assert isinstance(bert, Bert)
+    bert = (known or tokenizer_classes.CLASSES["BertTokenizer"]).pipeline(config, file)
+    assert isinstance(bert, hf_pipelines.Bert)
     return bert_backend(vocab, bert, unknown), bert if bert.roberta else None
 
 
 def _from_merges(
-    file: Path, config: Mapping[str, Any], known: TokenizerClass | None
-) -> tuple[tokenizers.Tokenizer, Pipeline]:
+    file: Path, config: Mapping[str, Any], known: tokenizer_classes.TokenizerClass | None
+) -> tuple[tokenizers.Tokenizer, hf_pipelines.Pipeline]:
     merges = file.with_name("merges.txt")
     if not merges.exists():
         what = "the folder has a vocab.json, but not its merges.txt"
@@ -362,21 +362,23 @@ def _from_merges(
         )
     ends = any(line.endswith("</w>") for line in read_utf8(merges, TokenizerError).splitlines())
     byte_bert = '"[CLS]"' in read_utf8(file, TokenizerError)
-    known = known or CLASSES["DebertaTokenizer" if byte_bert else "RobertaTokenizer"]
+    known = (
+        known or tokenizer_classes.CLASSES["DebertaTokenizer" if byte_bert else "RobertaTokenizer"]
+    )
     pipeline = known.pipeline(config, file)
-    if ends != isinstance(pipeline, WordEnds):
+    if ends != isinstance(pipeline, hf_pipelines.WordEnds):
         marks = "marks" if ends else "does not mark"
         what = f"{marks} the ends of words by </w>, and {known.name}, the class of the folder, not"
         if not ends:
             what = f"{marks} the ends of words by </w>, as {known.name}, the class of the folder"
         fix = (
-            f'Name its class in {CONFIG}: "tokenizer_class": "HerbertTokenizer" or '
+            f'Name its class in {special_tokens.CONFIG}: "tokenizer_class": "HerbertTokenizer" or '
             '"OpenAIGPTTokenizer", which lower-cases, for </w>, "RobertaTokenizer" for bytes.'
         )
         raise TokenizerError(what, where=merges, fix=fix)
     settings: dict[str, Any] = {}
     if ends:
-        unknown = name_in(config, SETTINGS["unknown"]) or "<unk>"
+        unknown = special_tokens.name_in(config, special_tokens.SETTINGS["unknown"]) or "<unk>"
         settings = {"end_of_word_suffix": "</w>", "unk_token": unknown}
     try:
         model = models.BPE.from_file(str(file), str(merges), **settings)
@@ -393,8 +395,8 @@ def _unigram(pieces: list[tuple[str, float]], unknown: int) -> tokenizers.Tokeni
 
 
 def _from_pieces(
-    file: Path, config: Mapping[str, Any], known: TokenizerClass | None
-) -> tuple[tokenizers.Tokenizer, Pipeline]:
+    file: Path, config: Mapping[str, Any], known: tokenizer_classes.TokenizerClass | None
+) -> tuple[tokenizers.Tokenizer, hf_pipelines.Pipeline]:
     """Read a SentencePiece file.
 
     XLM-R's vocabulary replaces the first three pieces by four tokens and appends <mask>:
@@ -410,7 +412,10 @@ def _from_pieces(
     pieces, by_content = list(held.pieces), _piece_class(held, file)
     known = known or by_content
     layouts = {known, by_content} - {None}
-    both = {CLASSES["XLMRobertaTokenizer"], CLASSES["CamembertTokenizer"]}
+    both = {
+        tokenizer_classes.CLASSES["XLMRobertaTokenizer"],
+        tokenizer_classes.CLASSES["CamembertTokenizer"],
+    }
     if held.kind != "unigram" or known is None or (len(layouts) == 2 and layouts != both):
         what = (
             f"its {held.kind} pieces are neither ALBERT's, BigBird's or DeBERTa's, which have "
@@ -420,7 +425,11 @@ def _from_pieces(
             what += f"; {known.name} is the class of the folder"
         raise TokenizerError(what, where=file, fix=_ELSEWHERE)
     pipeline = known.pipeline(config, file, held.charsmap)
-    names = {use: name_in(config, SETTINGS[use]) or NAMES[use][1] for use in NAMES}
+    names = {
+        use: special_tokens.name_in(config, special_tokens.SETTINGS[use])
+        or special_tokens.NAMES[use][1]
+        for use in special_tokens.NAMES
+    }
     places = {piece: id for id, (piece, _) in enumerate(pieces)}
     match known.name:
         case "XLMRobertaTokenizer":
@@ -440,18 +449,21 @@ def _from_pieces(
             scored = [(p, score - 100 if comma.search(p) else score) for p, score in pieces]
             return _unigram(scored, places["<unk>"]), pipeline
         case _:
-            mask = name_in(config, SETTINGS["mask"]) or NAMES["mask"][0]
+            mask = (
+                special_tokens.name_in(config, special_tokens.SETTINGS["mask"])
+                or special_tokens.NAMES["mask"][0]
+            )
             added = [] if mask in places else [(mask, 0.0)]
             return _unigram([*pieces, *added], places["[UNK]"]), pipeline
 
 
-def _piece_class(held: SentencePieceModel, file: Path) -> TokenizerClass | None:
+def _piece_class(held: SentencePieceModel, file: Path) -> tokenizer_classes.TokenizerClass | None:
     """Return the class whose special tokens are among the pieces."""
     names = {piece for piece, _ in held.pieces}
     if file.name == "sentencepiece.bpe.model":
-        return CLASSES["XLMRobertaTokenizer"]
+        return tokenizer_classes.CLASSES["XLMRobertaTokenizer"]
     if {"<unk>", "<s>", "[CLS]"} <= names:
-        return CLASSES["BigBirdTokenizer"]
+        return tokenizer_classes.CLASSES["BigBirdTokenizer"]
     if {"<unk>", "[CLS]"} <= names:
-        return CLASSES["AlbertTokenizer"]
-    return CLASSES["DebertaV2Tokenizer"] if {"[UNK]", "[CLS]"} <= names else None
+        return tokenizer_classes.CLASSES["AlbertTokenizer"]
+    return tokenizer_classes.CLASSES["DebertaV2Tokenizer"] if {"[UNK]", "[CLS]"} <= names else None

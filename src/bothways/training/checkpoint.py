@@ -26,40 +26,23 @@ import torch
 from torch import Tensor
 
 import bothways
+from bothways.core import errors
 from bothways.core.atomic_files import file_digest, hidden_folder, remove_folder, replace_folder
 from bothways.core.config.checks import require_at_least
 from bothways.core.config.tree import flatten
-from bothways.core.errors import (
-    AGAIN,
-    BothwaysError,
-    CheckpointError,
-    ConfigError,
-    ResourceError,
-    os_errors,
-)
 from bothways.core.json_reader import read_object
 from bothways.core.keyed_rng import rng
 from bothways.core.runtime.devices import device_of, disk_free
 from bothways.core.training_module import TrainingModule
+from bothways.training import saved_state
 from bothways.training.parallel import Plan, all_gather, from_main_rank, is_main
-from bothways.training.saved_state import (
-    SHARDS,
-    STATE,
-    WEIGHTS,
-    Group,
-    RunTensors,
-    SavedState,
-    collect_state,
-    load_state,
-    load_weights,
-)
 from bothways.training.state import RunState
 
 WHOLE, IN_PARTS = 1, 2
 """The formats of checkpoints."""
 
 
-class DamagedError(CheckpointError):
+class DamagedError(errors.CheckpointError):
     """A checkpoint is not what was written."""
 
 
@@ -110,7 +93,7 @@ class Keep:
         """Raise ConfigError if the metric of the best checkpoint is not evaluated."""
         if self.best and self.best.metric not in (names := list(evaluated)):
             message = f"{self.best.metric!r} is not evaluated: there are {', '.join(names)}"
-            raise ConfigError(message, where="training.keep.best.metric")
+            raise errors.ConfigError(message, where="training.keep.best.metric")
 
 
 @dataclass(frozen=True)
@@ -135,11 +118,11 @@ class Checkpoint:
         Raises:
             CheckpointError: tensors are missing, too many or of another shape.
         """
-        load_weights(self.folder, learner)
+        saved_state.load_weights(self.folder, learner)
 
     def restore(
         self,
-        tensors: RunTensors,
+        tensors: saved_state.RunTensors,
         config: Mapping[str, Any],
         changeable: Collection[str] = (),
     ) -> RunState:
@@ -156,7 +139,7 @@ class Checkpoint:
         """
         _check_run(self, config, changeable)
         self.load_weights(tensors.learner)
-        random = load_state(self.folder, tensors.optimizer)
+        random = saved_state.load_state(self.folder, tensors.optimizer)
         _set_random(random, device_of(tensors.learner), tensors.plan, self.progress)
         return self.progress
 
@@ -170,7 +153,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """
     manifest = _json(folder, MANIFEST)
     if manifest.get("format") not in {WHOLE, IN_PARTS}:
-        raise CheckpointError(
+        raise errors.CheckpointError(
             f"is of format {manifest.get('format')}, by bothways {manifest.get('bothways')}; "
             f"bothways {bothways.__version__} reads formats {WHOLE} and {IN_PARTS}",
             where=folder,
@@ -179,8 +162,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     digests = manifest.get("files")
     if not isinstance(digests, dict):
         raise DamagedError(f"{MANIFEST} is damaged", where=folder, fix=_GO_BACK)
-    tensors = (WEIGHTS,) if manifest["format"] == WHOLE else ()
-    for name in dict.fromkeys((*tensors, STATE, PROGRESS, *digests)):
+    tensors = (saved_state.WEIGHTS,) if manifest["format"] == WHOLE else ()
+    for name in dict.fromkeys((*tensors, saved_state.STATE, PROGRESS, *digests)):
         if not (folder / name).is_file():
             raise DamagedError(f"{name} is missing", where=folder, fix=_GO_BACK)
         if file_digest(folder / name) != digests.get(name):
@@ -207,11 +190,13 @@ class NewCheckpoint:
     """
 
     folder: Path
-    state: SavedState
+    state: saved_state.SavedState
     record: Mapping[str, Any]
     plan: Plan
 
-    def write(self, group: Group = None, keep_part: KeepPart = lambda folder, files: None) -> None:
+    def write(
+        self, group: saved_state.Group = None, keep_part: KeepPart = lambda folder, files: None
+    ) -> None:
         """Write the checkpoint; called on all ranks.
 
         Args:
@@ -226,7 +211,11 @@ class NewCheckpoint:
             if is_main(self.plan):
                 with replace_folder(self.folder, _MAKE_ROOM) as hidden:
                     self.state.write_whole(hidden)
-                    self._finish(hidden, {WEIGHTS: file_digest(hidden / WEIGHTS)}, WHOLE)
+                    self._finish(
+                        hidden,
+                        {saved_state.WEIGHTS: file_digest(hidden / saved_state.WEIGHTS)},
+                        WHOLE,
+                    )
             return
         hidden = hidden_folder(self.folder)
         with contextlib.ExitStack() as stack:
@@ -234,25 +223,27 @@ class NewCheckpoint:
             if is_main(self.plan):
                 try:
                     stack.enter_context(replace_folder(self.folder, _MAKE_ROOM))
-                except ResourceError as error:
+                except errors.ResourceError as error:
                     failed = [error.what]
             torch.distributed.broadcast_object_list(failed, 0, group, device=_HOST)
             if failed[0] is not None:
-                raise ResourceError(failed[0], where=self.folder, fix=_MAKE_ROOM)
-            result: dict[str, str] | BothwaysError = {}
+                raise errors.ResourceError(failed[0], where=self.folder, fix=_MAKE_ROOM)
+            result: dict[str, str] | errors.BothwaysError = {}
             try:
-                with os_errors(self.folder, _MAKE_ROOM):
+                with errors.os_errors(self.folder, _MAKE_ROOM):
                     hidden.mkdir(parents=True, exist_ok=True)  # on a machine without the main rank
                     self.state.write_parts(hidden, group)
-                    files = _files_of_rank(hidden / SHARDS, self.plan.rank)
+                    files = _files_of_rank(hidden / saved_state.SHARDS, self.plan.rank)
                     keep_part(hidden, files)
-                    result = {f"{SHARDS}/{file.name}": file_digest(file) for file in files}
-            except BothwaysError as error:
+                    result = {
+                        f"{saved_state.SHARDS}/{file.name}": file_digest(file) for file in files
+                    }
+            except errors.BothwaysError as error:
                 result = error  # sent to the other ranks, which would wait for this one
             gathered: list[Any] = [None] * self.plan.world
             torch.distributed.all_gather_object(gathered, result, group)
             for result in gathered:
-                if isinstance(result, BothwaysError):
+                if isinstance(result, errors.BothwaysError):
                     raise result
             if is_main(self.plan):
                 self.state.write_rest(hidden)
@@ -260,7 +251,10 @@ class NewCheckpoint:
 
     def _finish(self, folder: Path, digests: Mapping[str, str], kind: int) -> None:
         _write(folder / PROGRESS, self.record)
-        files = {**digests, **{name: file_digest(folder / name) for name in (STATE, PROGRESS)}}
+        files = {
+            **digests,
+            **{name: file_digest(folder / name) for name in (saved_state.STATE, PROGRESS)},
+        }
         version = {"format": kind, "bothways": bothways.__version__}
         _write(folder / MANIFEST, {**version, "files": files})
 
@@ -270,7 +264,7 @@ KeepPart = Callable[[Path, list[Path]], object]
 
 def new_checkpoint(
     run: Path,
-    tensors: RunTensors,
+    tensors: saved_state.RunTensors,
     progress: RunState,
     *,
     metrics: Mapping[str, int | float],
@@ -288,7 +282,7 @@ def new_checkpoint(
     random = _random(device_of(tensors.learner), tensors.plan)
     from_main_rank(tensors.plan, lambda: _check_room(run, tensors.nbytes))
     record = {"progress": progress.to_json(), "metrics": dict(metrics), "config": config}
-    state = collect_state(tensors, random, copied=copied)
+    state = saved_state.collect_state(tensors, random, copied=copied)
     return NewCheckpoint(run / f"step-{progress.steps}", state, record, tensors.plan)
 
 
@@ -345,14 +339,14 @@ def prune(run: Path, keep: Keep, newest: int | None = None, plateau: int = 0) ->
 
 
 _HOST = torch.device("cpu")
-_MAKE_ROOM = f"Make room, then {AGAIN}: the checkpoints before are whole."
+_MAKE_ROOM = f"Make room, then {errors.AGAIN}: the checkpoints before are whole."
 _GO_BACK = "Delete the folder to continue from the checkpoint before it."
 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
     try:
         return read_object(folder / name, DamagedError, _GO_BACK)
-    except ResourceError as error:
+    except errors.ResourceError as error:
         if (folder / name).is_file():  # it may be whole: a run that skips it would delete it
             raise
         message = f"is not a checkpoint: {name} cannot be read"
@@ -366,7 +360,7 @@ def _write(file: Path, values: Mapping[str, Any]) -> None:
 def _check_room(run: Path, needed: int) -> None:
     free = disk_free(run)
     if needed > free:
-        raise ResourceError(
+        raise errors.ResourceError(
             f"a checkpoint takes {needed / 2**20:,.0f} MiB, but only {free / 2**20:,.0f} MiB "
             "are free",
             where=run,
@@ -392,7 +386,9 @@ def _check_run(
         shown = "; ".join(_change(*pair) for pair in itertools.islice(pairs, 5))
         more = f"; {len(changed) - 5} more" if len(changed) > 5 else ""
         fix = "Continue with the settings that it began with, or start a run in another folder."
-        raise CheckpointError(f"is of another run: {shown}{more}", where=checkpoint.folder, fix=fix)
+        raise errors.CheckpointError(
+            f"is of another run: {shown}{more}", where=checkpoint.folder, fix=fix
+        )
 
 
 def _change(name: str, then: Any, now: Any) -> str:

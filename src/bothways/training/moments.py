@@ -8,17 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bothways.training.optimizers import (
-    AdamW,
-    BertAdam,
-    Lamb,
-    Muon,
-    OptimizerConfig,
-    OptimizerFactory,
-    StableAdamW,
-    build_optimizer,
-    update,
-)
+from bothways.training import optimizers
 
 
 class MomentBytes(NamedTuple):
@@ -33,7 +23,7 @@ class MomentBytes(NamedTuple):
     others: int
 
 
-def moment_bytes(config: OptimizerConfig | OptimizerFactory) -> MomentBytes:
+def moment_bytes(config: optimizers.OptimizerConfig | optimizers.OptimizerFactory) -> MomentBytes:
     """Return what an optimizer keeps, found by one update of a small matrix of each kind.
 
     Values that an optimizer has once for a row or a parameter, such as its step, are not counted.
@@ -42,15 +32,21 @@ def moment_bytes(config: OptimizerConfig | OptimizerFactory) -> MomentBytes:
         ConfigError: a function makes no suitable optimizer.
     """
     match config:
-        case AdamW() | BertAdam() | Lamb() | StableAdamW() | Muon():
+        case (
+            optimizers.AdamW()
+            | optimizers.BertAdam()
+            | optimizers.Lamb()
+            | optimizers.StableAdamW()
+            | optimizers.Muon()
+        ):
             config = dataclasses.replace(config, lr=1.0)  # "auto" until the run begins
         case _:
             pass
     parameters = {name: nn.Parameter(torch.ones(2, 3)) for name in MomentBytes._fields}
-    optimizer = build_optimizer(config, parameters.items(), matrices={"hidden": 1})
+    optimizer = optimizers.build_optimizer(config, parameters.items(), matrices={"hidden": 1})
     for parameter in parameters.values():
         parameter.grad = torch.ones_like(parameter)
-    update(optimizer, None)
+    optimizers.update(optimizer, None)
     return MomentBytes(*(_kept(optimizer, parameter) for parameter in parameters.values()))
 
 

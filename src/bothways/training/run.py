@@ -19,6 +19,7 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import Precision
 from bothways.core.source import TrainingStep
 from bothways.core.training_module import TrainingModule
+from bothways.training import optimizers
 from bothways.training.average import Average
 from bothways.training.checkpoint import Keep
 from bothways.training.durations import Auto, Duration, Steps
@@ -26,13 +27,6 @@ from bothways.training.early_stopping import EarlyStopping, Evaluation, Target
 from bothways.training.hosted_trackers import HostedTracker
 from bothways.training.loop import clock_from, fit
 from bothways.training.meter import Meter, StepReport
-from bothways.training.optimizers import (
-    OptimizerConfig,
-    OptimizerFactory,
-    ParameterRules,
-    build_optimizer,
-    same_for_all,
-)
 from bothways.training.pace import stragglers
 from bothways.training.parallel import Plan, barrier
 from bothways.training.saved_state import RunTensors
@@ -77,7 +71,10 @@ class Training:
     """
 
     until: Duration | Auto = field(metadata=CHANGEABLE)
-    optimizer: Annotated[OptimizerConfig | OptimizerFactory, Members(OptimizerConfig)]
+    optimizer: Annotated[
+        optimizers.OptimizerConfig | optimizers.OptimizerFactory,
+        Members(optimizers.OptimizerConfig),
+    ]
     schedule: Annotated[Schedule | ScheduleFunction, Members(Schedule)]
     precision: Precision = "auto"
     clip_norm: float | None = 1.0
@@ -173,7 +170,7 @@ class TrainingRun:
     store: Store
     evaluation: Evaluation | None = None
     peak: Peak | None = None
-    rules: ParameterRules = same_for_all
+    rules: optimizers.ParameterRules = optimizers.same_for_all
     progress: Progress = SILENT
     on_event: OnEvent = lambda event: None
 
@@ -223,7 +220,7 @@ class _Trainer:
     def __init__(self, run: TrainingRun) -> None:
         learner, training = run.learner, run.training
         self.run, self.training, self.progress = run, training, run.progress
-        optimizer = build_optimizer(
+        optimizer = optimizers.build_optimizer(
             training.optimizer, learner.trained_parameters(), run.rules, learner.matrices()
         )
         self.tensors = RunTensors(learner, optimizer, run.plan)

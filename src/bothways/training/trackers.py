@@ -17,15 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from bothways.core import errors
 from bothways.core.atomic_files import replace_text
-from bothways.core.errors import (
-    AGAIN,
-    BothwaysError,
-    CheckpointError,
-    ResourceError,
-    optional,
-    os_errors,
-)
 from bothways.core.json_reader import parse_object
 from bothways.training.durations import Duration
 from bothways.training.meter import EvaluationScores, StepReport
@@ -33,7 +26,7 @@ from bothways.training.state import RunState
 
 Record = Mapping[str, int | float]
 
-_FIX = f"Make room, then {AGAIN}: the checkpoints are whole."
+_FIX = f"Make room, then {errors.AGAIN}: the checkpoints are whole."
 
 
 def report_values(report: StepReport) -> dict[str, int | float]:
@@ -95,7 +88,7 @@ class JsonLines:
 
     def write(self, record: Record) -> None:
         """Append a line."""
-        with os_errors(self._file, _FIX), self._file.open("a", encoding="utf8") as stream:
+        with errors.os_errors(self._file, _FIX), self._file.open("a", encoding="utf8") as stream:
             stream.write(json.dumps(record, ensure_ascii=False) + "\n")
 
     def close(self) -> None:
@@ -108,10 +101,12 @@ def _whole_lines(file: Path) -> list[str]:
         text = file.read_text(encoding="utf8") if file.exists() else ""
     except UnicodeDecodeError as error:
         fix = "Move it away: the run continues with new records."
-        raise CheckpointError("is not UTF-8", where=file, fix=fix) from error
+        raise errors.CheckpointError("is not UTF-8", where=file, fix=fix) from error
     except OSError as error:
         message = f"cannot be read: {error.strerror or error}"
-        raise ResourceError(message, where=file, fix=f"Look at the disk, then {AGAIN}.") from error
+        raise errors.ResourceError(
+            message, where=file, fix=f"Look at the disk, then {errors.AGAIN}."
+        ) from error
     # By "\n" alone: the name of a metric may hold other characters at which `splitlines` cuts.
     return [f"{line}\n" for line in text.split("\n")[:-1]]
 
@@ -119,21 +114,21 @@ def _whole_lines(file: Path) -> list[str]:
 def _step(file: Path, line: str) -> int:
     try:
         return int(parse_object(line, file)["step"])
-    except (BothwaysError, ValueError, KeyError, TypeError) as error:
+    except (errors.BothwaysError, ValueError, KeyError, TypeError) as error:
         message = f"{line.strip()[:80]!r} is not a record of a run"
-        raise CheckpointError(message, where=file, fix="Delete that line.") from error
+        raise errors.CheckpointError(message, where=file, fix="Delete that line.") from error
 
 
 class TensorBoard:
     """Writes one event file a session; a resumed one has TensorBoard drop the steps it repeats."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        with optional("tensorboard", "writing TensorBoard events"):
+        with errors.optional("tensorboard", "writing TensorBoard events"):
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
             from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._folder = folder
-        with os_errors(folder, _FIX):
+        with errors.os_errors(folder, _FIX):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = RecordWriter((folder / _next_name(folder)).open("wb"))
         self._put(Event(file_version="brain.Event:2"))
@@ -154,7 +149,7 @@ class TensorBoard:
 
     def _put(self, event: Any) -> None:
         event.wall_time = time.time()
-        with os_errors(self._folder, _FIX):
+        with errors.os_errors(self._folder, _FIX):
             self._file.write(event.SerializeToString())
             self._file.flush()
 

@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import assert_never
 
 from bothways.core.errors import optional
-from bothways.core.report.sections import (
-    Chart,
-    ComparisonChart,
-    ConfusionMatrix,
-    Curves,
-    Scatter,
-    readable_number,
-)
+from bothways.core.report import sections
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +43,7 @@ _WRITTEN = 8
 """Maximum number of labels for which a confusion matrix shows its counts in the picture."""
 
 
-def draw(chart: Chart) -> str:
+def draw(chart: sections.Chart) -> str:
     """Return a chart as an `<svg>` element without colours, fonts or a size of its own."""
     with optional("report", "drawing charts"):
         import matplotlib as mpl
@@ -58,16 +51,16 @@ def draw(chart: Chart) -> str:
 
     with mpl.rc_context(_STYLE | {"svg.hashsalt": chart.title}):
         match chart:
-            case Curves():
+            case sections.Curves():
                 figure = Figure(figsize=_CURVES)
                 _draw_curves(figure.subplots(), chart)
-            case ComparisonChart():
+            case sections.ComparisonChart():
                 figure = Figure(figsize=(_COMPARISON[0], 0.9 + _COMPARISON[1] * len(chart.groups)))
                 _draw_comparison(figure.subplots(), chart)
-            case ConfusionMatrix():
+            case sections.ConfusionMatrix():
                 figure = Figure(figsize=(4.7, min(4.7, 1.4 + 0.5 * len(chart.labels))))
                 _draw_confusion(figure.subplots(), chart)
-            case Scatter():
+            case sections.Scatter():
                 figure = Figure(figsize=_CURVES)
                 _draw_scatter(figure.subplots(), chart)
             case _:
@@ -78,8 +71,8 @@ def draw(chart: Chart) -> str:
 _DASHED: Any = {"color": FAINT, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 
 
-def _draw_curves(axes: Axes, chart: Curves) -> None:
-    number = functools.partial(readable_number, percent=chart.percent)
+def _draw_curves(axes: Axes, chart: sections.Curves) -> None:
+    number = functools.partial(sections.readable_number, percent=chart.percent)
     for place, line in enumerate(chart.lines):
         colour = SERIES[place % len(SERIES)]
         axes.plot(
@@ -99,9 +92,9 @@ def _draw_curves(axes: Axes, chart: Curves) -> None:
     axes.legend(frameon=False, fontsize=9, handlelength=1.6)
 
 
-def _draw_comparison(axes: Axes, chart: ComparisonChart) -> None:
+def _draw_comparison(axes: Axes, chart: sections.ComparisonChart) -> None:
     """Draw one row per contender: runs as dots, the mean as a bar, ± one σ as a band."""
-    number = functools.partial(readable_number, percent=chart.percent)
+    number = functools.partial(sections.readable_number, percent=chart.percent)
     for row, name in enumerate(chart.groups):
         colour, mean, spread = SERIES[row % len(SERIES)], chart.mean(name), chart.spread(name)
         axes.barh(
@@ -144,7 +137,7 @@ def _draw_comparison(axes: Axes, chart: ComparisonChart) -> None:
 _CENTRED: Any = {"ha": "center", "va": "center", "fontsize": 9, "color": INK}
 
 
-def _draw_confusion(axes: Axes, chart: ConfusionMatrix) -> None:
+def _draw_confusion(axes: Axes, chart: sections.ConfusionMatrix) -> None:
     """Draw one square per pair of labels, darker for a greater share of its row."""
     from matplotlib.patches import Rectangle
 
@@ -159,7 +152,7 @@ def _draw_confusion(axes: Axes, chart: ConfusionMatrix) -> None:
                 )
             )
             if len(names) <= _WRITTEN:
-                axes.annotate(readable_number(count), (column, row), **_CENTRED)
+                axes.annotate(sections.readable_number(count), (column, row), **_CENTRED)
     axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 4 else 0)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlim(-0.5, len(names) - 0.5)
@@ -169,7 +162,7 @@ def _draw_confusion(axes: Axes, chart: ConfusionMatrix) -> None:
     axes.grid(visible=False)
 
 
-def _draw_scatter(axes: Axes, chart: Scatter) -> None:
+def _draw_scatter(axes: Axes, chart: sections.Scatter) -> None:
     axes.plot(chart.x, chart.y, "o", color=SERIES[0], markersize=4, alpha=0.5, markeredgewidth=0)
     if chart.line is not None:
         (left, bottom), (right, top) = chart.line

@@ -9,26 +9,8 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import assert_never
 
+from bothways.core.report import sections
 from bothways.core.report.fitted_table import FittedTable
-from bothways.core.report.sections import (
-    Cell,
-    ComparisonChart,
-    ConfusionMatrix,
-    Curves,
-    Details,
-    ExampleSection,
-    KeyFigures,
-    Line,
-    Marked,
-    Prose,
-    Report,
-    ReportExample,
-    Scatter,
-    Section,
-    TableSection,
-    percentage,
-    readable_number,
-)
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -37,7 +19,7 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 32
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: sections.Report, console: Console) -> None:
     """Print the headline and every section that is not folded."""
     from rich.padding import Padding
     from rich.text import Text
@@ -45,35 +27,35 @@ def show(report: Report, console: Console) -> None:
     console.print(Padding(Text(report.headline, style="bold"), (1, 0, 0, 0)))
     console.print(Text(report.lead, style="dim"))
     for section in report.sections:
-        if not isinstance(section, Details):
+        if not isinstance(section, sections.Details):
             console.print(Padding(render_report(section), (1, 0, 0, 0)))
 
 
-def render_report(section: Section) -> RenderableType:
+def render_report(section: sections.Section) -> RenderableType:
     """Return a section as a rich renderable; of folded details only the title."""
     from rich.console import Group
     from rich.text import Text
 
     match section:
-        case KeyFigures(figures):
+        case sections.KeyFigures(figures):
             return _grid(
                 ("", "", ""), [(figure.label, figure.value, figure.note) for figure in figures]
             )
-        case Curves():
+        case sections.Curves():
             return _curves(section)
-        case ComparisonChart():
+        case sections.ComparisonChart():
             return _comparison(section)
-        case ConfusionMatrix():
+        case sections.ConfusionMatrix():
             return _table(confusion_table(section))
-        case Scatter():
+        case sections.Scatter():
             return Text(f"{section.title}: {len(section.x):,} points", style="bold")
-        case TableSection():
+        case sections.TableSection():
             return _table(section)
-        case ExampleSection(title, examples):
+        case sections.ExampleSection(title, examples):
             return Group(Text(title, style="bold"), *(_example(example) for example in examples))
-        case Prose(title, paragraphs):
+        case sections.Prose(title, paragraphs):
             return Group(Text(title, style="bold"), *(Text(paragraph) for paragraph in paragraphs))
-        case Details(title):
+        case sections.Details(title):
             return Text(title, style="bold")
         case _:
             assert_never(section)
@@ -88,7 +70,7 @@ def titled(title: str, table: RenderableType) -> RenderableType:
 
 
 def _grid(
-    columns: Sequence[str], rows: Sequence[Sequence[Cell]], total: bool = False
+    columns: Sequence[str], rows: Sequence[Sequence[sections.Cell]], total: bool = False
 ) -> FittedTable:
     """Build a table; columns of numbers are aligned to the right."""
     places = range(len(columns))
@@ -97,7 +79,7 @@ def _grid(
     return FittedTable(columns, cells, numeric, total=total)
 
 
-def cell_text(cell: Cell) -> str:
+def cell_text(cell: sections.Cell) -> str:
     """Format a cell of a table."""
     match cell:
         case None:
@@ -105,12 +87,12 @@ def cell_text(cell: Cell) -> str:
         case str():
             return cell
         case int() | float():
-            return readable_number(cell)
+            return sections.readable_number(cell)
         case _:
             assert_never(cell)
 
 
-def _table(table: TableSection) -> RenderableType:
+def _table(table: sections.TableSection) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
@@ -118,49 +100,49 @@ def _table(table: TableSection) -> RenderableType:
     return Group(shown, Text(table.note, style="dim")) if table.note else shown
 
 
-def confusion_table(section: ConfusionMatrix) -> TableSection:
+def confusion_table(section: sections.ConfusionMatrix) -> sections.TableSection:
     """Return a confusion matrix as a table."""
-    rows: list[tuple[Cell, ...]] = [
+    rows: list[tuple[sections.Cell, ...]] = [
         (label, *counts) for label, counts in zip(section.labels, section.counts, strict=True)
     ]
-    return TableSection(
+    return sections.TableSection(
         section.title, ["true \\ predicted", *section.labels], rows, note=section.note
     )
 
 
-def _comparison(section: ComparisonChart) -> RenderableType:
-    rows: list[tuple[Cell, ...]] = [
+def _comparison(section: sections.ComparisonChart) -> RenderableType:
+    rows: list[tuple[sections.Cell, ...]] = [
         (
             name,
-            readable_number(section.mean(name), section.percent),
-            readable_number(section.spread(name), section.percent),
-            "  ".join(readable_number(value, section.percent) for value in values),
+            sections.readable_number(section.mean(name), section.percent),
+            sections.readable_number(section.spread(name), section.percent),
+            "  ".join(sections.readable_number(value, section.percent) for value in values),
         )
         for name, values in section.groups.items()
     ]
     rows += [
-        (name, readable_number(value, section.percent), None, None)
+        (name, sections.readable_number(value, section.percent), None, None)
         for name, value in section.baselines.items()
     ]
     grid = _grid(("", "mean", "spread (σ)", "each run"), rows)
     return titled(f"{section.title}: {section.measure}", grid)
 
 
-def _curves(section: Curves) -> RenderableType:
-    number = functools.partial(readable_number, percent=section.percent)
-    rows: list[tuple[Cell, ...]] = [
+def _curves(section: sections.Curves) -> RenderableType:
+    number = functools.partial(sections.readable_number, percent=section.percent)
+    rows: list[tuple[sections.Cell, ...]] = [
         (line.name, sparkline(line), " → ".join(map(number, (line.y[0], line.y[-1]))))
         for line in section.lines
         if line.y
     ]
     rows += [
-        (name, None, readable_number(value, section.percent))
+        (name, None, sections.readable_number(value, section.percent))
         for name, value in section.baselines.items()
     ]
     return titled(f"{section.title}: {section.y_label}", _grid(("", "", ""), rows))
 
 
-def sparkline(line: Line, columns: int = _COLUMNS) -> str:
+def sparkline(line: sections.Line, columns: int = _COLUMNS) -> str:
     """Draw a curve in one line of text: means of equal parts as bars of eight heights."""
     count = min(columns, len(line.y))
     edges = [part * len(line.y) // count for part in range(count + 1)]
@@ -170,14 +152,14 @@ def sparkline(line: Line, columns: int = _COLUMNS) -> str:
     return "".join(_LEVELS[round((mean - low) / span * top)] for mean in means)
 
 
-def _example(example: ReportExample) -> RenderableType:
+def _example(example: sections.ReportExample) -> RenderableType:
     from rich.padding import Padding
     from rich.text import Text
 
     text = Text()
     for part in example.parts:
         match part:
-            case Marked(marked):
+            case sections.Marked(marked):
                 text.append(marked, style="reverse")
             case str():
                 text.append(part)
@@ -188,7 +170,7 @@ def _example(example: ReportExample) -> RenderableType:
         answers.append(
             ("  " if place else "") + guess.answer, style="bold green" if guess.right else ""
         )
-        answers.append(f" {percentage(guess.probability)}", style="dim")
+        answers.append(f" {sections.percentage(guess.probability)}", style="dim")
     answers.append(f"  (correct: {example.truth})", style="dim")
     return Padding(Text("\n").join([text, answers]), (1, 0, 0, 2))
 

@@ -14,19 +14,11 @@ import torch
 from torch import Tensor
 
 from bothways.core.errors import ConfigError
+from bothways.model import heads
 from bothways.model.attention.patterns import Window
 from bothways.model.config import EncoderConfig
 from bothways.model.families import roberta
 from bothways.model.families.longformer import LONGFORMER
-from bothways.model.heads import (
-    ChoiceHead,
-    Head,
-    LabelHead,
-    MaskedHead,
-    PoolerHead,
-    SpanHead,
-    TagHead,
-)
 from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.model.positions import Learned
@@ -82,37 +74,37 @@ _OTHER = "this encoder differs from Longformer's by more than the attention"
 _FIX = "Give a BERT or RoBERTa with exact GELU, as it was pre-trained or fine-tuned."
 
 
-def _head_of(model: Model) -> Head:
+def _head_of(model: Model) -> heads.Head:
     """Return the head that is kept."""
     tuned = [
         head
         for head in model.specification
-        if isinstance(head, LabelHead | TagHead | SpanHead | ChoiceHead)
+        if isinstance(head, heads.LabelHead | heads.TagHead | heads.SpanHead | heads.ChoiceHead)
     ]
     if len(tuned) > 1:
         named = " and ".join(head.title for head in tuned)
         what = f"the model has a {named}, and a Longformer has one of them"
         raise ConfigError(what, where="heads", fix=_FIX)
-    others = [head for head in (MaskedHead(), PoolerHead()) if head.kind in model.heads]
+    others = [head for head in (heads.MaskedHead(), heads.PoolerHead()) if head.kind in model.heads]
     if not (found := [*tuned, *others]):
         what = "a Longformer is made of a model with a masked LM head, a pooler or a tuned head"
         raise ConfigError(what, where="heads", fix=_FIX)
     return found[0]
 
 
-def _reads_alike(head: Head, old: EncoderConfig) -> bool:
+def _reads_alike(head: heads.Head, old: EncoderConfig) -> bool:
     """Return whether Longformer's head of this kind computes the same from its weights."""
     readout = old.readout
     match head:
-        case MaskedHead():
+        case heads.MaskedHead():
             return (readout.masked or old.activation) == "gelu"
-        case LabelHead():
+        case heads.LabelHead():
             own = readout.labels
             plain = isinstance(own, FromPooler) or replace(own, dropout_first=False) == Own("tanh")
             return plain and not head.lstm
-        case ChoiceHead():
+        case heads.ChoiceHead():
             return isinstance(readout.choice, FromPooler)
-        case TagHead() | SpanHead():
+        case heads.TagHead() | heads.SpanHead():
             return readout.tokens is None and readout.span is None
         case _:
             return True

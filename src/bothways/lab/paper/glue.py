@@ -25,17 +25,7 @@ from bothways.data.hub_rows import HUB
 from bothways.data.tables import open_table
 from bothways.data.text_io import COMPRESSED, read_lines
 from bothways.finetuning.config import ELECTRA_DECAY, ELECTRA_RATE
-from bothways.lab.paper import published
-from bothways.lab.paper.experiment import (
-    MEASURED,
-    BenchmarkPlan,
-    Experiment,
-    GridPoint,
-    NotRun,
-    Request,
-    grid_settings,
-    write_rows,
-)
+from bothways.lab.paper import experiment, published
 from bothways.tasks.catalogue import TASKS
 from bothways.tasks.text_examples import TextColumns
 
@@ -218,18 +208,18 @@ NOTES = (
 )
 
 
-def glue_plan(request: Request) -> BenchmarkPlan:
+def glue_plan(request: experiment.Request) -> experiment.BenchmarkPlan:
     """Return the plan; the data that it needs is written to `out/data`.
 
     Raises:
         DataError: a file differs from GLUE's.
     """
     chosen = request.chosen(tuple(task.name for task in TASKS_OF_GLUE))
-    return BenchmarkPlan(
+    return experiment.BenchmarkPlan(
         "GLUE (section 4.1, table 1)",
         tuple(_experiment(task, request) for task in TASKS_OF_GLUE if task.name in chosen),
         tuple(COLUMNS),
-        {MEASURED: COLUMNS},
+        {experiment.MEASURED: COLUMNS},
         published.GLUE,
         published.AVERAGED,
         NOTES,
@@ -237,15 +227,17 @@ def glue_plan(request: Request) -> BenchmarkPlan:
     )
 
 
-def _experiment(task: GlueTask, request: Request) -> Experiment | NotRun:
+def _experiment(
+    task: GlueTask, request: experiment.Request
+) -> experiment.Experiment | experiment.NotRun:
     splits = ("train", *task.dev)
     for split in splits:
         if source_of(task, split, request.data) is None:
             place = Path(request.data) / task.name
-            return NotRun(task.name, f"no {split}.tsv (or {split}.tsv.gz) in {place}")
+            return experiment.NotRun(task.name, f"no {split}.tsv (or {split}.tsv.gz) in {place}")
     written = {split: write_split(task, split, request) for split in splits}
     dev, *others = task.dev
-    grid = grid_settings(
+    grid = experiment.grid_settings(
         request,
         TASKS[task.kind]().with_columns(columns_of(task)),
         _points(task, request),
@@ -259,19 +251,19 @@ def _experiment(task: GlueTask, request: Request) -> Experiment | NotRun:
         if skipped
     )
     scored = {split: str(written[split][0]) for split in others}
-    return Experiment(task.name, grid, request.seeds or 1, "best", scored, notes)
+    return experiment.Experiment(task.name, grid, request.seeds or 1, "best", scored, notes)
 
 
-def _points(task: GlueTask, request: Request) -> list[GridPoint]:
+def _points(task: GlueTask, request: experiment.Request) -> list[experiment.GridPoint]:
     """Return the settings that are tried."""
     match request.grid:
         case "paper":
-            return [GridPoint(rate, 32, 3.0) for rate in RATES]
+            return [experiment.GridPoint(rate, 32, 3.0) for rate in RATES]
         case "none":
-            return [GridPoint(DEFAULT_RATE, 32, 3.0)]
+            return [experiment.GridPoint(DEFAULT_RATE, 32, 3.0)]
         case "electra":
             epochs = 10.0 if task.name in LONG_ELECTRA else 3.0
-            return [GridPoint(ELECTRA_RATE, 32, epochs, layer_decay=ELECTRA_DECAY)]
+            return [experiment.GridPoint(ELECTRA_RATE, 32, epochs, layer_decay=ELECTRA_DECAY)]
         case _:
             assert_never(request.grid)
 
@@ -293,7 +285,7 @@ def source_of(task: GlueTask, split: str, data: str) -> str | None:
     return next((str(file) for file in files if file.is_file()), None)
 
 
-def write_split(task: GlueTask, split: str, request: Request) -> tuple[Path, int]:
+def write_split(task: GlueTask, split: str, request: experiment.Request) -> tuple[Path, int]:
     """Write a split as JSON lines to `out/data`; return the path and the number of skipped rows.
 
     Raises:
@@ -308,7 +300,7 @@ def write_split(task: GlueTask, split: str, request: Request) -> tuple[Path, int
     name = f"{split}-{limit}.jsonl" if limit else f"{split}.jsonl"
     skipped = _Count()
     rows = itertools.islice(rows_of(task, source, labelled, skipped), limit)
-    return write_rows(request.out / "data" / task.name / name, rows), skipped.rows
+    return experiment.write_rows(request.out / "data" / task.name / name, rows), skipped.rows
 
 
 @dataclass

@@ -20,15 +20,9 @@ from bothways.core.report.sections import Cell, TableSection
 from bothways.core.terminal import time_text
 from bothways.data.documents import Document, read_documents
 from bothways.hub.model_folder import save_model
+from bothways.lab.paper import pretraining_runs
 from bothways.lab.paper.cost import Cost, estimate, estimate_frozen
 from bothways.lab.paper.experiment import Experiment, Frozen
-from bothways.lab.paper.pretraining_runs import (
-    TableRequest,
-    base_settings,
-    experiments_of,
-    finetuning_folder,
-    planned,
-)
 from bothways.lab.sweeps.runs import RESULT
 from bothways.model.heads import token_head
 from bothways.model.model import Model
@@ -43,7 +37,7 @@ SAMPLED = 2_000_000
 
 
 def table_cost(
-    request: TableRequest, *, device: str = "auto", progress: Progress = SILENT
+    request: pretraining_runs.TableRequest, *, device: str = "auto", progress: Progress = SILENT
 ) -> TableSection:
     """Return the estimated cost of what is not finished.
 
@@ -54,10 +48,10 @@ def table_cost(
     progress.stage("estimating the cost")
     documents, share = _sample(request.text)
     tokenizer = _tokenizer(request, documents)
-    base = base_settings(request, tokenizer)
+    base = pretraining_runs.base_settings(request, tokenizer)
     tokens = sum(map(len, tokenizer.encode([document.text for document in documents]))) / share
     rows, left, runs, done = list[list[Cell]](), 0.0, 0, 0
-    cells = list(planned(request, base))
+    cells = list(pretraining_runs.planned(request, base))
     same = identical_runs({run: settings for run, settings, _ in cells}, tokens, device)
     for run, settings, _ in cells:
         finished = int((request.out / "cells" / run / RESULT).exists())
@@ -125,7 +119,7 @@ def _sample(text: tuple[str, ...]) -> tuple[list[Document], float]:
     return documents, 1.0
 
 
-def _tokenizer(request: TableRequest, documents: list[Document]) -> Tokenizer:
+def _tokenizer(request: pretraining_runs.TableRequest, documents: list[Document]) -> Tokenizer:
     place = request.out / "tokenizer"
     if place.exists():
         return Tokenizer.load(place)
@@ -142,7 +136,7 @@ def _seconds(settings: PretrainConfig, tokens: float, device: str) -> float:
 
 
 def _finetuning(
-    request: TableRequest, base: PretrainConfig, tokenizer: Tokenizer, device: str
+    request: pretraining_runs.TableRequest, base: PretrainConfig, tokenizer: Tokenizer, device: str
 ) -> Iterator[tuple[str, Cost, int]]:
     """Yield each column with the cost of the first row and the number of finished runs."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -151,7 +145,7 @@ def _finetuning(
         save_model(place / "model", model, tokenizer)
         there = dataclasses.replace(request, out=place)
         row = next((row for row in request.rows if row.method == "fine-tuned"), request.rows[0])
-        for column, entry in experiments_of(there, row, place / "model"):
+        for column, entry in pretraining_runs.experiments_of(there, row, place / "model"):
             match entry:
                 case Experiment():
                     (cost,), _ = estimate([entry], place / "out", device=device)
@@ -162,9 +156,9 @@ def _finetuning(
             yield column, cost, _finished(request, entry.name)
 
 
-def _finished(request: TableRequest, task: str) -> int:
+def _finished(request: pretraining_runs.TableRequest, task: str) -> int:
     """Return the number of finished fine-tuning runs of a task."""
-    folders = {finetuning_folder(request, row) for row in request.rows}
+    folders = {pretraining_runs.finetuning_folder(request, row) for row in request.rows}
     results = itertools.chain.from_iterable(
         (folder / "runs" / task).glob(f"*/{RESULT}") for folder in folders
     )

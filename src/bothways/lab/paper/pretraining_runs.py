@@ -23,20 +23,10 @@ from bothways.data.corpus import Corpus
 from bothways.data.masking import Masking
 from bothways.data.next_sentence import NextSentence
 from bothways.hub.model_folder import load_model
-from bothways.lab.paper import glue, ner, squad
+from bothways.lab.paper import glue, ner, pretraining_tables, squad
 from bothways.lab.paper.cells import CellOutcome
 from bothways.lab.paper.cells import run as run_experiment
 from bothways.lab.paper.experiment import BenchmarkPlan, Experiment, Frozen, NotRun, Request
-from bothways.lab.paper.pretraining_tables import (
-    COLUMNS,
-    TABLES,
-    PretrainCell,
-    PretrainTable,
-    Probe,
-    ResultRow,
-    Scale,
-    scaled,
-)
 from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome, run_all
 from bothways.model.heads import MaskedHead
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence, with_masking
@@ -96,7 +86,7 @@ class TableRequest:
     text: tuple[str, ...]
     data: str
     out: Path
-    scale: Scale = "small"
+    scale: pretraining_tables.Scale = "small"
     budget: Duration | None = None
     tasks: tuple[str, ...] = ()
     cells: tuple[str, ...] = ()
@@ -107,22 +97,22 @@ class TableRequest:
 
     def __post_init__(self) -> None:
         require_at_least(1, seeds=self.seeds, limit=self.limit)
-        _check_names("table", (self.table,), tuple(TABLES))
-        _check_names("tasks", self.tasks, tuple(COLUMNS))
+        _check_names("table", (self.table,), tuple(pretraining_tables.TABLES))
+        _check_names("tasks", self.tasks, tuple(pretraining_tables.COLUMNS))
         _check_names("cells", self.cells, tuple(cell.name for cell in self.plan.cells))
 
     @property
-    def plan(self) -> PretrainTable:
+    def plan(self) -> pretraining_tables.PretrainTable:
         """The table."""
-        return TABLES[self.table]
+        return pretraining_tables.TABLES[self.table]
 
     @property
-    def chosen(self) -> tuple[PretrainCell, ...]:
+    def chosen(self) -> tuple[pretraining_tables.PretrainCell, ...]:
         """The pre-training runs to make."""
         return tuple(c for c in self.plan.cells if not self.cells or c.name in self.cells)
 
     @property
-    def rows(self) -> tuple[ResultRow, ...]:
+    def rows(self) -> tuple[pretraining_tables.ResultRow, ...]:
         """The rows of these runs."""
         names = {cell.name for cell in self.chosen}
         return tuple(row for row in self.plan.rows if row.cell in names)
@@ -153,7 +143,7 @@ class ScaleSettings:
     limit: int | None
 
 
-SCALES: Mapping[Scale, ScaleSettings] = {
+SCALES: Mapping[pretraining_tables.Scale, ScaleSettings] = {
     "small": ScaleSettings(
         ("training.optimizer.lr=3e-4", "training.until=3 epochs", "length=64"),
         ("length=128", "task.stride=64"),
@@ -174,7 +164,7 @@ def base_settings(request: TableRequest, tokenizer: Tokenizer | None = None) -> 
         tokenizer: decides the vocabulary; without one it is as large as asked for.
     """
     budget = request.budget
-    encoder = scaled(request.plan.encoder(), request.scale)
+    encoder = pretraining_tables.scaled(request.plan.encoder(), request.scale)
     if tokenizer is None:
         encoder = dataclasses.replace(encoder, vocab=request.vocabulary)
     else:
@@ -295,14 +285,14 @@ class RowOutcome:
         tasks: the fine-tuning runs, by the name of the column.
     """
 
-    row: ResultRow
+    row: pretraining_tables.ResultRow
     pretrained: SweepOutcome
     probes: Mapping[str, float] = field(default_factory=dict)
     tasks: Mapping[str, CellOutcome] = field(default_factory=dict)
 
     def values(self, column: str) -> tuple[float, ...]:
         """Return the metric of each seed in percent, without runs that diverged."""
-        outcome, metric = self.tasks.get(column), COLUMNS[column][1]
+        outcome, metric = self.tasks.get(column), pretraining_tables.COLUMNS[column][1]
         scored = () if outcome is None else outcome.series.scored
         return tuple(100 * run.metrics[metric] for run in scored)
 
@@ -370,13 +360,13 @@ def _in_order(request: TableRequest, rows: Many[RowOutcome]) -> list[RowOutcome]
     return sorted(rows, key=lambda done: request.rows.index(done.row))
 
 
-def finetuning_folder(request: TableRequest, row: ResultRow) -> Path:
+def finetuning_folder(request: TableRequest, row: pretraining_tables.ResultRow) -> Path:
     """Return the folder of a row's fine-tuning runs."""
     return request.out / "finetuning" / f"{row.cell}-{row.method.lower()}"
 
 
 def experiments_of(
-    request: TableRequest, row: ResultRow, model: Path
+    request: TableRequest, row: pretraining_tables.ResultRow, model: Path
 ) -> Iterator[tuple[str, Experiment | Frozen]]:
     """Yield the columns that have data with their experiment.
 
@@ -395,16 +385,18 @@ def experiments_of(
     other_method = row.method == "BiLSTM" and any(r.method == "fine-tuned" for r in request.rows)
     if not found and not other_method:
         what = f"has no data for any of the columns: {'; '.join(dict.fromkeys(missing))}"
-        fix = f"Add them, or name other columns by --tasks: {', '.join(COLUMNS)}."
+        fix = (
+            f"Add them, or name other columns by --tasks: {', '.join(pretraining_tables.COLUMNS)}."
+        )
         raise DataError(what, where=request.data, fix=fix)
     yield from found
 
 
 def _experiment(
-    request: TableRequest, row: ResultRow, model: Path, column: str
+    request: TableRequest, row: pretraining_tables.ResultRow, model: Path, column: str
 ) -> Experiment | Frozen | NotRun:
     """Return the experiment of a row and a column."""
-    usual, task = SCALES[request.scale], COLUMNS[column][0]
+    usual, task = SCALES[request.scale], pretraining_tables.COLUMNS[column][0]
     folder, plan_of = _benchmark(column)
     if row.method == "BiLSTM" and folder:
         return NotRun(column, "a BiLSTM is for labels of texts")
@@ -441,7 +433,11 @@ def _benchmark(column: str) -> tuple[str, Callable[[Request], BenchmarkPlan]]:
 
 
 def _probes(
-    table: PretrainTable, model: Path, settings: PretrainConfig, corpus: Corpus, device: str
+    table: pretraining_tables.PretrainTable,
+    model: Path,
+    settings: PretrainConfig,
+    corpus: Corpus,
+    device: str,
 ) -> dict[str, float]:
     """Return the accuracy of a pair head on each kind of pairs, in percent; {} without a head.
 
@@ -453,7 +449,7 @@ def _probes(
     _, held_out = corpus.split(settings.held_out, settings.seed)
     longest = max(phase.length for phase in settings.phases)
 
-    def accuracies(title: str, probe: Probe) -> dict[str, float]:
+    def accuracies(title: str, probe: pretraining_tables.Probe) -> dict[str, float]:
         """Return the accuracies on a kind of pairs of held-out text."""
         objective: Objective = (
             MaskedLMSentenceOrder() if probe == "order" else MaskedLMNextSentence(NextSentence())

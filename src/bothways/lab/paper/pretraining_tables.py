@@ -24,13 +24,8 @@ from bothways.lab.paper.published import Published
 from bothways.model.attention.patterns import Causal
 from bothways.model.config import EncoderConfig, Sharing
 from bothways.model.families import albert, bert, electra, gpt
+from bothways.objectives import masked_lm
 from bothways.objectives.causal_lm import CausalLM
-from bothways.objectives.masked_lm import (
-    MaskedLM,
-    MaskedLMNextSentence,
-    MaskedObjective,
-    with_masking,
-)
 from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_lm import ReplacedLM
 from bothways.objectives.replaced_tokens import GeneratorObjective, ReplacedTokens
@@ -70,9 +65,9 @@ class PretrainCell:
         masking = self.masking
         # The masks of replaced token detection are part of the method.
         own_masks = isinstance(self.objective, GeneratorObjective)
-        if isinstance(base.objective, MaskedObjective) and not own_masks:
+        if isinstance(base.objective, masked_lm.MaskedObjective) and not own_masks:
             masking = masking or base.objective.masking
-        objective = with_masking(self.objective or base.objective, masking)
+        objective = masked_lm.with_masking(self.objective or base.objective, masking)
         phases = tuple(
             dataclasses.replace(
                 phase,
@@ -241,7 +236,7 @@ _RATE_CELLS = (
     *((f"{rate} %", _mixed(100, 0, rate / 100)) for rate in _RATES),
     *((f"{rate} %, 80/10/10", _mixed(80, 10, rate / 100)) for rate in (15, 40)),
 )
-_PAIRS = MaskedLMNextSentence(NextSentence(short=0.1))
+_PAIRS = masked_lm.MaskedLMNextSentence(NextSentence(short=0.1))
 
 
 def _slug(name: str) -> str:
@@ -255,7 +250,7 @@ def _one_each(cells: tuple[PretrainCell, ...], names: tuple[str, ...]) -> tuple[
 
 _BERT_5_CELLS = (
     PretrainCell("base"),
-    PretrainCell("no-nsp", MaskedLM(), NextSentence(short=0.1)),
+    PretrainCell("no-nsp", masked_lm.MaskedLM(), NextSentence(short=0.1)),
     PretrainCell("ltr", CausalLM(), encoder=causal),
     PretrainCell("gpt", CausalLM(), encoder=gpt_of),
 )
@@ -274,7 +269,7 @@ _STEP_CELLS = tuple(
     for share in (0.25, 0.5, 1.0)
 )
 _ALBERT_CELLS = (
-    PretrainCell("none", MaskedLM()),
+    PretrainCell("none", masked_lm.MaskedLM()),
     PretrainCell("nsp", _PAIRS),
     PretrainCell("sop", MaskedLMSentenceOrder()),
 )
@@ -340,7 +335,7 @@ TABLES = {
     "masking-rate": PretrainTable(
         "Masking rates (Wettig et al. 2022)",
         bert.base,
-        MaskedLM(),
+        masked_lm.MaskedLM(),
         tuple(PretrainCell(_slug(name), masking=masking) for name, masking in _RATE_CELLS),
         tuple(ResultRow(name, _slug(name)) for name, _ in _RATE_CELLS),
         ("MNLI-m", "QNLI", "QQP", "SST-2"),
@@ -350,7 +345,7 @@ TABLES = {
     "roberta-1": PretrainTable(
         "Static and dynamic masks (Liu et al. 2019, table 1)",
         bert.base,
-        MaskedLM(),
+        masked_lm.MaskedLM(),
         (PretrainCell("static", copies=10), PretrainCell("dynamic", copies=0)),
         (ResultRow("static", "static"), ResultRow("dynamic", "dynamic")),
         ("SQuAD 2.0 F1", "MNLI-m", "SST-2"),
@@ -363,11 +358,11 @@ TABLES = {
     "roberta-2": PretrainTable(
         "Input formats (Liu et al. 2019, table 2)",
         bert.base,
-        MaskedLM(),
+        masked_lm.MaskedLM(),
         (
             PretrainCell("segment-pair", _PAIRS),
-            PretrainCell("full-sentences", MaskedLM()),
-            PretrainCell("doc-sentences", MaskedLM(FullSentences(cross=False))),
+            PretrainCell("full-sentences", masked_lm.MaskedLM()),
+            PretrainCell("doc-sentences", masked_lm.MaskedLM(FullSentences(cross=False))),
         ),
         (
             ResultRow("SEGMENT-PAIR", "segment-pair"),
@@ -381,7 +376,7 @@ TABLES = {
     "albert-sentences": PretrainTable(
         "Sentence losses (Lan et al. 2019, table 5)",
         albert.base,
-        MaskedLM(),
+        masked_lm.MaskedLM(),
         _ALBERT_CELLS,
         _one_each(_ALBERT_CELLS, ("none", "NSP", "SOP")),
         ("MNLI-m", "SST-2"),
@@ -406,7 +401,7 @@ TABLES = {
     "electra": PretrainTable(
         "Replaced token detection and masked LM (Clark et al. 2020, section 3.4)",
         electra.PRESETS["electra-base-discriminator"],
-        MaskedLM(masking=Masking(0.15)),
+        masked_lm.MaskedLM(masking=Masking(0.15)),
         _ELECTRA_CELLS,
         _one_each(
             _ELECTRA_CELLS, ("BERT", "Replace MLM", "ELECTRA 15 %", "All-Tokens MLM", "ELECTRA")

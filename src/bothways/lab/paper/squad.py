@@ -15,25 +15,17 @@ from typing import Any
 
 from bothways.core.atomic_files import replace_text
 from bothways.core.progress import SILENT, Progress
-from bothways.lab.paper import published
+from bothways.lab.paper import experiment, published
 from bothways.lab.paper.cells import CellOutcome
-from bothways.lab.paper.experiment import (
-    MEASURED,
-    BenchmarkPlan,
-    Experiment,
-    GridPoint,
-    NotRun,
-    Request,
-    find_file,
-    grid_settings,
-    write_rows,
-)
 from bothways.prediction.engine import counting
 from bothways.prediction.predictor import open_task
 from bothways.tasks.question_answering.examples import Question
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 
-VERSIONS = {"v1.1": GridPoint(5e-5, 32, 3.0), "v2.0": GridPoint(5e-5, 48, 2.0)}
+VERSIONS = {
+    "v1.1": experiment.GridPoint(5e-5, 32, 3.0),
+    "v2.0": experiment.GridPoint(5e-5, 48, 2.0),
+}
 """The setting of each version, by its name in file names."""
 COLUMNS = {
     "1.1 EM": ("v1.1", "em"),
@@ -46,29 +38,35 @@ NOTES = (
 )
 
 
-def squad_plan(request: Request) -> BenchmarkPlan:
+def squad_plan(request: experiment.Request) -> experiment.BenchmarkPlan:
     """Return the plan for train-v1.1.json, dev-v1.1.json and the same of v2.0."""
-    return BenchmarkPlan(
+    return experiment.BenchmarkPlan(
         "SQuAD (sections 4.2 and 4.3, tables 2 and 3)",
         tuple(_experiment(version, request) for version in request.chosen(tuple(VERSIONS))),
         tuple(COLUMNS),
-        {MEASURED: COLUMNS},
+        {experiment.MEASURED: COLUMNS},
         published.SQUAD,
         notes=NOTES,
     )
 
 
-def _experiment(version: str, request: Request) -> Experiment | NotRun:
-    train, dev = (find_file(request, f"{split}-{version}.json") for split in ("train", "dev"))
+def _experiment(
+    version: str, request: experiment.Request
+) -> experiment.Experiment | experiment.NotRun:
+    train, dev = (
+        experiment.find_file(request, f"{split}-{version}.json") for split in ("train", "dev")
+    )
     if train is None or dev is None:
         split = "train" if train is None else "dev"
-        return NotRun(version, f"no {split}-{version}.json in {request.data}")
+        return experiment.NotRun(version, f"no {split}-{version}.json in {request.data}")
     task, source = QuestionAnsweringTask(), Path(train)
     if request.limit is not None:
         rows = map(_row, itertools.islice(task.read(train).examples, request.limit))
-        source = write_rows(request.out / "data" / f"train-{version}-{request.limit}.jsonl", rows)
-    grid = grid_settings(request, task, [VERSIONS[version]], source, dev)
-    return Experiment(version, grid, request.seeds or 1)
+        source = experiment.write_rows(
+            request.out / "data" / f"train-{version}-{request.limit}.jsonl", rows
+        )
+    grid = experiment.grid_settings(request, task, [VERSIONS[version]], source, dev)
+    return experiment.Experiment(version, grid, request.seeds or 1)
 
 
 def _row(question: Question) -> dict[str, Any]:
@@ -82,7 +80,7 @@ def _row(question: Question) -> dict[str, Any]:
 
 
 def write_squad_predictions(
-    request: Request,
+    request: experiment.Request,
     outcomes: Iterable[CellOutcome],
     *,
     device: str,
@@ -97,7 +95,7 @@ def write_squad_predictions(
         if outcome.best is None:
             continue
         name = outcome.experiment.name
-        dev = find_file(request, f"dev-{name}.json") or ""
+        dev = experiment.find_file(request, f"dev-{name}.json") or ""
         found = list(_predictions(outcome.best, dev, device, progress))
         for kind, values in (
             ("predictions", {id: text for id, text, _ in found}),

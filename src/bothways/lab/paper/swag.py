@@ -9,51 +9,42 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from bothways.lab.paper import published
-from bothways.lab.paper.experiment import (
-    MEASURED,
-    BenchmarkPlan,
-    Experiment,
-    GridPoint,
-    NotRun,
-    Request,
-    find_file,
-    grid_settings,
-    write_rows,
-)
+from bothways.lab.paper import experiment, published
 from bothways.tasks.choice.task import ChoiceTask
 
 NAME = "SWAG"
-POINT = GridPoint(2e-5, 16, 3.0)
+POINT = experiment.GridPoint(2e-5, 16, 3.0)
 COLUMNS = {"dev": (NAME, "accuracy")}
 NOTES = ("The labels of the test set are not public; these runs are scored on dev.",)
 
 
-def swag_plan(request: Request) -> BenchmarkPlan:
+def swag_plan(request: experiment.Request) -> experiment.BenchmarkPlan:
     """Return the plan for train.csv and val.csv, the file names of SWAG's authors."""
     request.chosen((NAME,))
-    return BenchmarkPlan(
+    return experiment.BenchmarkPlan(
         "SWAG (section 4.4, table 4)",
         (_experiment(request),),
         tuple(COLUMNS),
-        {MEASURED: COLUMNS},
+        {experiment.MEASURED: COLUMNS},
         published.SWAG,
         notes=NOTES,
     )
 
 
-def _experiment(request: Request) -> Experiment | NotRun:
-    train = find_file(request, "train.csv", "train.jsonl")
-    dev = find_file(request, "val.csv", "val.jsonl")
+def _experiment(request: experiment.Request) -> experiment.Experiment | experiment.NotRun:
+    train = experiment.find_file(request, "train.csv", "train.jsonl")
+    dev = experiment.find_file(request, "val.csv", "val.jsonl")
     if train is None or dev is None:
-        return NotRun(NAME, f"no {'train' if train is None else 'val'}.csv in {request.data}")
+        return experiment.NotRun(
+            NAME, f"no {'train' if train is None else 'val'}.csv in {request.data}"
+        )
     if request.limit is not None:
         # Both are rewritten: the columns of dev are read like those of training.
         data, limit = request.out / "data", request.limit
-        train = str(write_rows(data / f"train-{limit}.jsonl", _rows(train, limit)))
-        dev = str(write_rows(data / "val.jsonl", _rows(dev)))
-    grid = grid_settings(request, ChoiceTask(), [POINT], train, dev)
-    return Experiment(NAME, grid, request.seeds or 1)
+        train = str(experiment.write_rows(data / f"train-{limit}.jsonl", _rows(train, limit)))
+        dev = str(experiment.write_rows(data / "val.jsonl", _rows(dev)))
+    grid = experiment.grid_settings(request, ChoiceTask(), [POINT], train, dev)
+    return experiment.Experiment(NAME, grid, request.seeds or 1)
 
 
 def _rows(source: str, limit: int | None = None) -> Iterator[dict[str, Any]]:

@@ -14,14 +14,7 @@ from collections.abc import Iterator, Mapping
 
 from bothways.core.errors import ConfigError
 from bothways.finetuning.config import FinetuneConfig, load_config
-from bothways.lab.sweeps.runs import (
-    FinetuneRun,
-    Series,
-    SweepFolder,
-    keep_best,
-    run_all,
-    write_sweep_report,
-)
+from bothways.lab.sweeps import runs
 
 Grid = Mapping[str, tuple[str, ...]]
 """Dotted path of a setting → its values, as texts."""
@@ -113,16 +106,16 @@ def _with(base: FinetuneConfig, chosen: Mapping[str, str]) -> FinetuneConfig:
     return load_config(base, [f"{key}={value}" for key, value in chosen.items()])
 
 
-def sweep_grid(base: FinetuneConfig, grid: Grid, place: SweepFolder) -> Series:
+def sweep_grid(base: FinetuneConfig, grid: Grid, place: runs.SweepFolder) -> runs.Series:
     """Run every cell; `model` is the best one's, `sweep.json` lists all results.
 
     Raises the errors of `runs.run_all`.
     """
-    series = run_all([FinetuneRun(*cell) for cell in grid_cells(base, grid)], place)
+    series = runs.run_all([runs.FinetuneRun(*cell) for cell in grid_cells(base, grid)], place)
     if series.finished:
-        keep_best(series, place)
+        runs.keep_best(series, place)
         best = series.best
-        write_sweep_report(
+        runs.write_sweep_report(
             place.out / "sweep.json",
             {"best": best.name, "metric": best.metric} if best else {},
             series.runs,

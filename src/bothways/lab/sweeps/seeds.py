@@ -16,14 +16,7 @@ from dataclasses import dataclass
 
 from bothways.core.errors import ConfigError
 from bothways.finetuning.config import FinetuneConfig
-from bothways.lab.sweeps.runs import (
-    FinetuneRun,
-    Series,
-    SweepFolder,
-    keep_best,
-    run_all,
-    write_sweep_report,
-)
+from bothways.lab.sweeps import runs
 
 MOST_RUNS = 10_000
 """Maximum number of runs of a series."""
@@ -83,34 +76,36 @@ def parse_seeds(text: str, first: int = 0) -> tuple[Seed, ...]:
     return seeds
 
 
-def finetune_seeds(settings: FinetuneConfig, seeds: Many[Seed], place: SweepFolder) -> Series:
+def finetune_seeds(
+    settings: FinetuneConfig, seeds: Many[Seed], place: runs.SweepFolder
+) -> runs.Series:
     """Fine-tune once per seed, in `seed-N` or `seed-N-order-M`.
 
     `model` is the best run's, `seeds.json` lists all results. A single seed is that of the head
     and, unless `order_seed` is set, of the order of the data and dropout. Raises the errors of
     `runs.run_all`.
     """
-    series = run_all((_run(settings, seed) for seed in seeds), place)
+    series = runs.run_all((_run(settings, seed) for seed in seeds), place)
     if series.finished:
-        keep_best(series, place)
+        runs.keep_best(series, place)
         summary = seed_spread(series)
-        write_sweep_report(
+        runs.write_sweep_report(
             place.out / "seeds.json", dataclasses.asdict(summary) if summary else {}, series.runs
         )
     return series
 
 
-def _run(settings: FinetuneConfig, seed: Seed) -> FinetuneRun:
+def _run(settings: FinetuneConfig, seed: Seed) -> runs.FinetuneRun:
     """Return the run of a seed."""
     match seed:
         case int():
-            return FinetuneRun(f"seed-{seed}", dataclasses.replace(settings, seed=seed))
+            return runs.FinetuneRun(f"seed-{seed}", dataclasses.replace(settings, seed=seed))
         case head, order:
             crossed = dataclasses.replace(settings, seed=head, order_seed=order)
-            return FinetuneRun(f"seed-{head}-order-{order}", crossed)
+            return runs.FinetuneRun(f"seed-{head}-order-{order}", crossed)
 
 
-def seed_spread(series: Series) -> SeedSpread | None:
+def seed_spread(series: runs.Series) -> SeedSpread | None:
     """Return the spread of the metric over the runs; None if all diverged."""
     best = series.best
     if best is None:

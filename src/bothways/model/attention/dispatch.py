@@ -15,16 +15,11 @@ from typing_extensions import assert_never
 
 from bothways.core.runtime.devices import has_flex
 from bothways.core.runtime.tuning import TUNING
+from bothways.model.attention import reference
 from bothways.model.attention.flash import attend_packed, supports_packed
 from bothways.model.attention.mask import EVERYTHING, AttentionPart, AttentionView
 from bothways.model.attention.padded_autograd import attend_gathered
 from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window, sees_all
-from bothways.model.attention.reference import (
-    PaddedKernel,
-    attend_from,
-    attend_in_blocks,
-    attend_padded,
-)
 from bothways.model.kernels import library
 from bothways.model.kernels.attention import packed_attention, supports
 from bothways.model.kernels.library import Feature
@@ -89,7 +84,7 @@ class Blocked:
 class Padded:
     """Full attention with a mask in a rectangle."""
 
-    kernel: PaddedKernel
+    kernel: reference.PaddedKernel
 
 
 Kernel = Packed | Flexible | Compiled | Gathered | Blocked | Padded
@@ -170,7 +165,7 @@ def _is_sparse(call: AttentionCall) -> bool:
             assert_never(call.pattern)
 
 
-def padded_kernel(call: AttentionCall) -> PaddedKernel:
+def padded_kernel(call: AttentionCall) -> reference.PaddedKernel:
     """Return how a rectangle of `call.max_seqlen` keys is computed.
 
     | device | dropout | learning | dtype | keys | kernel |
@@ -244,11 +239,11 @@ def _attend_part(
             sparse = part.block_mask
             # Each block is a rectangle of its own: its length is the number of keys that it reads.
             read = replace(call, dropout=rate, max_seqlen=sparse.mask.shape[-1])
-            outputs = attend_in_blocks(
+            outputs = reference.attend_in_blocks(
                 q, k, v, sparse, part.global_tokens, rate, padded_kernel(read)
             )
         case Padded(kernel):
-            outputs = attend_padded(q, k, v, part.mask, rate, kernel)
+            outputs = reference.attend_padded(q, k, v, part.mask, rate, kernel)
         case other:
             raise AssertionError(f"{other} is for a whole batch")
     if part.global_tokens is not None:
@@ -256,5 +251,7 @@ def _attend_part(
         if global_qkv is not None and isinstance(part.pattern, Window):
             q, k, v = rectangle.pad(global_qkv).permute(2, 0, 3, 1, 4)
         kernel = padded_kernel(replace(call, dropout=rate))
-        outputs = attend_from(part.global_tokens, q, k, v, rectangle, rate, kernel, outputs)
+        outputs = reference.attend_from(
+            part.global_tokens, q, k, v, rectangle, rate, kernel, outputs
+        )
     return rectangle.unpad(outputs.transpose(1, 2))

@@ -15,14 +15,8 @@ from torch import Tensor
 from typing_extensions import assert_never
 
 from bothways.core.layout import Layout, Rectangle
+from bothways.model.attention import block_sparse
 from bothways.model.attention.bigbird_random import RandomBlocks, random_blocks
-from bothways.model.attention.block_sparse import (
-    BlockSparseMask,
-    GlobalTokens,
-    bigbird_mask,
-    first_and_last,
-    window_mask,
-)
 from bothways.model.attention.flex import FlexWindow
 from bothways.model.attention.head_index import HeadIndex
 from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window, sees_all
@@ -91,7 +85,7 @@ class AttentionPart:
     rectangle: Rectangle
     pattern: Pattern
     device: torch.device
-    global_tokens: GlobalTokens | None = None
+    global_tokens: block_sparse.GlobalTokens | None = None
     random: RandomBlocks | None = None
     _indices: dict[int, HeadIndex] = field(default_factory=dict, init=False, compare=False)
 
@@ -110,15 +104,17 @@ class AttentionPart:
         return attention_mask(self.pattern, self.rectangle, self.device, self.global_tokens)
 
     @functools.cached_property
-    def block_mask(self) -> BlockSparseMask:
+    def block_mask(self) -> block_sparse.BlockSparseMask:
         """The same for block-sparse attention, in space linear in the length."""
         match self.pattern:
             case Window():
-                return window_mask(self.rectangle, self.pattern, self.global_tokens, self.device)
+                return block_sparse.window_mask(
+                    self.rectangle, self.pattern, self.global_tokens, self.device
+                )
             case Blocks():
                 assert self.global_tokens is not None, "longer than `dense`"
                 drawn = random_blocks(self.random, self.rectangle.longest, self.pattern)
-                return bigbird_mask(
+                return block_sparse.bigbird_mask(
                     self.rectangle, self.pattern, self.global_tokens, drawn.to(self.device)
                 )
             case _:
@@ -172,14 +168,14 @@ class AttentionView:
         assert isinstance(self.pattern, Window)
         return FlexWindow(self.layout, self.pattern.radius, self.global_attention_mask)
 
-    def _global_tokens(self, part: Rectangle) -> GlobalTokens | None:
+    def _global_tokens(self, part: Rectangle) -> block_sparse.GlobalTokens | None:
         """Return a rectangle's global tokens: those of the batch, or the first and last blocks."""
         match self.pattern:
             case Window() if self.has_global_tokens:
                 assert self.global_attention_mask is not None
-                return GlobalTokens.of(part.pad(self.global_attention_mask))
+                return block_sparse.GlobalTokens.of(part.pad(self.global_attention_mask))
             case Blocks(size) if part.longest > self.pattern.dense:
-                return first_and_last(part, size, self.layout.positions.device)
+                return block_sparse.first_and_last(part, size, self.layout.positions.device)
             case _:
                 return None
 
@@ -188,7 +184,7 @@ def attention_mask(
     pattern: Pattern,
     part: Rectangle,
     device: torch.device,
-    global_tokens: GlobalTokens | None = None,
+    global_tokens: block_sparse.GlobalTokens | None = None,
 ) -> Bool[Tensor, "rows 1 queries longest"] | None:
     """Return which keys the queries of a rectangle attend to; None if all.
 

@@ -17,15 +17,8 @@ from typing import Any
 
 from bothways.model.attention.patterns import Blocks, Full, Pattern
 from bothways.model.config import Bias, Dropouts, EncoderConfig
-from bothways.model.families import bert
+from bothways.model.families import bert, config_rules
 from bothways.model.families.common import output_rules, position_buffers
-from bothways.model.families.config_rules import (
-    ACTIVATIONS,
-    ConfigRules,
-    read_choice,
-    read_flag,
-    read_number,
-)
 from bothways.model.families.family import Architecture, Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule
 from bothways.model.positions import Learned
@@ -64,13 +57,16 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 
 
 def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
-    size, random = (read_number(raw, name, default, where) for name, default in _SIZES.items())
-    kinds: dict[str, Pattern] = {"block_sparse": Blocks(size, random), "original_full": Full()}
-    pattern = read_choice(raw, "attention_type", kinds, "block_sparse", where)
-    position = Learned(
-        config.position.max_positions, scaled=read_flag(raw, "rescale_embeddings", False, where)
+    size, random = (
+        config_rules.read_number(raw, name, default, where) for name, default in _SIZES.items()
     )
-    bias = Bias(projections=read_flag(raw, "use_bias", True, where))
+    kinds: dict[str, Pattern] = {"block_sparse": Blocks(size, random), "original_full": Full()}
+    pattern = config_rules.read_choice(raw, "attention_type", kinds, "block_sparse", where)
+    position = Learned(
+        config.position.max_positions,
+        scaled=config_rules.read_flag(raw, "rescale_embeddings", False, where),
+    )
+    bias = Bias(projections=config_rules.read_flag(raw, "use_bias", True, where))
     return _with_heads(replace(config, patterns=(pattern,), position=position, bias=bias))
 
 
@@ -127,9 +123,9 @@ BIGBIRD = Family(
         Architecture("BigBird" + name, heads, name == "Model", idle=idle)
         for name, heads, idle in _CLASSES
     ),
-    config_rules=ConfigRules(
+    config_rules=config_rules.ConfigRules(
         base(),
-        activations={"gelu_new": "gelu_tanh", **ACTIVATIONS},
+        activations={"gelu_new": "gelu_tanh", **config_rules.ACTIVATIONS},
         read_more=_read_more,
         write_more=_write_more,
     ),

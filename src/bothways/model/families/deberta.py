@@ -27,17 +27,8 @@ from typing import Any, get_args
 from bothways.core.errors import FolderError
 from bothways.model.activation import Activation
 from bothways.model.config import Bias, EncoderConfig, PostNorm
-from bothways.model.families import bert
+from bothways.model.families import bert, config_rules
 from bothways.model.families.common import classes, masked_rules, output_rules
-from bothways.model.families.config_rules import (
-    ACTIVATIONS,
-    FIXED,
-    NUMBERS,
-    ConfigRules,
-    read_choice,
-    read_flag,
-    read_number,
-)
 from bothways.model.families.family import Architecture, Family
 from bothways.model.families.weight_names import Interleave, KeyTable, Rename, Rule, Stack
 from bothways.model.positions import Convolution, Disentangled, Learned, Term
@@ -92,7 +83,7 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 }
 
 
-_WITH_TANH: dict[str, Any] = {**ACTIVATIONS, "tanh": "tanh"}
+_WITH_TANH: dict[str, Any] = {**config_rules.ACTIVATIONS, "tanh": "tanh"}
 """The activations of the pooler and of the convolution."""
 
 
@@ -106,7 +97,7 @@ def _has_decoder(position: object) -> bool:
 
 
 def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
-    narrow = read_number(raw, "embedding_size", config.width, where)
+    narrow = config_rules.read_number(raw, "embedding_size", config.width, where)
     sizes = {
         "pooler_hidden_size": config.width,
         "attention_head_size": config.width // config.heads,
@@ -115,15 +106,15 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
         if raw.get(key) is not None and raw[key] != size:
             what = f"{key} must be {size}, as the other settings imply, not {raw[key]!r:.40}"
             raise FolderError(what, where=where)
-    activation = read_choice(raw, "pooler_hidden_act", _WITH_TANH, "gelu", where)
-    own = Own(activation, input_dropout=read_number(raw, "pooler_dropout", 0.0, where))
+    activation = config_rules.read_choice(raw, "pooler_hidden_act", _WITH_TANH, "gelu", where)
+    own = Own(activation, input_dropout=config_rules.read_number(raw, "pooler_dropout", 0.0, where))
     position = _read_position(raw, config.position.max_positions, config.bias.key, where)
     # Only transformers' own layout of the head has a matrix that can be tied to the embedding.
-    legacy = read_flag(raw, "legacy", True, where)
+    legacy = config_rules.read_flag(raw, "legacy", True, where)
     untied = config.readout.output == "own" and legacy and not _has_decoder(position)
     return replace(
         config,
-        segments=read_number(raw, "type_vocab_size", 0, where),
+        segments=config_rules.read_number(raw, "type_vocab_size", 0, where),
         position=position,
         embedding=None if narrow == config.width else narrow,
         order=PostNorm(projected=narrow != config.width),
@@ -149,10 +140,10 @@ def _read_position(
     raw: Mapping[str, Any], most: int, later: bool, where: str
 ) -> Learned | Disentangled:
     """Return the positions; version 1 ignores the settings of later versions."""
-    at_input = read_flag(raw, "position_biased_input", True, where)
+    at_input = config_rules.read_flag(raw, "position_biased_input", True, where)
     terms = _read_terms(raw, where)
-    size = read_number(raw, "conv_kernel_size", 0, where) if later else 0
-    if not read_flag(raw, "relative_attention", False, where):
+    size = config_rules.read_number(raw, "conv_kernel_size", 0, where) if later else 0
+    if not config_rules.read_flag(raw, "relative_attention", False, where):
         if terms or not at_input or size > 0:
             what = (
                 "without relative_attention there must be no pos_att_type, no convolution, "
@@ -161,7 +152,7 @@ def _read_position(
             fix = "Set relative_attention to true, as in the published models."
             raise FolderError(what, where=where, fix=fix)
         return Learned(most)
-    decoder = read_flag(raw, "enhanced_mask_decoder", False, where)
+    decoder = config_rules.read_flag(raw, "enhanced_mask_decoder", False, where)
     position = Disentangled(
         most,
         terms,
@@ -170,13 +161,15 @@ def _read_position(
     )
     if not later:
         return position
-    groups = read_number(raw, "conv_groups", 1, where)
-    activation = read_choice(raw, "conv_act", _WITH_TANH, "tanh", where)
+    groups = config_rules.read_number(raw, "conv_groups", 1, where)
+    activation = config_rules.read_choice(raw, "conv_act", _WITH_TANH, "tanh", where)
     return replace(
         position,
         buckets=_read_positive(raw, "position_buckets", where),
-        shared=read_flag(raw, "share_att_key", False, where),
-        norm=read_choice(raw, "norm_rel_ebd", {"none": False, "layer_norm": True}, "none", where),
+        shared=config_rules.read_flag(raw, "share_att_key", False, where),
+        norm=config_rules.read_choice(
+            raw, "norm_rel_ebd", {"none": False, "layer_norm": True}, "none", where
+        ),
         convolution=Convolution(size, groups, activation) if size > 0 else None,
     )
 
@@ -196,7 +189,7 @@ def _read_terms(raw: Mapping[str, Any], where: str) -> tuple[Term, ...]:
 
 def _read_positive(raw: Mapping[str, Any], key: str, where: str) -> int | None:
     """Return a number, None where it is below 1, such as -1."""
-    number: int = read_number(raw, key, -1, where)
+    number: int = config_rules.read_number(raw, key, -1, where)
     return number if number > 0 else None
 
 
@@ -334,10 +327,12 @@ def _family(
         keys=_keys_for(rules, defaults),
         architectures=architectures,
         classless=classless,
-        config_rules=ConfigRules(
+        config_rules=config_rules.ConfigRules(
             defaults,
-            numbers={ours: theirs for ours, theirs in NUMBERS.items() if ours != "segments"},
-            fixed=FIXED | {"talking_head": False},
+            numbers={
+                ours: theirs for ours, theirs in config_rules.NUMBERS.items() if ours != "segments"
+            },
+            fixed=config_rules.FIXED | {"talking_head": False},
             ignored=_CONDITIONAL,
             read_more=_read_more,
             write_more=_write_more,

@@ -15,14 +15,8 @@ from typing import Any
 from bothways.core.errors import FolderError
 from bothways.model.attention.patterns import Full, Pattern, Window
 from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated, PreNorm
+from bothways.model.families import config_rules
 from bothways.model.families.common import classes, masked_rules
-from bothways.model.families.config_rules import (
-    ACTIVATIONS,
-    ConfigRules,
-    read_choice,
-    read_flag,
-    read_number,
-)
 from bothways.model.families.family import Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule
 from bothways.model.positions import Rotary
@@ -77,23 +71,27 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
     kinds = _layers(raw, config.depth, where)
     patterns: dict[str, Pattern] = {
         _FULL: Full(),
-        _WINDOW: Window(read_number(raw, "local_attention", 128, where) // 2),
+        _WINDOW: Window(config_rules.read_number(raw, "local_attention", 128, where) // 2),
     }
     bases = {kind: _base(raw, kind, where) for kind in set(kinds)}
-    activation = read_choice(raw, "classifier_activation", ACTIVATIONS, "gelu", where)
-    reads = read_choice(raw, "classifier_pooling", {"cls": "first", "mean": "mean"}, "cls", where)
+    activation = config_rules.read_choice(
+        raw, "classifier_activation", config_rules.ACTIVATIONS, "gelu", where
+    )
+    reads = config_rules.read_choice(
+        raw, "classifier_pooling", {"cls": "first", "mean": "mean"}, "cls", where
+    )
     own = Own(activation, norm=True, reads=reads)
-    rate = read_number(raw, "embedding_dropout", 0.0, where)
+    rate = config_rules.read_number(raw, "embedding_dropout", 0.0, where)
     both = config.dropout.attention  # also on the output of attention
     bias = {
-        ours: read_flag(raw, theirs, getattr(config.bias, ours), where)
+        ours: config_rules.read_flag(raw, theirs, getattr(config.bias, ours), where)
         for ours, theirs in _BIASES.items()
     }
     return replace(
         config,
         position=Rotary(config.position.max_positions, tuple(bases[kind] for kind in kinds)),
         patterns=tuple(patterns[kind] for kind in kinds),
-        mlp=Gated(read_number(raw, "mlp_dropout", 0.0, where)),
+        mlp=Gated(config_rules.read_number(raw, "mlp_dropout", 0.0, where)),
         bias=Bias(**bias),
         dropout=replace(config.dropout, hidden=both, embedding=None if rate == both else rate),
         readout=replace(
@@ -102,7 +100,7 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> Enc
             choice=own,
             tokens=own,
             masked=activation,
-            span_dropout=read_number(raw, "classifier_dropout", 0.0, where),
+            span_dropout=config_rules.read_number(raw, "classifier_dropout", 0.0, where),
         ),
     ).canonical
 
@@ -118,7 +116,7 @@ _BIASES = {
 
 def _layers(raw: Mapping[str, Any], depth: int, where: str) -> list[str]:
     """Return the kind of each layer; older files have only the interval of global layers."""
-    every = read_number(raw, "global_attn_every_n_layers", 3, where)
+    every = config_rules.read_number(raw, "global_attn_every_n_layers", 3, where)
     if every < 1:
         what = f"global_attn_every_n_layers must be at least 1, not {every}"
         raise FolderError(what, where=where)
@@ -144,10 +142,10 @@ def _base(raw: Mapping[str, Any], kind: str, where: str) -> float:
         what = f"rotary positions scaled by {scaling!r} have no counterpart here"
         raise FolderError(what, where=where)
     if "rope_theta" in said:
-        return float(read_number(said, "rope_theta", default, where))
+        return float(config_rules.read_number(said, "rope_theta", default, where))
     if raw.get(old) is None and kind == _WINDOW and old in raw:
         return _base(raw, _FULL, where)
-    return float(read_number(raw, old, default, where))
+    return float(config_rules.read_number(raw, old, default, where))
 
 
 def _write_more(config: EncoderConfig) -> dict[str, Any]:
@@ -172,7 +170,8 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
         "embedding_dropout": config.dropout_at("embedding"),
         "mlp_dropout": gate.dropout if isinstance(gate, Gated) else 0.0,
         "classifier_activation": next(
-            (theirs for theirs, ours in ACTIVATIONS.items() if ours == own.activation), ""
+            (theirs for theirs, ours in config_rules.ACTIVATIONS.items() if ours == own.activation),
+            "",
         ),
         "classifier_pooling": {"first": "cls", "mean": "mean"}[own.reads],
         "classifier_dropout": config.readout.span_dropout,
@@ -206,7 +205,7 @@ MODERNBERT = Family(
     model_type="modernbert",
     keys=KeyTable("model.", _RULES),
     architectures=classes("ModernBert"),
-    config_rules=ConfigRules(
+    config_rules=config_rules.ConfigRules(
         base(),
         numbers={
             "vocab": "vocab_size",

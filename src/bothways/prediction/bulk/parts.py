@@ -14,13 +14,8 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError, optional
 from bothways.data.hub_rows import HUB, without_revision
 from bothways.data.tables import RowError
 from bothways.data.text_io import file_at
+from bothways.prediction import engine
 from bothways.prediction.bulk.request import BulkRequest, kept_columns
-from bothways.prediction.engine import (
-    DEFAULT_PREDICT,
-    PredictConfig,
-    PredictionCounts,
-    predict,
-)
 from bothways.prediction.predictor import Predictor
 from bothways.tasks.base import Reading, Task
 from bothways.tasks.columns import require_columns
@@ -202,8 +197,8 @@ def predict_kept(
     opened: Predictor,
     reading: Reading[Any],
     keep: tuple[str, ...],
-    config: PredictConfig = DEFAULT_PREDICT,
-    counts: PredictionCounts | None = None,
+    config: engine.PredictConfig = engine.DEFAULT_PREDICT,
+    counts: engine.PredictionCounts | None = None,
 ) -> Iterator[tuple[dict[str, Any], Any]]:
     """Yield the values of columns to keep and the prediction of each row, in order.
 
@@ -230,5 +225,5 @@ def predict_kept(
             waiting.append({new: row.values.get(old) for old, new in columns})
             yield parse(row)
 
-    for _, prediction in predict(opened.learner, examples(), config, counts):
+    for _, prediction in engine.predict(opened.learner, examples(), config, counts):
         yield waiting.popleft(), prediction

@@ -11,15 +11,10 @@ from typing import Any
 from bothways.core.advice import argument
 from bothways.core.errors import BothwaysError, DataError
 from bothways.core.jobs.process_pool import NUMBER
+from bothways.prediction import engine
 from bothways.prediction.bulk.output import fits_type, part_content
 from bothways.prediction.bulk.parts import BulkRow, PartFailure, PartJob, PartResult, RejectedRow
 from bothways.prediction.bulk.request import BulkRequest, PartFormat
-from bothways.prediction.engine import (
-    DEFAULT_PREDICT,
-    PredictionCounts,
-    grouped,
-    predict_encoded,
-)
 from bothways.prediction.predictor import Predictor
 from bothways.tasks.base import EncodedExample, TaskModel
 
@@ -66,14 +61,14 @@ class PartWorker:
     def _predict(self, job: PartJob, on_share: Callable[[float], object]) -> PartResult:
         learner, rejects, done = self.opened.learner, _Rejects(self.request.rejects), 0
         rows = [row for row in job.rows if self._fits(row, job, rejects)]
-        counts, kept, predictions = PredictionCounts(), list[tuple[Any, ...]](), list[Any]()
-        size = min(DEFAULT_PREDICT.window, learner.task.window)
-        for window in grouped(rows, size, lambda row: learner.task.shared(row.example)):
+        counts, kept, predictions = engine.PredictionCounts(), list[tuple[Any, ...]](), list[Any]()
+        size = min(engine.DEFAULT_PREDICT.window, learner.task.window)
+        for window in engine.grouped(rows, size, lambda row: learner.task.shared(row.example)):
             readable, encoded = _encode(learner, window, rejects)
             examples = [row.example for row in readable]
             counts.add(map(learner.task.texts, examples), encoded)
             start, part = done / len(rows), len(window) / len(rows)
-            pairs = predict_encoded(
+            pairs = engine.predict_encoded(
                 learner, examples, encoded,
                 on_share=lambda share, start=start, part=part: on_share(start + share * part),
             )  # fmt: skip

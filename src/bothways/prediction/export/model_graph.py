@@ -24,16 +24,7 @@ from typing_extensions import assert_never
 from bothways._version import __version__
 from bothways.core.errors import FolderError
 from bothways.hub.sentence_transformers import Pooling, SentenceEncoderConfig
-from bothways.model.head_modules import (
-    DeepOutput,
-    LinearOutput,
-    LSTMOutput,
-    MaskedOutput,
-    NextTokenOutput,
-    OwnOutput,
-    Pooler,
-    ReplacedOutput,
-)
+from bothways.model import head_modules
 from bothways.model.model import Model
 from bothways.prediction.export.builder import LOWEST, GraphBuilder
 from bothways.prediction.export.encoder_graph import EncoderGraph, GlobalRule, Separators
@@ -100,7 +91,7 @@ def build_graph(model: Model, part: ExportedPart) -> onnx.ModelProto:
         FolderError: the head is a BiLSTM.
     """
     encoder, kind = model.encoder, part.head
-    if kind != "none" and isinstance(model.heads[kind], LSTMOutput):
+    if kind != "none" and isinstance(model.heads[kind], head_modules.LSTMOutput):
         what = "has a BiLSTM between the encoder and the labels, which cannot be exported"
         raise FolderError(what, fix="Serve it with bothways.")
     graph = GraphBuilder({id(p): name for name, p in model.named_parameters()})
@@ -160,7 +151,7 @@ class _HeadGraph:
                 graph.rename(self._rows(head, self._pooled(head, x)), "logits")
                 return {"logits": (ROWS, count)}
             case "masked":
-                if isinstance(head, MaskedOutput) and head.position is not None:
+                if isinstance(head, head_modules.MaskedOutput) and head.position is not None:
                     x = self.encoder.decode(self.layers[-2], head.position.weight)
                 graph.rename(self._rows(head, x), "logits")
             case "replaced":
@@ -178,32 +169,32 @@ class _HeadGraph:
         """Apply a head to vectors of tokens, or to pooled ones."""
         graph = self.graph
         match head:
-            case LinearOutput(dense=dense):
+            case head_modules.LinearOutput(dense=dense):
                 return graph.dense(x, dense)
-            case OwnOutput():
+            case head_modules.OwnOutput():
                 x = x if head.reads == "late" else self._hidden(head, x)
                 return graph.dense(graph.norm(x, head.norm), head.dense)
-            case DeepOutput():
+            case head_modules.DeepOutput():
                 inner = graph.activate(head.activation, graph.dense(x, head.up))
                 x = graph.op("Add", x, graph.dense(inner, head.down))
                 return graph.dense(graph.norm(x, head.norm), head.dense)
-            case ReplacedOutput():
+            case head_modules.ReplacedOutput():
                 if head.norm is not None:
                     x = graph.norm(graph.op("Add", x, self._first(x)), head.norm)
                 x = graph.activate(head.activation, graph.dense(x, head.inner))
                 return graph.dense(x, head.dense)
-            case MaskedOutput():
+            case head_modules.MaskedOutput():
                 if head.activation is not None:
                     assert isinstance(head.dense, nn.Linear)
                     x = graph.activate(head.activation, graph.dense(x, head.dense))
                 x = self._tokens(graph.norm(x, head.norm), head.output)
                 return x if head.bias is None else graph.op("Add", x, graph.weight(head.bias))
-            case NextTokenOutput():
+            case head_modules.NextTokenOutput():
                 return self._tokens(x, head.output)
             case _:
                 raise AssertionError(f"no graph for {type(head).__name__}")
 
-    def _hidden(self, head: OwnOutput, x: str) -> str:
+    def _hidden(self, head: head_modules.OwnOutput, x: str) -> str:
         return self.graph.activate(head.activation, self.graph.dense(x, head.inner))
 
     def _tokens(self, x: str, own: nn.Linear | None) -> str:
@@ -216,12 +207,12 @@ class _HeadGraph:
 
     def _pooled(self, head: nn.Module, x: str) -> str:
         """Return the vector that a head of sequences reads `(rows, width)`."""
-        if isinstance(head, OwnOutput):
+        if isinstance(head, head_modules.OwnOutput):
             if head.reads == "late":
                 return self._mean(self._hidden(head, x))
             return self._mean(x) if head.reads == "mean" else self._representative(x)
         pooler = self.model.heads["pooler"]
-        assert isinstance(pooler, Pooler)
+        assert isinstance(pooler, head_modules.Pooler)
         return self.graph.op("Tanh", self.graph.dense(self._representative(x), pooler.dense))
 
     def _first(self, x: str) -> str:

@@ -7,14 +7,8 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from bothways.core.finding import Finding
+from bothways.tasks import text_checks
 from bothways.tasks.choice.examples import ChoiceExample
-from bothways.tasks.text_checks import (
-    COMPLETE,
-    check_answered,
-    check_constant,
-    check_overlap,
-    report_rows,
-)
 
 
 def check_choices(train: Many[ChoiceExample], dev: Many[ChoiceExample]) -> list[Finding]:
@@ -23,7 +17,7 @@ def check_choices(train: Many[ChoiceExample], dev: Many[ChoiceExample]) -> list[
         *_check_endings([*train, *dev]),
         *_check_labels([*train, *dev]),
         *_check_balance(train),
-        *check_overlap(train, dev, lambda example: (example.context, example.endings)),
+        *text_checks.check_overlap(train, dev, lambda example: (example.context, example.endings)),
     ]
 
 
@@ -32,9 +26,15 @@ def _check_endings(examples: Many[ChoiceExample]) -> list[Finding]:
     empty = [e.where for e in examples if not all(text.strip() for text in (e.context, *e.endings))]
     double = [e.where for e in examples if len({*e.endings}) < len(e.endings)]
     return [
-        *report_rows("rows", few, "examples have fewer than two endings", COMPLETE),
-        *report_rows("rows", empty, "examples have an empty context or ending", COMPLETE),
-        *report_rows("rows", double, "examples have the same ending twice", severity="warning"),
+        *text_checks.report_rows(
+            "rows", few, "examples have fewer than two endings", text_checks.COMPLETE
+        ),
+        *text_checks.report_rows(
+            "rows", empty, "examples have an empty context or ending", text_checks.COMPLETE
+        ),
+        *text_checks.report_rows(
+            "rows", double, "examples have the same ending twice", severity="warning"
+        ),
     ]
 
 
@@ -46,8 +46,8 @@ def _check_labels(examples: Many[ChoiceExample]) -> list[Finding]:
     ]
     fix = "A label is the place of the right ending, counted from 0."
     return [
-        *check_answered([e.where for e in examples if e.label is None], len(examples)),
-        *report_rows("labels", outside, "labels are out of range", fix),
+        *text_checks.check_answered([e.where for e in examples if e.label is None], len(examples)),
+        *text_checks.report_rows("labels", outside, "labels are out of range", fix),
     ]
 
 
@@ -55,7 +55,7 @@ def _check_balance(train: Many[ChoiceExample]) -> list[Finding]:
     counts = Counter(e.label for e in train if e.label is not None)
     if not counts:
         return []
-    findings = check_constant(counts)
+    findings = text_checks.check_constant(counts)
     if len(counts) > 1:
         return findings
     fix = "Check the label column; are the endings shuffled?"

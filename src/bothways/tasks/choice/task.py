@@ -27,18 +27,7 @@ from bothways.core.sequence import Ids, Sequence
 from bothways.core.targets import IGNORED, ChoiceTargets
 from bothways.model.heads import ChoiceHead, Head
 from bothways.objectives.losses import choice_cross_entropy
-from bothways.tasks.base import (
-    Direction,
-    EncodedExample,
-    Metrics,
-    Output,
-    Reading,
-    Row,
-    Task,
-    TaskModel,
-    nothing_to_score,
-    unlabelled,
-)
+from bothways.tasks import base
 from bothways.tasks.choice.checks import check_choices
 from bothways.tasks.choice.examples import (
     HOW,
@@ -55,7 +44,7 @@ from bothways.text.template import assemble, truncated
 from bothways.text.tokenizer import Tokenizer
 
 
-class Chooser(TaskModel[ChoiceExample, ChoicePrediction]):
+class Chooser(base.TaskModel[ChoiceExample, ChoicePrediction]):
     """A choice task with a model that has the head "choice"; see `TaskModel`."""
 
     scale = "choices"
@@ -73,14 +62,14 @@ class Chooser(TaskModel[ChoiceExample, ChoicePrediction]):
         result: Tensor = self.model.read("choice", batch)
         return result[:, 0]
 
-    def outputs(self, batch: Batch) -> list[Output]:
+    def outputs(self, batch: Batch) -> list[base.Output]:
         """Return the scores of each question `(its choices)`."""
         ends = _targets(batch)[0].cpu().numpy().cumsum()
         return np.split(self.scores(batch).float().cpu().numpy(), ends[:-1])
 
 
 @dataclass(frozen=True)
-class ChoiceTask(Task[ChoiceExample, ChoicePrediction]):
+class ChoiceTask(base.Task[ChoiceExample, ChoicePrediction]):
     """One of the endings of a context.
 
     Attributes:
@@ -97,15 +86,15 @@ class ChoiceTask(Task[ChoiceExample, ChoicePrediction]):
 
     def read(
         self, source: str, columns: ChoiceColumns | None = None, *, labelled: bool = True
-    ) -> Reading[ChoiceExample]:
+    ) -> base.Reading[ChoiceExample]:
         """Open a source and stream its examples; see `Task.read`."""
         asked = columns or NO_COLUMNS
         table, chosen = open_columns(source, TABLE, asked, self.columns, labelled, lambda _: HOW)
-        return Reading.of_table(
+        return base.Reading.of_table(
             self.with_columns(chosen), table, lambda row: example_of(row.values, chosen, row.where)
         )
 
-    def example(self, row: Row, *, where: str = "an example") -> ChoiceExample:
+    def example(self, row: base.Row, *, where: str = "an example") -> ChoiceExample:
         """Return the example in a row; see `Task.example`."""
         columns = choose_columns(TABLE, tuple(row), where, NO_COLUMNS, self.columns, None, HOW)
         return example_of(row, columns, where)
@@ -114,7 +103,7 @@ class ChoiceTask(Task[ChoiceExample, ChoicePrediction]):
         """Return the head that scores choices."""
         return (ChoiceHead(dropout),)
 
-    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+    def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
         """Return accuracy and loss."""
         return {"accuracy": "highest", "loss": "lowest"}
 
@@ -132,7 +121,7 @@ class ChoiceTask(Task[ChoiceExample, ChoicePrediction]):
 
     def encode(
         self, examples: Many[ChoiceExample], tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> list[EncodedExample]:
+    ) -> list[base.EncodedExample]:
         """Return one sequence for each example: its choices, pairs of at most `length` tokens.
 
         A label out of range becomes an absent one: `check` and `score` refuse it.
@@ -149,8 +138,8 @@ class ChoiceTask(Task[ChoiceExample, ChoicePrediction]):
     def decode(
         self,
         example: ChoiceExample,
-        encoded: EncodedExample,
-        outputs: Many[Output],
+        encoded: base.EncodedExample,
+        outputs: Many[base.Output],
         tokenizer: Tokenizer,
         labels: Many[str],
     ) -> ChoicePrediction:
@@ -161,7 +150,7 @@ class ChoiceTask(Task[ChoiceExample, ChoicePrediction]):
 
     def score(
         self, results: Iterable[tuple[ChoiceExample, ChoicePrediction]], labels: Many[str]
-    ) -> Metrics:
+    ) -> base.Metrics:
         """Return accuracy and mean cross-entropy ("loss", in nats)."""
         count, right, loss = 0, 0, 0.0
         for example, prediction in results:
@@ -169,7 +158,7 @@ class ChoiceTask(Task[ChoiceExample, ChoicePrediction]):
             count, right = count + 1, right + int(prediction.index == label)
             loss += negative_log(prediction.probabilities[label])
         if not count:
-            raise nothing_to_score()
+            raise base.nothing_to_score()
         return {"accuracy": right / count, "loss": loss / count}
 
     def grade(
@@ -178,7 +167,7 @@ class ChoiceTask(Task[ChoiceExample, ChoicePrediction]):
         """Return 1 for the right ending, else 0."""
         return float(prediction.index == example.label)
 
-    def baseline(self, examples: Many[ChoiceExample]) -> Metrics:
+    def baseline(self, examples: Many[ChoiceExample]) -> base.Metrics:
         """Return the accuracy of the most frequent index, and the loss of equal probabilities."""
         (_, right), *_ = Counter(example.label for example in examples).most_common(1)
         loss = float(np.mean([np.log(len(example.endings)) for example in examples]))
@@ -187,7 +176,7 @@ class ChoiceTask(Task[ChoiceExample, ChoicePrediction]):
 
 def _encode(
     example: ChoiceExample, context: Ids, endings: Many[Ids], tokenizer: Tokenizer, length: int
-) -> EncodedExample:
+) -> base.EncodedExample:
     if not endings:
         fix = "Complete the row or remove it."
         raise DataError("has no ending to choose from", where=example.where, fix=fix)
@@ -211,12 +200,12 @@ def _encode(
         global_attention_mask=np.concatenate(ending_masks),
     )
     tokens = len(context) * len(endings) + sum(map(len, endings))
-    return EncodedExample((sequence,), tokens, tokens - kept)
+    return base.EncodedExample((sequence,), tokens, tokens - kept)
 
 
 def _known(example: ChoiceExample) -> int:
     if example.label is None:
-        raise unlabelled(example.where)
+        raise base.unlabelled(example.where)
     if not 0 <= example.label < len(example.endings):
         what = f"label {example.label} is out of range for {len(example.endings)} endings"
         fix = "A label is the place of the right ending, counted from 0."

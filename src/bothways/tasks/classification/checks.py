@@ -9,18 +9,8 @@ from collections.abc import Sequence as Many
 
 from bothways.core.advice import argument
 from bothways.core.finding import Finding, places
+from bothways.tasks import text_checks
 from bothways.tasks.columns import unlabelled_marks
-from bothways.tasks.text_checks import (
-    COMMON,
-    check_answered,
-    check_constant,
-    check_known,
-    check_minus_one,
-    check_overlap,
-    check_rare,
-    check_texts,
-    text_key,
-)
 from bothways.tasks.text_examples import TextExample, label_names
 
 MANY = 20
@@ -35,12 +25,12 @@ def check_examples(train: Many[TextExample], dev: Many[TextExample]) -> list[Fin
         train, dev = _without(train, marks), _without(dev, marks)
         every = [*train, *dev]
     return [
-        *check_texts(every),
-        *check_answered([e.where for e in every if e.label is None], len(every), marks),
-        *check_minus_one({*labels} - marks),
+        *text_checks.check_texts(every),
+        *text_checks.check_answered([e.where for e in every if e.label is None], len(every), marks),
+        *text_checks.check_minus_one({*labels} - marks),
         *_check_labels(train, dev),
         *_check_balance(train),
-        *check_overlap(train, dev, text_key),
+        *text_checks.check_overlap(train, dev, text_checks.text_key),
     ]
 
 
@@ -55,7 +45,9 @@ def _check_labels(train: Many[TextExample], dev: Many[TextExample]) -> list[Find
         what = f"training needs at least two classes, and the only label is {labels[0]!r}"
         fix = "Name another label column, or give more data."
         findings.append(Finding("labels", "error", what, fix=fix))
-    findings += check_known(labels, ((e.label, e.where) for e in dev if e.label is not None))
+    findings += text_checks.check_known(
+        labels, ((e.label, e.where) for e in dev if e.label is not None)
+    )
     if len(labels) > MANY and sum(map(_is_fraction, labels)) > len(labels) / 2:
         what = f"the {len(labels)} labels look like scores ({places(labels)}); each is a class here"
         fix = f"To learn them as scores, set {argument(task='regress')}."
@@ -73,9 +65,9 @@ def _check_balance(train: Many[TextExample]) -> list[Finding]:
     if len(counts) < 2:
         return []
     (top, most), total = counts.most_common(1)[0], counts.total()
-    findings = check_constant(counts)
-    if most / total > COMMON:
+    findings = text_checks.check_constant(counts)
+    if most / total > text_checks.COMMON:
         what = f"{most / total:.1%} of the training examples are {top!r}: accuracy says little here"
         fix = "Choose the best checkpoint by another metric, such as metric=f1_macro."
         findings.append(Finding("balance", "warning", what, fix=fix))
-    return findings + check_rare(counts, total, "classes")
+    return findings + text_checks.check_rare(counts, total, "classes")

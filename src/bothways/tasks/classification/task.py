@@ -30,16 +30,7 @@ from bothways.model.heads import Head, LabelHead
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
 from bothways.objectives.losses import weighted_cross_entropy
-from bothways.tasks.base import (
-    Direction,
-    EncodedExample,
-    Metrics,
-    Output,
-    TaskModel,
-    nothing_to_score,
-    unknown_label,
-    unlabelled,
-)
+from bothways.tasks import base
 from bothways.tasks.classification.checks import check_examples
 from bothways.tasks.metrics import Confusion, classification_metrics, negative_log, softmax
 from bothways.tasks.predictions import ClassPrediction
@@ -49,7 +40,7 @@ from bothways.tasks.text_task import LongTextTask
 from bothways.text.tokenizer import Tokenizer
 
 
-class TextClassifier(TaskModel[TextExample, ClassPrediction]):
+class TextClassifier(base.TaskModel[TextExample, ClassPrediction]):
     """A classification task with a model that has the head "labels"; see `TaskModel`.
 
     Raises:
@@ -93,7 +84,7 @@ class TextClassifier(TaskModel[TextExample, ClassPrediction]):
         """Return one logit per label for each sequence."""
         return self.model.read("labels", batch)
 
-    def outputs(self, batch: Batch) -> list[Output]:
+    def outputs(self, batch: Batch) -> list[base.Output]:
         """Return the logits of each sequence `(labels)`."""
         return list(self.scores(batch).float().cpu().numpy())
 
@@ -154,9 +145,9 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
         """Return a head with one output per label."""
         return (LabelHead(max(1, len(labels)), dropout, self.lstm),)
 
-    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+    def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
         """Return accuracy, F1, Matthews correlation and loss."""
-        known: dict[str, Direction] = {
+        known: dict[str, base.Direction] = {
             "accuracy": "highest",
             "f1_macro": "highest",
             "mcc": "highest",
@@ -170,7 +161,7 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
 
     def encode(
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> list[EncodedExample]:
+    ) -> list[base.EncodedExample]:
         """Return the model inputs of texts, with the class as target."""
         index = {label: place for place, label in enumerate(labels)}
         targets = [
@@ -181,8 +172,8 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
     def decode(
         self,
         example: TextExample,
-        encoded: EncodedExample,
-        outputs: Many[Output],
+        encoded: base.EncodedExample,
+        outputs: Many[base.Output],
         tokenizer: Tokenizer,
         labels: Many[str],
     ) -> ClassPrediction:
@@ -194,24 +185,24 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
 
     def score(
         self, results: Iterable[tuple[TextExample, ClassPrediction]], labels: Many[str]
-    ) -> Metrics:
+    ) -> base.Metrics:
         """Return accuracy, F1, Matthews correlation and mean cross-entropy ("loss", in nats)."""
         index = {label: place for place, label in enumerate(labels)}
         confusion, loss = Confusion(len(index)), 0.0
         for example, prediction in results:
             if example.label is None:
-                raise unlabelled(example.where)
+                raise base.unlabelled(example.where)
             confusion.pairs[_index(example, index), prediction.index] += 1
             loss += negative_log(prediction.probabilities[example.label])
         if not confusion.total:
-            raise nothing_to_score()
+            raise base.nothing_to_score()
         return {**classification_metrics(confusion), "loss": loss / confusion.total}
 
     def grade(self, example: TextExample, prediction: ClassPrediction, labels: Many[str]) -> float:
         """Return 1 for the right label, else 0."""
         return float(prediction.label == example.label)
 
-    def baseline(self, examples: Many[TextExample]) -> Metrics:
+    def baseline(self, examples: Many[TextExample]) -> base.Metrics:
         """Return the metrics of the most frequent class.
 
         The loss is that of the class frequencies; it is absent with smoothing or weights.
@@ -232,7 +223,7 @@ def _index(example: TextExample, index: Mapping[str, int]) -> int:
     if example.label is None:
         return IGNORED
     if example.label not in index:
-        raise unknown_label(f"label {example.label!r}", example.label, [*index], example.where)
+        raise base.unknown_label(f"label {example.label!r}", example.label, [*index], example.where)
     return index[example.label]
 
 

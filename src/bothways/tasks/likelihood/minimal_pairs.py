@@ -23,14 +23,7 @@ from bothways.core.errors import DataError
 from bothways.core.sequence import Sequence
 from bothways.core.targets import TokenTargets, next_tokens
 from bothways.model.heads import Head, MaskedHead, NextTokenHead
-from bothways.tasks.base import (
-    Direction,
-    EncodedExample,
-    Metrics,
-    Output,
-    TaskModel,
-    nothing_to_score,
-)
+from bothways.tasks import base
 from bothways.tasks.likelihood.task import LikelihoodScorer, LikelihoodTask
 from bothways.tasks.predictions import PreferencePrediction
 from bothways.tasks.text_examples import HOW, TextColumns, TextExample
@@ -40,7 +33,7 @@ from bothways.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class _EncodedPair(EncodedExample):
+class _EncodedPair(base.EncodedExample):
     """The sequences of the first text, then those of the second.
 
     Attributes:
@@ -53,7 +46,7 @@ class _EncodedPair(EncodedExample):
 class PairScorer(LikelihoodScorer[PreferencePrediction]):
     """Minimal pairs with a model that has the head of the task's variant; see `TaskModel`."""
 
-    def outputs(self, batch: Batch) -> list[Output]:
+    def outputs(self, batch: Batch) -> list[base.Output]:
         """Return for each sequence `(1)` the log-likelihood, or that of its masked token."""
         if "masked" in batch.targets:
             return super().outputs(batch)
@@ -83,7 +76,7 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
     aliases: ClassVar[Many[str]] = ("blimp", "minimal-pairs")
     metric: ClassVar[str] = "accuracy"
     window: ClassVar[int] = 128
-    task_model: ClassVar[type[TaskModel[Any, Any]]] = PairScorer
+    task_model: ClassVar[type[base.TaskModel[Any, Any]]] = PairScorer
 
     variant: Literal["original", "word_l2r", "causal"] = "original"
     kind: Literal["prefer"] = "prefer"
@@ -102,7 +95,7 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
             case _:
                 assert_never(self.variant)
 
-    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+    def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
         """Return the accuracy."""
         return {"accuracy": "highest"}
 
@@ -114,14 +107,14 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
 
     def encode(
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> list[EncodedExample]:
+    ) -> list[base.EncodedExample]:
         """Return the sequences of both texts; errors as `LikelihoodTask.encode`."""
         texts = [
             TextExample(text, where=example.where)
             for example in examples
             for text in (example.text, example.text_b or "")
         ]
-        every: list[EncodedExample]
+        every: list[base.EncodedExample]
         match self.variant:
             case "original" | "word_l2r":
                 scored = LikelihoodTask(variant=self.variant)
@@ -139,7 +132,7 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
 
     def _encode_texts(
         self, texts: Many[TextExample], tokenizer: Tokenizer, length: int
-    ) -> list[EncodedExample]:
+    ) -> list[base.EncodedExample]:
         """Return each text as a sequence, or as several if it is longer than the model reads."""
         room = length - tokenizer.template.single
 
@@ -150,13 +143,13 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
                 yield dataclasses.replace(bare, targets={"next": next_tokens(bare.ids)})
 
         encoded = tokenizer.encode([text.text for text in texts])
-        return [EncodedExample(tuple(pieces(ids)), len(ids), 0) for ids in encoded]
+        return [base.EncodedExample(tuple(pieces(ids)), len(ids), 0) for ids in encoded]
 
     def decode(
         self,
         example: TextExample,
-        encoded: EncodedExample,
-        outputs: Many[Output],
+        encoded: base.EncodedExample,
+        outputs: Many[base.Output],
         tokenizer: Tokenizer,
         labels: Many[str],
     ) -> PreferencePrediction:
@@ -168,11 +161,11 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
 
     def score(
         self, results: Iterable[tuple[TextExample, PreferencePrediction]], labels: Many[str]
-    ) -> Metrics:
+    ) -> base.Metrics:
         """Return "accuracy", the share of pairs whose first text is more likely, and "pairs"."""
         right = [self.grade(example, prediction, labels) for example, prediction in results]
         if not right:
-            raise nothing_to_score("pair")
+            raise base.nothing_to_score("pair")
         return {"accuracy": sum(right) / len(right), "pairs": len(right)}
 
     def grade(

@@ -30,15 +30,7 @@ from bothways.core.errors import DataError
 from bothways.core.loss import perplexity
 from bothways.core.sequence import Sequence
 from bothways.core.targets import TokenTargets
-from bothways.tasks.base import (
-    Direction,
-    EncodedExample,
-    Metrics,
-    Output,
-    P,
-    TaskModel,
-    nothing_to_score,
-)
+from bothways.tasks import base
 from bothways.tasks.predictions import LikelihoodPrediction
 from bothways.tasks.text_examples import TextExample
 from bothways.tasks.zero_shot import ROWS, MaskedTask, counts_per_sequence, vocabulary_logits
@@ -46,10 +38,10 @@ from bothways.text.template import assemble
 from bothways.text.tokenizer import Encoded, Tokenizer
 
 
-class LikelihoodScorer(TaskModel[TextExample, P]):
+class LikelihoodScorer(base.TaskModel[TextExample, base.P]):
     """A task on likelihoods with a model that has the head "masked"; see `TaskModel`."""
 
-    def outputs(self, batch: Batch) -> list[Output]:
+    def outputs(self, batch: Batch) -> list[base.Output]:
         """Return the log probability of each sequence's first masked token `(1)`, in nats."""
         targets = batch.target("masked", TokenTargets)
         index, truth = torch.as_tensor(targets.index), torch.as_tensor(targets.ids)
@@ -79,20 +71,20 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     """
 
     aliases: ClassVar[Many[str]] = ("perplexity", "pll")
-    task_model: ClassVar[type[TaskModel[Any, Any]]] = LikelihoodScorer
+    task_model: ClassVar[type[base.TaskModel[Any, Any]]] = LikelihoodScorer
     metric: ClassVar[str] = "pseudo_perplexity"
     window: ClassVar[int] = 256
 
     variant: Literal["original", "word_l2r"] = "original"
     kind: Literal["likelihood"] = "likelihood"
 
-    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+    def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
         """Return the pseudo-perplexity."""
         return {"pseudo_perplexity": "lowest"}
 
     def encode(
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> list[EncodedExample]:
+    ) -> list[base.EncodedExample]:
         """Return a sequence for each token; its targets are the masked tokens, the predicted first.
 
         Raises:
@@ -106,7 +98,7 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
 
     def _encode(
         self, example: TextExample, text: Encoded, tokenizer: Tokenizer, length: int
-    ) -> EncodedExample:
+    ) -> base.EncodedExample:
         mask = tokenizer.specials.mask
         if mask in text.ids:
             what = f"the text has a {tokenizer.token(mask)}, whose token is unknown"
@@ -121,7 +113,7 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
             for index in self._masked(text.words[part], first):
                 targets = {"masked": TokenTargets(index, bare.ids[index].astype(np.int64))}
                 sequences.append(Sequence(bare.ids, bare.segments, targets))
-        return EncodedExample(tuple(sequences), len(text.ids), 0)
+        return base.EncodedExample(tuple(sequences), len(text.ids), 0)
 
     def _masked(self, words: NDArray[np.int32], first: int) -> list[NDArray[np.int64]]:
         """Return the positions to mask for each predicted token, itself first.
@@ -144,8 +136,8 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     def decode(
         self,
         example: TextExample,
-        encoded: EncodedExample,
-        outputs: Many[Output],
+        encoded: base.EncodedExample,
+        outputs: Many[base.Output],
         tokenizer: Tokenizer,
         labels: Many[str],
     ) -> LikelihoodPrediction:
@@ -156,14 +148,14 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
 
     def score(
         self, results: Iterable[tuple[TextExample, LikelihoodPrediction]], labels: Many[str]
-    ) -> Metrics:
+    ) -> base.Metrics:
         """Return "pseudo_perplexity" of all texts, their "pll" in nats, and counts."""
         texts, tokens, total = 0, 0, 0.0
         for _, prediction in results:
             texts, tokens = texts + 1, tokens + len(prediction.tokens)
             total += prediction.log_likelihood
         if not tokens:
-            raise nothing_to_score("token")
+            raise base.nothing_to_score("token")
         mean = perplexity(-total / tokens)
         return {"pseudo_perplexity": mean, "pll": total, "tokens": tokens, "texts": texts}
 

@@ -13,16 +13,9 @@ from typing import Any
 from bothways.core.advice import argument
 from bothways.core.errors import DataError
 from bothways.core.finding import Finding, places
+from bothways.tasks import text_checks
 from bothways.tasks.base import Row
 from bothways.tasks.columns import cell_of, is_absent, label_of, unlabelled_marks
-from bothways.tasks.text_checks import (
-    check_answered,
-    check_known,
-    check_overlap,
-    check_rare,
-    check_texts,
-    text_key,
-)
 from bothways.tasks.text_examples import in_order
 
 _NAME_IN_BRACKETS = re.compile(r"\s*\[[^\[\]'\"]+\]\s*")
@@ -135,11 +128,13 @@ def check_label_sets(train: Many[MultilabelExample], dev: Many[MultilabelExample
         train, dev = _without(train, marks), _without(dev, marks)
         every = [*train, *dev]
     return [
-        *check_texts(every),
-        *check_answered([e.where for e in every if e.labels is None], len(every), marks),
+        *text_checks.check_texts(every),
+        *text_checks.check_answered(
+            [e.where for e in every if e.labels is None], len(every), marks
+        ),
         *_check_names(train, dev),
         *_check_balance(train),
-        *check_overlap(train, dev, text_key),
+        *text_checks.check_overlap(train, dev, text_checks.text_key),
     ]
 
 
@@ -157,7 +152,7 @@ def _check_names(train: Many[MultilabelExample], dev: Many[MultilabelExample]) -
         fix = "Name another label column, or give more data."
         return [Finding("labels", "error", "no training example has a label", fix=fix)]
     labels = ((label, e.where) for e in dev for label in e.labels or ())
-    return check_known(names, labels, ": their thresholds stay at 0.5")
+    return text_checks.check_known(names, labels, ": their thresholds stay at 0.5")
 
 
 def _check_balance(train: Many[MultilabelExample]) -> list[Finding]:
@@ -167,7 +162,10 @@ def _check_balance(train: Many[MultilabelExample]) -> list[Finding]:
         return []
     mean, none = counts.total() / len(known), sum(not labels for labels in known)
     what = f"a training example has {mean:.2f} of {len(counts)} labels on average; {none} have none"
-    findings = [Finding("balance", "note", what), *check_rare(counts, len(known), "labels")]
+    findings = [
+        Finding("balance", "note", what),
+        *text_checks.check_rare(counts, len(known), "labels"),
+    ]
     always = [label for label, count in counts.items() if count == len(known)]
     if always:
         what = f"all training examples have these labels, which teaches nothing: {places(always)}"

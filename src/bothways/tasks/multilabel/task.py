@@ -26,17 +26,7 @@ from bothways.core.targets import MultilabelTargets
 from bothways.model.heads import Head, LabelHead
 from bothways.model.model import Model
 from bothways.objectives.losses import binary_cross_entropy
-from bothways.tasks.base import (
-    Direction,
-    EncodedExample,
-    Metrics,
-    Output,
-    Row,
-    TaskModel,
-    nothing_to_score,
-    unknown_label,
-    unlabelled,
-)
+from bothways.tasks import base
 from bothways.tasks.columns import Column, cell_of
 from bothways.tasks.metrics import macro_thresholds, micro_thresholds, multilabel_metrics
 from bothways.tasks.multilabel.examples import (
@@ -88,7 +78,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
             what = f"must be in [0, 1], not {list(self.thresholds)}"
             raise ConfigError(what, where="thresholds")
 
-    def parse(self, row: Row, columns: TextColumns, where: str) -> MultilabelExample:
+    def parse(self, row: base.Row, columns: TextColumns, where: str) -> MultilabelExample:
         """Return the example in these columns of a row."""
         text, text_b = texts_of_row(row, columns, where)
         labels, column = None, columns.label
@@ -115,7 +105,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         """Return a head with one output per label."""
         return (LabelHead(max(1, len(labels)), dropout),)
 
-    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+    def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
         """Return F1 of all decisions, mean F1 of the labels, exact matches, and the loss."""
         return {"f1_micro": "highest", "f1_macro": "highest", "exact": "highest", "loss": "lowest"}
 
@@ -133,7 +123,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         tokenizer: Tokenizer,
         labels: Many[str],
         length: int,
-    ) -> list[EncodedExample]:
+    ) -> list[base.EncodedExample]:
         """Return the model inputs of texts, with 0 or 1 per label as targets."""
         index = {label: place for place, label in enumerate(labels)}
         targets = [
@@ -145,8 +135,8 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
     def decode(
         self,
         example: MultilabelExample,
-        encoded: EncodedExample,
-        outputs: Many[Output],
+        encoded: base.EncodedExample,
+        outputs: Many[base.Output],
         tokenizer: Tokenizer,
         labels: Many[str],
     ) -> MultilabelPrediction:
@@ -164,7 +154,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
 
     def score(
         self, results: Iterable[tuple[MultilabelExample, MultilabelPrediction]], labels: Many[str]
-    ) -> Metrics:
+    ) -> base.Metrics:
         """Return micro and macro F1, exact matches, and the mean cross-entropy of a decision.
 
         Labels are assigned by this task's thresholds, whichever the predictions were made with.
@@ -181,7 +171,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
             loss -= float(np.log(np.maximum(np.where(truth, chances, 1 - chances), LEAST)).mean())
             count, exact = count + 1, exact + int((truth == given).all())
         if not count:
-            raise nothing_to_score()
+            raise base.nothing_to_score()
         return {**multilabel_metrics(right, wrong), "exact": exact / count, "loss": loss / count}
 
     def score_tuned(
@@ -189,7 +179,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         results: Iterable[tuple[MultilabelExample, MultilabelPrediction]],
         labels: Many[str],
         metric: str,
-    ) -> Metrics:
+    ) -> base.Metrics:
         """Return the metrics at the best thresholds; at 0.5, an early model assigns no label."""
         kept = list(results)
         return self.tuned(kept, labels, metric).score(kept, labels)
@@ -218,7 +208,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         choose = macro_thresholds if metric == "f1_macro" else micro_thresholds
         return dataclasses.replace(self, thresholds=choose(truth.astype(np.int64), chances))
 
-    def baseline(self, examples: Many[MultilabelExample]) -> Metrics:
+    def baseline(self, examples: Many[MultilabelExample]) -> base.Metrics:
         """Return the metrics of always assigning the most frequent labels.
 
         Their number is the one with the best micro-F1; the loss is that of the label frequencies.
@@ -243,7 +233,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         return MultilabelClassifier(self, model, tokenizer, labels, length)
 
 
-class MultilabelClassifier(TaskModel[MultilabelExample, MultilabelPrediction]):
+class MultilabelClassifier(base.TaskModel[MultilabelExample, MultilabelPrediction]):
     """A multilabel task with a model that has the head "labels"; see `TaskModel`."""
 
     scale = "labels"
@@ -267,7 +257,7 @@ class MultilabelClassifier(TaskModel[MultilabelExample, MultilabelPrediction]):
         """Return one logit per label for each sequence."""
         return self.model.read("labels", batch)
 
-    def outputs(self, batch: Batch) -> list[Output]:
+    def outputs(self, batch: Batch) -> list[base.Output]:
         """Return the logits of each sequence `(labels)`."""
         return list(self.scores(batch).float().cpu().numpy())
 
@@ -306,14 +296,14 @@ def _held(example: MultilabelExample, index: Mapping[str, int]) -> NDArray[np.fl
     held = np.zeros(len(index))
     for label in example.labels:
         if label not in index:
-            raise unknown_label(f"label {label!r}", label, [*index], example.where)
+            raise base.unknown_label(f"label {label!r}", label, [*index], example.where)
         held[index[label]] = 1
     return held
 
 
 def _known(example: MultilabelExample, index: Mapping[str, int]) -> NDArray[np.bool_]:
     if example.labels is None:
-        raise unlabelled(example.where, "labels")
+        raise base.unlabelled(example.where, "labels")
     return _held(example, index) > 0
 
 

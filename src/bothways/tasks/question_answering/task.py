@@ -33,25 +33,9 @@ from bothways.core.targets import SpanTargets
 from bothways.model.heads import Head, SpanHead
 from bothways.model.readout import Deep
 from bothways.objectives.losses import span_loss
-from bothways.tasks.base import (
-    Direction,
-    EncodedExample,
-    Metrics,
-    Output,
-    Reading,
-    Row,
-    Task,
-    TaskModel,
-    nothing_to_score,
-    unlabelled,
-)
+from bothways.tasks import base
 from bothways.tasks.predictions import AnswerPrediction, AnswerSpan
-from bothways.tasks.question_answering.answer_spans import (
-    best_spans,
-    characters,
-    covering,
-    span_scores,
-)
+from bothways.tasks.question_answering import answer_spans
 from bothways.tasks.question_answering.checks import check_questions
 from bothways.tasks.question_answering.examples import (
     SQUAD,
@@ -73,7 +57,7 @@ FAR = 1e6
 
 
 @dataclass(frozen=True)
-class EncodedQuestion(EncodedExample):
+class EncodedQuestion(base.EncodedExample):
     """The windows of a question's context.
 
     Attributes:
@@ -89,7 +73,7 @@ class EncodedQuestion(EncodedExample):
     end: int
 
 
-class QuestionAnswerer(TaskModel[Question, AnswerPrediction]):
+class QuestionAnswerer(base.TaskModel[Question, AnswerPrediction]):
     """A question-answering task with a model that has the head "span"; see `TaskModel`."""
 
     scale = "span"
@@ -112,14 +96,14 @@ class QuestionAnswerer(TaskModel[Question, AnswerPrediction]):
             return result
         return result - FAR * _in_question(batch)[:, None].to(result.dtype)
 
-    def outputs(self, batch: Batch) -> list[Output]:
+    def outputs(self, batch: Batch) -> list[base.Output]:
         """Return the scores of each window `(its tokens, 2)`."""
         scores = self.scores(batch).float().cpu().numpy()
         return np.split(scores, torch.as_tensor(batch.layout.lengths).cumsum(0)[:-1].tolist())
 
 
 @dataclass(frozen=True)
-class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
+class QuestionAnsweringTask(base.Task[Question, AnswerPrediction]):
     """The part of a context that answers a question, or no answer.
 
     Weights are selected by "f1_best", the F1 at the best threshold: it equals F1 where every
@@ -169,17 +153,17 @@ class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
 
     def read(
         self, source: str, columns: QuestionColumns | None = None, *, labelled: bool = True
-    ) -> Reading[Question]:
+    ) -> base.Reading[Question]:
         """Open a source and stream its examples; see `Task.read`."""
         chosen = columns or self.columns
         table, task = question_table(source, chosen, labelled=labelled), self.with_columns(chosen)
         if table is not None:
-            return Reading.of_table(task, table, question_parser(chosen, labelled=labelled))
+            return base.Reading.of_table(task, table, question_parser(chosen, labelled=labelled))
         unused = list[str]()
         questions, share = open_questions(source, chosen, labelled=labelled, unused=unused)
-        return Reading(task, questions, share, unused=unused)
+        return base.Reading(task, questions, share, unused=unused)
 
-    def example(self, row: Row, *, where: str = "an example") -> Question:
+    def example(self, row: base.Row, *, where: str = "an example") -> Question:
         """Return the example in a row; see `Task.example`."""
         return question_of(row, self.columns, labelled=True, where=where)
 
@@ -196,7 +180,7 @@ class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
             raise ConfigError(what, where="dropout", fix="Leave it out.")
         return (SpanHead(),)
 
-    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+    def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
         """Return exact match, F1, and F1 at the best threshold."""
         return {"f1": "highest", "em": "highest", "f1_best": "highest"}
 
@@ -258,16 +242,18 @@ class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
     def decode(
         self,
         example: Question,
-        encoded: EncodedExample,
-        outputs: Many[Output],
+        encoded: base.EncodedExample,
+        outputs: Many[base.Output],
         tokenizer: Tokenizer,
         labels: Many[str],
     ) -> AnswerPrediction:
         """Return the best spans of all windows, and the best one or none as the answer."""
         assert isinstance(encoded, EncodedQuestion)
         of_context = [output[encoded.begin : len(output) - encoded.end] for output in outputs]
-        table = span_scores(of_context, encoded.windows, self.longest)
-        spans = _texts(example.context, encoded.context, best_spans(table, self.n_best))
+        table = answer_spans.span_scores(of_context, encoded.windows, self.longest)
+        spans = _texts(
+            example.context, encoded.context, answer_spans.best_spans(table, self.n_best)
+        )
         return self._prediction(example, spans, min(float(output[0].sum()) for output in outputs))
 
     def _prediction(
@@ -294,7 +280,7 @@ class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
 
     def score(
         self, results: Iterable[tuple[Question, AnswerPrediction]], labels: Many[str]
-    ) -> Metrics:
+    ) -> base.Metrics:
         """Return exact match, F1 and more; see `AnswerScores.metrics`."""
         return _scored(results).metrics()
 
@@ -309,7 +295,7 @@ class QuestionAnsweringTask(Task[Question, AnswerPrediction]):
         best = _scored(results).metrics().get("threshold_best")
         return self if best is None else replace(self, threshold=best)
 
-    def baseline(self, examples: Many[Question]) -> Metrics:
+    def baseline(self, examples: Many[Question]) -> base.Metrics:
         """Return the metrics of giving no answer, if that is right for some questions."""
         share = sum(example.impossible is True for example in examples) / max(1, len(examples))
         return {"f1": share, "em": share, "f1_best": share} if 0 < share < 1 else {}
@@ -330,7 +316,11 @@ def _target(example: Question, context: Encoded) -> tuple[tuple[int, int] | None
     for text, start in example.answers[:1]:
         bare = text.strip()
         place = located(example.context, bare, start + text.index(bare))
-        span = None if place is None else covering(context.offsets, place, place + len(bare))
+        span = (
+            None
+            if place is None
+            else answer_spans.covering(context.offsets, place, place + len(bare))
+        )
         return span, float(span is not None)
     return None, 0.0
 
@@ -348,7 +338,7 @@ def _texts(
     """Return the characters of spans of tokens with their scores; of equal texts the first."""
     distinct: dict[str, tuple[int, int, float]] = {}
     for first, last, score in spans:
-        start, end = characters(context, encoded.offsets, first, last)
+        start, end = answer_spans.characters(context, encoded.offsets, first, last)
         distinct.setdefault(context[start:end], (start, end, score))
     distinct.pop("", None)
     return list(distinct.values())
@@ -358,8 +348,8 @@ def _scored(results: Iterable[tuple[Question, AnswerPrediction]]) -> AnswerScore
     scores = AnswerScores()
     for example, prediction in results:
         if not example.annotated:
-            raise unlabelled(example.where, "known answer")
+            raise base.unlabelled(example.where, "known answer")
         scores.add(example, prediction.text, prediction.best, prediction.null_difference)
     if not len(scores):
-        raise nothing_to_score("question")
+        raise base.nothing_to_score("question")
     return scores

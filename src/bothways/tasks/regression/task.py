@@ -25,25 +25,10 @@ from bothways.core.loss import Loss
 from bothways.core.targets import LabelTargets
 from bothways.model.heads import Head, LabelHead
 from bothways.objectives.losses import squared_error
-from bothways.tasks.base import (
-    Direction,
-    EncodedExample,
-    Metrics,
-    Output,
-    OutputScale,
-    nothing_to_score,
-    unlabelled,
-)
+from bothways.tasks import base, text_checks
 from bothways.tasks.columns import Column
 from bothways.tasks.metrics import correlation
 from bothways.tasks.predictions import ScorePrediction
-from bothways.tasks.text_checks import (
-    check_answered,
-    check_overlap,
-    check_texts,
-    report_rows,
-    text_key,
-)
 from bothways.tasks.text_encoding import averaged, encode_texts, window_weight
 from bothways.tasks.text_examples import LABEL, LABELS, TEXT, TextExample
 from bothways.tasks.text_task import LongTextTask, NumberModel, targets_of
@@ -101,7 +86,7 @@ class RegressionTask(LongTextTask[ScorePrediction]):
         """Return a head with one output."""
         return (LabelHead(1, dropout, self.lstm),)
 
-    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+    def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
         """Return the correlations and the mean squared error."""
         return {"spearman": "highest", "pearson": "highest", "mse": "lowest"}
 
@@ -109,15 +94,15 @@ class RegressionTask(LongTextTask[ScorePrediction]):
         """Return the problems of the examples; `dev` may be empty."""
         every = [*train, *dev]
         return [
-            *check_texts(every),
-            *check_answered([e.where for e in every if e.label is None], len(every)),
+            *text_checks.check_texts(every),
+            *text_checks.check_answered([e.where for e in every if e.label is None], len(every)),
             *_check_scores(train, dev),
-            *check_overlap(train, dev, text_key),
+            *text_checks.check_overlap(train, dev, text_checks.text_key),
         ]
 
     def encode(
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> list[EncodedExample]:
+    ) -> list[base.EncodedExample]:
         """Encode texts as in classification.
 
         A label that is not a number becomes an absent one: `check` and `score` refuse it.
@@ -128,8 +113,8 @@ class RegressionTask(LongTextTask[ScorePrediction]):
     def decode(
         self,
         example: TextExample,
-        encoded: EncodedExample,
-        outputs: Many[Output],
+        encoded: base.EncodedExample,
+        outputs: Many[base.Output],
         tokenizer: Tokenizer,
         labels: Many[str],
     ) -> ScorePrediction:
@@ -138,7 +123,7 @@ class RegressionTask(LongTextTask[ScorePrediction]):
 
     def score(
         self, results: Iterable[tuple[TextExample, ScorePrediction]], labels: Many[str]
-    ) -> Metrics:
+    ) -> base.Metrics:
         """Return Pearson's and Spearman's correlation and the mean squared error.
 
         Memory: 16 bytes an example, because ranks need all scores.
@@ -148,21 +133,21 @@ class RegressionTask(LongTextTask[ScorePrediction]):
             truth.append(_known(example))
             predicted.append(prediction.score)
         if not truth:
-            raise nothing_to_score()
+            raise base.nothing_to_score()
         return correlation(np.frombuffer(truth), np.frombuffer(predicted))
 
     def grade(self, example: TextExample, prediction: ScorePrediction, labels: Many[str]) -> float:
         """Return the squared error, negated."""
         return -((_known(example) - prediction.score) ** 2)
 
-    def output_scale(self, train: Many[TextExample]) -> OutputScale | None:
+    def output_scale(self, train: Many[TextExample]) -> base.OutputScale | None:
         """Return mean and standard deviation of scores that are far from 0."""
         scores = _numbers(train)
         if not scores or float(np.mean(np.abs(scores))) <= FAR or min(scores) == max(scores):
             return None
-        return OutputScale(float(np.mean(scores)), float(np.std(scores)))
+        return base.OutputScale(float(np.mean(scores)), float(np.std(scores)))
 
-    def baseline(self, examples: Many[TextExample]) -> Metrics:
+    def baseline(self, examples: Many[TextExample]) -> base.Metrics:
         """Return the metrics of always answering the mean score."""
         mean = float(np.mean([_known(example) for example in examples]))
         error = float(np.mean([(_known(example) - mean) ** 2 for example in examples]))
@@ -187,7 +172,7 @@ def _number(label: str | None) -> float:
 
 def _known(example: TextExample) -> float:
     if example.label is None:
-        raise unlabelled(example.where)
+        raise base.unlabelled(example.where)
     value = _number(example.label)
     if math.isnan(value):
         fix = f"Write a number, such as 2.5, or set {argument(task='classify')}."
@@ -205,8 +190,10 @@ def _check_scores(train: Many[TextExample], dev: Many[TextExample]) -> list[Find
     ]
     large = [e.where for e in (*train, *dev) if abs(_any_number(e.label)) > LARGEST]
     fix = f"Fix these rows, name another label column, or set {argument(task='classify')}."
-    findings = report_rows("labels", wrong, "labels are not numbers", fix)
-    findings += report_rows("labels", large, f"labels are {_TOO_LARGE}", "Scale the scores.")
+    findings = text_checks.report_rows("labels", wrong, "labels are not numbers", fix)
+    findings += text_checks.report_rows(
+        "labels", large, f"labels are {_TOO_LARGE}", "Scale the scores."
+    )
     for name, examples in (("training", train), ("dev", dev)):
         scores = _numbers(examples)
         if scores and min(scores) == max(scores):

@@ -22,16 +22,7 @@ from bothways.core.targets import LabelTargets
 from bothways.hub.sentence_transformers import CrossEncoderConfig, program_files
 from bothways.model.heads import Head, LabelHead
 from bothways.objectives.losses import binary_cross_entropy
-from bothways.tasks.base import (
-    Direction,
-    EncodedExample,
-    Metrics,
-    Output,
-    Reading,
-    Row,
-    nothing_to_score,
-    unlabelled,
-)
+from bothways.tasks import base
 from bothways.tasks.columns import (
     asked_columns,
     choose_columns,
@@ -93,15 +84,15 @@ class RerankingTask(PromptedTask[RankPrediction]):
 
     def read(
         self, source: str, columns: Any = None, *, labelled: bool = True
-    ) -> Reading[RankExample]:
+    ) -> base.Reading[RankExample]:
         """Open a source and stream its examples; see `Task.read`."""
         asked = columns or NO_RANK_COLUMNS
         table, chosen = open_columns(source, TABLE, asked, self.columns, labelled, lambda _: HOW)
         examples = joined_rows(table.rows, chosen)
         unused = unused_columns(table.names, asked_columns(chosen))
-        return Reading(self.with_columns(chosen), examples, table.share, unused=unused)
+        return base.Reading(self.with_columns(chosen), examples, table.share, unused=unused)
 
-    def example(self, row: Row, *, where: str = "an example") -> RankExample:
+    def example(self, row: base.Row, *, where: str = "an example") -> RankExample:
         """Return the example in a row; see `Task.example`."""
         usual = self.columns
         columns = choose_columns(TABLE, tuple(row), where, NO_RANK_COLUMNS, usual, None, HOW)
@@ -135,7 +126,7 @@ class RerankingTask(PromptedTask[RankPrediction]):
         """Return a head with one output."""
         return (LabelHead(1, dropout),)
 
-    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+    def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
         """Return the metrics of rankings."""
         return {"ndcg@10": "highest", "mrr@10": "highest", "map": "highest"}
 
@@ -159,8 +150,8 @@ class RerankingTask(PromptedTask[RankPrediction]):
     def decode(
         self,
         example: RankExample,
-        encoded: EncodedExample,
-        outputs: Many[Output],
+        encoded: base.EncodedExample,
+        outputs: Many[base.Output],
         tokenizer: Tokenizer,
         labels: Many[str],
     ) -> RankPrediction:
@@ -174,7 +165,7 @@ class RerankingTask(PromptedTask[RankPrediction]):
 
     def score(
         self, results: Iterable[tuple[RankExample, RankPrediction]], labels: Many[str]
-    ) -> Metrics:
+    ) -> base.Metrics:
         """Return the mean over queries of nDCG@10, MRR@10 and MAP; see `reranking.metrics`.
 
         A query is one, wherever its documents are in the data.
@@ -184,14 +175,14 @@ class RerankingTask(PromptedTask[RankPrediction]):
             for score, label in zip(prediction.logits, _known(example), strict=True):
                 rankings.add(example.query, score, label)
         if not rankings.by_query:
-            raise nothing_to_score("document")
+            raise base.nothing_to_score("document")
         return rankings.metrics()
 
     def grade(self, example: RankExample, prediction: RankPrediction, labels: Many[str]) -> float:
         """Return the nDCG@10 of the query."""
         return ndcg(np.array(prediction.logits), np.array(_known(example)))
 
-    def baseline(self, examples: Many[RankExample]) -> Metrics:
+    def baseline(self, examples: Many[RankExample]) -> base.Metrics:
         """Return the metrics of equal scores, those of a random order, and the loss of the share
         of relevant documents.
         """
@@ -215,7 +206,7 @@ def cross_encoder(config: CrossEncoderConfig) -> RerankingTask:
     )
 
 
-def _together(pairs: Many[EncodedExample]) -> EncodedTexts:
+def _together(pairs: Many[base.EncodedExample]) -> EncodedTexts:
     return EncodedTexts(
         tuple(sequence for pair in pairs for sequence in pair.sequences),
         sum(pair.tokens for pair in pairs),
@@ -226,5 +217,5 @@ def _together(pairs: Many[EncodedExample]) -> EncodedTexts:
 
 def _known(example: RankExample) -> tuple[float, ...]:
     if example.labels is None:
-        raise unlabelled(example.where)
+        raise base.unlabelled(example.where)
     return example.labels

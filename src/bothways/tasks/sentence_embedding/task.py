@@ -34,14 +34,8 @@ from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
 from bothways.core.sequence import Ids, Sequence
 from bothways.core.targets import Targets
+from bothways.hub import sentence_transformers
 from bothways.hub.model_card import Card
-from bothways.hub.sentence_transformers import (
-    PROJECTION,
-    Pooling,
-    Projection,
-    SentenceEncoderConfig,
-    save_sentence_folder,
-)
 from bothways.model.encoder import Hidden
 from bothways.model.heads import Head
 from bothways.model.model import Model
@@ -111,7 +105,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
     )
     metric: ClassVar[str] = "spearman"
 
-    pooling: Pooling | tuple[Pooling, ...] = "mean"
+    pooling: sentence_transformers.Pooling | tuple[sentence_transformers.Pooling, ...] = "mean"
     layers: tuple[int, ...] = (-1,)
     combine: Literal["mean", "concat"] = "mean"
     normalised: bool = False
@@ -274,7 +268,7 @@ def skipped(batch: Batch) -> Int[Tensor, " sequences"] | None:
 def pool(
     x: Float[Tensor, "tokens width"],
     layout: Layout,
-    pooling: Pooling | tuple[Pooling, ...],
+    pooling: sentence_transformers.Pooling | tuple[sentence_transformers.Pooling, ...],
     skip: Int[Tensor, " sequences"] | None = None,
 ) -> Float[Tensor, "sequences pooled"]:
     """Return one vector for each sequence of a packed batch, in fp32; `skip` as in `skipped`."""
@@ -300,7 +294,9 @@ def pool(
 
 
 def one_token(
-    layout: Layout, pooling: Pooling | tuple[Pooling, ...], skip: Int[Tensor, " sequences"] | None
+    layout: Layout,
+    pooling: sentence_transformers.Pooling | tuple[sentence_transformers.Pooling, ...],
+    skip: Int[Tensor, " sequences"] | None,
 ) -> Int[Tensor, " sequences"] | None:
     """Return the token whose vector is that of its sequence; None where all are pooled."""
     match pooling:
@@ -312,9 +308,13 @@ def one_token(
             return None
 
 
-def projection_of(model: Model) -> Projection | None:
+def projection_of(model: Model) -> sentence_transformers.Projection | None:
     """Return the Dense layers of a model that was opened for embedding, if it has any."""
-    return cast("Projection", model.heads[PROJECTION]) if PROJECTION in model.heads else None
+    return (
+        cast(sentence_transformers.Projection, model.heads[sentence_transformers.PROJECTION])
+        if sentence_transformers.PROJECTION in model.heads
+        else None
+    )
 
 
 class Embedder(TaskModel[TextExample, VectorPrediction]):
@@ -350,7 +350,7 @@ class Embedder(TaskModel[TextExample, VectorPrediction]):
                 assert_never(self.task.combine)
 
 
-def sentence_encoder(config: SentenceEncoderConfig) -> SentenceEmbeddingTask:
+def sentence_encoder(config: sentence_transformers.SentenceEncoderConfig) -> SentenceEmbeddingTask:
     """Return the task of a folder of sentence-transformers."""
     return SentenceEmbeddingTask(
         pooling=config.pooling,
@@ -362,7 +362,7 @@ def sentence_encoder(config: SentenceEncoderConfig) -> SentenceEmbeddingTask:
     )
 
 
-def sentence_config(learner: Embedder) -> SentenceEncoderConfig:
+def sentence_config(learner: Embedder) -> sentence_transformers.SentenceEncoderConfig:
     """Return the settings by which sentence-transformers computes the same vectors.
 
     Raises:
@@ -372,7 +372,7 @@ def sentence_config(learner: Embedder) -> SentenceEncoderConfig:
     if settings.layers not in ((-1,), (learner.model.config.depth,)):
         what = f"other programs pool the last layer, and this task reads {settings.layers}"
         raise ConfigError(what, where="layers", fix=LAST)
-    return SentenceEncoderConfig(
+    return sentence_transformers.SentenceEncoderConfig(
         settings.pooling,
         settings.normalised,
         settings.components,
@@ -391,4 +391,6 @@ def save_sentence_encoder(folder: str | Path, learner: Embedder, card: Card | No
     """
     extra = {"task": configs.to_dict(learner.task), "length": learner.length}
     config = sentence_config(learner)
-    save_sentence_folder(folder, learner.model, learner.tokenizer, config, card=card, extra=extra)
+    sentence_transformers.save_sentence_folder(
+        folder, learner.model, learner.tokenizer, config, card=card, extra=extra
+    )

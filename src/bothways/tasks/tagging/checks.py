@@ -14,18 +14,9 @@ from collections.abc import Sequence as Many
 
 from bothways.core.advice import argument
 from bothways.core.finding import Finding, places
+from bothways.tasks.tagging import schemes
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.metrics import types_of
-from bothways.tasks.tagging.schemes import (
-    OUTSIDE,
-    Scheme,
-    Spelling,
-    chunks,
-    find_scheme,
-    flaws,
-    foreign_tags,
-    spells_entities,
-)
 from bothways.tasks.tagging.table_rows import TAGS, WORDS
 from bothways.tasks.text_checks import check_case, check_constant, check_overlap, report_rows
 from bothways.tasks.text_examples import LABELS, PAIRS, TEXTS
@@ -52,7 +43,9 @@ _BRACKETS = re.compile(r"\([^()]+\*|\*\)")
 _FORM = "For tags each line is a word and its tag, and an empty line ends a sentence."
 
 
-def check_tagged(train: Many[TagExample], dev: Many[TagExample], scheme: Scheme) -> list[Finding]:
+def check_tagged(
+    train: Many[TagExample], dev: Many[TagExample], scheme: schemes.Scheme
+) -> list[Finding]:
     """Return the problems of tagged sentences; `dev` may be empty."""
     findings = _check_rows([*train, *dev])
     for name, examples in (("training", train), ("dev", dev)):
@@ -160,13 +153,13 @@ def _shown(*pair: str) -> str:
     return f"{word!r} with the tag {tag!r}"
 
 
-def _check_scheme(examples: Many[TagExample], scheme: Scheme, name: str) -> list[Finding]:
+def _check_scheme(examples: Many[TagExample], scheme: schemes.Scheme, name: str) -> list[Finding]:
     """Report the scheme of the tags and where they break its rules."""
     tags = [example.tags or () for example in examples]
-    known = find_scheme(tags) if scheme == "auto" else scheme
+    known = schemes.find_scheme(tags) if scheme == "auto" else scheme
     if known == "plain":
         return _check_mixed(examples, name) if scheme == "auto" else []
-    foreign = foreign_tags((tag for row in tags for tag in row), known)
+    foreign = schemes.foreign_tags((tag for row in tags for tag in row), known)
     if foreign:
         what = f"the {name} data has tags that {known.upper()} lacks: {places(sorted(foreign))}"
         fix = "Set task.scheme=auto, or plain for tags of single words."
@@ -178,12 +171,12 @@ def _check_scheme(examples: Many[TagExample], scheme: Scheme, name: str) -> list
     return findings + _check_flaws(examples, known, name)
 
 
-def _check_flaws(examples: Many[TagExample], scheme: Spelling, name: str) -> list[Finding]:
+def _check_flaws(examples: Many[TagExample], scheme: schemes.Spelling, name: str) -> list[Finding]:
     broken = [
         f"{_at(example, place)} {example.tags[place]}"
         for example in examples
         if example.tags
-        for place in flaws(example.tags, scheme)
+        for place in schemes.flaws(example.tags, scheme)
     ]
     fault = f"tags of the {name} data break the rules of {scheme.upper()}"
     fix = "They are read as by conlleval: a tag that continues nothing begins an entity."
@@ -196,18 +189,20 @@ def _check_mixed(examples: Many[TagExample], name: str) -> list[Finding]:
     tags = Counter(tag for example in examples for tag in example.tags or ())
     likely = {tag: _likely_tag(tag) for tag in tags}
     changed = [f"{new} for {tag}" for tag, new in likely.items() if new != tag]
-    others = [f"{example.where} ({tag!r})" for example, tag in rows if not spells_entities([tag])]
+    others = [
+        f"{example.where} ({tag!r})" for example, tag in rows if not schemes.spells_entities([tag])
+    ]
     so = "so all are read as tags of single words"
-    if any("-" in tag for tag in likely.values()) and spells_entities(likely.values()):
+    if any("-" in tag for tag in likely.values()) and schemes.spells_entities(likely.values()):
         what = f"the {name} data seems to have tags of entities in another spelling, {so}: "
         fix = f"If entities are meant, write {places(changed)}."
-    elif any("-" in tag and spells_entities([tag]) for tag in tags):
+    elif any("-" in tag and schemes.spells_entities([tag]) for tag in tags):
         what = f"the {name} data has tags of entities, such as B-PER, and others, {so}: "
         fix = "Correct these tags if entities are meant."
     elif any(_BRACKETS.match(tag) for tag in tags):
         what = f"the {name} data has brackets that nest or do not close as tags, {so}: "
         fix = "Name another column of tags."
-    elif 2 * tags[OUTSIDE] > tags.total() and len(tags) > 1:
+    elif 2 * tags[schemes.OUTSIDE] > tags.total() and len(tags) > 1:
         what = f"the {name} data has the tag O and types without B and I, {so}: "
         fix = "If they mark entities, write I-PER for PER, and B-PER where one follows another."
     elif len(tags) > 1 and all(tag.lstrip("-").isdecimal() for tag in tags):
@@ -228,8 +223,8 @@ def _likely_tag(tag: str) -> str:
     Examples: B_PER, PER-B and b-PER → B-PER; 0, o, OUT and "-" → O.
     """
     if tag in _OUTSIDE_MARKS:
-        return OUTSIDE
-    if spells_entities([tag]):
+        return schemes.OUTSIDE
+    if schemes.spells_entities([tag]):
         return tag
     for pattern in _SPELLINGS:
         if match := pattern.fullmatch(tag):
@@ -241,13 +236,15 @@ def _at(example: TagExample, place: int) -> str:
     return f"{example.where} word {place + 1} {example.words[place]!r}"
 
 
-def _check_labels(train: Many[TagExample], dev: Many[TagExample], scheme: Scheme) -> list[Finding]:
+def _check_labels(
+    train: Many[TagExample], dev: Many[TagExample], scheme: schemes.Scheme
+) -> list[Finding]:
     """Report missing types of entities or tags, and those that only the dev data has."""
     tags, others = (
         Counter(tag for example in examples for tag in example.tags or ())
         for examples in (train, dev)
     )
-    entities = scheme != "plain" and spells_entities(tags)
+    entities = scheme != "plain" and schemes.spells_entities(tags)
     names, seen = (set(types_of(some)) if entities else set(some) for some in (tags, others))
     kind = "types of entities" if entities else "tags"
     findings = check_case(sorted(names))
@@ -256,7 +253,7 @@ def _check_labels(train: Many[TagExample], dev: Many[TagExample], scheme: Scheme
         what = f"there is nothing to learn: the tags of the training data are {given}"
         fix = "Name another column of tags, or give more data."
         findings.append(Finding("labels", "error", what, fix=fix))
-    plain = {tag for tag in others if not spells_entities([tag])} if entities else set()
+    plain = {tag for tag in others if not schemes.spells_entities([tag])} if entities else set()
     unknown = seen - names | plain
     if unknown:
         where = [
@@ -276,13 +273,15 @@ def _check_labels(train: Many[TagExample], dev: Many[TagExample], scheme: Scheme
     return findings
 
 
-def _check_balance(train: Many[TagExample], scheme: Scheme) -> list[Finding]:
+def _check_balance(train: Many[TagExample], scheme: schemes.Scheme) -> list[Finding]:
     tags = Counter(tag for example in train for tag in example.tags or ())
     if len(tags) < 2:
         return []
     findings = check_constant(tags, "words")
-    if scheme != "plain" and spells_entities(tags) and OUTSIDE in tags:
-        counts = Counter(chunk.type for example in train for chunk in chunks(example.tags or ()))
+    if scheme != "plain" and schemes.spells_entities(tags) and schemes.OUTSIDE in tags:
+        counts = Counter(
+            chunk.type for example in train for chunk in schemes.chunks(example.tags or ())
+        )
         rare = [f"{kind} ({count})" for kind, count in counts.items() if count < FEW]
         if rare:
             what = f"types with fewer than {FEW} training entities are hardly learned: "

@@ -20,37 +20,13 @@ from bothways.core.advice import argument
 from bothways.core.errors import DataError
 from bothways.core.terminal import counted
 from bothways.core.urls import local_path
+from bothways.data import text_io
 from bothways.data.hub_rows import HUB
 from bothways.data.tables import Table, open_table
-from bothways.data.text_io import (
-    COMPRESSED,
-    STANDARD_INPUT,
-    STDIN,
-    BytesRead,
-    file_at,
-    is_stream,
-    read_lines,
-    standard_input,
-)
 from bothways.tasks.base import Row
 from bothways.tasks.columns import cell_of
-from bothways.tasks.tagging.conll import (
-    SAMPLE,
-    ColumnLayout,
-    ColumnSentence,
-    are_columns,
-    find_layout,
-    read_columns,
-)
+from bothways.tasks.tagging import conll, table_rows
 from bothways.tasks.tagging.spans import read_spans, tag_words
-from bothways.tasks.tagging.table_rows import (
-    TEXTS,
-    TagColumns,
-    arrange_rows,
-    choose_columns,
-    kind_of,
-    not_words,
-)
 from bothways.tasks.tagging.word_splitter import Splitter, split_words
 
 TABLES = (".jsonl", ".json", ".parquet", ".csv")
@@ -123,19 +99,19 @@ class TaggedFile:
         unused: columns of words and tags that are not read.
     """
 
-    columns: TagColumns
+    columns: table_rows.TagColumns
     examples: Numbered
     share: Callable[[], float] | None
     table: Table | None = None
-    fields: TagColumns = TagColumns()
+    fields: table_rows.TagColumns = table_rows.TagColumns()
     notes: Many[str] = ()
     unused: Many[str] = ()
 
 
 def open_tagged(
     source: str,
-    asked: TagColumns,
-    usual: TagColumns,
+    asked: table_rows.TagColumns,
+    usual: table_rows.TagColumns,
     *,
     labelled: bool,
     splitter: Splitter = "auto",
@@ -153,22 +129,22 @@ def open_tagged(
             columns; while reading, a line without a word and a tag, lists of different lengths.
     """
     path = local_path(source)
-    suffix = path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
+    suffix = path.with_suffix("").suffix if path.suffix in text_io.COMPRESSED else path.suffix
     if not labelled and asked.text is None and _is_lines(source, path, suffix):
         table = open_table(source)
-        fields = TagColumns("text")
+        fields = table_rows.TagColumns("text")
         examples = _lines_of_text(table, fields, splitter)
         return TaggedFile(usual, examples, table.share, table, fields)
-    objects = is_stream(source) and asked.text is not None and not asked.text.isdecimal()
+    objects = text_io.is_stream(source) and asked.text is not None and not asked.text.isdecimal()
     texts = not labelled and suffix == ".tsv" and path.is_file() and _has_texts(path, asked.text)
     if source.startswith(HUB) or suffix in TABLES or objects or texts:
         table = open_table(source, [] if asked.text is None else [asked.text])
-        arranged = arrange_rows(table.rows, asked, usual, labelled=labelled)
+        arranged = table_rows.arrange_rows(table.rows, asked, usual, labelled=labelled)
         first = next(arranged.rows, None)
         if first is None:
             raise DataError("holds no annotated row", where=table.where, fix="Annotate its texts.")
         values = {**dict.fromkeys(table.names), **first.values}
-        columns = choose_columns(values, table.where, asked, usual, labelled)
+        columns = table_rows.choose_columns(values, table.where, asked, usual, labelled)
         columns = replace(columns, sentence=arranged.sentence)
         table = replace(table, rows=itertools.chain([first], arranged.rows))
         examples = _from_table(table, columns, splitter)
@@ -177,31 +153,36 @@ def open_tagged(
 
 
 def _head(path: Path) -> list[str]:
-    with contextlib.closing(read_lines(path)) as lines:
+    with contextlib.closing(text_io.read_lines(path)) as lines:
         return [line for _, line in itertools.islice(lines, _HEAD)]
 
 
 def _is_lines(source: str, path: Path, suffix: str) -> bool:
     """Return whether a source to predict has a text in each line."""
-    if is_stream(source):
+    if text_io.is_stream(source):
         return True
-    return suffix == ".txt" and not (path.is_file() and are_columns(_head(path)))
+    return suffix == ".txt" and not (path.is_file() and conll.are_columns(_head(path)))
 
 
 def _has_texts(path: Path, asked: str | None) -> bool:
     """Return whether a .tsv is a table with a column of texts."""
     if asked is not None:
         return not asked.isdecimal()
-    return any(name in TEXTS for line in _head(path)[:1] for name in line.split("\t"))
+    return any(name in table_rows.TEXTS for line in _head(path)[:1] for name in line.split("\t"))
 
 
 def _open_columns(
-    source: str, path: Path, asked: TagColumns, usual: TagColumns, *, labelled: bool
+    source: str,
+    path: Path,
+    asked: table_rows.TagColumns,
+    usual: table_rows.TagColumns,
+    *,
+    labelled: bool,
 ) -> TaggedFile:
     where, lines, share = _lines(source, path)
-    head = list(itertools.islice(lines, SAMPLE))
+    head = list(itertools.islice(lines, conll.SAMPLE))
     layout, columns = _layout([line for _, line in head], where, asked, usual, labelled=labelled)
-    sentences = read_columns(itertools.chain(head, lines), where, layout)
+    sentences = conll.read_columns(itertools.chain(head, lines), where, layout)
     if not labelled:
         sentences = _checked(sentences, where)
     examples = (
@@ -214,25 +195,32 @@ def _open_columns(
 
 
 def _layout(
-    head: list[str], where: str, asked: TagColumns, usual: TagColumns, *, labelled: bool
-) -> tuple[ColumnLayout, TagColumns]:
+    head: list[str],
+    where: str,
+    asked: table_rows.TagColumns,
+    usual: table_rows.TagColumns,
+    *,
+    labelled: bool,
+) -> tuple[conll.ColumnLayout, table_rows.TagColumns]:
     """Return the layout of columns, and those that are asked for or usual.
 
     Usual columns with names count if the file has them.
     """
     text, label = asked.text, asked.label if labelled else None
-    layout = find_layout(head, where, text, label, labelled=labelled)
+    layout = conll.find_layout(head, where, text, label, labelled=labelled)
     usual_text, usual_label = (
         name if name is not None and (name.isdecimal() or name in layout.known) else None
         for name in (usual.text, usual.label if labelled else None)
     )
-    columns = TagColumns(text or usual_text, label or usual_label)
+    columns = table_rows.TagColumns(text or usual_text, label or usual_label)
     if (columns.text, columns.label) != (text, label):
-        layout = find_layout(head, where, columns.text, columns.label, labelled=labelled)
+        layout = conll.find_layout(head, where, columns.text, columns.label, labelled=labelled)
     return layout, columns
 
 
-def _checked(sentences: Iterator[ColumnSentence], where: str) -> Iterator[ColumnSentence]:
+def _checked(
+    sentences: Iterator[conll.ColumnSentence], where: str
+) -> Iterator[conll.ColumnSentence]:
     """Yield the sentences; DataError if most words of the first one have blanks, as texts do."""
     first = next(sentences)
     blank = [word for word in first.words if len(word.split()) > 1]
@@ -278,14 +266,16 @@ def _within(sentences: Iterable[Sentence]) -> tuple[Sentence, ...]:
 def _lines(
     source: str, path: Path
 ) -> tuple[str, Iterator[tuple[int, str]], Callable[[], float] | None]:
-    if source == STDIN:
-        return STANDARD_INPUT, standard_input(), None
-    file_at(source, "Check the name; readable are columns of words and tags, .jsonl, .parquet.")
-    bytes_read, size = BytesRead(), max(1, path.stat().st_size)
-    return str(path), read_lines(path, bytes_read), lambda: bytes_read.position / size
+    if source == text_io.STDIN:
+        return text_io.STANDARD_INPUT, text_io.standard_input(), None
+    text_io.file_at(
+        source, "Check the name; readable are columns of words and tags, .jsonl, .parquet."
+    )
+    bytes_read, size = text_io.BytesRead(), max(1, path.stat().st_size)
+    return str(path), text_io.read_lines(path, bytes_read), lambda: bytes_read.position / size
 
 
-def _lines_of_text(table: Table, columns: TagColumns, splitter: Splitter) -> Numbered:
+def _lines_of_text(table: Table, columns: table_rows.TagColumns, splitter: Splitter) -> Numbered:
     """Yield lines of text; an empty line ends a document."""
     document = 0
     for row in table.rows:
@@ -294,13 +284,15 @@ def _lines_of_text(table: Table, columns: TagColumns, splitter: Splitter) -> Num
         yield document, example
 
 
-def _from_table(table: Table, columns: TagColumns, splitter: Splitter) -> Numbered:
+def _from_table(table: Table, columns: table_rows.TagColumns, splitter: Splitter) -> Numbered:
     for row in table.rows:
         document = None if columns.document is None else row.values.get(columns.document)
         yield document, example_of(row.values, columns, row.where, splitter)
 
 
-def example_of(row: Row, columns: TagColumns, where: str, splitter: Splitter) -> TagExample:
+def example_of(
+    row: Row, columns: table_rows.TagColumns, where: str, splitter: Splitter
+) -> TagExample:
     """Return the example in a row.
 
     Raises:
@@ -317,7 +309,7 @@ def example_of(row: Row, columns: TagColumns, where: str, splitter: Splitter) ->
             tags = tag_words(words, spans, entities, where, splitter)
         return TagExample(slices, tags, where, words, starts)
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise not_words(columns.text, words, where, labelled=label is not None)
+        raise table_rows.not_words(columns.text, words, where, labelled=label is not None)
     return TagExample(tuple(words), None if label is None else _tags(row, label, where), where)
 
 
@@ -331,6 +323,6 @@ def _are_tags(value: Any) -> bool:
 def _tags(row: Row, column: str, where: str) -> Sentence:
     values = cell_of(row, column, where)
     if not isinstance(values, list) or not all(isinstance(value, str | int) for value in values):
-        what = f"column {column!r} holds {kind_of(values)}, not a list of tags"
+        what = f"column {column!r} holds {table_rows.kind_of(values)}, not a list of tags"
         raise DataError(what, where=where, fix="Give each word a tag, such as O.")
     return tuple(str(value).strip() for value in values)

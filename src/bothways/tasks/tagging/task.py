@@ -35,32 +35,15 @@ from bothways.core.targets import IGNORED, TokenTargets
 from bothways.data.tables import TableRow
 from bothways.model.heads import Head, TagHead
 from bothways.model.kernels.cross_entropy import cross_entropy
-from bothways.tasks.base import (
-    Direction,
-    EncodedExample,
-    Metrics,
-    Output,
-    Reading,
-    Row,
-    Task,
-    TaskModel,
-    nothing_to_score,
-    unknown_label,
-    unlabelled,
-)
+from bothways.tasks import base
 from bothways.tasks.columns import asked_columns, unused_columns
 from bothways.tasks.metrics import TINY, softmax
 from bothways.tasks.predictions import Entity, TagPrediction
+from bothways.tasks.tagging import table_rows
 from bothways.tasks.tagging.checks import check_tagged
 from bothways.tasks.tagging.examples import TagExample, example_of, open_tagged, with_context
 from bothways.tasks.tagging.metrics import EntityCounts, TagCounts, types_of
 from bothways.tasks.tagging.schemes import OUTSIDE, Scheme, as_labels, chunks, spells_entities
-from bothways.tasks.tagging.table_rows import (
-    FIRST_AND_LAST,
-    TagColumns,
-    arrange_rows,
-    choose_columns,
-)
 from bothways.tasks.tagging.word_splitter import Splitter, choose_splitter
 from bothways.tasks.windows import TextWindow, owners, windows
 from bothways.text.template import assemble
@@ -70,7 +53,7 @@ _NO_IDS = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True)
-class EncodedSentence(EncodedExample):
+class EncodedSentence(base.EncodedExample):
     """The windows of a sentence.
 
     Attributes:
@@ -80,7 +63,7 @@ class EncodedSentence(EncodedExample):
     word_tokens: tuple[int, ...] = ()
 
 
-class Tagger(TaskModel[TagExample, TagPrediction]):
+class Tagger(base.TaskModel[TagExample, TagPrediction]):
     """A tagging task with a model that has the head "tags"; see `TaskModel`."""
 
     scale = "classes"
@@ -102,7 +85,7 @@ class Tagger(TaskModel[TagExample, TagPrediction]):
         result: Tensor = self.model.heads["tags"](hidden[positions])
         return result
 
-    def outputs(self, batch: Batch) -> list[Output]:
+    def outputs(self, batch: Batch) -> list[base.Output]:
         """Return the logits of each sequence `(its targets, labels)`."""
         owner = batch.layout.sequence_ids[_targets(batch)[0]]
         counts = torch.bincount(owner, minlength=batch.layout.sequences).cpu().numpy()
@@ -110,7 +93,7 @@ class Tagger(TaskModel[TagExample, TagPrediction]):
 
 
 @dataclass(frozen=True)
-class TaggingTask(Task[TagExample, TagPrediction]):
+class TaggingTask(base.Task[TagExample, TagPrediction]):
     """A tag for each word of a sentence.
 
     Attributes:
@@ -137,7 +120,7 @@ class TaggingTask(Task[TagExample, TagPrediction]):
     task_model: ClassVar[type[Tagger]] = Tagger
     metric: ClassVar[str] = "f1"
 
-    columns: TagColumns = FIRST_AND_LAST
+    columns: table_rows.TagColumns = table_rows.FIRST_AND_LAST
     scheme: Scheme = "auto"
     context: Literal["sentence", "document"] = "sentence"
     stride: int | None = None
@@ -149,10 +132,10 @@ class TaggingTask(Task[TagExample, TagPrediction]):
         require_at_least(1, "task", stride=self.stride)
 
     def read(
-        self, source: str, columns: TagColumns | None = None, *, labelled: bool = True
-    ) -> Reading[TagExample]:
+        self, source: str, columns: table_rows.TagColumns | None = None, *, labelled: bool = True
+    ) -> base.Reading[TagExample]:
         """Open a source and stream its examples; see `Task.read`."""
-        asked = columns or FIRST_AND_LAST
+        asked = columns or table_rows.FIRST_AND_LAST
         file = open_tagged(source, asked, self.columns, labelled=labelled, splitter=self.splitter)
         task = self.with_columns(file.columns)
         if self.context == "document":
@@ -160,11 +143,11 @@ class TaggingTask(Task[TagExample, TagPrediction]):
             if file.table is not None:
                 unused = unused_columns(file.table.names, asked_columns(file.fields))
             examples = with_context(file.examples)
-            return Reading(task, examples, file.share, notes=file.notes, unused=unused)
+            return base.Reading(task, examples, file.share, notes=file.notes, unused=unused)
         if file.table is None:
             examples = (example for _, example in file.examples)
-            return Reading(task, examples, file.share, notes=file.notes, unused=file.unused)
-        return Reading.of_table(
+            return base.Reading(task, examples, file.share, notes=file.notes, unused=file.unused)
+        return base.Reading.of_table(
             task,
             file.table,
             lambda row: example_of(row.values, file.fields, row.where, self.splitter),
@@ -177,21 +160,25 @@ class TaggingTask(Task[TagExample, TagPrediction]):
         parse: Callable[[TableRow], TagExample],
         *,
         labelled: bool = True,
-    ) -> Reading[TagExample]:
+    ) -> base.Reading[TagExample]:
         """Read rows in memory, also with a word in each; see `Task.read_rows`."""
-        arranged = arrange_rows(rows, FIRST_AND_LAST, self.columns, labelled=labelled)
-        return Reading(self, map(parse, arranged.rows), notes=arranged.notes)
+        arranged = table_rows.arrange_rows(
+            rows, table_rows.FIRST_AND_LAST, self.columns, labelled=labelled
+        )
+        return base.Reading(self, map(parse, arranged.rows), notes=arranged.notes)
 
-    def example(self, row: Row, *, where: str = "an example") -> TagExample:
+    def example(self, row: base.Row, *, where: str = "an example") -> TagExample:
         """Return the example in a row; see `Task.example`."""
-        columns = choose_columns(row, where, FIRST_AND_LAST, self.columns, labelled=None)
+        columns = table_rows.choose_columns(
+            row, where, table_rows.FIRST_AND_LAST, self.columns, labelled=None
+        )
         return example_of(row, columns, where, self.splitter)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> TagExample:
         """Return the example that consists of these texts; see `Task.from_texts`."""
         if len(texts) > 1:
             raise self.wrong_texts(texts, where, "one text")
-        return example_of({"text": texts[0]}, TagColumns("text"), where, self.splitter)
+        return example_of({"text": texts[0]}, table_rows.TagColumns("text"), where, self.splitter)
 
     def adapted(self, train: Many[TagExample]) -> TaggingTask:
         """Return the task that splits texts as the training data is split; see `Task.adapted`."""
@@ -215,7 +202,7 @@ class TaggingTask(Task[TagExample, TagPrediction]):
         """Return a head with one output per tag."""
         return (TagHead(max(1, len(labels)), dropout),)
 
-    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+    def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
         """Return the metrics of tags, and of entities where tags mark them."""
         names = ["f1"]
         if self.spells(labels):
@@ -261,7 +248,7 @@ class TaggingTask(Task[TagExample, TagPrediction]):
             if tag not in labels:
                 spelled = "" if given == tag else f" (in the model's scheme {tag!r})"
                 what = f"tag {given!r} of word {number}{spelled}"
-                raise unknown_label(what, tag, labels, example.where)
+                raise base.unknown_label(what, tag, labels, example.where)
         return tags
 
     def encode(
@@ -320,8 +307,8 @@ class TaggingTask(Task[TagExample, TagPrediction]):
     def decode(
         self,
         example: TagExample,
-        encoded: EncodedExample,
-        outputs: Many[Output],
+        encoded: base.EncodedExample,
+        outputs: Many[base.Output],
         tokenizer: Tokenizer,
         labels: Many[str],
     ) -> TagPrediction:
@@ -348,7 +335,7 @@ class TaggingTask(Task[TagExample, TagPrediction]):
 
     def score(
         self, results: Iterable[tuple[TagExample, TagPrediction]], labels: Many[str]
-    ) -> Metrics:
+    ) -> base.Metrics:
         """Return the metrics of `TagCounts.scores`."""
         counts = TagCounts(labels, self.spells(labels))
         index = {label: place for place, label in enumerate(labels)}
@@ -360,7 +347,7 @@ class TaggingTask(Task[TagExample, TagPrediction]):
                 chosen = prediction.probabilities[np.arange(len(tags)), columns]
             counts.add(tags, prediction.tags, -float(np.log(np.maximum(chosen, TINY)).sum()))
         if not counts.words:
-            raise nothing_to_score("word")
+            raise base.nothing_to_score("word")
         return counts.scores()
 
     def grade(self, example: TagExample, prediction: TagPrediction, labels: Many[str]) -> float:
@@ -376,10 +363,10 @@ class TaggingTask(Task[TagExample, TagPrediction]):
     def _known(self, example: TagExample, labels: Many[str]) -> tuple[str, ...]:
         tags = self.gold_tags(example, labels)
         if tags is None:
-            raise unlabelled(example.where, "tags")
+            raise base.unlabelled(example.where, "tags")
         return tags
 
-    def baseline(self, examples: Many[TagExample]) -> Metrics:
+    def baseline(self, examples: Many[TagExample]) -> base.Metrics:
         """Return the metrics of the most frequent tag; the loss is that of the tag frequencies."""
         labels = self.labels(examples)
         sentences = [self.gold_tags(example, labels) or () for example in examples]
