@@ -27,23 +27,23 @@ from bothways.hub.model_folder import load_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
-from bothways.objectives import distillation_module
-from bothways.objectives.distillation import Distillation
-from bothways.objectives.distillation_losses import (
-    compare_pairs,
-    relation_divergence,
-    soft_divergence,
-    squared_difference,
-)
-from bothways.objectives.distillation_module import DistillationModule
-from bothways.objectives.distillation_values import (
+from bothways.objectives import distillation as distilling
+from bothways.objectives.distillation import (
     AttentionScores,
     CosineStates,
+    Distillation,
+    DistillationModule,
     DistilLoss,
     HiddenStates,
     MaskedTokens,
     Relations,
     SoftTargets,
+)
+from bothways.objectives.distillation_losses import (
+    compare_pairs,
+    relation_divergence,
+    soft_divergence,
+    squared_difference,
 )
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.distilling import distillation
@@ -150,7 +150,7 @@ def test_the_gradient_of_soft_targets_is_that_of_the_formula() -> None:
 def test_logits_in_parts_give_the_gradients_of_the_whole(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distillation_module, "LOGIT_ROWS", rows)
+    monkeypatch.setattr(distilling, "LOGIT_ROWS", rows)
     learner = learner_of((SoftTargets(1.0, 2.0),), shape(), shape(depth=4))
     batch = batch_of()
     loss = learner(batch)["soft"].total

@@ -44,10 +44,8 @@ from bothways.finetuning.data import LabelledData
 from bothways.finetuning.teacher import LayerStage, Teacher, objective_of
 from bothways.hub.provenance import digest_of_model
 from bothways.model.model import Model
-from bothways.objectives.distillation import Distillation
+from bothways.objectives.distillation import Distillation, DistillationModule, TokenWeights
 from bothways.objectives.distillation_losses import soft_divergence
-from bothways.objectives.distillation_module import DistillationModule
-from bothways.objectives.distillation_values import Counted
 from bothways.prediction.engine import prepare_learner
 from bothways.prediction.predictor import open_learner
 from bothways.tasks.base import EncodedExample, Scale, TaskModel
@@ -336,7 +334,7 @@ def layer_learner(student: Model, teacher: Model, objective: Distillation) -> Di
 def with_token_weights(sequence: Sequence) -> Sequence:
     """Return a sequence whose only target is the weight of its tokens."""
     weight = np.ones(len(sequence), dtype=np.float32)
-    return dataclasses.replace(sequence, targets={"counted": Counted(weight)})
+    return dataclasses.replace(sequence, targets={"weights": TokenWeights(weight)})
 
 
 def learn_layers(

@@ -17,8 +17,13 @@ from typing import Literal, TypeVar
 from bothways.core.config.reader import CHANGEABLE
 from bothways.core.errors import ConfigError
 from bothways.model.config import EncoderConfig
-from bothways.objectives import distillation_values
-from bothways.objectives.distillation import Distillation
+from bothways.objectives.distillation import (
+    AttentionScores,
+    CosineStates,
+    Distillation,
+    HiddenStates,
+    Relations,
+)
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import BertAdam
 from bothways.training.run import Training
@@ -49,15 +54,9 @@ class LayerStage:
             in the folder "layers" of those of the run, unless `keep.remote` names another place.
     """
 
-    losses: tuple[
-        distillation_values.CosineStates
-        | distillation_values.HiddenStates
-        | distillation_values.AttentionScores
-        | distillation_values.Relations,
-        ...,
-    ] = (
-        distillation_values.HiddenStates(),
-        distillation_values.AttentionScores(),
+    losses: tuple[CosineStates | HiddenStates | AttentionScores | Relations, ...] = (
+        HiddenStates(),
+        AttentionScores(),
     )
     layers: tuple[int, ...] | None = None
     training: Training = field(default_factory=_training, metadata={"fixed": ("until",)})

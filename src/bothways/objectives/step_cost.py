@@ -12,9 +12,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.embedding import Embedding
 from bothways.model.flops import BACKWARD, LossFloats, forward_flops
 from bothways.model.init import without_weights
-from bothways.objectives import distillation_values as values
-from bothways.objectives.distillation import Distillation
-from bothways.objectives.distillation_module import LOGIT_ROWS
+from bothways.objectives import distillation as values
 from bothways.objectives.objective import PREDICTING, Objective
 from bothways.objectives.replaced_tokens import GeneratorObjective
 from bothways.objectives.span_boundary import PLACE_WIDTH, MaskedLMSpanBoundary
@@ -22,7 +20,7 @@ from bothways.objectives.span_boundary import PLACE_WIDTH, MaskedLMSpanBoundary
 
 def predicted_share(objective: Objective) -> float:
     """Return the fraction of tokens for which logits over the vocabulary are computed."""
-    if isinstance(objective, Distillation):
+    if isinstance(objective, values.Distillation):
         soft = objective.loss(values.SoftTargets)
         if soft is not None and soft.at == "all":
             return 1.0
@@ -63,14 +61,14 @@ def loss_floats(objective: Objective, encoder: EncoderConfig) -> LossFloats:
     """Return the numbers that the losses hold: predictions over the vocabulary and their gradient,
     and of a teacher's pass what they read.
     """
-    if isinstance(objective, Distillation):
+    if isinstance(objective, values.Distillation):
         return _distillation_floats(objective, encoder)
     heads = [spec.heads for spec in objective.models(encoder).values()]
     predicting = sum(any(head.kind in PREDICTING for head in each) for each in heads)
     return LossFloats(2 * predicted_share(objective) * encoder.vocab * predicting)
 
 
-def _distillation_floats(objective: Distillation, encoder: EncoderConfig) -> LossFloats:
+def _distillation_floats(objective: values.Distillation, encoder: EncoderConfig) -> LossFloats:
     teacher = objective.models(encoder)["teacher"].encoder
     width, read, own, fixed = teacher.width, 0.0, 0.0, 0.0
     if objective.loss(values.SoftTargets) or objective.loss(values.CosineStates):
@@ -84,7 +82,7 @@ def _distillation_floats(objective: Distillation, encoder: EncoderConfig) -> Los
                 own += encoder.width
                 # Of some tokens at a time the logits, probabilities and gradients of both, and
                 # three gradients of the table.
-                fixed = (6 * LOGIT_ROWS + 3 * encoder.embedding_width) * encoder.vocab
+                fixed = (6 * values.LOGIT_ROWS + 3 * encoder.embedding_width) * encoder.vocab
             case values.CosineStates():
                 own += 2 * width
             case values.HiddenStates():

@@ -22,9 +22,8 @@ from bothways.model.families.catalogue import family_for
 from bothways.model.families.electra import READOUT
 from bothways.model.positions import Learned
 from bothways.model.readout import Readout
-from bothways.objectives import distillation_values
+from bothways.objectives import distillation
 from bothways.objectives.catalogue import default_objective
-from bothways.objectives.distillation import Distillation
 from bothways.objectives.masked_lm import MaskedLM, MaskedObjective, with_masking
 from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens, Shallower
@@ -341,12 +340,12 @@ def distilbert(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
             evaluate=Steps(1000),
             save=Steps(1000),
         ),
-        objective=Distillation(
+        objective=distillation.Distillation(
             teacher,
             (
-                distillation_values.SoftTargets(5.0, temperature=2.0),
-                distillation_values.MaskedTokens(2.0),
-                distillation_values.CosineStates(1.0),
+                distillation.SoftTargets(5.0, temperature=2.0),
+                distillation.MaskedTokens(2.0),
+                distillation.CosineStates(1.0),
             ),
             masking=Masking(unit=RareTokens(0.7), replacements=AnyToken()),
         ),
@@ -371,9 +370,9 @@ def tinybert(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
             BertAdam(lr=5e-5, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
             GoogleLinear(0.1),
         ),
-        objective=Distillation(
+        objective=distillation.Distillation(
             teacher,
-            (distillation_values.HiddenStates(), distillation_values.AttentionScores()),
+            (distillation.HiddenStates(), distillation.AttentionScores()),
             masking=None,
         ),
         phases=(PretrainPhase(min(128, encoder.max_positions)),),
@@ -404,8 +403,8 @@ def minilm(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
             AdamW(lr=6e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
             Linear(0.01),  # 4,000 updates
         ),
-        objective=Distillation(
-            teacher, (distillation_values.Relations(1.0, heads, layer),), masking=None
+        objective=distillation.Distillation(
+            teacher, (distillation.Relations(1.0, heads, layer),), masking=None
         ),
         phases=_full_length(encoder),
         batch=ExampleBudget(256),

@@ -22,10 +22,10 @@ from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.model.positions import Disentangled
-from bothways.objectives.distillation import Distillation
-from bothways.objectives.distillation_values import (
+from bothways.objectives.distillation import (
     AttentionScores,
     CosineStates,
+    Distillation,
     DistilLoss,
     HiddenStates,
     MaskedTokens,
