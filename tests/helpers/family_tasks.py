@@ -37,17 +37,17 @@ from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_examples import TextExample
-from bothways.text.hf_pipelines import (
+from bothways.text.tokenizer import Tokenizer
+from bothways.text.tokenizer_classes import (
     Albert,
     BigBird,
     ByteDeberta,
     PieceDeberta,
     Pipeline,
     XlmRoberta,
+    find_specials,
 )
-from bothways.text.special_tokens import find_specials
-from bothways.text.tokenizer import Tokenizer
-from bothways.text.tokenizer_files import Bert as BertNormalisation
+from bothways.text.tokenizer_classes import Bert as BertNormalisation
 from bothways.text.tokenizer_files import bert_backend, dress, finish
 from bothways.text.trainers import SPECIALS, ByteBPE, train_tokenizer
 

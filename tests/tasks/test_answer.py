@@ -41,8 +41,8 @@ from bothways.prediction.engine import (
 from bothways.tasks.predictions import AnswerPrediction
 from bothways.tasks.question_answering.examples import Question, QuestionColumns
 from bothways.tasks.question_answering.task import QuestionAnswerer, QuestionAnsweringTask
-from bothways.text.special_tokens import Specials
 from bothways.text.tokenizer import Tokenizer
+from bothways.text.tokenizer_classes import Specials
 from toy_task import WORDS, make_text, make_tokenizer
 
 LENGTH, ALWAYS = 24, QuestionAnsweringTask()

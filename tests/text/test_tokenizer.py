@@ -15,8 +15,8 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from bothways.core.errors import BothwaysError, DataError, ResourceError, TokenizerError
-from bothways.text.special_tokens import Specials
 from bothways.text.tokenizer import Tokenizer, _flaw
+from bothways.text.tokenizer_classes import Specials
 from bothways.text.trainers import ByteBPE, Unigram, train_tokenizer
 from toy_text import (
     BERT_NAMES,

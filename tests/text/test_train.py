@@ -19,7 +19,8 @@ from bothways.core.errors import ConfigError, DataError, TokenizerError
 from bothways.text import trainers
 from bothways.text.sampling import Sample, sample, sample_languages
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.tokenizer_files import Bert, bert_backend
+from bothways.text.tokenizer_classes import Bert
+from bothways.text.tokenizer_files import bert_backend
 from bothways.text.trainers import (
     ByteBPE,
     Kind,

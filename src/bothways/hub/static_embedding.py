@@ -30,8 +30,8 @@ from bothways.hub.weight_files import AGAIN, Weights, open_weights
 from bothways.model.config import EncoderConfig
 from bothways.model.encoder import Hidden
 from bothways.model.positions import Learned
-from bothways.text.special_tokens import Specials
 from bothways.text.tokenizer import Tokenizer
+from bothways.text.tokenizer_classes import Specials
 
 STATIC = "StaticEmbedding"
 TABLE = "embedding.weight"

@@ -25,7 +25,7 @@ from tokenizers import (
 )
 
 from bothways.core.errors import TokenizerError, optional
-from bothways.text.special_tokens import CONFIG, flag
+from bothways.text.tokenizer_classes import CONFIG, flag
 
 CLASS = "BertJapaneseTokenizer"
 _FIX = (

@@ -30,8 +30,8 @@ from bothways.core.errors import ConfigError, DataError, TokenizerError, os_erro
 from bothways.core.sequence import Ids
 from bothways.core.terminal import surrogate_in
 from bothways.text.japanese import JapaneseWords
-from bothways.text.special_tokens import Specials
 from bothways.text.template import Template, assemble
+from bothways.text.tokenizer_classes import Specials
 from bothways.text.tokenizer_files import AGAIN, foreign, load_backend, tokenizer_config
 from bothways.text.word_cache import PieceTable, find_cutter
 

@@ -1,4 +1,4 @@
-"""The tokenizer classes of transformers: which one a folder names, and whether its files are of it.
+"""The tokenizer classes of transformers: their pipelines, and the class of a folder.
 
 A folder names its class in `tokenizer_config.json`, in `config.json`, or by its model type, as for
 `AutoTokenizer`. The generic class uses `tokenizer.json` unchanged; the others build the tokenizer
@@ -10,22 +10,436 @@ Settings that contradict `tokenizer.json` are applied for BERT's and the byte-le
 have always applied them. The SentencePiece classes do so since version 5 and used the file before:
 it is unknown which of the two a model was trained with, so these contradictions are refused, and so
 is a missing setting whose default contradicts the file.
+
+Sources: RoBERTa: Liu et al. 2019 (bytes, after Radford et al. 2019); XLM-R: Conneau et al. 2020,
+and ALBERT: Lan et al. 2019 (both pieces of Kudo 2018); DeBERTa: He et al. 2020 (bytes in version 1,
+then pieces); BigBird: Zaheer et al. 2020 (pieces).
+
+Notable choices. `<mask>`, and the [MASK] of ALBERT, BigBird and DeBERTa version 1, absorb the white
+space before them, as in the published `tokenizer.json`. DeBERTa's authors write [CLS] A [SEP] B
+[SEP] and normalise as SentencePiece does, and so do folders in the older layout here; transformers
+5 puts a second [SEP] between texts in version 1, and uses its own normalisation in later versions.
 """
 
 from __future__ import annotations
 
+import base64
+import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tokenizers
-from tokenizers import normalizers, pre_tokenizers, processors
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
+from typing_extensions import assert_never
 
+from bothways.core.advice import call
 from bothways.core.errors import TokenizerError
-from bothways.text import hf_pipelines
-from bothways.text.special_tokens import CONFIG, flag, read_settings
+from bothways.core.json_reader import read_object
+from bothways.core.terminal import surrogate_in
+
+CONFIG = "tokenizer_config.json"
+
+D = TypeVar("D", bound="bool | None")
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "pad": ("[PAD]", "<pad>"),
+    "unknown": ("[UNK]", "<unk>"),
+    "cls": ("[CLS]", "<s>"),
+    "sep": ("[SEP]", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+"""The customary special tokens by use: BERT's, then RoBERTa's."""
+
+SETTINGS = {use: f"{'unk' if use == 'unknown' else use}_token" for use in NAMES}
+"""Their keys in `tokenizer_config.json`."""
+
+
+@dataclass(frozen=True)
+class Specials:
+    """Ids of the tokens that every encoder needs."""
+
+    pad: int
+    unknown: int
+    cls: int
+    sep: int
+    mask: int
+
+
+def find_specials(
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], where: Path | str
+) -> Specials:
+    """Find the special tokens that the configuration names, or else the customary ones.
+
+    Raises:
+        TokenizerError: special tokens are missing.
+    """
+    size = backend.get_vocab_size()
+    if size < len(NAMES):
+        what = f"the vocabulary has {size} tokens, fewer than the {len(NAMES)} special tokens"
+        fix = f"Train one: {call('tokenizer train', 'FILES', out='FOLDER')}"
+        raise TokenizerError(what, where=where, fix=fix)
+    specials, missing = dict[str, int](), list[str]()
+    for use, customary in NAMES.items():
+        named = name_in(config, SETTINGS[use])
+        names = (named,) if named else customary
+        ids = (backend.token_to_id(name) for name in names)
+        match next((id for id in ids if id is not None), None):
+            case None:
+                missing.append(" or ".join(names))
+            case id:
+                specials[use] = id
+    if missing:
+        what = f"the vocabulary of {size} tokens lacks special tokens: {', '.join(missing)}"
+        settings = ", ".join(SETTINGS.values())
+        fix = f"Add them, or name those it has in tokenizer_config.json ({settings})."
+        raise TokenizerError(what, where=where, fix=fix)
+    return Specials(**specials)
+
+
+def name_in(config: Mapping[str, Any], setting: str) -> str | None:
+    """Return the special token of a setting, a text or a table; None if there is none."""
+    match config.get(setting):
+        case str(name) | {"content": str(name)}:
+            return name
+        case _:
+            return None
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """Return the object in `tokenizer_config.json` or a file like it; empty if there is no file.
+
+    Raises:
+        TokenizerError: it holds something else, or text that is not made of characters.
+        ResourceError: it cannot be read.
+    """
+    if not file.exists():
+        return {}
+    settings = read_object(file, TokenizerError)
+    half = surrogate_in(json.dumps(settings, ensure_ascii=False))
+    if half is not None:
+        raise TokenizerError(f"holds {half}", where=file, fix="Correct or remove it.")
+    return settings
+
+
+def flag(config: Mapping[str, Any], file: Path, key: str, default: D) -> bool | D:
+    """Return a setting of the tokenizer in `file`; null means the default.
+
+    Raises:
+        TokenizerError: it is neither true nor false.
+    """
+    match config.get(key):
+        case None:
+            return default
+        case bool(value):
+            return value
+        case value:
+            where, fix = file.with_name(CONFIG), "Set it to true or to false, without quotes."
+            raise TokenizerError(f"{key!r} is {value!r}", where=where, fix=fix)
+
+
+# Pipelines
+
+ALONE = "{cls} $A {sep}"
+PAIR = "{cls} $A {sep} {sep} $B {sep}"
+PAIR_OF_SEGMENTS = "{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1"
+
+Ends = tuple[tuple[str, int], tuple[str, int]]
+"""The token that begins an input and the one that ends it: (token, id) each."""
+
+
+@dataclass(frozen=True)
+class Bert:
+    """WordPiece with BERT's normalisation.
+
+    Attributes:
+        strip_accents: None means as `lowercase`.
+        cjk: surround ideographs with spaces.
+        roberta: special tokens around texts as in RoBERTa, for MPNet.
+    """
+
+    lowercase: bool = True
+    strip_accents: bool | None = None
+    cjk: bool = True
+    roberta: bool = False
+
+
+@dataclass(frozen=True)
+class WordEnds:
+    """BPE over BERT's words, with "</w>" at their ends: OpenAI's GPT, HerBERT."""
+
+    lowercase: bool = False
+
+
+@dataclass(frozen=True)
+class Roberta:
+    """Byte-level BPE. `prefix_space`: read the first word of a text as if after a space."""
+
+    prefix_space: bool = False
+    trim_offsets: bool = True
+
+
+@dataclass(frozen=True)
+class XlmRoberta:
+    """Unigram over words after "▁". `charsmap`: SentencePiece's normalisation, compiled."""
+
+    prefix_space: bool = True
+    charsmap: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Albert:
+    """XlmRoberta after English normalisation: uniform quotation marks, no accents, lower case."""
+
+    lowercase: bool = True
+    keep_accents: bool = False
+    prefix_space: bool = True
+    charsmap: bytes | None = None
+
+
+@dataclass(frozen=True)
+class ByteDeberta:
+    """Byte-level BPE with BERT's special tokens. `doubled`: two [SEP] between texts."""
+
+    prefix_space: bool = False
+    doubled: bool = False
+
+
+@dataclass(frozen=True)
+class PieceDeberta:
+    """Unigram over whole texts.
+
+    Attributes:
+        split_punctuation: split off each punctuation mark.
+        charsmap: SentencePiece's compiled normalisation; None for that of transformers 5: white
+            space becomes spaces, NFC, no white space at the end.
+    """
+
+    lowercase: bool = False
+    split_punctuation: bool = False
+    prefix_space: bool = True
+    charsmap: bytes | None = None
+
+
+@dataclass(frozen=True)
+class BigBird:
+    """Unigram over words with "▁" before them and BERT's special tokens.
+
+    Attributes:
+        charsmap: SentencePiece's compiled normalisation; None for that of transformers 5, which
+            only joins spaces.
+    """
+
+    prefix_space: bool = True
+    charsmap: bytes | None = None
+
+
+Pipeline = Bert | WordEnds | Roberta | XlmRoberta | Albert | ByteDeberta | PieceDeberta | BigBird
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a `tokenizers.Tokenizer` around its model."""
+
+    normalizer: normalizers.Normalizer | None
+    pre_tokenizer: pre_tokenizers.PreTokenizer
+    decoder: decoders.Decoder
+    post_processor: processors.PostProcessor
+
+
+def parts(pipeline: Pipeline, ends: Ends) -> Parts:
+    """Build the parts of a pipeline."""
+    match pipeline:
+        case Bert(lowercase, accents, cjk, roberta):
+            pair = PAIR if roberta else PAIR_OF_SEGMENTS
+            decoder: decoders.Decoder = decoders.WordPiece(prefix="##")
+            return Parts(*_bert_words(lowercase, accents, cjk), decoder, _template(pair, ends))
+        case WordEnds(lowercase):
+            accents = None if lowercase else False
+            decoder = decoders.BPEDecoder(suffix="</w>")
+            words = _bert_words(lowercase, accents, True)
+            return Parts(*words, decoder, _template(PAIR_OF_SEGMENTS, ends))
+        case Roberta(prefix, trim):
+            cls, sep = ends
+            post = processors.RobertaProcessing(sep, cls, trim, prefix)
+            return Parts(
+                None, pre_tokenizers.ByteLevel(add_prefix_space=prefix), decoders.ByteLevel(), post
+            )
+        case XlmRoberta(prefix, charsmap):
+            norm = None if charsmap is None else normalizers.Precompiled(charsmap)
+            return Parts(norm, *_words(prefix), _template(PAIR, ends))
+        case Albert(_, _, prefix, _):
+            return Parts(
+                _albert_normalizer(pipeline), *_words(prefix), _template(PAIR_OF_SEGMENTS, ends)
+            )
+        case ByteDeberta(prefix, doubled):
+            between = PAIR if doubled else PAIR_OF_SEGMENTS
+            cut = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+            return Parts(None, cut, decoders.ByteLevel(), _template(between, ends))
+        case PieceDeberta(_, split, prefix, _):
+            spaces, joined = _spaces("always" if prefix else "first")
+            marks = [pre_tokenizers.Punctuation("isolated")] if split else []
+            before = pre_tokenizers.Sequence([*marks, spaces])
+            return Parts(
+                _deberta_normalizer(pipeline), before, joined, _template(PAIR_OF_SEGMENTS, ends)
+            )
+        case BigBird(prefix, charsmap):
+            first = (
+                normalizers.Strip(left=False, right=False)
+                if charsmap is None
+                else normalizers.Precompiled(charsmap)
+            )
+            steps = normalizers.Sequence([first, normalizers.Replace(Regex(" {2,}"), "▁")])
+            return Parts(
+                steps, *_spaces("always" if prefix else "never"), _template(PAIR_OF_SEGMENTS, ends)
+            )
+        case _:
+            assert_never(pipeline)
+
+
+def _bert_words(
+    lowercase: bool, accents: bool | None, cjk: bool
+) -> tuple[normalizers.Normalizer, pre_tokenizers.PreTokenizer]:
+    norm = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=cjk, strip_accents=accents, lowercase=lowercase
+    )
+    return norm, pre_tokenizers.BertPreTokenizer()
+
+
+def _words(prefix: bool) -> tuple[pre_tokenizers.PreTokenizer, decoders.Decoder]:
+    cut, joined = _spaces("always" if prefix else "never")
+    return pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), cut]), joined
+
+
+def _spaces(scheme: str) -> tuple[pre_tokenizers.PreTokenizer, decoders.Decoder]:
+    return pre_tokenizers.Metaspace("▁", prepend_scheme=scheme), decoders.Metaspace(
+        "▁", prepend_scheme=scheme
+    )
+
+
+def _deberta_normalizer(deberta: PieceDeberta) -> normalizers.Normalizer:
+    first = [normalizers.Lowercase()] if deberta.lowercase else []
+    if deberta.charsmap is None:
+        white = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
+        return normalizers.Sequence(
+            [*first, white, normalizers.NFC(), normalizers.Strip(left=False, right=True)]
+        )
+    mapped = [
+        normalizers.Strip(),
+        normalizers.Precompiled(deberta.charsmap),
+        normalizers.Replace(Regex(" {2,}"), " "),
+    ]
+    return normalizers.Sequence([*first, *mapped])
+
+
+def _albert_normalizer(albert: Albert) -> normalizers.Normalizer:
+    steps: list[normalizers.Normalizer] = [
+        normalizers.Replace("``", '"'),
+        normalizers.Replace("''", '"'),
+    ]
+    if not albert.keep_accents:
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if albert.lowercase:
+        steps.append(normalizers.Lowercase())
+    if albert.charsmap is not None:
+        steps.append(normalizers.Precompiled(albert.charsmap))
+    return normalizers.Sequence(steps)
+
+
+def _template(pair: str, ends: Ends) -> processors.PostProcessor:
+    (cls, _), (sep, _) = ends
+    single, both = (form.format(cls=cls, sep=sep).split() for form in (ALONE, pair))
+    return processors.TemplateProcessing(
+        single=single, pair=both, special_tokens=list(dict.fromkeys(ends))
+    )
+
+
+def declaration(spec: Mapping[str, Any], ends: Ends) -> dict[str, Any] | None:
+    """Return the transformers class and settings that rebuild a `tokenizer.json`; None if none."""
+    model = spec["model"]
+    saved = (
+        _steps(spec["normalizer"]),
+        spec["pre_tokenizer"],
+        spec["decoder"],
+        spec["post_processor"],
+    )
+    for name in _declarable(model):
+        tokenizer_class = CLASSES[name]
+        settings = [setting for setting, _ in tokenizer_class.settings]
+        # Only these two classes of transformers 5 keep the compiled normalisation.
+        charsmap = charsmap_of(spec["normalizer"]) if tokenizer_class.unknown is not None else None
+        for values in itertools.product((False, True), repeat=len(settings)):
+            pipeline = tokenizer_class.build(
+                *values, *([charsmap] if tokenizer_class.pieces else [])
+            )
+            if isinstance(pipeline, ByteDeberta):
+                pipeline = dataclasses.replace(pipeline, doubled=True)
+            built = vars(parts(pipeline, ends)).values()
+            normalizer, *others = (part_spec(part) for part in built)
+            if (_steps(normalizer), *others) == saved:
+                declared: dict[str, Any] = {
+                    "bos_token": ends[0][0],
+                    "eos_token": ends[1][0],
+                    "tokenizer_class": name,
+                }
+                declared |= dict(zip(settings, values, strict=True))
+                if name == "BigBirdTokenizer":
+                    declared |= {"bos_token": "<s>", "eos_token": "</s>"}
+                return declared | (
+                    {"unk_id": model["unk_id"]} if name == "DebertaV2Tokenizer" else {}
+                )
+    return None
+
+
+def _declarable(model: Mapping[str, Any]) -> list[str]:
+    """Return the classes that the model may be of; most fix the id of the unknown token."""
+    match model:
+        case {
+            "type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False,
+            "continuing_subword_prefix": None | "", "end_of_word_suffix": None | "",
+            "byte_fallback": False, "ignore_merges": False,
+        }:  # fmt: skip
+            return ["RobertaTokenizer", "DebertaTokenizer"]
+        case {"type": "Unigram", "unk_id": unknown, "byte_fallback": False}:
+            names = {1: ["AlbertTokenizer"], 3: ["XLMRobertaTokenizer"]}.get(unknown, [])
+            # transformers looks up BigBird's unknown token with this score.
+            scored = unknown is not None and model["vocab"][unknown][1] == 0
+            return [*names, "DebertaV2Tokenizer", *(["BigBirdTokenizer"] if scored else [])]
+    return []
+
+
+def steps_of(component: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    """Return the single steps of a normaliser or pre-tokenizer as `tokenizer.json` has it."""
+    match component:
+        case None:
+            return []
+        case {"type": "Sequence", "normalizers": steps} | {
+            "type": "Sequence",
+            "pretokenizers": steps,
+        }:
+            return [single for step in steps for single in steps_of(step)]
+        case _:
+            return [component]
+
+
+def _steps(normalizer: Mapping[str, Any] | None) -> list[Any]:
+    """Return the normaliser's steps, without a last one that joins spaces: words end there."""
+    steps = steps_of(normalizer)
+    several = normalizer is not None and normalizer["type"] == "Sequence"
+    joins = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+    return steps[:-1] if several and steps[-1:] == [joins] else steps
+
+
+def charsmap_of(normalizer: Mapping[str, Any] | None) -> bytes | None:
+    """Return the compiled normalisation among the steps of a normaliser; None without one."""
+    steps = (step for step in steps_of(normalizer) if step["type"] == "Precompiled")
+    return next((base64.b64decode(step["precompiled_charsmap"]) for step in steps), None)
+
+
+# Classes
 
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend", "PreTrainedTokenizer", "PythonBackend")
 """The names of transformers' class that uses `tokenizer.json` unchanged."""
@@ -52,7 +466,7 @@ class TokenizerClass:
     name: str
     model: str
     files: tuple[str, ...]
-    build: Callable[..., hf_pipelines.Pipeline]
+    build: Callable[..., Pipeline]
     settings: tuple[tuple[str, bool | None], ...] = ()
     pieces: bool = False
     aliases: tuple[str, ...] = ()
@@ -62,7 +476,7 @@ class TokenizerClass:
 
     def pipeline(
         self, config: Mapping[str, Any], file: Path, charsmap: bytes | None = None
-    ) -> hf_pipelines.Pipeline:
+    ) -> Pipeline:
         """Return the pipeline of a folder's settings."""
         values = [flag(config, file, key, default) for key, default in self.settings]
         return self.build(*values, charsmap) if self.pieces else self.build(*values)
@@ -74,7 +488,7 @@ _MERGES, _BPE_PIECES = ("vocab.json",), ("sentencepiece.bpe.model",)
 
 _ALL = (
     TokenizerClass(
-        "BertTokenizer", "WordPiece", ("vocab.txt",), hf_pipelines.Bert, _WORDS,
+        "BertTokenizer", "WordPiece", ("vocab.txt",), Bert, _WORDS,
         aliases=(
             "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer", "LxmertTokenizer",
             "SqueezeBertTokenizer", "ConvBertTokenizer", "RetriBertTokenizer", "LayoutLMTokenizer",
@@ -89,50 +503,50 @@ _ALL = (
     ),
     TokenizerClass(
         "MPNetTokenizer", "WordPiece", ("vocab.txt",),
-        lambda *values: hf_pipelines.Bert(*values, roberta=True), _WORDS, models=("mpnet",),
+        lambda *values: Bert(*values, roberta=True), _WORDS, models=("mpnet",),
     ),
-    TokenizerClass(JAPANESE, "WordPiece", ("vocab.txt",), hf_pipelines.Bert),
+    TokenizerClass(JAPANESE, "WordPiece", ("vocab.txt",), Bert),
     TokenizerClass(
-        "RobertaTokenizer", "BPE", _MERGES, hf_pipelines.Roberta, (*_BYTES, ("trim_offsets", True)),
+        "RobertaTokenizer", "BPE", _MERGES, Roberta, (*_BYTES, ("trim_offsets", True)),
         aliases=(
             "BartTokenizer", "LEDTokenizer", "LongformerTokenizer", "MvpTokenizer",
         ),
         models=("data2vec-text", "ibert", "lilt", "longformer", "roberta", "roberta-prelayernorm"),
     ),
     TokenizerClass(
-        "GPT2Tokenizer", "BPE", _MERGES, hf_pipelines.Roberta, (*_BYTES, ("trim_offsets", True)),
+        "GPT2Tokenizer", "BPE", _MERGES, Roberta, (*_BYTES, ("trim_offsets", True)),
         models=("gpt2",), template=False,
     ),
     TokenizerClass(
-        "DebertaTokenizer", "BPE", _MERGES, hf_pipelines.ByteDeberta, _BYTES, models=("deberta",)
+        "DebertaTokenizer", "BPE", _MERGES, ByteDeberta, _BYTES, models=("deberta",)
     ),
     TokenizerClass(
-        "HerbertTokenizer", "BPE", _MERGES, lambda: hf_pipelines.WordEnds(lowercase=False),
+        "HerbertTokenizer", "BPE", _MERGES, lambda: WordEnds(lowercase=False),
         models=("herbert",),
     ),
     TokenizerClass(
-        "OpenAIGPTTokenizer", "BPE", _MERGES, lambda: hf_pipelines.WordEnds(lowercase=True),
+        "OpenAIGPTTokenizer", "BPE", _MERGES, lambda: WordEnds(lowercase=True),
         models=("openai-gpt",), template=False,
     ),
     TokenizerClass(
-        "XLMRobertaTokenizer", "Unigram", _BPE_PIECES, hf_pipelines.XlmRoberta, _PIECES, True,
+        "XLMRobertaTokenizer", "Unigram", _BPE_PIECES, XlmRoberta, _PIECES, True,
         models=("gte", "jina_embeddings_v3", "xlm-roberta", "xmod"), unknown=3,
     ),
     TokenizerClass(
-        "CamembertTokenizer", "Unigram", _BPE_PIECES, hf_pipelines.XlmRoberta, _PIECES, True,
+        "CamembertTokenizer", "Unigram", _BPE_PIECES, XlmRoberta, _PIECES, True,
         models=("camembert",), unknown=3,
     ),
     TokenizerClass(
-        "AlbertTokenizer", "Unigram", ("spiece.model",), hf_pipelines.Albert,
+        "AlbertTokenizer", "Unigram", ("spiece.model",), Albert,
         (("do_lower_case", True), ("keep_accents", False), *_PIECES), True,
         aliases=("FNetTokenizer",), models=("albert", "fnet", "yoso"), unknown=1,
     ),
     TokenizerClass(
-        "BigBirdTokenizer", "Unigram", ("spiece.model",), hf_pipelines.BigBird, _PIECES, True,
+        "BigBirdTokenizer", "Unigram", ("spiece.model",), BigBird, _PIECES, True,
         models=("big_bird",),
     ),
     TokenizerClass(
-        "DebertaV2Tokenizer", "Unigram", ("spm.model",), hf_pipelines.PieceDeberta,
+        "DebertaV2Tokenizer", "Unigram", ("spm.model",), PieceDeberta,
         (("do_lower_case", False), ("split_by_punct", False), *_PIECES), True,
         models=("deberta-v2",),
     ),
@@ -230,7 +644,7 @@ def _title(known: TokenizerClass | None) -> str:
 
 def reconcile(
     backend: tokenizers.Tokenizer,
-    ends: hf_pipelines.Ends,
+    ends: Ends,
     naming: Naming,
     config: Mapping[str, Any],
     file: Path,
@@ -246,11 +660,11 @@ def reconcile(
         if config.get("tokenizer_class") is None:  # a file alone: its settings count, if any
             _follow(backend, config, file)
         return
-    kind = type(backend.model).__name__
+    kind = _kind(backend)
     if kind != known.model:
         raise _mismatch(file, f"holds a {kind} model", known, f"builds {known.model}")
     _follow(backend, config, file)
-    charsmap = hf_pipelines.charsmap_of(part_spec(backend.normalizer)) if known.pieces else None
+    charsmap = charsmap_of(part_spec(backend.normalizer)) if known.pieces else None
     actual = settings_of(backend)
     for key, default in known.settings:
         value = actual.get(key)
@@ -270,13 +684,13 @@ def reconcile(
         raise TokenizerError(what, where=file.with_name(CONFIG), fix=fix)
     pipelines = [known.pipeline(config, file, charsmap)]
     match pipelines[0]:
-        case hf_pipelines.BigBird() | hf_pipelines.PieceDeberta() if charsmap is not None:
+        case BigBird() | PieceDeberta() if charsmap is not None:
             pipelines.append(known.pipeline(config, file))
-        case hf_pipelines.ByteDeberta(prefix):
-            pipelines.append(hf_pipelines.ByteDeberta(prefix, doubled=True))
+        case ByteDeberta(prefix):
+            pipelines.append(ByteDeberta(prefix, doubled=True))
         case _:
             pass
-    _compare(backend, [hf_pipelines.parts(pipeline, ends) for pipeline in pipelines], known, file)
+    _compare(backend, [parts(pipeline, ends) for pipeline in pipelines], known, file)
 
 
 def _follow(backend: tokenizers.Tokenizer, config: Mapping[str, Any], file: Path) -> None:
@@ -315,9 +729,7 @@ def settings_of(backend: tokenizers.Tokenizer) -> dict[str, bool]:
             return {"add_prefix_space": cut.add_prefix_space}
         case "Unigram":
             steps = {
-                step["type"]: step
-                for part in (norm, cut)
-                for step in hf_pipelines.steps_of(part_spec(part))
+                step["type"]: step for part in (norm, cut) for step in steps_of(part_spec(part))
             }
             return {
                 "do_lower_case": "Lowercase" in steps,
@@ -347,7 +759,7 @@ _BLANKS = (
 
 def _compare(
     backend: tokenizers.Tokenizer,
-    choices: list[hf_pipelines.Parts],
+    choices: list[Parts],
     known: TokenizerClass,
     file: Path,
 ) -> None:
@@ -398,7 +810,7 @@ def _check_model(backend: tokenizers.Tokenizer, known: TokenizerClass, file: Pat
             raise _mismatch(file, how, known, "with '##' up to 100")
     elif known.model == "BPE":
         suffix = model.end_of_word_suffix or ""
-        expected = "" if known.build in (hf_pipelines.Roberta, hf_pipelines.ByteDeberta) else "</w>"
+        expected = "" if known.build in (Roberta, ByteDeberta) else "</w>"
         if suffix != expected:
             how = f"marks the ends of words with {suffix!r}"
             raise _mismatch(file, how, known, f"with {expected!r}")

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,10 @@ from tokenizers import models, processors
 from bothways.core.advice import call
 from bothways.core.errors import TokenizerError
 from bothways.core.json_reader import read_regular, read_utf8
-from bothways.text import hf_pipelines, special_tokens, tokenizer_classes
-from bothways.text.added_tokens import add_numbered, add_special
+from bothways.text import tokenizer_classes
 from bothways.text.japanese import JapaneseWords, japanese_backend, read_words
 from bothways.text.sentencepiece import SentencePieceModel, read_sentencepiece
+from bothways.text.tokenizer_classes import CONFIG
 
 FILES = (
     "tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model",
@@ -54,12 +55,12 @@ LONGEST_WORD = 100
 
 
 def bert_backend(
-    vocab: Mapping[str, int], bert: hf_pipelines.Bert, unknown: str = "[UNK]"
+    vocab: Mapping[str, int], bert: tokenizer_classes.Bert, unknown: str = "[UNK]"
 ) -> tokenizers.Tokenizer:
     """Return the backend of transformers' BertTokenizer: WordPiece with BERT's normalisation."""
     model = models.WordPiece(dict(vocab), unk_token=unknown, max_input_chars_per_word=LONGEST_WORD)
     backend = tokenizers.Tokenizer(model)
-    made = hf_pipelines.parts(bert, (("[CLS]", 0), ("[SEP]", 0)))
+    made = tokenizer_classes.parts(bert, (("[CLS]", 0), ("[SEP]", 0)))
     assert made.normalizer is not None
     backend.normalizer, backend.pre_tokenizer = made.normalizer, made.pre_tokenizer
     backend.decoder = made.decoder
@@ -68,7 +69,7 @@ def bert_backend(
 
 def load_backend(
     path: Path,
-) -> tuple[tokenizers.Tokenizer, special_tokens.Specials, bool, JapaneseWords | None]:
+) -> tuple[tokenizers.Tokenizer, tokenizer_classes.Specials, bool, JapaneseWords | None]:
     """Load a folder, or one of `FILES`.
 
     Returns:
@@ -85,9 +86,9 @@ def load_backend(
         fix = "Give a folder, a tokenizer.json or a vocab.txt."
         raise TokenizerError("no such file or folder", where=path, fix=fix)
     folder = path if path.is_dir() else path.parent
-    config = special_tokens.read_settings(
+    config = tokenizer_classes.read_settings(
         folder / "special_tokens_map.json"
-    ) | special_tokens.read_settings(folder / special_tokens.CONFIG)
+    ) | tokenizer_classes.read_settings(folder / CONFIG)
     naming = tokenizer_classes.find_class(folder, config)
     file = _find(path, naming) if path.is_dir() else path
     whole = file.suffix not in (".txt", ".model") and file.name != "vocab.json"
@@ -102,7 +103,7 @@ def load_backend(
         _check_ids(backend, file)
         _check_growth(backend, file)
         add_numbered(backend, config, file)
-        specials = special_tokens.find_specials(backend, config, file)
+        specials = tokenizer_classes.find_specials(backend, config, file)
         if whole:
             tokenizer_classes.reconcile(backend, _ends(backend, specials), naming, config, file)
         if pipeline is not None:
@@ -142,7 +143,7 @@ def _check_ids(backend: tokenizers.Tokenizer, file: Path) -> None:
 def _check_growth(backend: tokenizers.Tokenizer, file: Path) -> None:
     """Refuse a normaliser that multiplies the text, of which a few kilobytes fill the memory."""
     growth = 1
-    for step in hf_pipelines.steps_of(tokenizer_classes.part_spec(backend.normalizer)):
+    for step in tokenizer_classes.steps_of(tokenizer_classes.part_spec(backend.normalizer)):
         growth *= max(1, len(str(step.get("content", "") or step.get("prepend", ""))))
     if growth > _MAX_EXPANSION:
         what = f"its normaliser makes up to {growth:,} characters of one"
@@ -151,18 +152,20 @@ def _check_growth(backend: tokenizers.Tokenizer, file: Path) -> None:
 
 def dress(
     backend: tokenizers.Tokenizer,
-    pipeline: hf_pipelines.Pipeline,
-    specials: special_tokens.Specials,
+    pipeline: tokenizer_classes.Pipeline,
+    specials: tokenizer_classes.Specials,
 ) -> None:
     """Set the parts of a pipeline; [MASK] absorbs white space before it, except in PieceDeberta."""
-    made = hf_pipelines.parts(pipeline, _ends(backend, specials))
+    made = tokenizer_classes.parts(pipeline, _ends(backend, specials))
     if made.normalizer is not None:
         backend.normalizer = made.normalizer
     backend.pre_tokenizer, backend.decoder = made.pre_tokenizer, made.decoder
     backend.post_processor = made.post_processor
     match pipeline:
         case (
-            hf_pipelines.PieceDeberta() | hf_pipelines.WordEnds() | hf_pipelines.Bert(roberta=False)
+            tokenizer_classes.PieceDeberta()
+            | tokenizer_classes.WordEnds()
+            | tokenizer_classes.Bert(roberta=False)
         ):
             strips = False
         case _:
@@ -170,7 +173,9 @@ def dress(
     mask = tokenizers.AddedToken(
         backend.id_to_token(specials.mask), lstrip=strips, special=True, normalized=False
     )
-    bigbird = isinstance(pipeline, hf_pipelines.BigBird) and backend.token_to_id("</s>") is not None
+    bigbird = (
+        isinstance(pipeline, tokenizer_classes.BigBird) and backend.token_to_id("</s>") is not None
+    )
     ends = ("<s>", "</s>") if bigbird else ()
     backend.add_special_tokens([mask, *map(_special, ends)])
 
@@ -180,14 +185,14 @@ def _special(content: str | None) -> tokenizers.AddedToken:
 
 
 def _ends(
-    backend: tokenizers.Tokenizer, specials: special_tokens.Specials
+    backend: tokenizers.Tokenizer, specials: tokenizer_classes.Specials
 ) -> tuple[tuple[str, int], tuple[str, int]]:
     cls, sep = ((str(backend.id_to_token(id)), id) for id in (specials.cls, specials.sep))
     return cls, sep
 
 
 def finish(
-    backend: tokenizers.Tokenizer, specials: special_tokens.Specials
+    backend: tokenizers.Tokenizer, specials: tokenizer_classes.Specials
 ) -> tokenizers.Tokenizer:
     """Mark special tokens, disable truncation and padding, and add a template if there is none."""
     contents = [backend.id_to_token(id) for id in asdict(specials).values()]
@@ -198,26 +203,22 @@ def finish(
     backend.no_truncation()
     backend.no_padding()
     if backend.post_processor is None:
-        cls, sep = backend.id_to_token(specials.cls), backend.id_to_token(specials.sep)
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{cls}:0 $A:0 {sep}:0",
-            pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-            special_tokens=[(cls, specials.cls), (sep, specials.sep)],
-        )
+        backend.post_processor = _bert_post_processor(backend, specials)
     return backend
 
 
 def tokenizer_config(
-    backend: tokenizers.Tokenizer, specials: special_tokens.Specials
+    backend: tokenizers.Tokenizer, specials: tokenizer_classes.Specials
 ) -> dict[str, Any]:
     """Return the `tokenizer_config.json` with which transformers builds the same tokenizer."""
     names = {
-        special_tokens.SETTINGS[use]: backend.id_to_token(id)
+        tokenizer_classes.SETTINGS[use]: backend.id_to_token(id)
         for use, id in asdict(specials).items()
     }
     spec = json.loads(backend.to_str())
     added, known = {token["content"] for token in spec["added_tokens"]}, set(names.values())
-    only, family = added == known, hf_pipelines.declaration(spec, _ends(backend, specials))
+    family = tokenizer_classes.declaration(spec, _ends(backend, specials))
+    post, bert = backend.post_processor, _bert_post_processor(backend, specials)
     match spec:
         case _ if family is not None and added == known | {
             family["bos_token"],
@@ -232,7 +233,10 @@ def tokenizer_config(
                 "continuing_subword_prefix": "##",
                 "max_input_chars_per_word": 100,
             },
-        } if only and _around_as_bert(backend, specials):
+        } if added == known and (
+            post is None
+            or tokenizer_classes.edges(backend, post) == tokenizer_classes.edges(backend, bert)
+        ):
             return {
                 "tokenizer_class": "BertTokenizer",
                 "do_lower_case": normalizer["lowercase"],
@@ -244,15 +248,12 @@ def tokenizer_config(
             return {"tokenizer_class": "PreTrainedTokenizerFast", **names}
 
 
-def _around_as_bert(backend: tokenizers.Tokenizer, specials: special_tokens.Specials) -> bool:
-    """Return whether the special tokens around texts are those of BertTokenizer."""
-    post, bert = (
-        backend.post_processor,
-        hf_pipelines.parts(hf_pipelines.Bert(), _ends(backend, specials)).post_processor,
-    )
-    return post is None or tokenizer_classes.edges(backend, post) == tokenizer_classes.edges(
-        backend, bert
-    )
+def _bert_post_processor(
+    backend: tokenizers.Tokenizer, specials: tokenizer_classes.Specials
+) -> processors.PostProcessor:
+    """Return the post-processor of BertTokenizer: [CLS] A [SEP] B [SEP] in two segments."""
+    ends = _ends(backend, specials)
+    return tokenizer_classes.parts(tokenizer_classes.Bert(), ends).post_processor
 
 
 def _find(folder: Path, naming: tokenizer_classes.Naming) -> Path:
@@ -272,7 +273,7 @@ def _find(folder: Path, naming: tokenizer_classes.Naming) -> Path:
             what += f", but {', '.join(names)}" if names else ""
             fix = (
                 f"Fetch {' or '.join(('tokenizer.json', *known.files))}, or name another class in "
-                f"{special_tokens.CONFIG}, "
+                f"{CONFIG}, "
                 'such as "tokenizer_class": "BertTokenizer" for vocab.txt.'
             )
             raise TokenizerError(what, where=folder, fix=fix)
@@ -280,9 +281,7 @@ def _find(folder: Path, naming: tokenizer_classes.Naming) -> Path:
         return folder / names[0]
     if names:
         what = f"holds several vocabularies, {', '.join(names)}, and does not name their class"
-        fix = (
-            f'Name it in {special_tokens.CONFIG}: "tokenizer_class": "BertTokenizer" for vocab.txt.'
-        )
+        fix = f'Name it in {CONFIG}: "tokenizer_class": "BertTokenizer" for vocab.txt.'
         raise TokenizerError(what, where=folder, fix=fix)
     fix = (
         "Give a folder that bothways or transformers saved, or train one: "
@@ -297,7 +296,7 @@ def _open(
     config: Mapping[str, Any],
     known: tokenizer_classes.TokenizerClass | None,
     words: JapaneseWords | None,
-) -> tuple[tokenizers.Tokenizer, hf_pipelines.Pipeline | None]:
+) -> tuple[tokenizers.Tokenizer, tokenizer_classes.Pipeline | None]:
     """Return the backend, and the pipeline to apply if the file does not contain one.
 
     Args:
@@ -340,20 +339,20 @@ def _from_vocabulary(
     config: Mapping[str, Any],
     known: tokenizer_classes.TokenizerClass | None,
     words: JapaneseWords | None,
-) -> tuple[tokenizers.Tokenizer, hf_pipelines.Pipeline | None]:
+) -> tuple[tokenizers.Tokenizer, tokenizer_classes.Pipeline | None]:
     lines = read_utf8(file, TokenizerError).removesuffix("\n").split("\n")
     vocab = {token: id for id, token in enumerate(lines)}
-    unknown = special_tokens.name_in(config, special_tokens.SETTINGS["unknown"]) or "[UNK]"
+    unknown = tokenizer_classes.name_in(config, tokenizer_classes.SETTINGS["unknown"]) or "[UNK]"
     if words is not None:
         return japanese_backend(vocab, words, unknown), None
     bert = (known or tokenizer_classes.CLASSES["BertTokenizer"]).pipeline(config, file)
-    assert isinstance(bert, hf_pipelines.Bert)
+    assert isinstance(bert, tokenizer_classes.Bert)
     return bert_backend(vocab, bert, unknown), bert if bert.roberta else None
 
 
 def _from_merges(
     file: Path, config: Mapping[str, Any], known: tokenizer_classes.TokenizerClass | None
-) -> tuple[tokenizers.Tokenizer, hf_pipelines.Pipeline]:
+) -> tuple[tokenizers.Tokenizer, tokenizer_classes.Pipeline]:
     merges = file.with_name("merges.txt")
     if not merges.exists():
         what = "the folder has a vocab.json, but not its merges.txt"
@@ -366,19 +365,21 @@ def _from_merges(
         known or tokenizer_classes.CLASSES["DebertaTokenizer" if byte_bert else "RobertaTokenizer"]
     )
     pipeline = known.pipeline(config, file)
-    if ends != isinstance(pipeline, hf_pipelines.WordEnds):
+    if ends != isinstance(pipeline, tokenizer_classes.WordEnds):
         marks = "marks" if ends else "does not mark"
         what = f"{marks} the ends of words by </w>, and {known.name}, the class of the folder, not"
         if not ends:
             what = f"{marks} the ends of words by </w>, as {known.name}, the class of the folder"
         fix = (
-            f'Name its class in {special_tokens.CONFIG}: "tokenizer_class": "HerbertTokenizer" or '
+            f'Name its class in {CONFIG}: "tokenizer_class": "HerbertTokenizer" or '
             '"OpenAIGPTTokenizer", which lower-cases, for </w>, "RobertaTokenizer" for bytes.'
         )
         raise TokenizerError(what, where=merges, fix=fix)
     settings: dict[str, Any] = {}
     if ends:
-        unknown = special_tokens.name_in(config, special_tokens.SETTINGS["unknown"]) or "<unk>"
+        unknown = (
+            tokenizer_classes.name_in(config, tokenizer_classes.SETTINGS["unknown"]) or "<unk>"
+        )
         settings = {"end_of_word_suffix": "</w>", "unk_token": unknown}
     try:
         model = models.BPE.from_file(str(file), str(merges), **settings)
@@ -396,7 +397,7 @@ def _unigram(pieces: list[tuple[str, float]], unknown: int) -> tokenizers.Tokeni
 
 def _from_pieces(
     file: Path, config: Mapping[str, Any], known: tokenizer_classes.TokenizerClass | None
-) -> tuple[tokenizers.Tokenizer, hf_pipelines.Pipeline]:
+) -> tuple[tokenizers.Tokenizer, tokenizer_classes.Pipeline]:
     """Read a SentencePiece file.
 
     XLM-R's vocabulary replaces the first three pieces by four tokens and appends <mask>:
@@ -426,9 +427,9 @@ def _from_pieces(
         raise TokenizerError(what, where=file, fix=_ELSEWHERE)
     pipeline = known.pipeline(config, file, held.charsmap)
     names = {
-        use: special_tokens.name_in(config, special_tokens.SETTINGS[use])
-        or special_tokens.NAMES[use][1]
-        for use in special_tokens.NAMES
+        use: tokenizer_classes.name_in(config, tokenizer_classes.SETTINGS[use])
+        or tokenizer_classes.NAMES[use][1]
+        for use in tokenizer_classes.NAMES
     }
     places = {piece: id for id, (piece, _) in enumerate(pieces)}
     match known.name:
@@ -450,8 +451,8 @@ def _from_pieces(
             return _unigram(scored, places["<unk>"]), pipeline
         case _:
             mask = (
-                special_tokens.name_in(config, special_tokens.SETTINGS["mask"])
-                or special_tokens.NAMES["mask"][0]
+                tokenizer_classes.name_in(config, tokenizer_classes.SETTINGS["mask"])
+                or tokenizer_classes.NAMES["mask"][0]
             )
             added = [] if mask in places else [(mask, 0.0)]
             return _unigram([*pieces, *added], places["[UNK]"]), pipeline
@@ -467,3 +468,120 @@ def _piece_class(held: SentencePieceModel, file: Path) -> tokenizer_classes.Toke
     if {"<unk>", "[CLS]"} <= names:
         return tokenizer_classes.CLASSES["AlbertTokenizer"]
     return tokenizer_classes.CLASSES["DebertaV2Tokenizer"] if {"[UNK]", "[CLS]"} <= names else None
+
+
+# Added tokens
+
+NUMBERED, OLDER = "added_tokens_decoder", "added_tokens.json"
+_EXTRA = ("extra_special_tokens", "additional_special_tokens")
+_FLAGS = {"single_word", "lstrip", "rstrip", "normalized", "special"}
+
+
+def add_numbered(backend: tokenizers.Tokenizer, config: Mapping[str, Any], file: Path) -> None:
+    """Add the tokens that files next to `file` list with ids; flags in `added_tokens_decoder` win.
+
+    Raises:
+        TokenizerError: an entry is not a token with an id, or the token gets another id.
+    """
+    if config.get(NUMBERED) is None:
+        where, known = file.with_name(OLDER), _contents(backend)
+        stated = _older(
+            tokenizer_classes.read_settings(where),
+            {token.content for token in _special_tokens(config, file)},
+            where,
+        )
+    else:
+        where, known = file.with_name(CONFIG), set()
+        stated = _numbered(config[NUMBERED], where)
+    backend.add_tokens([token for _, token in stated if token.content not in known])
+    for id, token in stated:
+        actual = backend.token_to_id(token.content)
+        if actual != id:
+            what = (
+                f"gives the token {token.content!r} the id {id}; "
+                f"with the vocabulary of the folder that is {actual}"
+            )
+            raise TokenizerError(
+                what, where=where, fix="Fetch the vocabulary that it goes with, or correct the id."
+            )
+
+
+def add_special(backend: tokenizers.Tokenizer, config: Mapping[str, Any], file: Path) -> None:
+    """Add the special tokens that are named without ids and are not added tokens yet.
+
+    Raises:
+        TokenizerError: an entry is not a token.
+    """
+    known = _contents(backend)
+    backend.add_tokens(
+        [token for token in _special_tokens(config, file) if token.content not in known]
+    )
+
+
+def _older(
+    table: Mapping[str, Any], special: set[str], where: Path
+) -> list[tuple[int, tokenizers.AddedToken]]:
+    """Return the tokens of `added_tokens.json` by id; text is normalised before ordinary ones."""
+    stated = []
+    for content, id in table.items():
+        if type(id) is not int:
+            what = f"gives the token {content!r} the id {id!r}"
+            raise TokenizerError(what, where=where, fix="Give it a whole number.")
+        flags = {"special": content in special, "normalized": content not in special}
+        stated.append((id, tokenizers.AddedToken(content, **flags)))
+    return sorted(stated, key=operator.itemgetter(0))
+
+
+def _numbered(table: Any, where: Path) -> list[tuple[int, tokenizers.AddedToken]]:
+    """Return the tokens of `added_tokens_decoder` by id."""
+    stated = []
+    for id, entry in table.items() if isinstance(table, dict) else [("", table)]:
+        token = _token(entry)
+        if token is None or not id.isdecimal():
+            what = f"{NUMBERED!r} holds {entry!r} under {id!r}"
+            fix = 'Write "ID": {"content": "TOKEN", "special": true} for each token.'
+            raise TokenizerError(what, where=where, fix=fix)
+        stated.append((int(id), token))
+    return sorted(stated, key=operator.itemgetter(0))
+
+
+def _contents(backend: tokenizers.Tokenizer) -> set[str]:
+    """Return the contents of the added tokens of a backend."""
+    return {token.content for token in backend.get_added_tokens_decoder().values()}
+
+
+def _special_tokens(config: Mapping[str, Any], file: Path) -> list[tokenizers.AddedToken]:
+    """Return the special tokens with a use, `bos_token` and `eos_token` first, then the others."""
+    named = [
+        config[key]
+        for key in ("bos_token", "eos_token", *config)
+        if key.endswith("_token") and tokenizer_classes.name_in(config, key)
+    ]
+    tokens = []
+    for entry in (*named, *_extras(config)):
+        token = _token({"content": entry} if isinstance(entry, str) else entry, special=True)
+        if token is None:
+            what = f"names the special token {entry!r}"
+            fix = 'Write "TOKEN", or {"content": "TOKEN"} with flags that are true or false.'
+            raise TokenizerError(what, where=file.parent, fix=fix)
+        tokens.append(token)
+    return tokens
+
+
+def _extras(config: Mapping[str, Any]) -> Iterable[Any]:
+    """Return the special tokens without a use, from a list or a table of names."""
+    extras: Any = next((config[key] for key in _EXTRA if config.get(key)), [])
+    if isinstance(extras, dict):
+        return extras.values()
+    return extras if isinstance(extras, list) else [extras]
+
+
+def _token(entry: Any, **others: bool) -> tokenizers.AddedToken | None:
+    """Return the added token of an entry, with further flags; None if the entry is invalid."""
+    match entry:
+        case {"content": str(content), **settings}:
+            flags = {name: value for name, value in settings.items() if name in _FLAGS}
+            right = all(isinstance(value, bool) for value in flags.values())
+            return tokenizers.AddedToken(content, **(flags | others)) if right else None
+        case _:
+            return None

@@ -31,10 +31,9 @@ from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError, DataError, TokenizerError
 from bothways.core.terminal import surrogate_in
-from bothways.text.hf_pipelines import Bert, Roberta
 from bothways.text.sampling import Sample, sample
-from bothways.text.special_tokens import NAMES, find_specials
 from bothways.text.tokenizer import Tokenizer
+from bothways.text.tokenizer_classes import NAMES, Bert, Roberta, find_specials
 from bothways.text.tokenizer_files import bert_backend, dress, finish
 
 SPECIALS = [names[0] for names in NAMES.values()]

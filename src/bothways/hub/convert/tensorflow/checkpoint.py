@@ -30,8 +30,8 @@ from bothways.model.families.config_rules import read_choice
 from bothways.model.families.family import Architecture, Family
 from bothways.model.families.weight_names import KeyTable, Shape, TensorPlacement, Tie
 from bothways.model.model import Model
-from bothways.text.hf_pipelines import Bert
 from bothways.text.tokenizer import Tokenizer
+from bothways.text.tokenizer_classes import Bert
 from bothways.text.tokenizer_files import bert_backend, finish
 
 ModelPart = Literal["discriminator", "generator"]
