@@ -8,7 +8,7 @@ import pytest
 
 from bothways.core.errors import DataError, ResourceError, optional
 from bothways.core.json_reader import read_json, read_object
-from bothways.core.terminal import counted, listed, printable, result_line, time_text
+from bothways.core.terminal import listed, printable, quantity, result_line, time_text
 
 
 def test_control_characters_are_escaped() -> None:
@@ -26,20 +26,10 @@ def test_long_lists_are_cut() -> None:
     assert listed("ab", 2) == "a, b"
 
 
-def test_one_is_singular() -> None:
-    assert counted(2, "dev examples are cut") == "2 dev examples are cut"
-    assert counted(1, "dev examples are cut") == "1 dev example is cut"
-    assert counted(1000, "rows") == "1,000 rows"
-    assert [counted(1, noun) for noun in ("queries", "batches", "classes", "boxes", "rows")] == [
-        "1 query",
-        "1 batch",
-        "1 class",
-        "1 box",
-        "1 row",
-    ]
-    assert counted(1, "questions have none and are cut") == "1 question has none and is cut"
-    assert counted(1, "of 9 examples are cut") == "1 of 9 examples is cut"
-    assert counted(0, "labels have none") == "0 labels have none"
+def test_quantity_selects_words_for_one_or_several() -> None:
+    assert quantity(1, "row(s) is|are empty") == "1 row is empty"
+    assert quantity(1000, "row(s) is|are empty") == "1,000 rows are empty"
+    assert quantity(0, "of 9 queries is|are cut") == "0 of 9 queries are cut"
 
 
 def test_times_of_any_length_are_texts() -> None:

@@ -115,7 +115,7 @@ def _serve(model: str, task: str | None, file: Path | None, seconds: float) -> N
     from bothways.core.bar import terminal_progress
     from bothways.core.report.terminal import titled
     from bothways.core.runtime.devices import choose_device, describe_device
-    from bothways.core.terminal import counted, output_console, show_lines
+    from bothways.core.terminal import output_console, quantity, show_lines
     from bothways.data.text_io import read_lines
     from bothways.lab.bench.serving import compare_divisions, drawn_texts
     from bothways.model.kernels.library import describe_kernels
@@ -126,7 +126,7 @@ def _serve(model: str, task: str | None, file: Path | None, seconds: float) -> N
     lines = [] if file is None else [line for _, line in read_lines(file) if line.strip()]
     if file is not None and len(lines) < 32:
         fix = "Give at least 32 lines of text."
-        raise ConfigError(f"has {counted(len(lines), 'lines of text')}", where=file, fix=fix)
+        raise ConfigError(f"has {quantity(len(lines), 'line(s) of text')}", where=file, fix=fix)
     predictor = open_task(model, task, batch_invariant=True)
     lines = lines[:20_000] or drawn_texts(predictor, 2000)
     with terminal_progress() as progress:

@@ -83,7 +83,7 @@ def _change_vocabulary(
 
     from bothways.core.bar import terminal_progress
     from bothways.core.errors import ConfigError
-    from bothways.core.terminal import counted
+    from bothways.core.terminal import quantity
     from bothways.data.documents import read_documents
     from bothways.hub.convert.vocabulary import (
         TABLE,
@@ -103,7 +103,7 @@ def _change_vocabulary(
     with terminal_progress() as progress:
         change = convert_vocabulary(source, out, vocabulary, rows, progress)
     for fate, count in change.counts.items():
-        print(f"{fate}: {counted(count, 'rows')}")
+        print(f"{fate}: {quantity(count, 'row(s)')}")
     print(f"wrote {out}: {change.new.size:,} tokens; each row is in {TABLE}", file=sys.stderr)
 
 

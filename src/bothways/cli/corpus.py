@@ -13,7 +13,7 @@ from cyclopts import Parameter
 import bothways
 from bothways.cli.options import INPUTS, keeping, split_inputs
 from bothways.core.bar import error_console, terminal_progress
-from bothways.core.terminal import counted, output_console, say, show_lines
+from bothways.core.terminal import output_console, quantity, say, show_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -264,7 +264,7 @@ def _lengths(corpus: Corpus) -> Table:
 
 def _show(corpus: Corpus, document: int, console: Console) -> None:
     sentences = corpus.sentences_of(document)
-    console.rule(f"document {document} · {counted(len(sentences), 'sentences')}")
+    console.rule(f"document {document} · {quantity(len(sentences), 'sentence(s)')}")
     for ids in sentences[:_SHOWN_SENTENCES]:
         text = corpus.tokenizer.decode(ids)
         console.print(

@@ -66,7 +66,7 @@ def embed(  # noqa: PLR0913 – one option per question
         watched,
     )
     from bothways.core.errors import DataError
-    from bothways.core.terminal import counted
+    from bothways.core.terminal import quantity
     from bothways.prediction.layer_sweep import check_out, write_vectors
     from bothways.prediction.predictor import open_task
 
@@ -101,7 +101,7 @@ def embed(  # noqa: PLR0913 – one option per question
     for warning in tally.warnings:
         print(warning, file=sys.stderr)
     print(
-        f"{counted(tally.examples, 'vectors')} of {width} components in {out}, "
+        f"{quantity(tally.examples, 'vector(s)')} of {width} components in {out}, "
         f"computed in {opened.precision}",
         file=sys.stderr,
     )
@@ -130,10 +130,10 @@ def sweep_table(found: Sweep, title: str) -> RenderableType:
     from rich.table import Table
 
     from bothways.core.report.terminal import titled
-    from bothways.core.terminal import counted
+    from bothways.core.terminal import quantity
 
     table = Table(
-        caption=f"{counted(found.pairs, 'pairs')}. anisotropy: the mean cosine of any two texts"
+        caption=f"{quantity(found.pairs, 'pair(s)')}. anisotropy: the mean cosine of any two texts"
     )
     for name in ("layer", "pooling", "pearson", "spearman", "anisotropy"):
         table.add_column(name, justify="left" if name == "pooling" else "right")

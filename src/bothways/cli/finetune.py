@@ -25,7 +25,7 @@ from bothways.cli.options import (
     stop_saved,
 )
 from bothways.core.bar import error_console
-from bothways.core.terminal import counted, output_console, say, show_lines
+from bothways.core.terminal import output_console, quantity, say, show_lines
 from bothways.training.shorthands import FinetuneRecipe
 from bothways.training_runs import finetune_settings
 
@@ -247,7 +247,9 @@ def print_folds(scores: CrossValidation, out: Path, console: Console) -> None:
     if not is_main(plan_here()):
         return
     columns = {"mean": scores.metrics, "deviation": scores.deviations}
-    title = f"{counted(len(scores.series.scored), 'folds')}, each scored by the model of the others"
+    title = (
+        f"{quantity(len(scores.series.scored), 'fold(s)')}, each scored by the model of the others"
+    )
     show_lines(output_console(), metric_table(title, columns))
     say(console, f"A prediction for each row is in {out / PREDICTIONS}.")
 
@@ -274,4 +276,4 @@ def _series_table(series: Series) -> RenderableType:
             value = getattr(summary, name)
             table.add_row(name, "–" if value is None else f"{value:.4f}", "")
         table.add_row("failed runs", f"{summary.failed} of {len(series.runs)}", "")
-    return titled(f"{counted(len(series.runs), 'runs')}, scored on the dev data", table)
+    return titled(f"{quantity(len(series.runs), 'run(s)')}, scored on the dev data", table)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bothways.cli.options import Device
-from bothways.core.terminal import counted, output_console, say, show_lines
+from bothways.core.terminal import output_console, quantity, say, show_lines
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -72,7 +72,7 @@ def _table(step: InspectedStep) -> RenderableType:
     losses = (f"{step.losses[name]:.4g}" if name in step.losses else "–" for name in names)
     table.add_section()
     table.add_row(Text("the whole step"), str(tokens), *losses, f"{step.gradient_norm:.4g}")
-    return titled(f"Step {step.step:,}: {counted(len(step.sequences), 'sequences')}", table)
+    return titled(f"Step {step.step:,}: {quantity(len(step.sequences), 'sequence(s)')}", table)
 
 
 def _comparison(step: InspectedStep) -> list[str]:
@@ -86,7 +86,7 @@ def _comparison(step: InspectedStep) -> list[str]:
         )
     match step.difference:
         case None if step.compared:
-            records = counted(step.compared, "recorded gradient norms")
+            records = quantity(step.compared, "recorded gradient norm(s)")
             lines.append(f"Equal to the bit: {records} of the run.")
         case None:
             lines.append("The run recorded no gradient norm of these steps to compare with.")

@@ -274,7 +274,7 @@ def predict_parts(out: Path, options: PartOptions, **asked: Any) -> None:
         asked: fields of `bulk.request.BulkRequest` other than those in `options`.
     """
     from bothways.core.bar import error_console, terminal_progress
-    from bothways.core.terminal import counted, say
+    from bothways.core.terminal import quantity, say
     from bothways.prediction.bulk.one_file import is_file, parts_folder, rejects_file
     from bothways.prediction.bulk.request import BulkRequest
     from bothways.prediction.bulk.run import predict_files
@@ -294,13 +294,13 @@ def predict_parts(out: Path, options: PartOptions, **asked: Any) -> None:
         done = predict_files(request, out, workers, progress)
     were = "was" if done.again == 1 else "were"
     again = f", {done.again:,} of which {were} finished before" if done.again else ""
-    parts = "" if is_file(out) else f", in {counted(done.parts, 'parts')}"
-    say(console, f"{counted(done.rows, 'rows')} in {out}{parts}{again}")
+    parts = "" if is_file(out) else f", in {quantity(done.parts, 'part(s)')}"
+    say(console, f"{quantity(done.rows, 'row(s)')} in {out}{parts}{again}")
     for warning in done.warnings:
         print(warning, file=sys.stderr)
     if done.rejected:
         rejects = rejects_file(out) if is_file(out) else out / "_rejects"
-        what = f"warning: {counted(done.rejected, 'rows were rejected')}: see {rejects}"
+        what = f"warning: {quantity(done.rejected, 'row(s) was|were rejected')}: see {rejects}"
         print(what, file=sys.stderr)
 
 

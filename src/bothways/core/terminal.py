@@ -66,31 +66,14 @@ def result_line(name: str, metrics: Mapping[str, float], **fields: object) -> st
     return printable(f"{name}({', '.join(f'{key}={value}' for key, value in shown.items())})")
 
 
-_OF_ONE = {
-    "have": "has",
-    "are": "is",
-    "were": "was",
-    "share": "shares",
-    "do": "does",
-    "break": "breaks",
-}
+def quantity(count: int, phrase: str) -> str:
+    """Put a count before a phrase that has "(s)" or "one|several" where a number decides.
 
-
-def counted(count: int, phrase: str) -> str:
-    """Return a count and a phrase in the plural, in the singular for one: its first noun, verbs.
-
-    Example: counted(2, "dev examples are cut") → "2 dev examples are cut", and for one
-    "1 dev example is cut". After "of" the noun stays: "1 of 9 examples is cut".
+    Example: quantity(2, "row(s) is|are empty") → "2 rows are empty".
     """
-    if count != 1:
-        return f"{count:,} {phrase}"
-    words = [_OF_ONE.get(word, word) for word in phrase.split(" ")]
-    noun = next(place for place, word in enumerate(phrase.split(" ")) if word.endswith("s"))
-    for plural, one in (("ies", "y"), ("sses", "ss"), ("ches", "ch"), ("xes", "x"), ("s", "")):
-        if words[0] != "of" and words[noun].endswith(plural):
-            words[noun] = words[noun].removesuffix(plural) + one
-            break
-    return f"1 {' '.join(words)}"
+    ending, index = ("", 0) if count == 1 else ("s", 1)
+    phrase = phrase.replace("(s)", ending)
+    return f"{count:,} " + re.sub(r"\w+\|\w+", lambda match: match[0].split("|")[index], phrase)
 
 
 _FILE_WIDTH = 80

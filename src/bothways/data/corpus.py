@@ -44,7 +44,7 @@ from bothways.core.part_cache import Cache
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.limits import usable_cores
 from bothways.core.sequence import Ids
-from bothways.core.terminal import counted
+from bothways.core.terminal import quantity
 from bothways.core.urls import Place, Url, place_of
 from bothways.data import remote_arrays
 from bothways.data.cleaning.apply import LeftOutExample, load_examples, store_examples
@@ -284,7 +284,7 @@ class Corpus:
             message = f"must be between 0 and 1, not {share}"
             raise ConfigError(message, where="held_out", fix="0.01 holds out one in a hundred.")
         if len(self) < 2:
-            few = counted(len(self), "documents")
+            few = quantity(len(self), "document(s)")
             message = f"{few} cannot be split into training and held-out documents"
             fix = (
                 "Give more documents; in a .txt file a blank line ends one "

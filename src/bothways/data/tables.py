@@ -26,7 +26,7 @@ from typing import Any
 from bothways.core.advice import argument
 from bothways.core.errors import DataError, optional
 from bothways.core.json_reader import parse_json
-from bothways.core.terminal import counted, listed
+from bothways.core.terminal import listed, quantity
 from bothways.core.urls import Place
 from bothways.data import text_io
 from bothways.data.hub_rows import HUB, HubData
@@ -346,8 +346,8 @@ def _record(
         fix = "Remove the line; were files joined?"
         raise RowError("repeats the header", where=f"{where}:{line}", fix=fix)
     if len(values) > len(names):
-        columns = f"{counted(len(names), 'columns')} ({listed(names, 20)})"
-        what = f"has {counted(len(values), 'values')} for {columns}"
+        columns = f"{quantity(len(names), 'column(s)')} ({listed(names, 20)})"
+        what = f"has {quantity(len(values), 'value(s)')} for {columns}"
         fix = separator_advice(names) or "Quote values that hold the separator, or remove the row."
         raise RowError(what, where=f"{where}:{line}", fix=fix)
     return TableRow(dict(zip(names, values, strict=False)), f"{where}:{line}")

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 import torch
 
 from bothways.core.finding import Finding
-from bothways.core.terminal import counted
+from bothways.core.terminal import quantity
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import LabelledData, updates_per_epoch
 from bothways.finetuning.lora import LoRA
@@ -99,8 +99,8 @@ def choose_automatic(
         updates = updates_per_epoch(data, settings)
         epochs = enough_epochs(updates, len(data.labels))
         training = dataclasses.replace(training, until=Epochs(float(epochs)))
-        labels = f" and {counted(len(data.labels), 'labels')}" if data.labels else ""
-        what = f"{epochs} epochs, for {counted(round(updates), 'updates an epoch')}{labels}"
+        labels = f" and {quantity(len(data.labels), 'label(s)')}" if data.labels else ""
+        what = f"{epochs} epochs, for {quantity(round(updates), 'update(s) an epoch')}{labels}"
         notes.append(Finding("training", "note", what, "training.until"))
     return dataclasses.replace(settings, training=training), notes
 

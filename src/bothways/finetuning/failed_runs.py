@@ -20,7 +20,7 @@ from typing import Any
 from bothways.core.advice import argument, render
 from bothways.core.progress import SILENT, Progress, track
 from bothways.core.sequence import Sequence
-from bothways.core.terminal import counted
+from bothways.core.terminal import quantity
 from bothways.core.training_module import TrainingModule
 from bothways.data.batching import ExampleBudget
 from bothways.data.list_source import InOrder, ListSource
@@ -97,7 +97,9 @@ class Failure:
         """Yield measures that help and were not taken."""
         short = self.updates is not None and self.updates < FEW_UPDATES
         if short or self.falling or (self.unfinished and self.falling is None):
-            made = "" if self.updates is None else f"; it made {counted(self.updates, 'updates')}"
+            made = (
+                "" if self.updates is None else f"; it made {quantity(self.updates, 'update(s)')}"
+            )
             loss = "; the loss was still falling" if self.falling else ""
             yield f"more epochs (training.until{made}{loss})"
             yield from self._other_rate(short=True)

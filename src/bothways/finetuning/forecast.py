@@ -17,7 +17,7 @@ from bothways.core.batch import pack
 from bothways.core.finding import Finding
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import device_of
-from bothways.core.terminal import counted, time_text
+from bothways.core.terminal import quantity, time_text
 from bothways.data.batching import ExampleBudget
 from bothways.finetuning.automatic import learning_by_rows
 from bothways.finetuning.config import FinetuneConfig
@@ -79,9 +79,9 @@ def forecast(
         + (0.0 if folder is None else saved * size * seconds_per_byte(folder))
     )
     one = step.update + data.tokens * epochs / updates * step.per_token
-    parts = [f"{counted(updates, 'steps')} of {1000 * one:,.0f} ms"]
-    parts += [counted(scored, "evaluations")] if scored else []
-    parts += [counted(saved, "checkpoints")] if saved else []
+    parts = [f"{quantity(updates, 'step(s)')} of {1000 * one:,.0f} ms"]
+    parts += [quantity(scored, "evaluation(s)")] if scored else []
+    parts += [quantity(saved, "checkpoint(s)")] if saved else []
     *most, last = parts
     work = f"{', '.join(most)} and {last}" if most else last
     what = f"{work}, as measured now: about {time_text(seconds)}"

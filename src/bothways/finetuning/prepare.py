@@ -15,7 +15,7 @@ from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, report_findings
 from bothways.core.progress import SILENT, Progress
-from bothways.core.terminal import counted
+from bothways.core.terminal import quantity
 from bothways.finetuning import data as labelled
 from bothways.finetuning.automatic import UNKNOWN, choose_automatic, tokens_read, training_of
 from bothways.finetuning.config import FinetuneConfig
@@ -237,7 +237,7 @@ def _learner(
     for name in settings.own_metrics.keys() & task.directions(labels).keys():
         what = f"{name!r} is a metric of the task {task.name}"
         raise ConfigError(what, where=f"metrics.{name}", fix="Give yours another name.")
-    known, count = settings.directions(task, labels), counted(len(labels), "labels")
+    known, count = settings.directions(task, labels), quantity(len(labels), "label(s)")
     if settings.chosen_by not in known:
         what = (
             f"{task.name} with {count} does not have the metric {settings.chosen_by!r}: "
@@ -246,7 +246,7 @@ def _learner(
         raise ConfigError(what, where="metric", fix=f"Set metric={task.metric}.")
     for head in task.heads(labels, None):
         if labels and isinstance(head, LabelHead | TagHead) and head.count != len(labels):
-            outputs = counted(head.count, "outputs")
+            outputs = quantity(head.count, "output(s)")
             what = f"{task.name} has {count}, and its head {head.kind!r} {outputs}"
             raise ConfigError(what, where="task", fix="A task names each output by a label.")
     compute_as(model.encoder, settings.training, device)

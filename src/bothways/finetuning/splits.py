@@ -28,7 +28,7 @@ from bothways.core.advice import argument
 from bothways.core.config.checks import require_seed
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.finding import Finding
-from bothways.core.terminal import counted
+from bothways.core.terminal import quantity
 from bothways.tasks.base import Task, examples_fingerprint
 
 QUANTILES = 10
@@ -143,16 +143,18 @@ def split_examples(
     dev = [examples[place] for place in dev_rows]
     by = f"groups of {split.group!r}" if groups is not None else "different texts or passages"
     if not train or not dev:
-        what = f"{part} of {counted(len(examples), 'examples')} in {len(units):,} {by} is "
+        what = f"{part} of {quantity(len(examples), 'example(s)')} in {len(units):,} {by} is "
         what += "no example" if not dev else "all of them"
         raise DataError(what, where="dev", fix="Give another share, or a file with dev data.")
     what = (
-        f"{part} of the training data, {len(dev):,} of {counted(len(examples), 'examples')}, in "
+        f"{part} of the training data, {len(dev):,} of {quantity(len(examples), 'example(s)')}, in "
         f"{len(units):,} {by}; seed {split.seed}"
     )
     notes = [Finding("rows", "note", what, "dev")]
     if moved:
-        what = f"{counted(moved, 'examples')} with labels that no other has stay in training data"
+        what = (
+            f"{quantity(moved, 'example(s)')} with labels that no other has stay in training data"
+        )
         notes.append(Finding("labels", "note", what, "dev"))
     return SplitResult(train, dev, dev_rows, tuple(notes))
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bothways.core.errors import FolderError
 from bothways.core.json_reader import read_object
-from bothways.core.terminal import counted, listed
+from bothways.core.terminal import listed, quantity
 from bothways.core.urls import local_path
 from bothways.hub.resolve import ADAPTER, resolve, resolve_run
 from bothways.hub.weight_files import AGAIN, Weights, open_adapter_weights
@@ -218,7 +218,8 @@ def apply_adapter(
         change = name in changes and tensor.is_floating_point()
         return tensor.to(torch.float32) + changes[name]() if change else tensor
 
-    note = f"{counted(len(changes), 'matrices')} changed, {counted(len(whole), 'tensors')} replaced"
+    note = f"{quantity(len(changes), 'matrix|matrices')} changed, "
+    note += f"{quantity(len(whole), 'tensor(s)')} replaced"
     return Weights(base.file, shapes, read, base.wrappers, f"{note} by {adapter.weights.file}")
 
 

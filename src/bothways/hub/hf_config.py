@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from bothways.core.advice import argument, call
 from bothways.core.errors import FolderError
 from bothways.core.json_reader import read_object
-from bothways.core.terminal import counted, listed
+from bothways.core.terminal import listed, quantity
 from bothways.hub import native_format
 from bothways.hub.adapter import CONFIG, Adapter, apply_adapter, read_adapter
 from bothways.hub.resolve import MODULES
@@ -115,7 +115,7 @@ class HFConfig:
         if names is None:
             return tuple(map(label_name, range(count)))
         if len(names) != count:
-            what = f"num_labels is {count}, but id2label names {counted(len(names), 'outputs')}"
+            what = f"num_labels is {count}, but id2label names {quantity(len(names), 'output(s)')}"
             fix = "Remove num_labels, or name as many outputs as the head has."
             raise FolderError(what, where=self.where, fix=fix)
         return tuple(str(names[str(at)]) for at in range(count))
@@ -388,8 +388,8 @@ def _output_settings(
         fix = "Give the head two outputs, or set the problem to regression."
         raise FolderError(what, where=where, fix=fix)
     if labels and len(labels) != count:
-        given = f"{counted(len(labels), 'labels were')} given"
-        what = f"{given} for {counted(count, 'outputs')}: {listed(labels)}"
+        given = f"{quantity(len(labels), 'label(s) was|were')} given"
+        what = f"{given} for {quantity(count, 'output(s)')}: {listed(labels)}"
         raise FolderError(what, where=where)
     settings: dict[str, Any] = {}
     if count:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bothways.core.terminal import counted, listed
+from bothways.core.terminal import listed, quantity
 from bothways.model.families.weight_names import KeyTable, Shape, Spare, Tie
 
 
@@ -74,7 +74,7 @@ class LoadReport:
 def describe_unknown(settings: Mapping[str, Any]) -> str:
     """Return one line about settings that a family is not known to have."""
     pairs = [f"{key} = {value!r:.40}" for key, value in settings.items()]
-    return f"{counted(len(pairs), 'unknown settings')}, not used: {listed(pairs)}"
+    return f"{quantity(len(pairs), 'unknown setting(s)')}, not used: {listed(pairs)}"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from bothways.core.progress import Progress
 from bothways.core.runtime.devices import device_of
 from bothways.core.runtime.tuning import TUNING
 from bothways.core.sequence import Sequence
-from bothways.core.terminal import counted
+from bothways.core.terminal import quantity
 from bothways.data.loader import in_batches
 from bothways.model.model import Model
 from bothways.prediction import prepared_model
@@ -86,12 +86,12 @@ class PredictionCounts:
     def warnings(self) -> list[str]:
         """Sentences for the user: notes on the data, and examples that were not read whole."""
         counts = {
-            "were longer than the model reads, and were cut": self.cut,
-            "have an empty text, and were answered": self.blank,
+            "was|were longer than the model reads, and was|were cut": self.cut,
+            "has|have an empty text, and was|were answered": self.blank,
         }
         return [render(f"note: {note}") for note in self.notes] + [
             "warning: "
-            + counted(count, f"of {self.examples:,} examples ({count / self.examples:.1%}) {what}")
+            + quantity(count, f"of {self.examples:,} examples ({count / self.examples:.1%}) {what}")
             for what, count in counts.items()
             if count
         ]
@@ -104,7 +104,7 @@ def counting(reading: Reading[Any], progress: Progress, stage: str) -> Predictio
     # `share` is that of the examples read, which are up to a window ahead of those done.
     counts.on_count = lambda count: progress.advance(
         count if share is None else share() * count / counts.examples,
-        counted(round(count), "examples"),
+        quantity(round(count), "example(s)"),
     )
     return counts
 

@@ -23,7 +23,7 @@ from bothways.core.config.tree import Tree, parse_overrides, rename
 from bothways.core.errors import ConfigError, DataError, FolderError
 from bothways.core.finding import report_findings
 from bothways.core.runtime.devices import choose_device
-from bothways.core.terminal import counted, listed
+from bothways.core.terminal import listed, quantity
 from bothways.data.given_rows import Given, given_rows, is_example, plain_value
 from bothways.data.tables import TableRow
 from bothways.hub import sentence_transformers
@@ -417,7 +417,7 @@ class Predictor:
         items = [inputs] if _is_one(inputs) else [*given_rows(inputs, "inputs")]
         values = [answers] if _is_one(inputs) else [*given_rows(answers, "answers")]
         if len(items) != len(values):
-            what = f"there are {counted(len(values), 'answers')} for {len(items):,} inputs"
+            what = f"there are {quantity(len(values), 'answer(s)')} for {len(items):,} inputs"
             raise DataError(what, where="answers", fix="Give one for each input.")
         return [
             self.learner.task.answered(read_input(self.learner, item, number), plain_value(value))
@@ -636,7 +636,7 @@ def _check_heads(task: AnyTask, loaded: LoadedModel) -> None:
         what = f"its label head is for {loaded.problem}, not for {task.problem}"
         raise FolderError(what, where=loaded.folder, fix=_CHOOSE_OTHER)
     if isinstance(task, RegressionTask | RerankingTask) and len(loaded.labels) > 1:
-        outputs = f"{counted(len(loaded.labels), 'outputs')} ({listed(loaded.labels)})"
+        outputs = f"{quantity(len(loaded.labels), 'output(s)')} ({listed(loaded.labels)})"
         what = f"its label head has {outputs}, and {name} has one"
         raise FolderError(what, where=loaded.folder, fix=_CHOOSE_OTHER)
     if "labels" in needed:

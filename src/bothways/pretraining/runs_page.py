@@ -14,7 +14,7 @@ from bothways.core.config.tree import flatten
 from bothways.core.errors import CheckpointError, ConfigError
 from bothways.core.report import sections as s
 from bothways.core.report.html import write_html
-from bothways.core.terminal import counted
+from bothways.core.terminal import quantity
 from bothways.pretraining.run_page import Records, metric_line, read_records
 
 NOT_SET = "–"
@@ -44,7 +44,7 @@ def compare_runs(folders: Many[Path], file: Path) -> None:
     }
     report = s.Report(
         "Runs: " + ", ".join(names),
-        counted(len(names), "runs"),
+        quantity(len(names), "run(s)"),
         "Curves over the tokens read.",
         (
             s.TableSection("Speed", _SPEED, [_speed(name, records[name]) for name in names]),

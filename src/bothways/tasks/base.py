@@ -31,7 +31,7 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.core.finding import Finding, places
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
-from bothways.core.terminal import counted
+from bothways.core.terminal import quantity
 from bothways.core.training_module import TrainingModule
 from bothways.data.tables import Table, TableRow
 from bothways.model.heads import Head
@@ -454,7 +454,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def unknown_label(what: str, label: str, labels: Many[str], where: str) -> DataError:
     """Return the error for a label (`what` names it) that the model does not have."""
     return DataError(
-        f"{what} is not among the model's {counted(len(labels), 'labels')}"
+        f"{what} is not among the model's {quantity(len(labels), 'label(s)')}"
         + did_you_mean(label, labels),
         where=where,
         fix=f"Give data with the labels of the training data: {places(labels)}.",

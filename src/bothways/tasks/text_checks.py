@@ -9,7 +9,7 @@ from collections.abc import Sequence as Many
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from bothways.core.finding import Check, Finding, places
-from bothways.core.terminal import counted, listed
+from bothways.core.terminal import listed, quantity
 from bothways.tasks.text_encoding import Texts
 from bothways.tasks.text_examples import HOW
 
@@ -42,10 +42,10 @@ def report_rows(
 ) -> list[Finding]:
     """Return a finding with the number and the first places of faulty rows; none without any.
 
-    Example: report_rows("rows", ["a.tsv:3"], "examples have an empty text") →
-    "1 example has an empty text: a.tsv:3".
+    Example: report_rows("rows", ["a.tsv:3"], "row(s) is|are empty") →
+    "1 row is empty: a.tsv:3".
     """
-    what = f"{counted(len(where), fault)}: {places(where)}"
+    what = f"{quantity(len(where), fault)}: {places(where)}"
     return [Finding(check, severity, what, fix=fix)] if where else []
 
 
@@ -58,8 +58,10 @@ def check_texts(examples: Many[Texts]) -> list[Finding]:
     ]
     wrong = [e.where for e in examples if e.text.strip() in _ERRORS or e.text_b in _ERRORS]
     return [
-        *report_rows("rows", empty, "examples have an empty text", COMPLETE),
-        *report_rows("rows", wrong, "texts have an error of a spreadsheet", COMPLETE, "warning"),
+        *report_rows("rows", empty, "example(s) has|have an empty text", COMPLETE),
+        *report_rows(
+            "rows", wrong, "text(s) has|have an error of a spreadsheet", COMPLETE, "warning"
+        ),
     ]
 
 
@@ -75,7 +77,7 @@ def check_answered(unlabelled: Many[str], total: int, marks: Collection[str] = (
         what = "no example has a label: its column is empty, or its name is not known"
         return [Finding("labels", "error", what, fix=HOW)]
     named = f", or {listed(map(repr, sorted(marks)))}" if marks else ""
-    fault = f"examples have no label (empty, null or NaN{named})"
+    fault = f"example(s) has|have no label (empty, null or NaN{named})"
     fix = "Label these rows or remove them."
     if marks:
         fix += " A mark that is a class needs another name."
@@ -136,7 +138,7 @@ def check_known(
     seen = {label for label, _ in held_out}
     unknown = [f"{where} ({label!r})" for label, where in held_out if label not in train]
     fix = f"The labels of the training data are {places(train)}."
-    fault = "labels of dev examples have no training example"
+    fault = "label(s) of dev examples has|have no training example"
     findings = check_case(train) + report_rows("labels", unknown, fault, fix)
     absent = [label for label in train if held_out and label not in seen]
     if absent:
@@ -184,6 +186,6 @@ def check_overlap(
     """
     known = {key(example) for example in train}
     shared = [example.where for example in dev if key(example) in known]
-    fault = f"of {len(dev)} dev {kind} are also in the training data"
+    fault = f"of {len(dev)} dev {kind} is|are also in the training data"
     fix = "Remove them from one of the two: they make the metrics too good."
     return report_rows("overlap", shared, fault, fix, "warning")

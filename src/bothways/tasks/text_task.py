@@ -16,7 +16,7 @@ from bothways.core.batch import Batch
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import DataError
 from bothways.core.targets import LabelTargets
-from bothways.core.terminal import counted
+from bothways.core.terminal import quantity
 from bothways.tasks import text_examples
 from bothways.tasks.base import E, Output, P, Reading, Row, Scale, Task, TaskModel
 from bothways.tasks.columns import Column, choose_columns, label_of
@@ -129,7 +129,9 @@ class LongTextTask(TextTask[P]):
         trained = self.columns
         count = 1 if trained.text_b is None else 2
         if trained.text is not None and len(texts) in {1, 2} - {count}:
-            what = f"has {counted(len(texts), 'texts')}, and the model was trained on {count} each"
+            what = (
+                f"has {quantity(len(texts), 'text(s)')}, and the model was trained on {count} each"
+            )
             fix = "Give several texts as a list, and the two texts of one example as a tuple."
             raise DataError(what, where=where, fix=fix)
         return super().from_texts(texts, where=where)

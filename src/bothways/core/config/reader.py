@@ -35,7 +35,7 @@ from bothways.core.config.tree import (
     parse_overrides,
 )
 from bothways.core.errors import ConfigError
-from bothways.core.terminal import counted
+from bothways.core.terminal import quantity
 
 C = TypeVar("C")
 
@@ -352,7 +352,7 @@ def _items(
     count = max([len(base), *(int(key) + 1 for key in given if key.isdecimal())])
     for key in given:
         if not key.isdecimal() or not all(str(n) in given for n in range(len(base), count)):
-            message = f"the list has {counted(len(base), 'items')}, counted from 0"
+            message = f"the list has {quantity(len(base), 'item(s)')}, counted from 0"
             fix = f"Change one of them, or add {len(base)} and those that follow."
             raise ConfigError(message, where=join_path(where, key), fix=fix)
     old = [*base, *(None for _ in range(len(base), count))]

@@ -26,7 +26,7 @@ from torch import nn
 from bothways.core.errors import ConfigError, ResourceError
 from bothways.core.runtime.allocator import give_back
 from bothways.core.runtime.limits import group_memory, read_system_file, usable_cores
-from bothways.core.terminal import counted
+from bothways.core.terminal import quantity
 
 Precision = Literal["auto", "fp32", "bf16"]
 """The type of matrix products; "auto" is bf16 if the hardware has it, else fp32."""
@@ -53,7 +53,7 @@ def choose_device(name: str = "auto") -> torch.device:
         message = f"{name!r} is not supported: the device must be auto, cpu, cuda or cuda:N"
         raise ConfigError(message, where="device")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        found = counted(torch.cuda.device_count(), "CUDA devices")
+        found = quantity(torch.cuda.device_count(), "CUDA device(s)")
         message = f"there is no {name!r}: torch sees {found}"
         fix = "Set the device to auto, which takes a GPU if there is one."
         raise ResourceError(message, where="device", fix=fix)

@@ -13,7 +13,7 @@ from bothways.core.atomic_files import make_folder, replace_file
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
-from bothways.core.terminal import counted
+from bothways.core.terminal import quantity
 from bothways.core.urls import local_path
 from bothways.data.batching import ExampleBudget
 from bothways.data.text_io import COMPRESSED
@@ -74,7 +74,7 @@ class Request:
         """
         result = [*self.overrides]
         if seeds is not None and self.seeds not in (None, seeds):
-            result.append(f"{counted(self.seeds, 'runs')} per setting instead of {seeds}")
+            result.append(f"{quantity(self.seeds, 'run(s)')} per setting instead of {seeds}")
         if self.limit is not None:
             result.append(f"only the first {self.limit:,} training examples")
         if self.grid == "electra":

@@ -19,7 +19,7 @@ import bothways
 from bothways.core.atomic_files import replace_text
 from bothways.core.report import sections as s
 from bothways.core.runtime.devices import choose_device
-from bothways.core.terminal import counted, time_text
+from bothways.core.terminal import quantity, time_text
 from bothways.lab.paper.pretraining_runs import SCALES, RowOutcome, TableRequest, base_settings
 from bothways.lab.paper.pretraining_tables import COLUMNS
 from bothways.pretraining.run_page import BASELINES, POINTS, read_records
@@ -136,7 +136,7 @@ def table_report(request: TableRequest, rows: Many[RowOutcome], *, device: str) 
     most = "all" if limit is None else f"at most {limit:,}"
     lead = (
         f"{len(cells)} of {len(request.plan.cells)} pre-training runs, {base.training.until} each, "
-        f"on {', '.join(request.text)}; fine-tuned with {counted(seeds, 'seeds')} on {most} "
+        f"on {', '.join(request.text)}; fine-tuned with {quantity(seeds, 'seed(s)')} on {most} "
         "examples."
     )
     parts: list[s.Section] = [*_comparison(request, rows)]

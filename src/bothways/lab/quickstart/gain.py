@@ -26,7 +26,7 @@ import torch
 from bothways.core.config import reader as configs
 from bothways.core.errors import ResourceError, os_errors
 from bothways.core.progress import SILENT, Part, Progress
-from bothways.core.terminal import counted, time_text
+from bothways.core.terminal import quantity, time_text
 from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.full_sentences import FullSentences
@@ -292,7 +292,7 @@ def _plan(
     tokens = round(seconds * rate, -4) if seconds * rate > 1e4 else seconds * rate
     message = (
         f"pre-training a BERT of {shape.depth} layers × {shape.width} on about {tokens:,.0f} "
-        f"tokens at {rate:,.0f} tokens/s with {counted(pace.threads, 'threads')}: "
+        f"tokens at {rate:,.0f} tokens/s with {quantity(pace.threads, 'thread(s)')}: "
         f"{time_text(seconds)}, then {time_text(fine_tuning)} of fine-tuning"
     )
     if tokens < shape.tokens:

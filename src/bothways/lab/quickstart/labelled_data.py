@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bothways.core.errors import DataError
 from bothways.core.keyed_rng import rng
-from bothways.core.terminal import counted
+from bothways.core.terminal import quantity
 from bothways.data.documents import Document, read_documents
 from bothways.data.sentences import detect_language
 from bothways.lab.quickstart.installed_docs import installed_documentation
@@ -30,9 +30,8 @@ def gather_documents(files: Sequence[str] | None, words: int) -> list[Document]:
     """
     documents = list(read_documents(files) if files else installed_documentation(max_words=words))
     if len(documents) < 10:
-        message = (
-            f"{counted(len(documents), 'documents are')} too few to train on and to hold some out"
-        )
+        count = quantity(len(documents), "document(s) is|are")
+        message = f"{count} too few to train on and to hold some out"
         fix = "Give at least ten documents; in a .txt file, blank lines separate documents."
         raise DataError(message, where=", ".join(files or ["installed documentation"]), fix=fix)
     return documents

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.core.report import sections as s
-from bothways.core.terminal import counted
+from bothways.core.terminal import quantity
 from bothways.prediction.analysis.base import GUESSES, SURE, TaskAnalysis, clip_text, reliability
 from bothways.prediction.analysis.calibration import Calibration
 from bothways.tasks.base import Metrics
@@ -117,7 +117,7 @@ def _curves(found: Many[tuple[Places, int]]) -> list[s.Section]:
     lines = [
         s.Line(name, down_to.tolist(), (sums / len(known)).tolist()) for name, sums in named.items()
     ]
-    note = f"Means over {counted(len(known), 'queries that have')} a relevant document."
+    note = f"Means over {quantity(len(known), 'query|queries that has|have')} a relevant document."
     title = "What the first places hold"
     return [s.Curves(title, "down to this place", "share", lines, percent=True, note=note)]
 

@@ -18,7 +18,7 @@ from bothways.core.config.tree import flatten
 from bothways.core.report import sections as s
 from bothways.core.report.html import write_html
 from bothways.core.runtime.devices import Precision, device_of, has_bf16
-from bothways.core.terminal import counted
+from bothways.core.terminal import quantity
 from bothways.prediction.analysis.registry import analysis_of
 from bothways.prediction.analysis.slices import Traits
 from bothways.prediction.engine import (
@@ -183,7 +183,8 @@ def analysis_report(
     computed = f", computed in {precision}" if precision != "fp32" else ""
     return s.Report(
         f"{model} on {data}",
-        f"{headline} on {counted(analysis.examples, 'examples')}" + (f" ({note})" if note else ""),
+        f"{headline} on {quantity(analysis.examples, 'example(s)')}"
+        + (f" ({note})" if note else ""),
         f"What a model for the task {name} does well and badly, example by example{computed}.",
         (
             s.KeyFigures(figures),

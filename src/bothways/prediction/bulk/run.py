@@ -22,7 +22,7 @@ from bothways.core.folder_lock import discard_begun, lock_folder
 from bothways.core.jobs.workers import LocalWorkers, RayWorkers, Workers, map_jobs
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.limits import usable_cores
-from bothways.core.terminal import counted
+from bothways.core.terminal import quantity
 from bothways.data.documents import check_origin
 from bothways.data.hub_rows import HUB
 from bothways.data.text_io import file_at
@@ -273,7 +273,7 @@ class _BulkRun:
         """Report a part of which a share is done."""
         done = self.done + share * job.share * self._bytes(job.file)
         rows = round(self.result.rows + share * len(job.rows))
-        self.progress.advance(done, counted(rows, "rows"))
+        self.progress.advance(done, quantity(rows, "row(s)"))
 
     def take(self, result: PartResult | PartFailure) -> None:
         """Write a part; raise the error of one that failed."""
@@ -282,7 +282,7 @@ class _BulkRun:
         self.folder.write(result)
         self.result.add_result(result)
         self.done += result.share * self._bytes(result.file)
-        self.progress.advance(self.done, counted(self.result.rows, "rows"))
+        self.progress.advance(self.done, quantity(self.result.rows, "row(s)"))
         self._open[result.file] -= 1
         self._close(result.file)
 

@@ -27,13 +27,16 @@ def _check_endings(examples: Many[ChoiceExample]) -> list[Finding]:
     double = [e.where for e in examples if len({*e.endings}) < len(e.endings)]
     return [
         *text_checks.report_rows(
-            "rows", few, "examples have fewer than two endings", text_checks.COMPLETE
+            "rows", few, "example(s) has|have fewer than two endings", text_checks.COMPLETE
         ),
         *text_checks.report_rows(
-            "rows", empty, "examples have an empty context or ending", text_checks.COMPLETE
+            "rows",
+            empty,
+            "example(s) has|have an empty context or ending",
+            text_checks.COMPLETE,
         ),
         *text_checks.report_rows(
-            "rows", double, "examples have the same ending twice", severity="warning"
+            "rows", double, "example(s) has|have the same ending twice", severity="warning"
         ),
     ]
 
@@ -47,7 +50,7 @@ def _check_labels(examples: Many[ChoiceExample]) -> list[Finding]:
     fix = "A label is the place of the right ending, counted from 0."
     return [
         *text_checks.check_answered([e.where for e in examples if e.label is None], len(examples)),
-        *text_checks.report_rows("labels", outside, "labels are out of range", fix),
+        *text_checks.report_rows("labels", outside, "label(s) is|are out of range", fix),
     ]
 
 

@@ -35,16 +35,16 @@ def _check_rows(train: Many[Question], dev: Many[Question]) -> list[Finding]:
         counts = Counter(example.id for example in some)
         twice += [example.where for example in some if counts[example.id] > 1]
     faults = {
-        "have an empty question": [e.where for e in every if not e.question.strip()],
-        "have an empty context": [e.where for e in every if not e.context.strip()],
-        "share their id with others": twice,
-        "have no answer and are not marked as impossible": [
+        "has|have an empty question": [e.where for e in every if not e.question.strip()],
+        "has|have an empty context": [e.where for e in every if not e.context.strip()],
+        "shares|share their id with others": twice,
+        "has|have no answer and is|are not marked as impossible": [
             e.where for e in every if not e.annotated
         ],
     }
     fix = "Fix these questions or remove them."
     rows = (
-        report_rows("rows", where, f"questions {fault}", fix) for fault, where in faults.items()
+        report_rows("rows", where, f"question(s) {fault}", fix) for fault, where in faults.items()
     )
     return [finding for found in rows for finding in found]
 
@@ -71,7 +71,8 @@ def _check_places(train: Many[Question], unfound: Literal["skip", "error"]) -> l
         )
         severity: Literal["error", "warning"] = "warning" if skipped else "error"
         findings.append(Finding("labels", severity, what, fix=None if skipped else fix))
-    fault = "training answers do not begin at the given character; the nearest occurrence is used"
+    fault = "training answer(s) does|do not begin at the given character; "
+    fault += "the nearest occurrence is used"
     return findings + report_rows("labels", moved, fault, severity="note")
 
 
@@ -83,7 +84,7 @@ def _check_reachable(dev: Many[Question]) -> list[Finding]:
         if example.answers
         and not any(text.strip() in example.context for text, _ in example.answers)
     ]
-    fault = f"of {len(dev)} dev questions have no answer in their context, but count"
+    fault = f"of {len(dev)} dev questions has|have no answer in their context, but count"
     return report_rows("labels", lost, fault, severity="warning")
 
 

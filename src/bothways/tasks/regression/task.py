@@ -190,9 +190,9 @@ def _check_scores(train: Many[TextExample], dev: Many[TextExample]) -> list[Find
     ]
     large = [e.where for e in (*train, *dev) if abs(_any_number(e.label)) > LARGEST]
     fix = f"Fix these rows, name another label column, or set {argument(task='classify')}."
-    findings = text_checks.report_rows("labels", wrong, "labels are not numbers", fix)
+    findings = text_checks.report_rows("labels", wrong, "label(s) is|are not numbers", fix)
     findings += text_checks.report_rows(
-        "labels", large, f"labels are {_TOO_LARGE}", "Scale the scores."
+        "labels", large, f"label(s) is|are {_TOO_LARGE}", "Scale the scores."
     )
     for name, examples in (("training", train), ("dev", dev)):
         scores = _numbers(examples)

@@ -17,7 +17,7 @@ from typing import Any
 from bothways.core.advice import argument
 from bothways.core.errors import DataError
 from bothways.core.finding import Finding
-from bothways.core.terminal import counted
+from bothways.core.terminal import quantity
 from bothways.data.tables import TableRow
 from bothways.tasks.base import Row
 from bothways.tasks.columns import Column, cell_of, describe_columns, is_absent, text_of
@@ -121,7 +121,7 @@ def _labels(row: Row, column: str, documents: int, where: str) -> tuple[float, .
     if all(is_absent(item) or item == "" for item in many):
         return None
     if len(many) != documents:
-        held = f"{counted(len(many), 'labels')} for {counted(documents, 'documents')}"
+        held = f"{quantity(len(many), 'label(s)')} for {quantity(documents, 'document(s)')}"
         what = f"column {column!r} holds {held}"
         raise DataError(what, where=where, fix="Give each document one label.")
     return tuple(_label(item, column, where) for item in many)
@@ -184,10 +184,10 @@ def check_rankings(train: Many[RankExample], dev: Many[RankExample]) -> list[Fin
     high = [e.where for e in train if any(label > 1 for label in e.labels or ())]
     fix = "Divide them by the highest grade; dev data may keep its grades."
     return [
-        *report_rows("rows", without, "examples have no document", COMPLETE),
-        *report_rows("rows", empty, "examples have an empty query or document", COMPLETE),
+        *report_rows("rows", without, "example(s) has|have no document", COMPLETE),
+        *report_rows("rows", empty, "example(s) has|have an empty query or document", COMPLETE),
         *check_answered([e.where for e in every if e.labels is None], len(every)),
-        *report_rows("labels", high, "training examples have labels above 1", fix),
+        *report_rows("labels", high, "training example(s) has|have labels above 1", fix),
         *_check_queries(train),
         *_check_queries(dev),
         *_check_balance(train, dev),
@@ -202,7 +202,7 @@ def _check_queries(examples: Many[RankExample]) -> list[Finding]:
         if example.query in seen:
             again.append(example.where)
         seen.add(example.query)
-    fault = "examples have the query of an earlier one, and are ranked by themselves"
+    fault = "example(s) has|have the query of an earlier one, and is|are ranked by themselves"
     return report_rows("rows", again, fault, "Sort the rows by query.", "warning")
 
 
@@ -215,5 +215,5 @@ def _check_balance(train: Many[RankExample], dev: Many[RankExample]) -> list[Fin
         findings.append(Finding("balance", "error", what, fix=fix))
     relevant = {e.query for e in dev if any(label > 0 for label in e.labels or ())}
     without = list({e.query: e.where for e in dev if e.query not in relevant}.values())
-    fault = "dev queries have no relevant document, and count 0 in each metric"
+    fault = "dev query|queries has|have no relevant document, and count 0 in each metric"
     return findings + report_rows("balance", without, fault, severity="warning")

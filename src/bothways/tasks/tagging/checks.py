@@ -69,14 +69,17 @@ def _check_rows(examples: Many[TagExample]) -> list[Finding]:
         for place, word in enumerate(example.words)
         if not word.strip()
     ]
-    fix, fault = "Tag all of their words or remove them.", "words are empty or white space, and "
+    fix, fault = (
+        "Tag all of their words or remove them.",
+        "word(s) is|are empty or white space, and ",
+    )
     counts = [
         example.where
         for example in examples
         if len(example.words) > 1
         and example.words in (_numbers(0, example.words), _numbers(1, example.words))
     ]
-    counting = "sentences have the numbers of their words as words"
+    counting = "sentence(s) has|have the numbers of their words as words"
     few = 2 * len(counts) < len([example for example in examples if len(example.words) > 1])
     lone = [example.where for example in examples if len(example.words) == 1]
     lone = lone if 10 < len(examples) < 1.1 * len(lone) else []
@@ -86,20 +89,24 @@ def _check_rows(examples: Many[TagExample]) -> list[Finding]:
     positions = positions if 2 * len(positions) > len(examples) else []
     return [
         *report_rows(
-            "rows", lone, "sentences have a single word", "Join the words of each.", "warning"
+            "rows",
+            lone,
+            "sentence(s) has|have a single word",
+            "Join the words of each.",
+            "warning",
         ),
         *report_rows(
             "rows",
             positions,
-            "sentences have a digit after each character, as in Weibo's data, unlike texts",
+            "sentence(s) has|have a digit after each character, as in Weibo's data, unlike texts",
             "Remove the digits.",
             "warning",
         ),
         *report_rows(
             "rows", [] if few else counts, counting, "Name the column of words.", "warning"
         ),
-        *report_rows("rows", empty, "sentences have no word", "Remove them."),
-        *report_rows("labels", bare, "sentences have words without a tag", fix),
+        *report_rows("rows", empty, "sentence(s) has|have no word", "Remove them."),
+        *report_rows("labels", bare, "sentence(s) has|have words without a tag", fix),
         *report_rows("rows", white, f"{fault}read as unknown", severity="warning"),
     ]
 
@@ -178,7 +185,7 @@ def _check_flaws(examples: Many[TagExample], scheme: schemes.Spelling, name: str
         if example.tags
         for place in schemes.flaws(example.tags, scheme)
     ]
-    fault = f"tags of the {name} data break the rules of {scheme.upper()}"
+    fault = f"tag(s) of the {name} data breaks|break the rules of {scheme.upper()}"
     fix = "They are read as by conlleval: a tag that continues nothing begins an entity."
     return report_rows("labels", broken, fault, fix, "warning")
 

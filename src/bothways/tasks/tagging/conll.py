@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 
 from bothways.core.advice import argument
 from bothways.core.errors import DataError
-from bothways.core.terminal import counted, listed
+from bothways.core.terminal import listed, quantity
 from bothways.tasks.tagging.schemes import OUTSIDE, tag_part
 
 DOCSTART = "-DOCSTART-"
@@ -471,7 +471,7 @@ def _fields(line: str) -> list[str]:
 def _chosen(fields: list[str], layout: ColumnLayout, where: str) -> tuple[str, str | None]:
     """Return the word and the field of its tag."""
     word, tag, count = layout.word, layout.tag, len(fields)
-    shown = f"has {counted(count, 'columns')} ({' | '.join(fields)[:60]})"
+    shown = f"has {quantity(count, 'column(s)')} ({' | '.join(fields)[:60]})"
     if layout.fixed and count != layout.width and count > 1:
         numbers = argument(text="0", label="1")
         fix = f"Give all lines the same columns, or name two by number: {numbers}."

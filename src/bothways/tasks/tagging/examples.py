@@ -18,7 +18,7 @@ from typing import Any
 
 from bothways.core.advice import argument
 from bothways.core.errors import DataError
-from bothways.core.terminal import counted
+from bothways.core.terminal import quantity
 from bothways.core.urls import local_path
 from bothways.data import text_io
 from bothways.data.hub_rows import HUB
@@ -64,7 +64,8 @@ class TagExample:
 
     def __post_init__(self) -> None:
         if self.tags is not None and len(self.tags) != len(self.words):
-            what = f"has {counted(len(self.words), 'words')} and {counted(len(self.tags), 'tags')}"
+            words, tags = quantity(len(self.words), "word(s)"), quantity(len(self.tags), "tag(s)")
+            what = f"has {words} and {tags}"
             raise DataError(what, where=self.where, fix="Give each word one tag.")
 
     @property

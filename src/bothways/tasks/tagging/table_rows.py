@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from bothways.core.advice import argument
 from bothways.core.errors import DataError
-from bothways.core.terminal import counted
+from bothways.core.terminal import quantity
 from bothways.data.tables import RowError, TableRow
 from bothways.tasks.base import Row
 from bothways.tasks.columns import (
@@ -191,7 +191,7 @@ def _from_label_studio(data: Mapping[str, Any], done: list[Any], where: str) -> 
     texts = [name for name, value in data.items() if isinstance(value, str)]
     name = "text" if "text" in texts else texts[0] if len(texts) == 1 else None
     if name is None:
-        what = f"has {counted(len(texts), 'texts')} in its data ({', '.join(texts) or 'none'})"
+        what = f"has {quantity(len(texts), 'text(s)')} in its data ({', '.join(texts) or 'none'})"
         raise DataError(what, where=where, fix='Call the text "text".')
     results = [
         [item["value"] for item in each.get("result", ()) if "labels" in item.get("value", {})]
@@ -214,7 +214,7 @@ def _without_skipped(rows: Iterator[TableRow], notes: list[str]) -> Iterator[Tab
             continue
         skipped[reason] += 1
         notes[:] = [
-            f"{counted(count, 'rows are')} left out: {why}" for why, count in skipped.items()
+            f"{quantity(count, 'row(s) is|are')} left out: {why}" for why, count in skipped.items()
         ]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from bothways.core.finding import Finding
 from bothways.core.sequence import Sequence
-from bothways.core.terminal import counted
+from bothways.core.terminal import quantity
 from bothways.model.config import EncoderConfig
 from bothways.text.tokenizer import Tokenizer
 
@@ -74,10 +74,10 @@ def check_inputs(
     if cut:
         lost = sum(item.cut for item in cut) / sum(item.tokens for item in inputs)
         fault = (
-            f"of {len(inputs):,} examples ({len(cut) / len(inputs):.1%}) are longer than "
-            f"{length:,} tokens and are cut"
+            f"of {len(inputs):,} examples ({len(cut) / len(inputs):.1%}) is|are longer than "
+            f"{length:,} tokens and is|are cut"
         )
-        what = f"{counted(len(cut), fault)}: {lost:.1%} of all tokens are not read"
+        what = f"{quantity(len(cut), fault)}: {lost:.1%} of all tokens are not read"
         needed = needed_length(inputs)
         if needed <= length:  # which holds nearly all: the rest asks for more
             needed = needed_length(inputs, 1.0)
