@@ -299,6 +299,19 @@ class Server(uvicorn.Server):
         self.opened()
         await super().startup(sockets)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop; once forced, abort connections: since Python 3.12 asyncio waits for them."""
+
+        async def abort_connections() -> None:
+            while not self.force_exit:
+                await asyncio.sleep(0.05)
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+
+        forced = asyncio.create_task(abort_connections())
+        await super().shutdown(sockets)
+        forced.cancel()
+
     async def on_tick(self, counter: int) -> bool:
         """Return whether to stop."""
         self.fault = self.app.batcher.fault(math.inf)
