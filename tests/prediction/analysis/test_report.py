@@ -24,16 +24,11 @@ from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.prediction.analysis import report as survey
-from bothways.prediction.analysis.base import SURE
+from bothways.prediction.analysis.base import MAX_CLASSES, SURE, class_table, confusion_sections
 from bothways.prediction.analysis.calibration import Calibration
-from bothways.prediction.analysis.classes import (
-    MOST,
-    ClassAnalysis,
-    class_table,
-    confusion_sections,
-)
-from bothways.prediction.analysis.report import KEPT, Worst, analyse, write_report
+from bothways.prediction.analysis.report import SHOWN, Worst, analyse, write_report
 from bothways.prediction.analysis.slices import Traits, overlap
+from bothways.prediction.analysis.texts import ClassAnalysis
 from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.tasks.base import EncodedExample
@@ -148,7 +143,7 @@ def test_slices_hold_what_they_say(opened: Predictor) -> None:
 def test_the_hardest_are_those_with_the_greatest_loss(opened: Predictor) -> None:
     found = analyse(opened.learner, EXAMPLES).sections
     pairs = list(predict(opened.learner, EXAMPLES))
-    ordered = sorted(pairs, key=lambda pair: pair[1].probabilities[pair[0].label])[:KEPT]
+    ordered = sorted(pairs, key=lambda pair: pair[1].probabilities[pair[0].label])[:SHOWN]
     shown = find(found, s.ExampleSection, "The hardest examples").examples
     assert [example.where for example in shown] == [example.where for example, _ in ordered]
     assert shown[0].parts[0] == ordered[0][0].text
@@ -169,7 +164,7 @@ def test_labels_are_doubted_by_how_far_the_model_is_from_them(opened: Predictor)
         "Examples that may be mislabelled",
     ).examples
     assert [example.where for example in shown] == [
-        where for _, where in sorted(doubts, key=lambda pair: pair[0])[:KEPT]
+        where for _, where in sorted(doubts, key=lambda pair: pair[0])[:SHOWN]
     ]
 
 
@@ -188,12 +183,12 @@ def prediction(label: str, **probabilities: float) -> ClassPrediction:
 
 def test_only_a_sure_and_wrong_prediction_casts_doubt_on_a_label() -> None:
     classes = ClassAnalysis(("a", "b"))
-    assert classes.doubt(
+    assert classes.judge(
         TextExample("x", label="b"), prediction("a", a=0.9, b=0.1)
-    ) == pytest.approx(0.8)
-    assert classes.doubt(TextExample("x", label="b"), prediction("a", a=0.7, b=0.3)) is None
-    assert classes.doubt(TextExample("x", label="a"), prediction("a", a=0.9, b=0.1)) is None
-    assert classes.cost(TextExample("x", label="b"), prediction("a", a=1.0, b=0.0)) > 700
+    ).doubt == pytest.approx(0.8)
+    assert classes.judge(TextExample("x", label="b"), prediction("a", a=0.7, b=0.3)).doubt is None
+    assert classes.judge(TextExample("x", label="a"), prediction("a", a=0.9, b=0.1)).doubt is None
+    assert classes.judge(TextExample("x", label="b"), prediction("a", a=1.0, b=0.0)).cost > 700
 
 
 def test_of_many_classes_the_worst_are_shown() -> None:
@@ -205,7 +200,7 @@ def test_of_many_classes_the_worst_are_shown() -> None:
     matrix, pairs = confusion_sections(names, Confusion.of_matrix(counts))
     assert isinstance(matrix, s.ConfusionMatrix)
     assert isinstance(pairs, s.TableSection)
-    assert len(matrix.labels) == MOST
+    assert len(matrix.labels) == MAX_CLASSES
     assert {names[place] for place in (3, 40, 50, 60, 61)} <= {*matrix.labels}
     at = [*matrix.labels].index
     assert matrix.counts[at("class 40")][at("class 50")] == 8
@@ -224,19 +219,21 @@ def test_of_many_classes_the_worst_are_shown() -> None:
 
 
 def test_few_classes_are_all_shown() -> None:
-    counts = np.random.default_rng().integers(0, 9, (MOST, MOST))
-    (matrix,) = confusion_sections([str(n) for n in range(MOST)], Confusion.of_matrix(counts))
+    counts = np.random.default_rng().integers(0, 9, (MAX_CLASSES, MAX_CLASSES))
+    (matrix,) = confusion_sections(
+        [str(n) for n in range(MAX_CLASSES)], Confusion.of_matrix(counts)
+    )
     assert isinstance(matrix, s.ConfusionMatrix)
     assert matrix.counts == counts.tolist()
 
 
-def test_the_headline_has_the_best_constant_answer(opened: Predictor) -> None:
+def test_headline_has_the_majority_baseline(opened: Predictor) -> None:
     analysis = analyse(opened.learner, EXAMPLES)
     labels = [example.label for example in EXAMPLES]
     share = max(labels.count("neg"), labels.count("pos")) / len(labels)
     assert analysis.baseline["accuracy"] == pytest.approx(share)
     report = survey.analysis_report(opened.learner, analysis, "m", "d")
-    constant = f"best constant answer: {s.readable_number(share)}"
+    constant = f"majority baseline: {s.readable_number(share)}"
     assert f"({constant})" in report.headline
     figures = report.sections[0]
     assert isinstance(figures, s.KeyFigures)
@@ -253,7 +250,7 @@ def test_unknown_tokens_are_counted_by_their_share() -> None:
             EncodedExample((Sequence(ids, ids.astype(np.int8)),), 100, 0), ("x",), 7, 0.5, 1.0
         )
     parts = {
-        part.name: part.chosen.nonzero()[0].tolist()
+        part.name: part.members.nonzero()[0].tolist()
         for part in traits.slices()
         if part.by == "unknown tokens"
     }
@@ -272,9 +269,9 @@ def test_quartiles_hold_each_example_once(lengths: list[int]) -> None:
     if len(set(lengths)) == 1:
         assert parts == []
     else:
-        assert (sum(part.chosen.astype(int) for part in parts) == 1).all()
+        assert (sum(part.members.astype(int) for part in parts) == 1).all()
     if len(lengths) == 40:
-        assert [part.chosen.sum() for part in parts] == [10, 10, 10, 10]
+        assert [part.members.sum() for part in parts] == [10, 10, 10, 10]
         assert parts[1].name == "10 to 19 tokens"
 
 
@@ -295,7 +292,7 @@ def test_pairs_are_parted_by_the_words_that_they_share() -> None:
     for texts in (("a", "b"), ("a b c", "c d"), ("a b", "b a"), ("a",), ("a b c", "b c")):
         traits.add(EncodedExample((Sequence(ids, ids.astype(np.int8)),), 4, 0), texts, 7, 0.5, 1.0)
     parts = [part for part in traits.slices() if part.by == "words that a pair shares"]
-    assert [(part.name, part.chosen.nonzero()[0].tolist()) for part in parts] == [
+    assert [(part.name, part.members.nonzero()[0].tolist()) for part in parts] == [
         ("0% to 25% (exclusive)", [0]), ("25% to 50% (exclusive)", [1]), ("50% to 75% (exclusive)", [4]), ("75% to 100%", [2]),
     ]  # fmt: skip
 

@@ -22,16 +22,18 @@ from bothways.model.config import EncoderConfig
 from bothways.model.heads import PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.prediction.analysis.answers import NONE, AnswerAnalysis, kind_of
-from bothways.prediction.analysis.base import SHOWN, clip_text, guesses, reliability
-from bothways.prediction.analysis.calibration import Calibration
-from bothways.prediction.analysis.choices import ChoiceAnalysis
-from bothways.prediction.analysis.label_sets import LabelSetAnalysis
+from bothways.prediction.analysis.answers import NONE, AnswerAnalysis, classify_answer
+from bothways.prediction.analysis.base import MAX_CHARACTERS, TaskAnalysis, clip, guesses
 from bothways.prediction.analysis.rankings import RankingAnalysis
 from bothways.prediction.analysis.registry import analysis_of
 from bothways.prediction.analysis.report import analyse, write_report
-from bothways.prediction.analysis.scores import DRAWN, ScoreAnalysis
 from bothways.prediction.analysis.tags import OUTCOMES, TagAnalysis, outcomes
+from bothways.prediction.analysis.texts import (
+    POINTS,
+    ChoiceAnalysis,
+    LabelSetAnalysis,
+    ScoreAnalysis,
+)
 from bothways.tasks.base import Task, TaskModel
 from bothways.tasks.catalogue import TASKS
 from bothways.tasks.choice.examples import ChoiceExample
@@ -63,10 +65,10 @@ from toy_folder import VOCABULARY, make_examples, make_tokenizer
 
 def test_what_is_said_of_calibration_is_of_predictions_and_not_of_bins() -> None:
     """Eight are right and say 0.9, one is wrong and says 0.5: less sure than they could be, by (8 · 0.1 − 0.5) / 9."""
-    calibration = Calibration()
+    analysis = TaskAnalysis[Any, Any]()
     for confidence, right in [(0.9, True)] * 8 + [(0.5, False)]:
-        calibration.add(confidence, right)
-    curve, details = reliability(calibration)
+        analysis.calibration.add(confidence, right)
+    curve, details = analysis.reliability()
     assert isinstance(curve, s.Curves)
     assert curve.lines[0].x == pytest.approx([0.5, 0.9])
     assert curve.lines[0].y == [0.0, 1.0]
@@ -79,8 +81,8 @@ def test_what_is_said_of_calibration_is_of_predictions_and_not_of_bins() -> None
     (table,) = details.sections
     assert isinstance(table, s.TableSection)
     assert table.rows == [[1, "50.0 %", "0.0 %"], [8, "90.0 %", "100.0 %"]]
-    calibration.add(1.0, False)
-    (curve, _) = reliability(calibration)
+    analysis.calibration.add(1.0, False)
+    (curve, _) = analysis.reliability()
     assert isinstance(curve, s.Curves)
     assert "the model is 7.0 % more confident than right." in curve.note
 
@@ -94,9 +96,9 @@ def test_the_right_answer_is_shown_though_it_is_improbable() -> None:
 
 
 def test_of_a_long_text_the_beginning_is_shown() -> None:
-    text = "".join(chr(97 + at % 26) for at in range(SHOWN))
-    assert clip_text(text) == text
-    assert clip_text(text + "!") == text + " …"
+    text = "".join(chr(97 + at % 26) for at in range(MAX_CHARACTERS))
+    assert clip(text) == text
+    assert clip(text + "!") == text + " …"
 
 
 @pytest.mark.parametrize(
@@ -166,10 +168,10 @@ def test_tags_are_counted_and_shown() -> None:
     assert isinstance(by_tag, s.TableSection)
     assert isinstance(curve, s.Curves)
     assert curve.lines[0].y == pytest.approx([4 / 6])
-    assert tags.cost(example, wrong) == pytest.approx(-np.log([0.025, 0.9, 0.025]).sum())
-    assert tags.doubt(example, wrong) == pytest.approx(0.875)
-    assert tags.doubt(example, right) is None
-    assert tags.doubt(example, tagged(["B-LOC", "O", "O"], 0.6)) is None
+    assert tags.judge(example, wrong).cost == pytest.approx(-np.log([0.025, 0.9, 0.025]).sum())
+    assert tags.judge(example, wrong).doubt == pytest.approx(0.875)
+    assert tags.judge(example, right).doubt is None
+    assert tags.judge(example, tagged(["B-LOC", "O", "O"], 0.6)).doubt is None
     shown = tags.show(example, wrong)
     assert shown.parts == [s.Marked("Ada"), " ", "in", " ", s.Marked("Oslo"), " "]
     assert shown.truth == "Ada: B-PER, Oslo: B-LOC"
@@ -236,7 +238,7 @@ UNKNOWN = Question("q", "Who ran?", CONTEXT, (), True)
     ],
 )
 def test_what_becomes_of_questions(question: Question, text: str, kind: str) -> None:
-    assert kind_of(question, answered(text)) == kind
+    assert classify_answer(question, answered(text)) == kind
 
 
 def test_answers_are_counted_and_shown() -> None:
@@ -248,11 +250,11 @@ def test_answers_are_counted_and_shown() -> None:
     assert [row[2:] for row in table.rows] == [[1, "25.0 %"]] * 4 + [[0, "0.0 %"]] * 2
     assert isinstance(curve, s.Curves)
     assert curve.lines[0].y == [0.5]
-    assert answers.cost(KNOWN, answered("Oslo", 0.6)) == pytest.approx(0.6)
-    assert answers.cost(KNOWN, answered("cat sat", 0.6)) == pytest.approx(0.6 * (1 - 2 / 3))
-    assert answers.doubt(KNOWN, answered("Oslo")) == 0.9
-    assert answers.doubt(KNOWN, answered("Oslo", 0.6)) is None
-    assert answers.doubt(KNOWN, answered("cat sat")) is None
+    assert answers.judge(KNOWN, answered("Oslo", 0.6)).cost == pytest.approx(0.6)
+    assert answers.judge(KNOWN, answered("cat sat", 0.6)).cost == pytest.approx(0.6 * (1 - 2 / 3))
+    assert answers.judge(KNOWN, answered("Oslo")).doubt == 0.9
+    assert answers.judge(KNOWN, answered("Oslo", 0.6)).doubt is None
+    assert answers.judge(KNOWN, answered("cat sat")).doubt is None
     shown = answers.show(KNOWN, answered("Oslo"))
     assert "".join(part if isinstance(part, str) else f"[{part.text}]" for part in shown.parts) == (
         "Who sat? ‖ The big cat sat on a mat in [Oslo]."
@@ -284,12 +286,12 @@ def test_of_a_long_context_what_is_near_the_answer_is_shown() -> None:
     shown = AnswerAnalysis().show(question, AnswerPrediction("q", "cat", 300, 303, 0.9, 0.0, ()))
     assert shown.parts[1:] == ["… " + "x" * 200, s.Marked("cat"), "y" * 200 + " …"]
     nowhere = AnswerAnalysis().show(question, AnswerPrediction("q", "", None, None, 0.9, 0.0, ()))
-    assert nowhere.parts[1:] == [clip_text(context)]
+    assert nowhere.parts[1:] == [clip(context)]
 
 
 def test_residuals_are_numpys() -> None:
     rng = np.random.default_rng()
-    truth, predicted = rng.normal(size=DRAWN + 500), rng.normal(size=DRAWN + 500)
+    truth, predicted = rng.normal(size=POINTS + 500), rng.normal(size=POINTS + 500)
     scores = ScoreAnalysis()
     for a, b in zip(truth.tolist(), predicted.tolist(), strict=True):
         scores.add(TextExample("x", label=repr(a)), ScorePrediction(b))
@@ -312,7 +314,7 @@ def test_residuals_are_numpys() -> None:
         abs(left).max(),
     ]
     assert [row[1] for row in table.rows] == pytest.approx(expected)
-    assert scores.cost(TextExample("x", label="2.5"), ScorePrediction(1.0)) == 2.25
+    assert scores.judge(TextExample("x", label="2.5"), ScorePrediction(1.0)).cost == 2.25
     assert (
         "2.5, predicted 1" in scores.show(TextExample("x", "y", "2.5"), ScorePrediction(1.0)).truth
     )
@@ -357,9 +359,9 @@ def test_a_label_set_is_shown_by_what_is_furthest_from_the_truth() -> None:
         MultilabelExample("x", "y", ("b",)),
         MultilabelPrediction(("a", "b"), {"a": 0.9, "b": 0.7}),
     )
-    assert labels.cost(example, prediction) == pytest.approx(-(np.log(0.1) + np.log(0.7)) / 2)
-    assert labels.doubt(example, prediction) == pytest.approx(0.9)
-    assert labels.doubt(example, MultilabelPrediction(("b",), {"a": 0.3, "b": 0.7})) is None
+    assert labels.judge(example, prediction).cost == pytest.approx(-(np.log(0.1) + np.log(0.7)) / 2)
+    assert labels.judge(example, prediction).doubt == pytest.approx(0.9)
+    assert labels.judge(example, MultilabelPrediction(("b",), {"a": 0.3, "b": 0.7})).doubt is None
     assert labels.show(example, prediction).guesses == [
         s.ReportGuess("a", 0.9, False),
         s.ReportGuess("b", 0.7, True),
@@ -383,9 +385,9 @@ def test_choices_are_counted_and_shown() -> None:
     assert isinstance(curve, s.Curves)
     assert curve.lines[0].x == pytest.approx([0.8, 0.85])
     assert curve.lines[0].y == [1.0, 0.0]
-    assert choices.cost(example, wrong) == pytest.approx(-np.log(0.1))
-    assert choices.doubt(example, wrong) == pytest.approx(0.75)
-    assert choices.doubt(example, right) is None
+    assert choices.judge(example, wrong).cost == pytest.approx(-np.log(0.1))
+    assert choices.judge(example, wrong).doubt == pytest.approx(0.75)
+    assert choices.judge(example, right).doubt is None
     shown = choices.show(example, wrong)
     assert (shown.truth, shown.guesses[1]) == ("2. snows", s.ReportGuess("2. snows", 0.1, True))
 
@@ -427,13 +429,13 @@ def test_rankings_are_counted_and_shown() -> None:
     even = [ranked(e.query, list(e.labels), [0.0] * len(e.labels)) for e, _ in (first, tied, none)]
     known = learner.score([*even, ranked("b", [0, 0, 1], [0.0] * 3)], ())
     assert rankings.baseline() == pytest.approx(known)
-    assert rankings.cost(*first) == 0
-    assert rankings.cost(*none) == 0  # no order is better
+    assert rankings.judge(*first).cost == 0
+    assert rankings.judge(*none).cost == 0  # no order is better
     late = ranked("e", [0, 0, 0, 1], [4.0, 3.0, 2.0, 1.0])
-    assert rankings.cost(*late) == pytest.approx(1 - 1 / np.log2(5))
-    assert rankings.doubt(*late) == pytest.approx(1 / (1 + np.exp(-4)) - 1 / (1 + np.exp(-1)))
-    assert rankings.doubt(*first) is None  # the first one is relevant
-    assert rankings.doubt(*ranked("f", [0, 1], [1.0, 0.0])) is None  # not sure
+    assert rankings.judge(*late).cost == pytest.approx(1 - 1 / np.log2(5))
+    assert rankings.judge(*late).doubt == pytest.approx(1 / (1 + np.exp(-4)) - 1 / (1 + np.exp(-1)))
+    assert rankings.judge(*first).doubt is None  # the first one is relevant
+    assert rankings.judge(*ranked("f", [0, 1], [1.0, 0.0])).doubt is None  # not sure
     shown = rankings.show(*late)
     assert shown.truth == "d3 (place 4 of 4)"
     assert [(guess.answer, guess.right) for guess in shown.guesses] == [

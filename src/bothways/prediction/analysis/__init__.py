@@ -1,4 +1,4 @@
-"""Analysis of a model's predictions: what it does well and badly, example by example.
+"""Analysis of a model's predictions: errors, confusions and calibration, example by example.
 
 May import: report, prediction, tasks and everything below.
 """

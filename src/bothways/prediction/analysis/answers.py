@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import Literal
 
 from bothways.core.report import sections as s
-from bothways.prediction.analysis.base import GUESSES, SURE, TaskAnalysis, clip_text, reliability
-from bothways.prediction.analysis.calibration import Calibration
+from bothways.prediction.analysis.base import GUESSES, SURE, Judgement, TaskAnalysis, clip
 from bothways.tasks.base import Metrics
 from bothways.tasks.predictions import AnswerPrediction
 from bothways.tasks.question_answering.examples import Question
-from bothways.tasks.question_answering.metrics import Grade, grade_answer
+from bothways.tasks.question_answering.metrics import grade_answer
 
 QuestionKind = Literal[
     "right",
@@ -35,7 +34,7 @@ AROUND = 200
 """Number of characters of the context that are shown on each side of an answer."""
 
 
-def kind_of(example: Question, prediction: AnswerPrediction) -> QuestionKind:
+def classify_answer(example: Question, prediction: AnswerPrediction) -> QuestionKind:
     """Return the kind of a prediction; the question is annotated."""
     grade = grade_answer(prediction.text, example)
     if not example.answers:
@@ -53,32 +52,28 @@ class AnswerAnalysis(TaskAnalysis[Question, AnswerPrediction]):
     grade_name, cost_name = "F1", "confidence × (1 − F1)"
 
     def __init__(self) -> None:
+        super().__init__()
         self.kinds: Counter[QuestionKind] = Counter()
-        self.calibration = Calibration()
 
     def add(self, example: Question, prediction: AnswerPrediction) -> None:
-        """Count a prediction."""
-        self.kinds[kind_of(example, prediction)] += 1
-        self.calibration.add(prediction.confidence, bool(_grade(example, prediction).exact))
+        self.kinds[classify_answer(example, prediction)] += 1
+        right = bool(grade_answer(prediction.text, example).exact)
+        self.calibration.add(prediction.confidence, right)
 
-    def cost(self, example: Question, prediction: AnswerPrediction) -> float:
-        """Return the confidence in an answer times 1 − F1."""
-        return prediction.confidence * (1 - _grade(example, prediction).f1)
-
-    def doubt(self, example: Question, prediction: AnswerPrediction) -> float | None:
-        """Return the confidence of a sure answer that shares no word with a right one."""
-        sure = prediction.confidence >= SURE and not _grade(example, prediction).f1
-        return prediction.confidence if sure else None
+    def judge(self, example: Question, prediction: AnswerPrediction) -> Judgement:
+        """Doubt the label where a sure answer shares no word with a right one."""
+        f1, confidence = grade_answer(prediction.text, example).f1, prediction.confidence
+        sure = confidence >= SURE and not f1
+        return Judgement(confidence * (1 - f1), confidence if sure else None)
 
     def show(self, example: Question, prediction: AnswerPrediction) -> s.ReportExample:
-        """Return the question, the context around the answer, the right answers and best spans."""
-        right = bool(_grade(example, prediction).exact)
-        given = s.ReportGuess(prediction.text or NONE, prediction.confidence, right)
+        right = bool(grade_answer(prediction.text, example).exact)
+        answer = s.ReportGuess(prediction.text or NONE, prediction.confidence, right)
         others = [
             s.ReportGuess(span.text, span.probability, bool(grade_answer(span.text, example).exact))
             for span in prediction.spans
         ]
-        best = [given, *(guess for guess in others if guess.answer != given.answer)][:GUESSES]
+        best = [answer, *(guess for guess in others if guess.answer != answer.answer)][:GUESSES]
         truth = " / ".join(sorted({text for text, _ in example.answers})) or NONE
         parts = [f"{example.question} ‖ ", *_context(example.context, prediction)]
         return s.ReportExample(parts, truth, best, example.where)
@@ -90,29 +85,23 @@ class AnswerAnalysis(TaskAnalysis[Question, AnswerPrediction]):
         return {"em": share, "f1": share, "f1_best": share} if 0 < share < 1 else {}
 
     def sections(self) -> list[s.Section]:
-        """Return the sections of a report."""
         total = max(1, self.kinds.total())
-        rows: list[Many[s.Cell]] = [
+        rows: list[Sequence[s.Cell]] = [
             [kind, meaning, self.kinds[kind], s.percentage(self.kinds[kind] / total)]
             for kind, meaning in KINDS.items()
         ]
         columns = ["kind", "", "questions", "share"]
-        table = s.TableSection("Answers by kind", columns, rows)
-        return [table, *reliability(self.calibration)]
-
-
-def _grade(example: Question, prediction: AnswerPrediction) -> Grade:
-    return grade_answer(prediction.text, example)
+        return [s.TableSection("Answers by kind", columns, rows), *self.reliability()]
 
 
 def _context(context: str, prediction: AnswerPrediction) -> list[str | s.Marked]:
     """Return the context with the answer marked, clipped to its surroundings."""
-    if prediction.start is None or prediction.end is None:
-        return [clip_text(context)]
-    first, last = max(0, prediction.start - AROUND), prediction.end + AROUND
-    before, after = context[first : prediction.start], context[prediction.end : last]
+    start, end = prediction.start, prediction.end
+    if start is None or end is None:
+        return [clip(context)]
+    begin, stop = max(0, start - AROUND), end + AROUND
     return [
-        ("… " if first else "") + before,
-        s.Marked(context[prediction.start : prediction.end]),
-        after + (" …" if last < len(context) else ""),
+        ("… " if begin else "") + context[begin:start],
+        s.Marked(context[start:end]),
+        context[end:stop] + (" …" if stop < len(context) else ""),
     ]

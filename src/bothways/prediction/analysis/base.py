@@ -1,20 +1,39 @@
-"""The base of the analyses: what is counted in the predictions of one kind of task."""
+"""The base of the analyses, and the sections that several of them have."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Generic
+from typing import ClassVar, Generic, NamedTuple
+
+import numpy as np
 
 from bothways.core.report import sections as s
 from bothways.prediction.analysis.calibration import Calibration
 from bothways.tasks.base import E, Metrics, P
+from bothways.tasks.metrics import Confusion
 
-SHOWN = 600
+MAX_CHARACTERS = 600
 """Number of characters of a text that are shown."""
 GUESSES = 3
 """Number of answers of the model that are shown for an example."""
 SURE = 0.8
-"""Probability of a wrong answer from which the given label may be wrong instead."""
+"""Probability of a wrong answer from which the label may be wrong instead."""
+MAX_CLASSES = 20
+"""Number of classes in a confusion matrix: those with the most errors."""
+CONFUSIONS = 15
+"""Number of confusions in the table of the most frequent ones."""
+
+
+class Judgement(NamedTuple):
+    """A prediction compared with the label.
+
+    Attributes:
+        cost: the loss, or another error where there is none; the worst examples are shown.
+        doubt: how sure the model is that the label is wrong; None if it is not.
+    """
+
+    cost: float
+    doubt: float | None = None
 
 
 class TaskAnalysis(Generic[E, P]):
@@ -22,78 +41,129 @@ class TaskAnalysis(Generic[E, P]):
 
     Class attributes:
         grade_name: the name of the task's mean `grade`; None where its mean is not a share.
-        cost_name: the name of `cost`.
+        cost_name: the name of the cost.
+        calibrated: what the reliability curve counts.
+
+    Attributes:
+        calibration: confidence against accuracy.
     """
 
     grade_name: ClassVar[str | None]
     cost_name: ClassVar[str]
+    calibrated: ClassVar[str] = "predictions"
+
+    def __init__(self) -> None:
+        self.calibration = Calibration()
 
     def add(self, example: E, prediction: P) -> None:
-        """Count an example that has its answer."""
+        """Count a labelled example."""
         raise NotImplementedError
 
-    def cost(self, example: E, prediction: P) -> float:
-        """Return how bad the prediction is: the loss, where there is one. The worst are shown."""
+    def judge(self, example: E, prediction: P) -> Judgement:
+        """Compare a prediction with the label."""
         raise NotImplementedError
-
-    def doubt(self, example: E, prediction: P) -> float | None:
-        """Return how sure the model is that the given answer is wrong; None if it is not."""
-        return None
 
     def show(self, example: E, prediction: P) -> s.ReportExample:
-        """Return the example as it is shown."""
+        """Build the example as it is shown."""
         raise NotImplementedError
 
     def baseline(self) -> Metrics:
-        """Return the metrics of the best constant answer for the examples that were added."""
+        """Compute the metrics of the majority baseline on the examples that were added."""
         return {}
 
     def sections(self) -> list[s.Section]:
-        """Return the sections of a report."""
+        """Build the sections of a report."""
         raise NotImplementedError
 
+    def reliability(self) -> list[s.Section]:
+        """Build the reliability curve with the expected calibration error, and its table.
 
-def clip_text(text: str) -> str:
+        The curve has bins of equally many predictions: with bins of equal width, the predictions
+        of a model that is nearly always sure, or never, would be one point.
+        """
+        groups, bins = self.calibration.groups, self.calibration.bins
+        lines = [
+            s.Line("the model", [p.confidence for p in groups], [p.accuracy for p in groups]),
+            s.Line("perfectly calibrated", [0.0, 1.0], [0.0, 1.0]),
+        ]
+        total = sum(row.examples for row in bins)
+        gap = sum(row.examples * (row.confidence - row.accuracy) for row in bins) / max(1, total)
+        lean = "more" if gap > 0 else "less"
+        note = (
+            "Expected calibration error (15 bins of equal width): "
+            f"{s.percentage(self.calibration.error)}. "
+            f"On average the model is {s.percentage(abs(gap))} {lean} confident than right."
+        )
+        curve = s.Curves(
+            "Confidence against accuracy", "mean probability",
+            f"share of {self.calibrated} that is right", lines, percent=True, note=note,
+        )  # fmt: skip
+        rows: list[Sequence[s.Cell]] = [
+            [row.examples, s.percentage(row.confidence), s.percentage(row.accuracy)] for row in bins
+        ]
+        columns = ["examples", "mean probability", "right"]
+        table = s.TableSection("Calibration by bins", columns, rows)
+        return [curve, s.Details("Calibration by bins", (table,))]
+
+
+def clip(text: str) -> str:
     """Return the beginning of a text that may be long."""
-    return text if len(text) <= SHOWN else text[:SHOWN] + " …"
-
-
-def clip_pair(text: str, text_b: str | None) -> list[str]:
-    """Return a text or two as parts of a shown example."""
-    return [clip_text(text)] + ([] if text_b is None else [" ‖ ", clip_text(text_b)])
+    return text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS] + " …"
 
 
 def guesses(probabilities: Mapping[str, float], truth: str | None) -> list[s.ReportGuess]:
-    """Return the most probable answers, and the right one if it is not among them."""
-    ordered = sorted(probabilities.items(), key=lambda item: -item[1])
-    chosen = [pair for place, pair in enumerate(ordered) if place < GUESSES or pair[0] == truth]
-    return [s.ReportGuess(name, probability, name == truth) for name, probability in chosen]
+    """List the most probable answers, and the right one if it is not among them."""
+    ranked = sorted(probabilities.items(), key=lambda item: -item[1])
+    return [
+        s.ReportGuess(name, probability, name == truth)
+        for rank, (name, probability) in enumerate(ranked)
+        if rank < GUESSES or name == truth
+    ]
 
 
-def reliability(calibration: Calibration, of: str = "predictions") -> list[s.Section]:
-    """Return the reliability curve with the expected calibration error, and its numbers.
+def confusion_sections(labels: Sequence[str], counts: Confusion) -> list[s.Section]:
+    """Build the confusion matrix; of many classes the worst, and the most frequent confusions."""
+    indices, note, tables = range(len(labels)), "", list[s.Section]()
+    if len(labels) > MAX_CLASSES:
+        errors = counts.true + counts.predicted - 2 * counts.right
+        indices = np.sort(np.argsort(-errors, kind="stable")[:MAX_CLASSES]).tolist()
+        note = (
+            f"The {MAX_CLASSES} of {len(labels)} classes with the most errors; confusion with "
+            "other classes is not shown."
+        )
+        wrong = [(-count, pair) for pair, count in counts.pairs.items() if pair[0] != pair[1]]
+        totals, rows = counts.true, list[Sequence[s.Cell]]()
+        for count, (true, predicted) in sorted(wrong)[:CONFUSIONS]:
+            share = s.percentage(-count / int(totals[true]))
+            rows.append([labels[true], labels[predicted], -count, share])
+        columns = ["class", "predicted as", "examples", "share of the class"]
+        tables.append(s.TableSection("The most frequent confusions", columns, rows))
+    matrix = [[counts.pairs[true, predicted] for predicted in indices] for true in indices]
+    names = [labels[index] for index in indices]
+    return [s.ConfusionMatrix("Confusion matrix", names, matrix, note), *tables]
 
-    The curve has bins of equally many predictions: with bins of equal width, those of a model that
-    is nearly always sure, or never, would be one point.
+
+def class_table(labels: Sequence[str], counts: Confusion) -> s.TableSection:
+    """Build the table of precision, recall and F1 of each class."""
+    columns = (counts.right.tolist(), counts.true.tolist(), counts.predicted.tolist())
+    return rates_table("Each class", "class", list(zip(labels, *columns, strict=True)))
+
+
+def rates_table(title: str, kind: str, rows: Sequence[tuple[str, int, int, int]]) -> s.TableSection:
+    """Build a table of precision, recall and F1, where defined; of many names the worst F1 first.
+
+    Args:
+        kind: what the names are, such as "class".
+        rows: name, number of hits, of true and of predicted examples.
     """
-    groups, bins = calibration.groups, calibration.bins
-    lines = [
-        s.Line("the model", [p.confidence for p in groups], [p.accuracy for p in groups]),
-        s.Line("perfectly calibrated", [0.0, 1.0], [0.0, 1.0]),
-    ]
-    total = sum(part.examples for part in bins)
-    gap = sum(part.examples * (part.confidence - part.accuracy) for part in bins) / max(1, total)
-    lean = "more" if gap > 0 else "less"
-    note = (
-        f"Expected calibration error (15 bins of equal width): {s.percentage(calibration.error)}. "
-        f"On average the model is {s.percentage(abs(gap))} {lean} confident than right."
-    )
-    curve = s.Curves(
-        "Confidence against accuracy", "mean probability", f"share of {of} that is right", lines,
-        percent=True, note=note,
-    )  # fmt: skip
-    rows: list[Sequence[s.Cell]] = [
-        [p.examples, s.percentage(p.confidence), s.percentage(p.accuracy)] for p in bins
-    ]
-    table = s.TableSection("Calibration by bins", ["examples", "mean probability", "right"], rows)
-    return [curve, s.Details("Calibration by bins", (table,))]
+    note = ""
+    if len(rows) > MAX_CLASSES:
+        rows = sorted(rows, key=lambda row: 2 * row[1] / max(1, row[2] + row[3]))
+        note = "In ascending order of F1."
+    cells: list[Sequence[s.Cell]] = []
+    for name, hits, true, predicted in rows:
+        ratios = ((hits, predicted), (hits, true), (2 * hits, true + predicted))
+        rates = [s.percentage(part / total) if total else None for part, total in ratios]
+        cells.append([name, true, predicted, *rates])
+    columns = [kind, "examples", "predicted", "precision", "recall", "F1"]
+    return s.TableSection(title, columns, cells, note=note)

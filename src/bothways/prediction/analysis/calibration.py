@@ -34,18 +34,6 @@ class Bin:
     accuracy: float
 
 
-class _Counts:
-    """Sums over predictions between edges; a bin includes its upper edge only."""
-
-    def __init__(self, edges: NDArray[np.float64]) -> None:
-        self._edges = edges
-        self.sums = np.zeros((3, len(edges) + 1))
-
-    def add(self, confidence: float, right: bool) -> None:
-        """Count a prediction with this probability."""
-        self.sums[:, np.searchsorted(self._edges, confidence)] += (1, confidence, right)
-
-
 class Calibration:
     """A count of predictions by confidence.
 
@@ -54,37 +42,38 @@ class Calibration:
     """
 
     def __init__(self, bins: int = BINS) -> None:
-        self._even = _Counts(np.linspace(0.0, 1.0, bins + 1)[1:-1])
-        self._fine = _Counts(_FINE)
+        self._edges = np.linspace(0.0, 1.0, bins + 1)[1:-1]
+        # By bin: the number of predictions, and the sums of their confidence and accuracy.
+        self._even, self._fine = np.zeros((3, bins)), np.zeros((3, len(_FINE) + 1))
 
     def add(self, confidence: float, right: bool) -> None:
         """Count a prediction with this probability."""
-        self._even.add(confidence, right)
-        self._fine.add(confidence, right)
+        for edges, sums in ((self._edges, self._even), (_FINE, self._fine)):
+            sums[:, np.searchsorted(edges, confidence)] += (1, confidence, right)
 
     @property
     def bins(self) -> list[Bin]:
         """The bins of equal width that are not empty, in ascending order of confidence."""
-        return [_bin(sums) for sums in self._even.sums.T if sums[0]]
+        return [_bin(sums) for sums in self._even.T if sums[0]]
 
     @property
     def groups(self) -> list[Bin]:
         """At most `GROUPS` bins of about equally many predictions, in ascending order."""
-        counts, _, _ = self._fine.sums
+        counts, _, _ = self._fine
         if not counts.any():
             return []
         # The middle prediction of each fine bin decides its group.
         middle = (counts.cumsum() - counts / 2) / counts.sum()
         group = np.minimum((middle * GROUPS).astype(np.int64), GROUPS - 1)
-        merged = np.stack([np.bincount(group, row, GROUPS) for row in self._fine.sums])
+        merged = np.stack([np.bincount(group, row, GROUPS) for row in self._fine])
         return [_bin(sums) for sums in merged.T if sums[0]]
 
     @property
     def error(self) -> float:
         """The expected calibration error: mean |accuracy − confidence|, weighted by examples."""
         bins = self.bins
-        gaps = sum(part.examples * abs(part.accuracy - part.confidence) for part in bins)
-        return gaps / max(1, sum(part.examples for part in bins))
+        gaps = sum(row.examples * abs(row.accuracy - row.confidence) for row in bins)
+        return gaps / max(1, sum(row.examples for row in bins))
 
 
 def _bin(sums: NDArray[np.float64]) -> Bin:

@@ -6,38 +6,35 @@ from collections.abc import Callable
 from typing import Any
 
 from bothways.core.errors import ConfigError
+from bothways.prediction.analysis import texts
 from bothways.prediction.analysis.answers import AnswerAnalysis
 from bothways.prediction.analysis.base import TaskAnalysis
-from bothways.prediction.analysis.choices import ChoiceAnalysis
-from bothways.prediction.analysis.classes import ClassAnalysis
-from bothways.prediction.analysis.label_sets import LabelSetAnalysis
 from bothways.prediction.analysis.rankings import RankingAnalysis
-from bothways.prediction.analysis.scores import ScoreAnalysis
 from bothways.prediction.analysis.tags import TagAnalysis
 from bothways.tasks import predictions as kinds
 from bothways.tasks.base import TaskModel
 from bothways.tasks.schemas import prediction_type
 
 _ANALYSES: dict[type, Callable[[Any], TaskAnalysis[Any, Any]]] = {
-    kinds.ClassPrediction: lambda learner: ClassAnalysis(learner.labels),
-    kinds.ScorePrediction: lambda learner: ScoreAnalysis(),
-    kinds.MultilabelPrediction: lambda learner: LabelSetAnalysis(learner.labels),
-    kinds.ChoicePrediction: lambda learner: ChoiceAnalysis(),
-    kinds.TagPrediction: lambda learner: TagAnalysis(learner.task, learner.labels),
-    kinds.AnswerPrediction: lambda learner: AnswerAnalysis(),
-    kinds.RankPrediction: lambda learner: RankingAnalysis(),
+    kinds.ClassPrediction: lambda task_model: texts.ClassAnalysis(task_model.labels),
+    kinds.ScorePrediction: lambda task_model: texts.ScoreAnalysis(),
+    kinds.MultilabelPrediction: lambda task_model: texts.LabelSetAnalysis(task_model.labels),
+    kinds.ChoicePrediction: lambda task_model: texts.ChoiceAnalysis(),
+    kinds.TagPrediction: lambda task_model: TagAnalysis(task_model.task, task_model.labels),
+    kinds.AnswerPrediction: lambda task_model: AnswerAnalysis(),
+    kinds.RankPrediction: lambda task_model: RankingAnalysis(),
 }
 
 
-def analysis_of(learner: TaskModel[Any, Any]) -> TaskAnalysis[Any, Any]:
+def analysis_of(task_model: TaskModel[Any, Any]) -> TaskAnalysis[Any, Any]:
     """Return an empty analysis for a task.
 
     Raises:
         ConfigError: the task has no right and wrong answers.
     """
-    analysis = _ANALYSES.get(prediction_type(learner.task))
+    analysis = _ANALYSES.get(prediction_type(task_model.task))
     if analysis is None:
-        what = f"there is no report on the task {learner.task.name}"
+        message = f"there is no report on the task {task_model.task.name}"
         fix = "Leave it out; evaluate prints the metrics."
-        raise ConfigError(what, where="report", fix=fix)
-    return analysis(learner)
+        raise ConfigError(message, where="report", fix=fix)
+    return analysis(task_model)

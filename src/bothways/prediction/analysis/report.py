@@ -21,14 +21,10 @@ from bothways.core.runtime.devices import Precision, device_of, has_bf16
 from bothways.core.terminal import quantity
 from bothways.prediction.analysis.registry import analysis_of
 from bothways.prediction.analysis.slices import Traits
-from bothways.prediction.engine import (
-    PredictionCounts,
-    encoded_windows,
-    predict_encoded,
-)
+from bothways.prediction.engine import PredictionCounts, encoded_windows, predict_encoded
 from bothways.tasks.base import EncodedExample, Metrics, TaskModel
 
-KEPT = 12
+SHOWN = 12
 """Number of examples of a kind that are shown."""
 
 
@@ -37,10 +33,10 @@ class AnalysisResult:
     """The result of an evaluation.
 
     Attributes:
-        metrics: as of `engine.evaluate_task`.
+        metrics: metrics, as of `engine.evaluate_task`.
         examples: number of examples.
-        sections: of the report, without settings.
-        baseline: metrics of the best constant answer for the examples.
+        sections: sections of the report, without settings.
+        baseline: metrics of the majority baseline on the examples.
     """
 
     metrics: Metrics
@@ -50,16 +46,16 @@ class AnalysisResult:
 
 
 class Worst:
-    """The examples with the greatest values, at most `most` of them."""
+    """The examples with the greatest values, at most `size` of them."""
 
-    def __init__(self, most: int = KEPT) -> None:
-        self._most, self._number = most, itertools.count()
+    def __init__(self, size: int = SHOWN) -> None:
+        self._size, self._number = size, itertools.count()
         self._heap: list[tuple[float, int, Any]] = []
 
     def add(self, value: float, item: Any) -> None:
         """Keep an item if its value is among the greatest; of equal ones, the first."""
         entry = (value, -next(self._number), item)
-        if len(self._heap) < self._most:
+        if len(self._heap) < self._size:
             heapq.heappush(self._heap, entry)
         else:
             heapq.heappushpop(self._heap, entry)
@@ -71,22 +67,22 @@ class Worst:
 
 
 def analyse(
-    learner: TaskModel[Any, Any],
+    task_model: TaskModel[Any, Any],
     examples: Iterable[Any],
     counts: PredictionCounts | None = None,
 ) -> AnalysisResult:
     """Evaluate a task and analyse its predictions; arguments and errors as `evaluate_task`."""
-    return analyse_encoded(learner, encoded_windows(learner, examples), counts)
+    return analyse_encoded(task_model, encoded_windows(task_model, examples), counts)
 
 
 def analyse_encoded(
-    learner: TaskModel[Any, Any],
+    task_model: TaskModel[Any, Any],
     encoded: Iterable[tuple[list[Any], list[EncodedExample]]],
     counts: PredictionCounts | None = None,
 ) -> AnalysisResult:
     """Evaluate a task on windows of encoded examples and analyse its predictions."""
-    watcher = _Watcher(learner)
-    metrics = learner.score(watcher.watch(encoded, counts or PredictionCounts()))
+    watcher = _Watcher(task_model)
+    metrics = task_model.score(watcher.watch(encoded, counts or PredictionCounts()))
     baseline = watcher.analysis.baseline()
     return AnalysisResult(metrics, len(watcher.traits), tuple(watcher.sections()), baseline)
 
@@ -94,8 +90,8 @@ def analyse_encoded(
 class _Watcher:
     """Analyses predictions while they are scored."""
 
-    def __init__(self, learner: TaskModel[Any, Any]) -> None:
-        self._learner, self.analysis = learner, analysis_of(learner)
+    def __init__(self, task_model: TaskModel[Any, Any]) -> None:
+        self._task_model, self.analysis = task_model, analysis_of(task_model)
         self.traits, self._hardest, self._doubtful = Traits(), Worst(), Worst()
 
     def watch(
@@ -105,20 +101,20 @@ class _Watcher:
     ) -> Iterator[tuple[Any, Any]]:
         """Yield examples with predictions, and analyse each after its consumer has accepted it."""
         for window, inputs in encoded:
-            counts.add(map(self._learner.task.texts, window), inputs)
-            pairs = predict_encoded(self._learner, window, inputs, on_share=counts.note)
+            counts.add(map(self._task_model.task.texts, window), inputs)
+            pairs = predict_encoded(self._task_model, window, inputs, on_share=counts.note)
             for item, pair in zip(inputs, pairs, strict=True):
                 yield pair
                 self._add(item, *pair)
 
     def _add(self, item: EncodedExample, example: Any, prediction: Any) -> None:
-        learner, analysis = self._learner, self.analysis
-        cost, grade = analysis.cost(example, prediction), learner.grade(example, prediction)
-        unknown = learner.tokenizer.specials.unknown
-        self.traits.add(item, learner.task.texts(example), unknown, cost, grade)
+        task_model, analysis = self._task_model, self.analysis
+        cost, doubt = analysis.judge(example, prediction)
+        grade = task_model.grade(example, prediction)
+        unknown = task_model.tokenizer.specials.unknown
+        self.traits.add(item, task_model.task.texts(example), unknown, cost, grade)
         analysis.add(example, prediction)
         self._hardest.add(cost, (example, prediction))
-        doubt = analysis.doubt(example, prediction)
         if doubt is not None:
             self._doubtful.add(doubt, (example, prediction))
 
@@ -128,15 +124,15 @@ class _Watcher:
         yield from analysis.sections()
         yield self.traits.table(analysis.grade_name, analysis.cost_name)
         hardest = [analysis.show(*pair) for pair in self._hardest.items]
-        note = f"Those with the greatest {analysis.cost_name}."
+        note = f"The examples with the greatest {analysis.cost_name}."
         yield s.ExampleSection("The hardest examples", hardest, note)
         if doubtful := [analysis.show(*pair) for pair in self._doubtful.items]:
-            note = "The model is sure of another answer than the given one: check the label."
+            note = "The model is sure of another answer than the label: check the label."
             yield s.ExampleSection("Examples that may be mislabelled", doubtful, note)
 
 
 def write_report(
-    learner: TaskModel[Any, Any],
+    task_model: TaskModel[Any, Any],
     analysis: AnalysisResult,
     file: Path,
     *,
@@ -155,11 +151,11 @@ def write_report(
     Raises:
         ResourceError: the file cannot be written.
     """
-    write_html(analysis_report(learner, analysis, model, data, training, precision), file)
+    write_html(analysis_report(task_model, analysis, model, data, training, precision), file)
 
 
 def analysis_report(
-    learner: TaskModel[Any, Any],
+    task_model: TaskModel[Any, Any],
     analysis: AnalysisResult,
     model: str,
     data: str,
@@ -168,8 +164,8 @@ def analysis_report(
 ) -> s.Report:
     """Return the report of an analysis; see `write_report`."""
     if precision == "auto":
-        precision = "bf16" if has_bf16(device_of(learner)) else "fp32"
-    metric, name = learner.task.metric, learner.task.name
+        precision = "bf16" if has_bf16(device_of(task_model)) else "fp32"
+    metric, name = task_model.task.metric, task_model.task.name
     # "f1/PER" is of a part: it is in the table of all metrics.
     figures = [
         s.KeyFigure(key.replace("_", " "), s.readable_number(value), _note(analysis, key))
@@ -177,7 +173,7 @@ def analysis_report(
         if "/" not in key
     ]
     metrics = s.TableSection("Metrics", ["metric", "value"], list(analysis.metrics.items()))
-    settings = _settings(learner, model, data, training, precision)
+    settings = _settings(task_model, model, data, training, precision)
     headline = f"{metric.replace('_', ' ')} {s.readable_number(analysis.metrics[metric])}"
     note = _note(analysis, metric)
     computed = f", computed in {precision}" if precision != "fp32" else ""
@@ -185,35 +181,35 @@ def analysis_report(
         f"{model} on {data}",
         f"{headline} on {quantity(analysis.examples, 'example(s)')}"
         + (f" ({note})" if note else ""),
-        f"What a model for the task {name} does well and badly, example by example{computed}.",
+        f"Error analysis of a model for the task {name}, example by example{computed}.",
         (
             s.KeyFigures(figures),
             *analysis.sections,
             s.Details("All metrics and settings", (metrics, settings)),
         ),
-        s.colophon(device_of(learner)),
+        s.colophon(device_of(task_model)),
     )
 
 
 def _note(analysis: AnalysisResult, metric: str) -> str:
     value = analysis.baseline.get(metric)
-    return "" if value is None else f"best constant answer: {s.readable_number(value)}"
+    return "" if value is None else f"majority baseline: {s.readable_number(value)}"
 
 
 def _settings(
-    learner: TaskModel[Any, Any], model: str, data: str, training: Any, precision: str
+    task_model: TaskModel[Any, Any], model: str, data: str, training: Any, precision: str
 ) -> s.TableSection:
     tables = {
-        "task": configs.to_dict(learner.task),
-        "encoder": configs.to_dict(learner.model.config),
+        "task": configs.to_dict(task_model.task),
+        "encoder": configs.to_dict(task_model.model.config),
     }
     tables |= {} if training is None else {"run": configs.to_dict(training)}
     rows: list[list[s.Cell]] = [
         ["model", model],
         ["data", data],
         ["precision", precision],
-        ["length", learner.length],
-        ["labels", ", ".join(learner.labels)],
+        ["length", task_model.length],
+        ["labels", ", ".join(task_model.labels)],
     ]
     rows += [[name, str(value)] for name, value in flatten(tables).items()]
     return s.TableSection("Settings", ["setting", "value"], rows)

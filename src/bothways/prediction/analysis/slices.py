@@ -23,17 +23,17 @@ NORMAL_95 = 1.96
 
 @dataclass(frozen=True)
 class Slice:
-    """A part of the examples.
+    """A slice of the examples.
 
     Attributes:
         by: the criterion.
-        name: the part.
-        chosen: True for the examples in it.
+        name: the value of the criterion.
+        members: True for each example of the slice.
     """
 
     by: str
     name: str
-    chosen: NDArray[np.bool_]
+    members: NDArray[np.bool_]
 
 
 class Traits:
@@ -47,40 +47,38 @@ class Traits:
         return len(self._cost)
 
     def add(
-        self, item: EncodedExample, texts: Many[str], unknown: int, cost: float, grade: float
+        self, encoded: EncodedExample, texts: Many[str], unknown: int, cost: float, grade: float
     ) -> None:
         """Add an example.
 
         Args:
-            item: its encoded form.
-            texts: of the example.
+            encoded: its encoded form.
+            texts: texts of the example.
             unknown: the id of the unknown token.
-            cost, grade: of its prediction.
+            cost, grade: cost and grade of its prediction.
         """
-        ids = np.concatenate([sequence.ids for sequence in item.sequences])
+        ids = np.concatenate([sequence.ids for sequence in encoded.sequences])
         self._cost.append(cost)
         self._grade.append(grade)
         self._unknown.append(float((ids == unknown).mean()))
         self._overlap.append(overlap(*texts) if len(texts) == 2 else math.nan)
-        self._tokens.append(item.tokens)
-        self._cut.append(item.cut > 0)
-
-    @property
-    def cost(self) -> NDArray[np.float32]:
-        """The cost of each example."""
-        return np.array(self._cost, dtype=np.float32)
-
-    @property
-    def grade(self) -> NDArray[np.float32]:
-        """The grade of each example."""
-        return np.array(self._grade, dtype=np.float32)
+        self._tokens.append(encoded.tokens)
+        self._cut.append(encoded.cut > 0)
 
     def slices(self) -> Iterator[Slice]:
         """Yield the slices that hold some examples and not all of them."""
         cut = np.array(self._cut, dtype=np.bool_)
-        truncation = Slice("truncation", "whole", ~cut), Slice("truncation", "truncated", cut)
-        parts = (*self._by_length(), *self._by_overlap(), *self._by_unknown(), *truncation)
-        return (part for part in parts if 0 < part.chosen.sum() < len(self))
+        unknown = np.array(self._unknown, dtype=np.float32)
+        slices = (
+            *self._by_length(),
+            *self._by_overlap(),
+            Slice("unknown tokens", "none", unknown == 0),
+            Slice("unknown tokens", "up to 5 %", (unknown > 0) & (unknown <= 0.05)),
+            Slice("unknown tokens", "more than 5 %", unknown > 0.05),
+            Slice("truncation", "whole", ~cut),
+            Slice("truncation", "truncated", cut),
+        )
+        return (item for item in slices if 0 < item.members.sum() < len(self))
 
     def _by_length(self) -> Iterator[Slice]:
         tokens = np.array(self._tokens)
@@ -94,27 +92,21 @@ class Traits:
     def _by_overlap(self) -> Iterator[Slice]:
         shared = np.array(self._overlap, dtype=np.float32)
         for low, high in ((0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1.0)):
-            last = high == 1.0
-            inside = (shared >= low) & ((shared <= high) if last else (shared < high))
-            name = f"{low:.0%} to {high:.0%}" + ("" if last else " (exclusive)")
+            end = high == 1.0
+            inside = (shared >= low) & ((shared <= high) if end else (shared < high))
+            name = f"{low:.0%} to {high:.0%}" + ("" if end else " (exclusive)")
             yield Slice("words that a pair shares", name, inside)
-
-    def _by_unknown(self) -> Iterator[Slice]:
-        unknown = np.array(self._unknown, dtype=np.float32)
-        yield Slice("unknown tokens", "none", unknown == 0)
-        yield Slice("unknown tokens", "up to 5 %", (unknown > 0) & (unknown <= 0.05))
-        yield Slice("unknown tokens", "more than 5 %", unknown > 0.05)
 
     def table(self, grade_name: str | None, cost_name: str) -> s.TableSection:
         """Return the mean cost and the mean grade of each slice, with 95 % intervals."""
         everything = Slice("all", "", np.ones(len(self), dtype=np.bool_))
-        grades, costs = self.grade, self.cost
+        grades, costs = (np.array(x, dtype=np.float32) for x in (self._grade, self._cost))
         rows: list[list[s.Cell]] = []
-        for part in (everything, *self.slices()):
-            row: list[s.Cell] = [part.by, part.name, int(part.chosen.sum())]
+        for item in (everything, *self.slices()):
+            row: list[s.Cell] = [item.by, item.name, int(item.members.sum())]
             if grade_name is not None:
-                row += map(s.percentage, _mean(grades[part.chosen]))
-            rows.append([*row, *_mean(costs[part.chosen])])
+                row += map(s.percentage, _mean(grades[item.members]))
+            rows.append([*row, *_mean(costs[item.members])])
         graded = [] if grade_name is None else [grade_name, "±"]
         columns = ["by", "part", "examples", *graded, cost_name, "±"]
         note = "± is a 95 % interval of the mean. Parts with few examples say little."
@@ -123,8 +115,8 @@ class Traits:
 
 def overlap(a: str, b: str) -> float:
     """Return the Jaccard index of two texts' words in lower case; 0 for two empty texts."""
-    first, second = set(a.lower().split()), set(b.lower().split())
-    return len(first & second) / max(1, len(first | second))
+    words, words_b = set(a.lower().split()), set(b.lower().split())
+    return len(words & words_b) / max(1, len(words | words_b))
 
 
 def _mean(values: NDArray[np.float32]) -> tuple[float, float]:
