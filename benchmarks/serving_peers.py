@@ -78,7 +78,8 @@ def free_port() -> int:
 
 
 def measure(places: dict[str, tuple[int, int]], texts: list[str], given: Any) -> None:
-    from bothways.lab.bench.load import answered, percentile, post, waiting_clients
+    from load import percentile, post, require_answers, waiting_clients
+
     from bothways.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(FOLDER)
@@ -99,7 +100,7 @@ def measure(places: dict[str, tuple[int, int]], texts: list[str], given: Any) ->
                 )
                 took = time.perf_counter() - start
                 used = processor_seconds(process) - used
-                answered(load)
+                require_answers(load)
                 # Requests are asked in turn.
                 done = sum(sizes[n % len(sizes)] for n in range(len(load.exchanges)))
                 clock[name].append(done / took)
@@ -125,7 +126,7 @@ def main() -> None:
     given = parser.parse_args()
     texts = given.file.read_text("utf8").splitlines()
     import bothways
-    from bothways.lab.bench.serving import _await
+    from serving import wait_for_server
 
     context = multiprocessing.get_context("spawn")
     with TemporaryDirectory() as place:
@@ -143,7 +144,7 @@ def main() -> None:
             processes[name] = (port, process)
         try:
             for port, _ in processes.values():
-                _await(("127.0.0.1", port), 600.0)
+                wait_for_server(("127.0.0.1", port), 600.0)
             for _, process in processes.values():
                 for thread in Path(f"/proc/{process.pid}/task").iterdir():
                     os.sched_setaffinity(int(thread.name), {CORE})

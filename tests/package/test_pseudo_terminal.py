@@ -57,8 +57,6 @@ SLOW = {
     "reproduce glue": "reproduce glue --model bert --data glue --dry-run --tasks CoLA length=32",
     "bench": "bench small --rounds 1",
     "quickstart": "quickstart --minutes 0.5 --out OUT",
-    "speedrun": f"speedrun --text text.txt --held-out text.txt --model bert-tiny --seeds 1 --target 9 "
-    f"--out OUT training.until='3 steps' {_TINY}",
 }
 """Commands that take seconds, and run in `make test-slow`."""
 SERVERS = {"serve": "serve classifier --port 0", "play": "play classifier --no-browser"}

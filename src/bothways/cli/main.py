@@ -80,7 +80,6 @@ _COMMANDS = {
     "convert": "convert:convert",
     "export": "export:export",
     "describe": "describe:describe",
-    "speedrun": "speedrun:speedrun",
     "plan": "plan:plan",
     "bench": "bench:bench",
 }

@@ -1,11 +1,8 @@
 """Measured thresholds: where one way of computing overtakes another.
 
 None of them changes a result beyond rounding; they decide speed and memory. Every field names the
-processor that it was measured on. `bothways bench tuning` measures the most important ones on this
-machine and prints the crossover points.
-
-Sizes that an algorithm or a hardware interface fixes (such as the 128 tokens of a FlexAttention
-block) are constants next to the code that uses them.
+processor that it was measured on. `benchmarks/thresholds.py` measures the most important ones on
+this machine and prints the crossover points.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Comparisons of speed on this machine, and timed pre-training to a fixed loss."""
+"""Comparison of speed with transformers on this machine."""

@@ -1,12 +1,16 @@
-"""A speedrun: what pre-training reaches in little time, by fixed rules.
+"""A speedrun: pre-training in little time, by fixed rules.
+
+    python benchmarks/speedrun.py [SETTING=VALUE …] --text FILE … --held-out FILE --out FOLDER
+    python benchmarks/speedrun.py [SETTING=VALUE …] --text FILE … --blimp FOLDER --out FOLDER
 
 There are two tracks: the time from the first update to a fixed held-out loss, and the accuracy on
-minimal pairs after at most eight hours with ten million words. docs/speedrun.md has the rules and
-the board.
+minimal pairs after at most eight hours with ten million words. Vocabulary and corpus are not on the
+clock. The entry of a record is OUT/entry.json; docs/speedrun.md has the rules and the board.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import itertools
 import json
@@ -27,11 +31,13 @@ from typing_extensions import assert_never
 
 import bothways
 from bothways.core.atomic_files import replace_file, replace_text
+from bothways.core.bar import terminal_progress
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError, DataError, os_errors
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import choose_device, describe_device
+from bothways.core.terminal import time_text
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import read_documents
@@ -150,10 +156,10 @@ class LossRun:
         return SweepOutcome(self.name, dict(done.metrics), (), METRIC, "lowest", at.steps, seconds)
 
     def scoring(self, learner: TrainingModule, plan: Plan) -> HeldOut:
-        """Return what scores every record alike, whatever it is trained on."""
+        """Build the evaluation, which is the same for every record."""
         if not isinstance(learner, MaskedLMModule):
-            what = f"{self.settings.objective.kind!r} has no masked LM loss, which a speedrun is to"
-            raise ConfigError(what, where="objective", fix="Set objective=masked_lm.")
+            message = f"{self.settings.objective.kind!r} has no masked LM loss to score"
+            raise ConfigError(message, where="objective", fix="Set objective=masked_lm.")
         fixed = PretrainConfig(
             self.settings.encoder,
             self.settings.training,
@@ -196,15 +202,14 @@ class PairRun:
 
 @dataclass(frozen=True)
 class RecordRequest:
-    """What the user asks for.
+    """The settings of a record.
 
     Attributes:
-        text: files to train on; vocabulary and corpus are built in `out`, or found there. This is
-            not on the clock.
-        track: what is measured, and on what.
+        text: files to train on; vocabulary and corpus are built in `out`, or reused.
+        track: measure with its fixed settings.
         out: folder for corpus, runs and the entry.
-        model, recipe: to start from.
-        config: a TOML file with settings; None for none.
+        model, recipe: preset and recipe to start from.
+        config: TOML file with settings, or None.
         overrides: settings by dotted path.
         seeds: number of runs.
     """
@@ -255,17 +260,17 @@ def _check_rules(settings: PretrainConfig, track: LossTrack | PairTrack) -> None
     match track:
         case LossTrack():
             if target != Target(METRIC, track.target):
-                what = f"is fixed by the track: {METRIC} at most {track.target:g}"
-                raise ConfigError(what, where="training.target", fix="Leave it out.")
+                message = f"is fixed by the track: {METRIC} at most {track.target:g}"
+                raise ConfigError(message, where="training.target", fix="Leave it out.")
             if (positions := settings.encoder.max_positions) < track.length:
-                what = f"has {positions} positions, and {track.length} are scored"
-                fix = "Set it higher."
-                raise ConfigError(what, where="encoder.position.max_positions", fix=fix)
+                message = f"has {positions} positions, and {track.length} are scored"
+                location = "encoder.position.max_positions"
+                raise ConfigError(message, where=location, fix="Set it higher.")
         case PairTrack():
             if not isinstance(until, Hours) or until.count > track.limit.count:
-                what = f"is {until}, and a run of this track takes at most {track.limit}"
+                message = f"is {until}, and a run of this track takes at most {track.limit}"
                 fix = f'Give a time, such as "{track.limit}".'
-                raise ConfigError(what, where="training.until", fix=fix)
+                raise ConfigError(message, where="training.until", fix=fix)
         case _:
             assert_never(track)
 
@@ -280,11 +285,11 @@ def first_words(files: Sequence[str], count: int, file: Path, progress: Progress
         ResourceError: `file` cannot be written.
     """
 
-    def write(place: Path) -> None:
+    def write(path: Path) -> None:
         """Write the documents to a new file."""
         left = count
         progress.stage("reading the first words", count)
-        with place.open("w", encoding="utf8") as out:
+        with path.open("w", encoding="utf8") as out:
             for document in read_documents(files):
                 words = [
                     word.span() for word in itertools.islice(_WORD.finditer(document.text), left)
@@ -326,16 +331,16 @@ def speedrun(
     }
     runs: list[LossRun | PairRun]
     if isinstance(track, PairTrack):
-        runs = [PairRun(name, each, track, corpus) for name, each in seeded.items()]
+        runs = [PairRun(name, run, track, corpus) for name, run in seeded.items()]
     else:
         documents = read_documents([track.held_out])
         scored = build_corpus(documents, corpus.tokenizer, out / "held-out", progress=progress)
-        runs = [LossRun(name, each, track, corpus, scored) for name, each in seeded.items()]
-    place = SweepFolder(out / "runs", True, device, progress)
-    series = run_all(runs, place)
+        runs = [LossRun(name, run, track, corpus, scored) for name, run in seeded.items()]
+    folder = SweepFolder(out / "runs", True, device, progress)
+    series = run_all(runs, folder)
     if not series.finished:
         raise KeyboardInterrupt
-    entry = _entry(track, settings, series, place, device) | runs[0].digests()
+    entry = _entry(track, settings, series, folder, device) | runs[0].digests()
     replace_text(out / ENTRY, json.dumps(entry, indent=1) + "\n")
     return entry
 
@@ -344,14 +349,14 @@ def _entry(
     track: LossTrack | PairTrack,
     settings: PretrainConfig,
     series: Series,
-    place: SweepFolder,
+    folder: SweepFolder,
     device: str,
 ) -> dict[str, Any]:
     """Return a record as plain values."""
     runs = [
         {"seed": seed, "seconds": run.seconds, "steps": run.steps}
         | _result(track, run.metrics)
-        | {"curve": _curve(place.out / run.name / "metrics.jsonl")}
+        | {"curve": _curve(folder.out / run.name / "metrics.jsonl")}
         for seed, run in enumerate(series.runs)
     ]
     overall: dict[str, bool | float | None]
@@ -379,7 +384,7 @@ def _entry(
 
 
 def _result(track: LossTrack | PairTrack, metrics: Metrics) -> dict[str, Any]:
-    """Return what a track measures; the values of a run that diverged are None."""
+    """Return the measures of a run by its track; those of a run that diverged are None."""
     if isinstance(track, LossTrack):
         loss = metrics.get(METRIC)
         return {"reached": loss is not None and loss <= track.target, "loss": loss}
@@ -398,7 +403,52 @@ def _commit(run: Callable[..., Any] = subprocess.run) -> str | None:
     """Return the commit of a checkout of the library; None for an installed one."""
     command = ["git", "-C", str(Path(bothways.__file__).parent), "rev-parse", "HEAD"]
     try:
-        found = run(command, capture_output=True, text=True, check=True)
+        done = run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return str(found.stdout).strip()
+    return str(done.stdout).strip()
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Make a record, and print the result of each run."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("overrides", nargs="*", metavar="SETTING=VALUE")
+    parser.add_argument("--text", nargs="+", required=True, help="files to train on")
+    track_options = parser.add_mutually_exclusive_group(required=True)
+    track_options.add_argument("--held-out", help="text file whose loss is to be reached")
+    track_options.add_argument("--blimp", type=Path, help="folder of minimal pairs")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", default="bert-mini", help="preset to start from")
+    parser.add_argument("--recipe", default="modern", help="recipe to start from")
+    parser.add_argument("--config", type=Path, help="TOML file with settings")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of runs")
+    parser.add_argument("--target", type=float, default=5.0, help="held-out loss in nats")
+    parser.add_argument("--device", default="auto")
+    options = parser.parse_intermixed_args(words)
+    track: LossTrack | PairTrack
+    if options.blimp is None:
+        track = LossTrack(options.held_out, options.target)
+    else:
+        track = PairTrack(options.blimp)
+    request = RecordRequest(
+        tuple(options.text), track, options.out, options.model, options.recipe, options.config,
+        tuple(options.overrides), options.seeds,
+    )  # fmt: skip
+    with terminal_progress() as progress:
+        entry = speedrun(request, device=options.device, progress=progress)
+    for run in entry["runs"]:
+        score = run["loss" if options.blimp is None else "accuracy"]
+        result = "diverged" if score is None else f"{score:.3f}"
+        print(
+            f"seed {run['seed']}: {result} in {time_text(run['seconds'])}, {run['steps']:,} steps"
+        )
+    if options.blimp is None:
+        reached = sum(run["reached"] for run in entry["runs"])
+        print(f"{reached} of {len(entry['runs'])} runs reached {options.target:g} nats")
+    if entry["mean seconds"] is not None:
+        print(f"mean time: {time_text(entry['mean seconds'])}")
+    print(f"Written: {options.out / ENTRY}")
+
+
+if __name__ == "__main__":
+    main()

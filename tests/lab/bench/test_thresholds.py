@@ -1,16 +1,13 @@
-"""Measured thresholds: what is compared, and what a measurement says."""
+"""The measurements of benchmarks/thresholds.py."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
+import thresholds as tuning
 import torch
+from thresholds import Measurement, measure_thresholds, snippet
 
-from bothways.cli.bench import bench
-from bothways.core.runtime.tuning import TUNING, Tuning
-from bothways.lab.bench import tuning
-from bothways.lab.bench.tuning import Measurement, measure_thresholds, snippet
+from bothways.core.runtime.tuning import Tuning
 
 CPU = torch.device("cpu")
 
@@ -42,9 +39,6 @@ def test_every_way_that_is_measured_runs(monkeypatch: pytest.MonkeyPatch) -> Non
     def short(field: str, ways: str, sizes: tuple[int, ...], *more: object) -> Measurement:
         return race(field, ways, sizes[:1], *more[:-1], 1)  # type: ignore[arg-type]
 
-    def none(*_: object) -> Iterator[Measurement]:
-        yield from ()
-
     monkeypatch.setattr(tuning, "_race", short)
     monkeypatch.setattr(
         tuning, "_batch_tokens", lambda *_: Measurement("predict_tokens_cpu", "", {64: 1.0}, 64)
@@ -55,16 +49,3 @@ def test_every_way_that_is_measured_runs(monkeypatch: pytest.MonkeyPatch) -> Non
     assert {"products_fp32", "in_place_fp32", "masked_window_cpu", "predict_tokens_cpu"} <= fields
     text = snippet([Measurement("compiled", "", {64: 2.0}, 1024), *found[-1:]])
     assert text == "TUNING = Tuning(\n    compiled=1_024,\n    predict_tokens_cpu=64,\n)"
-
-
-def test_the_command_prints_what_is_in_use(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one = Measurement("compiled", "one against two", {64: 2.0, 128: 0.5}, 64)
-    monkeypatch.setattr(tuning, "measure_thresholds", lambda *_: iter([one]))
-    monkeypatch.setattr("bothways.lab.bench.race.hardware", lambda *_: "this machine")
-    bench("tuning")
-    text = capsys.readouterr().out
-    assert "compiled: one against two" in text
-    assert f"measured: 64; in use: {TUNING.compiled}" in text
-    assert "TUNING = Tuning(" in text

@@ -1,12 +1,16 @@
-"""Measure the thresholds of `runtime.tuning` on this machine.
+"""Measure the thresholds of `bothways.core.runtime.tuning` on this machine.
+
+    python benchmarks/thresholds.py [--rounds 7] [--device cpu]
 
 For each threshold two ways of computing are timed in turns at growing sizes. The measured value is
 the largest size up to which the first way is faster, with a tolerance for noise. Batch sizes are
-measured by their speed alone: the measured value is the fastest.
+measured by their speed alone: the measured value is the fastest. The last lines are for
+`src/bothways/core/runtime/tuning.py`. Close other programs first.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import statistics
 import time
@@ -18,7 +22,7 @@ from torch import Tensor, nn
 
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
-from bothways.core.runtime.devices import has_bf16, wait
+from bothways.core.runtime.devices import choose_device, describe_device, has_bf16, wait
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.padded_autograd import attend_gathered
@@ -27,7 +31,7 @@ from bothways.model.attention.reference import PaddedKernel, attend_in_blocks, a
 from bothways.model.config import EncoderConfig
 from bothways.model.encoder import Encoder
 from bothways.model.kernels.attention import packed_attention, supports
-from bothways.model.kernels.library import Feature, kernel_features
+from bothways.model.kernels.library import Feature, describe_kernels, kernel_features
 from bothways.model.kernels.linear import CompiledLinear
 
 HEADS, SIZE, TOKENS = 12, 64, 2048
@@ -43,11 +47,11 @@ class Measurement:
     """A threshold as measured.
 
     Attributes:
-        field: of `Tuning`; or what else was measured.
-        ways: the two ways that were compared.
-        speedups: by size, how many times faster the first way is than the second; for batch sizes,
-            the speed relative to the slowest.
-        value: the measured threshold; None if the first way was never faster.
+        field: name of the field of `Tuning`, or of another measurement.
+        ways: description of the two ways.
+        speedups: speed of the first way relative to the second, by size; for batch sizes, relative
+            to the slowest.
+        value: measured threshold; None if the first way was never faster.
     """
 
     field: str
@@ -57,7 +61,7 @@ class Measurement:
 
     @property
     def used(self) -> int | None:
-        """The value in use; None for what is not a field of `Tuning`."""
+        """The value in use; None if it is not a field of `Tuning`."""
         return getattr(TUNING, self.field, None)
 
 
@@ -262,11 +266,29 @@ def _batch_tokens(device: torch.device, rounds: int) -> Measurement:
     )
 
 
-def snippet(found: list[Measurement]) -> str:
-    """Return the measured thresholds as Python, for `core/runtime/tuning.py`."""
-    fields = {
-        each.field: each.value for each in found if each.used is not None and each.value is not None
-    }
+def snippet(measurements: list[Measurement]) -> str:
+    """Format the measured thresholds as Python, for `core/runtime/tuning.py`."""
+    fields = {m.field: m.value for m in measurements if None not in (m.used, m.value)}
     changed = replace(TUNING, **fields)  # checks the names
     lines = [f"    {name}={getattr(changed, name):_}," for name in fields]
     return "\n".join(["TUNING = Tuning(", *lines, ")"])
+
+
+def main() -> None:
+    """Print thresholds as they are measured, then as Python."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--device", default="auto")
+    arguments = parser.parse_args()
+    device, measurements = choose_device(arguments.device), []
+    for measurement in measure_thresholds(device, arguments.rounds):
+        measurements.append(measurement)
+        speedups = (f"{size:,}: {ratio:.2f}×" for size, ratio in measurement.speedups.items())
+        print(f"{measurement.field}: {measurement.ways}\n  {', '.join(speedups)}")
+        print(f"  measured: {measurement.value}, in use: {measurement.used}")
+    print(snippet(measurements))
+    print(f"{describe_device(device)}, {describe_kernels()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """Load for a server on this machine: clients that wait for answers, and arrivals that do not wait.
 
-Clients that wait for each answer (a closed loop) find how much a server does; they ask less as soon
+Clients that wait for each answer (a closed loop) find how much a server does; they send less as soon
 as it is slow. Arrivals at random times, a Poisson process (an open loop), show what users see:
 requests queue up whether the server is ready for them or not.
 """
@@ -25,22 +25,22 @@ _LENGTH = b"content-length: "
 _TOKENS = b"x-compute-tokens: "
 _CLOSE = b"connection: close"
 _REFUSAL = 300
-"""Bytes of a refusal that are kept."""
+"""Bytes of a refused response that are recorded."""
 _OK = 200
-MOST_CONNECTIONS = 900
-"""Of arrivals: fewer than a server accepts by its usual limits."""
+MAX_CONNECTIONS = 900
+"""Connections of arrivals: fewer than a server accepts by its default limits."""
 
 
 @dataclass(frozen=True)
-class Exchanged:
+class Exchange:
     """A request that was answered or refused.
 
     Attributes:
-        status: of HTTP; 0 if the connection was closed without an answer.
-        seconds: from sending to the last byte.
-        end: by `time.perf_counter`.
-        tokens: that the model read.
-        refusal: the beginning of the response, if the status is not 200.
+        status: HTTP status; 0 if the connection was closed without an answer.
+        seconds: duration from sending to the last byte.
+        end: time of the last byte by `time.perf_counter`.
+        tokens: number of tokens that the model read.
+        refusal: beginning of the response, if the status is not 200.
     """
 
     status: int
@@ -52,56 +52,48 @@ class Exchanged:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """What became of the requests of one load.
+    """The requests of one load with their answers.
 
     Attributes:
-        exchanges: in order of their ends.
-        start: by `time.perf_counter`.
-        generator: the share of one core that this process used meanwhile.
+        exchanges: requests in the order of their ends.
+        start: time of the first request by `time.perf_counter`.
+        generator: fraction of one core that this process used meanwhile.
     """
 
-    exchanges: tuple[Exchanged, ...]
+    exchanges: tuple[Exchange, ...]
     start: float
     generator: float = 0.0
 
     def seconds(self, status: int = _OK) -> list[float]:
-        """Return how long each request with a status took."""
-        return [each.seconds for each in self.exchanges if each.status == status]
+        """Return the durations of the requests with a status."""
+        return [exchange.seconds for exchange in self.exchanges if exchange.status == status]
 
     @property
     def tokens_per_second(self) -> float:
         """The tokens of all answers, per second until the last answer."""
-        answered = [each for each in self.exchanges if each.status == _OK]
-        if not answered:
+        answers = [exchange for exchange in self.exchanges if exchange.status == _OK]
+        if not answers:
             return 0.0
-        took = max(each.end for each in answered) - self.start
-        return sum(each.tokens for each in answered) / took
+        duration = max(exchange.end for exchange in answers) - self.start
+        return sum(exchange.tokens for exchange in answers) / duration
 
 
-def answered(load: LoadResult, *allowed: int) -> LoadResult:
-    """Return a load whose requests were all answered: a figure without some of them means nothing.
-
-    Args:
-        load: what is returned.
-        allowed: other statuses than 200 that are expected.
-
-    Raises:
-        ResourceError: a request was refused, or it failed.
-    """
-    for each in load.exchanges:
-        if each.status not in (_OK, *allowed):
-            what = f"a request was answered with status {each.status}: {each.refusal}"
-            raise ResourceError(what, where="the server that is measured")
+def require_answers(load: LoadResult, *allowed: int) -> LoadResult:
+    """Return a load; raise ResourceError for a status other than 200 and `allowed`."""
+    for exchange in load.exchanges:
+        if exchange.status not in (_OK, *allowed):
+            message = f"a request was answered with status {exchange.status}: {exchange.refusal}"
+            raise ResourceError(message, where="the measured server")
     return load
 
 
-def percentile(seconds: Many[float], share: int) -> float:
-    """Return a percentile in milliseconds; NaN of nothing."""
-    return float(np.percentile(seconds, share)) * 1e3 if seconds else float("nan")
+def percentile(seconds: Many[float], percent: int) -> float:
+    """Return a percentile in milliseconds; NaN of an empty list."""
+    return float(np.percentile(seconds, percent)) * 1e3 if seconds else float("nan")
 
 
 def post(route: str, body: object) -> bytes:
-    """Return a request as it is sent."""
+    """Return the bytes of a POST request."""
     data = json.dumps(body).encode()
     head = f"POST {route} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
@@ -110,21 +102,21 @@ def post(route: str, body: object) -> bytes:
 class _Connection(asyncio.Protocol):
     """A connection that is kept for the next request, and opened again if the server closed it.
 
-    There is neither a task nor a stream for each request: what the generator needs, a server on the
-    same cores does not have.
+    There is neither a task nor a stream for each request: the generator takes its time from the
+    server, which runs on the same cores.
     """
 
-    def __init__(self, place: tuple[str, int]) -> None:
-        self.place, self._loop = place, asyncio.get_running_loop()
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._address, self._loop = address, asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._used = False
         self._received = b""
         self._raw = b""
         self._start = 0.0
-        self._answer: asyncio.Future[Exchanged] | None = None
+        self._answer: asyncio.Future[Exchange] | None = None
 
-    def ask(self, raw: bytes) -> asyncio.Future[Exchanged]:
-        """Send a request; the future has how it was answered."""
+    def send(self, raw: bytes) -> asyncio.Future[Exchange]:
+        """Send a request; the future has its answer."""
         self._answer, self._raw = self._loop.create_future(), raw
         self._start, self._received = time.perf_counter(), b""
         if self._transport is None:
@@ -140,7 +132,7 @@ class _Connection(asyncio.Protocol):
             self._transport = None
 
     def _open(self) -> None:
-        opening = self._loop.create_task(self._loop.create_connection(lambda: self, *self.place))
+        opening = self._loop.create_task(self._loop.create_connection(lambda: self, *self._address))
         opening.add_done_callback(self._opened)
 
     def _opened(self, opening: asyncio.Task[Any]) -> None:
@@ -156,8 +148,8 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Collect a response, and settle the request when it is complete."""
         self._received += data
-        head, found, body = self._received.partition(b"\r\n\r\n")
-        if not found:
+        head, separator, body = self._received.partition(b"\r\n\r\n")
+        if not separator:
             return
         head = head.lower() + b"\r\n"
         if len(body) < _number(head, _LENGTH):
@@ -170,7 +162,7 @@ class _Connection(asyncio.Protocol):
         self._settle(status, _number(head, _TOKENS), refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ask again by a new connection if the server had closed one that was not used."""
+        """Send the request again if the server had closed an idle connection."""
         self._transport = None
         if self._answer is None or self._answer.done():
             return
@@ -182,39 +174,39 @@ class _Connection(asyncio.Protocol):
     def _settle(self, status: int, tokens: int, refusal: str) -> None:
         if self._answer is not None and not self._answer.done():
             end = time.perf_counter()
-            self._answer.set_result(Exchanged(status, end - self._start, end, tokens, refusal))
+            self._answer.set_result(Exchange(status, end - self._start, end, tokens, refusal))
 
 
 def _number(head: bytes, name: bytes) -> int:
-    _, found, rest = head.partition(name)
-    return int(rest.split(b"\r\n", 1)[0]) if found else 0
+    _, separator, line = head.partition(name)
+    return int(line.split(b"\r\n", 1)[0]) if separator else 0
 
 
 async def waiting_clients(
-    place: tuple[str, int], requests: Many[bytes], clients: int, seconds: float
+    address: tuple[str, int], requests: Many[bytes], clients: int, seconds: float
 ) -> LoadResult:
-    """Ask by clients that each wait for their answer, for some seconds, the requests in turn.
+    """Send the requests in turn by clients that each wait for their answer, for some seconds.
 
-    Each client asks at least once.
+    Each client sends at least one request.
     """
     start, used = time.perf_counter(), time.process_time()
 
-    async def client(number: int) -> list[Exchanged]:
-        """Send every request of one client, each after the last answer."""
-        connection, at, found = _Connection(place), number, list[Exchanged]()
-        while not found or time.perf_counter() < start + seconds:
-            found.append(await connection.ask(requests[at % len(requests)]))
-            at += clients
+    async def client(number: int) -> list[Exchange]:
+        """Send the requests of one client, each after the last answer."""
+        connection, index, exchanges = _Connection(address), number, list[Exchange]()
+        while not exchanges or time.perf_counter() < start + seconds:
+            exchanges.append(await connection.send(requests[index % len(requests)]))
+            index += clients
         connection.close()
-        return found
+        return exchanges
 
-    found = await asyncio.gather(*(client(number) for number in range(clients)))
-    ordered = sorted(itertools.chain(*found), key=lambda each: each.end)
-    return LoadResult(tuple(ordered), start, _share(start, used))
+    by_client = await asyncio.gather(*(client(number) for number in range(clients)))
+    ordered = sorted(itertools.chain(*by_client), key=lambda exchange: exchange.end)
+    return LoadResult(tuple(ordered), start, _core_fraction(start, used))
 
 
-def _share(start: float, used: float) -> float:
-    """Return the share of one core that this process used since then."""
+def _core_fraction(start: float, used: float) -> float:
+    """Return the fraction of one core that this process used since `start`."""
     return (time.process_time() - used) / (time.perf_counter() - start)
 
 
@@ -225,34 +217,34 @@ def due_times(rate: float, seconds: float, seed: int = 0) -> list[float]:
 
 
 async def arrivals(
-    place: tuple[str, int], requests: Many[bytes], rate: float, seconds: float, seed: int = 0
+    address: tuple[str, int], requests: Many[bytes], rate: float, seconds: float, seed: int = 0
 ) -> LoadResult:
-    """Ask at random times, `rate` a second in the mean, whatever becomes of earlier requests.
+    """Send requests at random times, `rate` a second in the mean, without waiting for answers.
 
-    Connections that are free are used again, the last one first; others are opened as needed, up to
-    `MOST_CONNECTIONS`. A request counts from the moment at which it is due, also if it then waits
+    Free connections are used again, the last one first; others are opened as needed, up to
+    `MAX_CONNECTIONS`. A request counts from the moment at which it is due, also if it then waits
     for a connection.
     """
-    free, found = list[_Connection](), list[Exchanged]()
+    free, exchanges = list[_Connection](), list[Exchange]()
     late = deque[tuple[bytes, float]]()
     dues = due_times(rate, seconds, seed)
     start, used, ended, opened = time.perf_counter(), time.process_time(), asyncio.Event(), 0
 
-    def ask(connection: _Connection, raw: bytes, due: float) -> None:
+    def send(connection: _Connection, raw: bytes, due: float) -> None:
         """Send a request; after its answer the connection is for the next one that waits."""
 
-        def note(answer: asyncio.Future[Exchanged]) -> None:
-            """Note how the request was answered."""
-            done = answer.result()
-            found.append(replace(done, seconds=done.end - due))
+        def record(answer: asyncio.Future[Exchange]) -> None:
+            """Record the exchange."""
+            exchange = answer.result()
+            exchanges.append(replace(exchange, seconds=exchange.end - due))
             if late:
-                ask(connection, *late.popleft())
+                send(connection, *late.popleft())
             else:
                 free.append(connection)
-            if len(found) == len(dues):
+            if len(exchanges) == len(dues):
                 ended.set()
 
-        connection.ask(raw).add_done_callback(note)
+        connection.send(raw).add_done_callback(record)
 
     for number, after in enumerate(dues):
         due = start + after
@@ -262,13 +254,13 @@ async def arrivals(
             await asyncio.sleep(0)  # late: the answers still have to be read
         raw = requests[number % len(requests)]
         if free:
-            ask(free.pop(), raw, due)
-        elif opened < MOST_CONNECTIONS:
+            send(free.pop(), raw, due)
+        elif opened < MAX_CONNECTIONS:
             opened += 1
-            ask(_Connection(place), raw, due)
+            send(_Connection(address), raw, due)
         else:
             late.append((raw, due))
     await ended.wait()
     for connection in free:
         connection.close()
-    return LoadResult(tuple(found), start, _share(start, used))
+    return LoadResult(tuple(exchanges), start, _core_fraction(start, used))
