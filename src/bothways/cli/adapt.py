@@ -93,12 +93,12 @@ def _show(done: Adaptation) -> None:
     for name, metric, before, after in comparison_rows(done.before, done.after):
         scores.add_row(str(name), str(metric), f"{before:,.4g}", f"{after:,.4g}")
     general = ["general"] if done.vocabulary.general else []
-    fit = Table("vocabulary", "domain", *general, box=box.SIMPLE)
+    table = Table("vocabulary", "domain", *general, box=box.SIMPLE)
     for row in vocabulary_rows(done.vocabulary):
-        fit.add_row(*row)
+        table.add_row(*row)
     lines: list[RenderableType] = [
         titled("Held-out text, the same masks before and after", scores),
-        fit,
+        table,
         Text(f"Are new words worth adding? {done.vocabulary.answer}"),
     ]
     if done.new_head:

@@ -39,20 +39,20 @@ def bench(
     from bothways.lab.bench.workloads import SUITED, WORKLOADS
 
     require_at_least(1, rounds=rounds)
-    console, chosen = output_console(), choose_device(device)
-    suited = SUITED[chosen.type]
+    console, target = output_console(), choose_device(device)
+    suited = SUITED[target.type]
     for name in suited if work == "all" else [work or suited[0]]:
         load = WORKLOADS[name]
         with terminal_progress() as progress:
             progress.stage(f"measuring {load.name}, {rounds} rounds in turns")
-            rows = race.measure(load, rounds, chosen)
+            rows = race.measure(load, rounds, target)
         title = f"Pre-training step, {load.name}, {load.rows} × {load.length} tokens, MLM + NSP"
         show_lines(console, titled(title, _step_table(rows)))
         console.print(
             "× default: relative to transformers in fp32, its default; × same: in equal precision",
             style="dim",
         )
-    console.print(race.hardware(chosen), style="dim")
+    console.print(race.hardware(target), style="dim")
 
 
 def _step_table(rows: Iterable[BenchRow]) -> Table:

@@ -44,38 +44,38 @@ def compare(  # noqa: PLR0913 – one option per question
     json
         Write one JSON object instead of a sentence and a table.
     """
-    from bothways.cli.options import asked
+    from bothways.cli.options import named_columns
     from bothways.core.bar import terminal_progress
     from bothways.lab.sweeps.significance import compare as run
     from bothways.lab.sweeps.significance import default_task, folders
     from bothways.prediction.predictor import open_task
 
-    chosen = task or default_task(folders(a)[0])
-    named = {"text": text, "text_b": text_b, "label": label}
+    task_name = task or default_task(folders(a)[0])
+    names = {"text": text, "text_b": text_b, "label": label}
     columns = (
-        asked(open_task(folders(a)[0], chosen, device="cpu"), **named)
-        if any(named.values())
+        named_columns(open_task(folders(a)[0], task_name, device="cpu"), **names)
+        if any(names.values())
         else None
     )
     with terminal_progress() as progress:
-        found = run(a, b, data, columns, device=device, task=chosen, progress=progress)
+        comparison = run(a, b, data, columns, device=device, task=task_name, progress=progress)
     if json:
         from dataclasses import asdict
         from json import dumps
 
-        print(dumps(asdict(found)))
+        print(dumps(asdict(comparison)))
         return
     console = output_console()
-    show_lines(console, _table(found, data))
-    if chosen == "likelihood":
+    show_lines(console, _table(comparison, data))
+    if task_name == "likelihood":
         say(
             console,
             "note: a grade is the mean log probability of a token given all others, in nats",
         )
-    say(console, str(found))
+    say(console, str(comparison))
 
 
-def _table(found: ModelComparison, data: str) -> RenderableType:
+def _table(comparison: ModelComparison, data: str) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
@@ -84,7 +84,7 @@ def _table(found: ModelComparison, data: str) -> RenderableType:
     table = Table()
     for name in ("model", "runs", "mean grade", "deviation over seeds"):
         table.add_column(name, justify="left" if name == "model" else "right")
-    for side in (found.a, found.b):
+    for side in (comparison.a, comparison.b):
         spread = "–" if side.deviation is None else f"{side.deviation:.4f}"
         table.add_row(Text(side.name), str(len(side.grades)), f"{side.mean:.4f}", spread)
     return titled(f"Grades on {data}", table)

@@ -56,7 +56,7 @@ def convert(
         fix = "A model of the Hub is fetched first: hf download NAME --local-dir DIR"
         raise FolderError("no such folder", where=source, fix=fix)
     check_not_input(out, [source])
-    given = {
+    lengths = {
         name: value
         for name, value in (("positions", positions), ("window", window))
         if value is not None
@@ -66,9 +66,9 @@ def convert(
     elif (model := Path(resolve_run(str(source)), "config.json")).is_file() and not (
         any(source.glob("*.index")) or part
     ):
-        _lengthen(model.parent, out, given)
+        _lengthen(model.parent, out, lengths)
     else:
-        _check_none(given, source)
+        _check_none(lengths, source)
         _read(source, out, part)
 
 
@@ -95,8 +95,10 @@ def _change_vocabulary(
     )
 
     if (kind == "similar") != bool(texts):
-        what = "similar needs texts, and they are for similar alone"
-        raise ConfigError(what, where="--texts", fix="Give --rows similar --texts FILES, or none.")
+        message = "similar needs texts, and they are for similar alone"
+        raise ConfigError(
+            message, where="--texts", fix="Give --rows similar --texts FILES, or none."
+        )
     rows: Rows = MeanOfPieces() if kind == "mean" else UnusedSlots()
     if texts:
         rows = Similar(document.text for document in read_documents(texts))
@@ -107,18 +109,18 @@ def _change_vocabulary(
     print(f"wrote {out}: {change.new.size:,} tokens; each row is in {TABLE}", file=sys.stderr)
 
 
-def _check_none(given: Mapping[str, int], source: Path) -> None:
+def _check_none(options: Mapping[str, int], source: Path) -> None:
     """Refuse the options of a Longformer for a TensorFlow checkpoint."""
     from bothways.core.errors import ConfigError
 
-    if given:
-        named = " and ".join(f"--{name}" for name in given)
-        what = f"{named} apply to model folders, and {source} is read as a TensorFlow checkpoint"
+    if options:
+        names = " and ".join(f"--{name}" for name in options)
+        message = f"{names} apply to model folders, and {source} is read as a TensorFlow checkpoint"
         fix = "Leave them out, then convert the new folder."
-        raise ConfigError(what, where=next(iter(given)), fix=fix)
+        raise ConfigError(message, where=next(iter(options)), fix=fix)
 
 
-def _lengthen(source: Path, out: Path, given: Mapping[str, int]) -> None:
+def _lengthen(source: Path, out: Path, lengths: Mapping[str, int]) -> None:
     import sys
 
     from bothways.core.errors import ConfigError
@@ -129,14 +131,14 @@ def _lengthen(source: Path, out: Path, given: Mapping[str, int]) -> None:
     from bothways.text.tokenizer import Tokenizer
     from bothways.text.tokenizer_files import FILES
 
-    if not given:
-        what = "is a model folder already; it can only become a Longformer"
-        raise ConfigError(what, where=source, fix="Add --positions 4096, --window 512, or both.")
+    if not lengths:
+        message = "is a model folder already; it can only become a Longformer"
+        raise ConfigError(message, where=source, fix="Add --positions 4096, --window 512, or both.")
     loaded = load_model(str(source))
-    name, model = loaded.folder.name, lengthened(loaded.model, **given)
+    name, model = loaded.folder.name, lengthened(loaded.model, **lengths)
     has_tokenizer = any((loaded.folder / file).is_file() for file in FILES)
     tokenizer = Tokenizer.load(loaded.folder) if has_tokenizer else None
-    positions, window = model.config.max_positions, given.get("window", WINDOW)
+    positions, window = model.config.max_positions, lengths.get("window", WINDOW)
     summary = (
         f"A Longformer of {positions} positions, made of {name} with `bothways convert`. "
         "Nothing was trained: train it on long texts before using it there."
@@ -171,6 +173,6 @@ def _read(source: Path, out: Path, part: Literal["discriminator", "generator"] |
     save_model(out, checkpoint.model, checkpoint.tokenizer, card=card)
     print(checkpoint.report)
     if checkpoint.tokenizer is None:
-        what = "there is no vocab.txt and no single SentencePiece file next to the checkpoint"
-        print(f"warning: {what}: the folder has no tokenizer", file=sys.stderr)
+        message = "there is no vocab.txt and no single SentencePiece file next to the checkpoint"
+        print(f"warning: {message}: the folder has no tokenizer", file=sys.stderr)
     print(f"wrote {out}", file=sys.stderr)

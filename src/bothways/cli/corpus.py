@@ -137,14 +137,14 @@ def build(
     if not files:
         raise DataError("no input was given", fix="Name files, folders, globs or Hub data sets.")
     console = error_console()
-    known = (out / MANIFEST).exists()
+    complete = (out / MANIFEST).exists()
     with keeping(out, console), terminal_progress(console) as progress:
         result = bothways.build_corpus(
             files, tokenizer, out,
             column=column, boundary=boundary, language=language, words=words,
             cleaning=cleaning.cleaning(settings), workers=by.workers, progress=progress,
         )  # fmt: skip
-    if known:
+    if complete:
         say(console, f"{out} already has the corpus of these inputs; nothing to do.")
     show_lines(output_console(), Text(str(out), "bold"), _counts(result))
 
@@ -220,16 +220,16 @@ def _counts(corpus: Corpus) -> Table:
 
 def _steps(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yield what each step left out, with its share of the documents, or of the bytes."""
-    read, cleaning = manifest.read, manifest.settings.cleaning
+    inputs, cleaning = manifest.read, manifest.settings.cleaning
     least = cleaning.min_tokens
     names = {"min_tokens": "empty" if least == 1 else f"fewer than {least} tokens"}
     for step in manifest.steps:
         name = names.get(step.name, step.name.replace("_", " "))
         if step.name in cleaning.line_rules:
-            share = f" ({step.bytes / read.bytes:.2%} of the text)" if step.lines else ""
+            share = f" ({step.bytes / inputs.bytes:.2%} of the text)" if step.lines else ""
             yield f"removed lines: {name}", f"{step.lines:,}{share}"
         else:
-            share = f" ({step.documents / read.documents:.2%})" if step.documents else ""
+            share = f" ({step.documents / inputs.documents:.2%})" if step.documents else ""
             yield f"left out: {name}", f"{step.documents:,}{share}"
 
 

@@ -33,14 +33,14 @@ def describe(model: str, /, *, length: int = 128) -> None:
     from bothways.core.config.checks import require_at_least
 
     require_at_least(1, length=length)
-    found = _find(model)
+    description = _find(model)
     console = output_console()
-    tables = (_settings(found), _parameters(found), _costs(found, length))
-    show_lines(console, Text.assemble((model, "bold"), f": {found.origin}"), *tables)
-    for line in _against(found):
+    tables = (_settings(description), _parameters(description), _costs(description, length))
+    show_lines(console, Text.assemble((model, "bold"), f": {description.origin}"), *tables)
+    for line in _against(description):
         say(console, line)
-    if found.report is not None:
-        console.print(Text.assemble(("Weights file", "bold"), f"\n{found.report}"))
+    if description.report is not None:
+        console.print(Text.assemble(("Weights file", "bold"), f"\n{description.report}"))
     console.print(_DEFINITION, style="dim")
 
 
@@ -82,14 +82,18 @@ def _preset(name: str) -> _Found:
 
     config = preset(name)
     if family_for(config) is None:
-        what = "a preset without a class in transformers, with the head of pre-training"
-        return _Found(what, config, (token_head(config),))
-    able = [family for family in FAMILIES if family.config_rules.write(config) is not None]
-    family = next((family for family in able if name.startswith(family.model_type)), able[0])
-    every = (PoolerHead(), MaskedHead(), PairHead(), ReplacedHead(), NextTokenHead())
-    known = family.pretrained(name)
-    what = f"a preset of {family.model_type}, with the heads of {known.name}"
-    return _Found(what, config, tuple(head for head in every if head.kind in known.heads))
+        origin = "a preset without a class in transformers, with the head of pre-training"
+        return _Found(origin, config, (token_head(config),))
+    families = [family for family in FAMILIES if family.config_rules.write(config) is not None]
+    family = next(
+        (family for family in families if name.startswith(family.model_type)), families[0]
+    )
+    candidates = (PoolerHead(), MaskedHead(), PairHead(), ReplacedHead(), NextTokenHead())
+    architecture = family.pretrained(name)
+    origin = f"a preset of {family.model_type}, with the heads of {architecture.name}"
+    return _Found(
+        origin, config, tuple(head for head in candidates if head.kind in architecture.heads)
+    )
 
 
 def _folder(model: str, local: bool) -> _Found:
@@ -111,8 +115,8 @@ def _folder(model: str, local: bool) -> _Found:
             fix=f"Did you mean {near}? {error.fix}" if near else error.fix,
         ) from error
     settings = read_hf_config(folder)
-    named = settings.architecture.name if settings.architecture else "no known class"
-    origin = f"{settings.model_type}, {named}"
+    class_name = settings.architecture.name if settings.architecture else "no known class"
+    origin = f"{settings.model_type}, {class_name}"
     if not local:
         return _Found(origin, settings.encoder, heads_of(settings, ()))
     settings, weights = open_model(folder)
@@ -130,23 +134,27 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _settings(found: _Found) -> Table:
+def _settings(description: _Found) -> Table:
     from rich.text import Text
 
     table = _table("Configuration", "setting", "value")
-    for field in dataclasses.fields(found.config):
-        table.add_row(field.name, Text(_text(getattr(found.config, field.name))))
-    table.add_row("(heads)", ", ".join(map(_head_text, found.heads)) or "none")
+    for field in dataclasses.fields(description.config):
+        table.add_row(field.name, Text(_text(getattr(description.config, field.name))))
+    table.add_row("(heads)", ", ".join(map(_head_text, description.heads)) or "none")
     return table
 
 
-def _against(found: _Found) -> list[str]:
+def _against(description: _Found) -> list[str]:
     """Return the differences from BERT-base as lines of TOML."""
     from bothways.core.config.reader import config_difference
     from bothways.model.families import bert
 
     base = bert.base()
-    lines = config_difference(found.config, base) if type(found.config) is type(base) else []
+    lines = (
+        config_difference(description.config, base)
+        if type(description.config) is type(base)
+        else []
+    )
     return (
         ["Against bert-base, as lines of a TOML file under [encoder]", *lines, ""] if lines else []
     )
@@ -160,23 +168,23 @@ def _text(value: object) -> str:
         return str(value)
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     kind = fields.pop("kind", "")
-    held = ", ".join(f"{name} {_text(content)}" for name, content in fields.items())
-    return f"{kind} ({held})" if kind and held else kind or held
+    values = ", ".join(f"{name} {_text(content)}" for name, content in fields.items())
+    return f"{kind} ({values})" if kind and values else kind or values
 
 
 def _head_text(head: Head) -> str:
     """Return the kind of a head, and its settings that are not the default."""
     fields = [field for field in dataclasses.fields(head) if field.name != "kind"]
     values = {field.name: getattr(head, field.name) for field in fields}
-    held = [f"{f.name} {values[f.name]}" for f in fields if values[f.name] != f.default]
-    return f"{head.kind} ({', '.join(held)})" if held else head.kind
+    changes = [f"{f.name} {values[f.name]}" for f in fields if values[f.name] != f.default]
+    return f"{head.kind} ({', '.join(changes)})" if changes else head.kind
 
 
-def _parameters(found: _Found) -> Table:
+def _parameters(description: _Found) -> Table:
     from bothways.model.parameters import parameter_table
 
-    whole = parameter_table(found.config, found.heads)
-    encoder = parameter_table(found.config).entries
+    whole = parameter_table(description.config, description.heads)
+    encoder = parameter_table(description.config).entries
     textbook = [entry for entry in encoder if entry.textbook]
     sections = [("textbook: V·H + 12·L·H², where I = 4·H", textbook)] if textbook else []
     sections.append(("encoder", [entry for entry in encoder if not entry.textbook]))
@@ -208,12 +216,12 @@ _MEMORY = (
 """Bytes for each parameter."""
 
 
-def _costs(found: _Found, length: int) -> Table:
+def _costs(description: _Found, length: int) -> Table:
     from bothways.model.flops import BACKWARD, forward_flops
     from bothways.model.parameters import parameter_table
 
-    count = parameter_table(found.config, found.heads).total
-    forward = forward_flops(found.config, found.heads, length)
+    count = parameter_table(description.config, description.heads).total
+    forward = forward_flops(description.config, description.heads, length)
     table = _table("Costs", "what", "how much")
     for name, size in _MEMORY:
         table.add_row(f"memory, {name}", f"{count * size / 2**20:,.1f} MiB")

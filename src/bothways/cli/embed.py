@@ -56,8 +56,8 @@ def embed(  # noqa: PLR0913 – one option per question
     import sys
 
     from bothways.cli.options import (
-        asked,
         is_folder,
+        named_columns,
         one_file,
         predict_parts,
         say_guess,
@@ -86,13 +86,15 @@ def embed(  # noqa: PLR0913 – one option per question
         folder, "embed", length=length, device=device, precision=precision, batch_invariant=True,
         settings=settings,
     )  # fmt: skip
-    given = asked(opened, text=text)
-    reading = opened.read(file, given, labelled=False)
-    say_guess(opened, reading, given, file)
+    text_columns = named_columns(opened, text=text)
+    reading = opened.read(file, text_columns, labelled=False)
+    say_guess(opened, reading, text_columns, file)
     columns = cast("SentenceEmbeddingTask", reading.task).columns
     if columns.text_b is not None:
-        what = f"has two texts a row, {columns.text!r} and {columns.text_b!r}, and one is embedded"
-        raise DataError(what, where=file, fix="Name one: --text NAME.")
+        message = (
+            f"has two texts a row, {columns.text!r} and {columns.text_b!r}, and one is embedded"
+        )
+        raise DataError(message, where=file, fix="Name one: --text NAME.")
     learner = cast("Embedder", opened.learner)
     width = learner.task.width(learner.model)
     with watched(reading, "embedding") as tally:
@@ -118,14 +120,14 @@ def _prompt_settings(name: str | None, prompt: str | None) -> tuple[str, ...]:
     from bothways.core.errors import ConfigError
 
     if name is not None and prompt is not None:
-        what = "a prompt is given, and the name of one"
-        raise ConfigError(what, where="prompt", fix="Leave one of them out.")
+        message = "a prompt is given, and the name of one"
+        raise ConfigError(message, where="prompt", fix="Leave one of them out.")
     if name is not None:
         return f"prompt_name={json.dumps(name)}", "prompt=none"
     return () if prompt is None else (f"prompt={json.dumps(prompt)}",)
 
 
-def sweep_table(found: Sweep, title: str) -> RenderableType:
+def sweep_table(sweep: Sweep, title: str) -> RenderableType:
     """Return a table of every layer with every pooling, the best one marked."""
     from rich.table import Table
 
@@ -133,12 +135,12 @@ def sweep_table(found: Sweep, title: str) -> RenderableType:
     from bothways.core.terminal import quantity
 
     table = Table(
-        caption=f"{quantity(found.pairs, 'pair(s)')}. anisotropy: the mean cosine of any two texts"
+        caption=f"{quantity(sweep.pairs, 'pair(s)')}. anisotropy: the mean cosine of any two texts"
     )
     for name in ("layer", "pooling", "pearson", "spearman", "anisotropy"):
         table.add_column(name, justify="left" if name == "pooling" else "right")
-    best = found.best
-    for cell in found.cells:
+    best = sweep.best
+    for cell in sweep.cells:
         numbers = (cell.correlation.pearson, cell.correlation.spearman, cell.correlation.anisotropy)
         mark = " ← best" if cell is best else ""
         table.add_row(

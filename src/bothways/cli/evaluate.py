@@ -85,8 +85,8 @@ def evaluate(  # noqa: PLR0913 – one option per question
     }  # fmt: skip
     if blimp is not None:
         _refuse("--blimp", (), for_rows)
-        given = settings if file is None else (file, *settings)
-        _evaluate_pairs(folder, blimp, given, length, device, precision, json)
+        words = settings if file is None else (file, *settings)
+        _evaluate_pairs(folder, blimp, words, length, device, precision, json)
     elif file is not None and holds_corpus(file):
         fix = "Leave it out; the losses of a pre-trained model depend on --length alone."
         for_rows["--precision int8"] = precision == "int8" or None
@@ -133,25 +133,25 @@ def _evaluate_on_rows(
         _compare_int8(open_in, data, report, limit)
         return
     if limit is not None:
-        what = f"limits the loss of int8, and the precision is {precision}"
+        message = f"limits the loss of int8, and the precision is {precision}"
         fix = "Add --precision int8, or leave --limit out."
-        raise ConfigError(what, where="limit", fix=fix)
+        raise ConfigError(message, where="limit", fix=fix)
     predictor = open_in(precision)
     if guessed and (name := predictor.learner.task.name) == "embed":
-        what = f"{data.folder} is a sentence encoder and is scored as {name}"
-        print(f"note: {what}; --task changes that", file=sys.stderr)
+        message = f"{data.folder} is a sentence encoder and is scored as {name}"
+        print(f"note: {message}; --task changes that", file=sys.stderr)
     _score(predictor, data, report)
 
 
 def _refuse(
-    what: str, settings: tuple[str, ...], given: Mapping[str, object], fix: str = "Leave it out."
+    data: str, settings: tuple[str, ...], options: Mapping[str, object], fix: str = "Leave it out."
 ) -> None:
     """Raise ConfigError for options and settings that do nothing with this kind of data."""
     from bothways.core.errors import ConfigError
 
-    name = next((name for name, value in given.items() if value is not None), None)
+    name = next((name for name, value in options.items() if value is not None), None)
     if name is not None or settings:
-        raise ConfigError(f"does nothing with {what}", where=name or settings[0], fix=fix)
+        raise ConfigError(f"does nothing with {data}", where=name or settings[0], fix=fix)
 
 
 def _score(predictor: Predictor, data: _Data, report: Path | None) -> None:
@@ -178,8 +178,8 @@ def _compare_int8(
     measured = measure_int8(open_in, data.score)
     if report is not None:
         _analyse(open_in("int8"), data, report)
-    both = {"fp32": measured.fp32.metrics, "int8": measured.int8.metrics}
-    data.show(measured.to_json(), both)
+    columns = {"fp32": measured.fp32.metrics, "int8": measured.int8.metrics}
+    data.show(measured.to_json(), columns)
     if not data.json:
         print(measured)
     measured.check(MAX_LOSS if limit is None else limit)
@@ -226,13 +226,13 @@ def _evaluate_on_corpus(
 def _evaluate_pairs(
     folder: str,
     blimp: Path,
-    given: tuple[str, ...],
+    words: tuple[str, ...],
     length: int | None,
     device: options.Device,
     precision: options.Precision,
     json: bool,
 ) -> None:
-    """Print the accuracies on a folder of minimal pairs; `given` are settings of the task."""
+    """Print the accuracies on a folder of minimal pairs; `words` are settings of the task."""
     from json import dumps
 
     from bothways.core.bar import terminal_progress
@@ -242,7 +242,7 @@ def _evaluate_pairs(
     from bothways.prediction.pair_suite import evaluate_suite, open_pairs
     from bothways.prediction.predictor import Predictor
 
-    files, settings = options.split_inputs(given)
+    files, settings = options.split_inputs(words)
     if files:
         fix = "Leave one of the two out."
         raise ConfigError(f"is given in addition to --blimp {blimp}", where=files[0], fix=fix)
@@ -302,11 +302,13 @@ class _Data:
     @contextmanager
     def opened(self, predictor: Predictor) -> Iterator[tuple[Reading[Any], PredictionCounts]]:
         """Open the examples from the first one on, with a progress bar."""
-        from bothways.cli.options import asked, watched
+        from bothways.cli.options import named_columns, watched
         from bothways.tasks.base import Reading
 
         if self.examples is None:
-            reading = predictor.read(self.file, asked(predictor, **self.columns), labelled=True)
+            reading = predictor.read(
+                self.file, named_columns(predictor, **self.columns), labelled=True
+            )
         else:
             reading = Reading(predictor.learner.task, iter(self.examples))
         with watched(reading, "evaluating") as self.counts:
@@ -317,7 +319,7 @@ class _Data:
         with self.opened(predictor) as (reading, counts):
             return predictor.evaluate(reading, counts=counts)
 
-    def show(self, plain: Any, shown: RenderableType | Mapping[str, Metrics]) -> None:
+    def show(self, plain: Any, content: RenderableType | Mapping[str, Metrics]) -> None:
         """Print the warnings and the result, as one JSON object or as a table."""
         from json import dumps
 
@@ -328,7 +330,7 @@ class _Data:
             return
         from bothways.core.report.terminal import metric_table
 
-        table = metric_table(self.title, shown) if isinstance(shown, Mapping) else shown
+        table = metric_table(self.title, content) if isinstance(content, Mapping) else content
         show_lines(output_console(), table)
 
 

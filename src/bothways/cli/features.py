@@ -83,8 +83,8 @@ def features(
 
 def _table(done: FeatureResult) -> RenderableType:
     shares = {
-        f"share of layer {place} of {len(done.shares)}": share
-        for place, share in enumerate(done.shares, 1)
+        f"share of layer {index} of {len(done.shares)}": share
+        for index, share in enumerate(done.shares, 1)
     }
     from bothways.core.report.terminal import metric_table
 

@@ -113,8 +113,8 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     from bothways.lab.sweeps.seeds import finetune_seeds, parse_seeds
 
     if seeds is not None and folds is not None:
-        what = "and --folds are both given"
-        raise ConfigError(what, where="--seeds", fix="Leave out one of the two.")
+        message = "and --folds are both given"
+        raise ConfigError(message, where="--seeds", fix="Leave out one of the two.")
     if resume:
         check_begun(out)
     columns = {"text": text, "text_b": text_b, "label": label}
@@ -129,11 +129,11 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         base, notes = finetune_settings(
             model, train, dev, task, settings, recipe=recipe, config=config
         )
-        chosen = parse_seeds(seeds, base.seed)
+        seed_list = parse_seeds(seeds, base.seed)
         with run_progress(out, console) as progress:
             for note in notes:
                 progress.message(note)
-            series = finetune_seeds(base, chosen, SweepFolder(out, resume, device, progress))
+            series = finetune_seeds(base, seed_list, SweepFolder(out, resume, device, progress))
         print_series(series, out, console)
         return
     with run_progress(out, console) as progress:
@@ -161,8 +161,8 @@ def task_settings(
     words: Iterable[str], columns: dict[str, str | None], **options: object
 ) -> dict[str, Any]:
     """Return the settings of a fine-tuning, as `settings_for`, with the columns that are named."""
-    named = {name: column for name, column in columns.items() if column is not None}
-    return settings_for(bothways.finetune, words, columns=named or None, **options)
+    names = {name: column for name, column in columns.items() if column is not None}
+    return settings_for(bothways.finetune, words, columns=names or None, **options)
 
 
 def settings_from(
@@ -176,10 +176,10 @@ def settings_from(
     """Return the settings of a recipe, changed by a file, overrides and options."""
     model, train, dev = (options.pop(name) for name in ("model", "train", "dev"))
     settings = task_settings(overrides, columns, **options)
-    made, notes = finetune_settings(model, train, dev, task, settings, recipe=recipe, config=file)
+    built, notes = finetune_settings(model, train, dev, task, settings, recipe=recipe, config=file)
     for note in notes:
         say(error_console(), note)
-    return made
+    return built
 
 
 def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> None:
@@ -196,16 +196,16 @@ def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> No
     if done.metrics:
         show_lines(output_console(), _dev_table(done))
         say(console, f"What it does well and badly: {out / 'report.html'}")
-    parts = (f"The model is in {done.folder}.", format_note(done.folder), _try(out))
-    say(console, " ".join(part for part in parts if part))
+    sentences = (f"The model is in {done.folder}.", format_note(done.folder), _try(out))
+    say(console, " ".join(sentence for sentence in sentences if sentence))
 
 
 def _dev_table(done: FinetuneResult) -> RenderableType:
     """Return the metrics next to those of the best constant answer, where that has them."""
     columns = {"model": done.metrics}
     if done.baseline.keys() & done.metrics.keys():
-        usual = {name: done.baseline.get(name, math.nan) for name in done.metrics}
-        columns["one answer for all"] = usual
+        baseline = {name: done.baseline.get(name, math.nan) for name in done.metrics}
+        columns["one answer for all"] = baseline
     from bothways.core.report.terminal import metric_table
 
     return metric_table(
@@ -231,9 +231,9 @@ def print_series(series: Series, out: Path, console: Console) -> None:
     show_lines(output_console(), _series_table(series))
     if series.best is not None:
         name, model = series.best.name, out / "model"
-        said = f"The best model, of {name}, is in {model}. {_try(out)}"
+        success = f"The best model, of {name}, is in {model}. {_try(out)}"
         failed = f"warning: every run has probably failed. The model of {name} is in {model}."
-        say(console, failed if series.all_failed else said)
+        say(console, failed if series.all_failed else success)
 
 
 def print_folds(scores: CrossValidation, out: Path, console: Console) -> None:

@@ -41,17 +41,17 @@ def inspect_step(
 
     with terminal_progress() as progress:
         text = open_recorded(recorded_data(run), corpus)
-        found = repeat(run, step, text, device=device, progress=progress)
+        inspected = repeat(run, step, text, device=device, progress=progress)
     if json:
         from dataclasses import asdict
         from json import dumps
 
-        print(dumps(asdict(found), ensure_ascii=False))
+        print(dumps(asdict(inspected), ensure_ascii=False))
         return
 
     console = output_console()
-    show_lines(console, _table(found))
-    for line in _comparison(found):
+    show_lines(console, _table(inspected))
+    for line in _comparison(inspected):
         say(console, line)
 
 
@@ -64,11 +64,11 @@ def _table(step: InspectedStep) -> RenderableType:
     table, names = Table(), [*step.sequences[0].losses]
     for name in ("sequence", "tokens", *names, "gradient norm"):
         table.add_column(name, justify="left" if name == "sequence" else "right")
-    for each in step.sequences:
-        text = each.text if len(each.text) <= SHOWN else f"{each.text[:SHOWN]}…"
-        losses = (f"{each.losses[name]:.4g}" for name in names)
-        table.add_row(Text(text), str(each.tokens), *losses, f"{each.gradient_norm:.4g}")
-    tokens = sum(each.tokens for each in step.sequences)
+    for sequence in step.sequences:
+        text = sequence.text if len(sequence.text) <= SHOWN else f"{sequence.text[:SHOWN]}…"
+        losses = (f"{sequence.losses[name]:.4g}" for name in names)
+        table.add_row(Text(text), str(sequence.tokens), *losses, f"{sequence.gradient_norm:.4g}")
+    tokens = sum(sequence.tokens for sequence in step.sequences)
     losses = (f"{step.losses[name]:.4g}" if name in step.losses else "–" for name in names)
     table.add_section()
     table.add_row(Text("the whole step"), str(tokens), *losses, f"{step.gradient_norm:.4g}")
@@ -77,8 +77,8 @@ def _table(step: InspectedStep) -> RenderableType:
 
 def _comparison(step: InspectedStep) -> list[str]:
     """Return sentences on what was repeated, and whether it is what the run recorded."""
-    first = f"Steps {step.began + 1:,} to {step.step:,} were repeated, in one process"
-    lines = [f"{first}. Learning rate: {step.rate:.3g}."]
+    summary = f"Steps {step.began + 1:,} to {step.step:,} were repeated, in one process"
+    lines = [f"{summary}. Learning rate: {step.rate:.3g}."]
     if step.ranks > 1:
         lines.append(
             f"The run had {step.ranks} ranks: sums are rounded in another order, and dropout draws "

@@ -217,13 +217,13 @@ def _run() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         if error.errno in _OF_A_NAME and error.filename is not None:
-            what = f"{shortened(os.fsdecode(error.filename))}: cannot be used: {error.strerror}"
-            _fail(f"{what}\n  Choose another name, or give this user the permissions.")
+            message = f"{shortened(os.fsdecode(error.filename))}: cannot be used: {error.strerror}"
+            _fail(f"{message}\n  Choose another name, or give this user the permissions.")
         if error.errno not in _OF_A_DISK:
             raise
         if error.filename is not None or not _is_full(sys.stdout.fileno()):
-            what = f"{error.filename or 'a file'}: cannot be read or written: {error.strerror}"
-            _fail(f"{what}\n  Look at the disk, then {render(AGAIN)}.")
+            message = f"{error.filename or 'a file'}: cannot be read or written: {error.strerror}"
+            _fail(f"{message}\n  Look at the disk, then {render(AGAIN)}.")
         # Python flushes stdout once more at exit; send that to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail(f"the output cannot be written: {error.strerror}\n  Free some space for it.")

@@ -52,23 +52,23 @@ def rename_options(app: App, words: Sequence[str]) -> list[str]:
         return list(words)
     from bothways.finetuning.config import SAME, SHORTHANDS
 
-    known = _names(apps[-1].assemble_argument_collection())
+    option_names = _names(apps[-1].assemble_argument_collection())
     result, settings, left = list[str](), list[str](), list(words)
     while left:
         word = left.pop(0)
         option, equals, value = word.partition("=")
         name = option.removeprefix("--").replace("-", "_")
-        if not option.startswith("--") or option in known:
+        if not option.startswith("--") or option in option_names:
             result.append(word)
             continue
-        ours, form = SAME.get(name, (name, "{}"))
-        option = _OPTIONS.get(name, f"--{ours.replace('_', '-')}")
+        setting_name, form = SAME.get(name, (name, "{}"))
+        option = _OPTIONS.get(name, f"--{setting_name.replace('_', '-')}")
         setting = name in SAME or name in SHORTHANDS or name in _SETTINGS or "." in name
-        if not (setting or option in known) or not (equals or left):
+        if not (setting or option in option_names) or not (equals or left):
             result.append(word)  # unknown, or without a value
             continue
         value = value if equals else left.pop(0)
-        if option in known:
+        if option in option_names:
             result += [option, form.format(value)]
         else:
             settings.append(f"{name}={value}")
@@ -93,10 +93,10 @@ def explain(error: CycloptsError) -> BothwaysError:
         case RepeatArgumentError(token=token):
             return ConfigError("is given twice", where=token.keyword, fix="Leave out one.")
         case CoercionError(token=token) if token is not None and error.msg is None:
-            what = f"{token.value!r} is not {_type_name(error.target_type)}"
+            message = f"{token.value!r} is not {_type_name(error.target_type)}"
             choices = [str(choice) for choice in get_args(error.target_type)]
-            what += _did_you_mean(_near(token.value, choices))
-            return ConfigError(what, where=token.keyword or _shown(error), fix=None)
+            message += _did_you_mean(_near(token.value, choices))
+            return ConfigError(message, where=token.keyword or _shown(error), fix=None)
         case UnknownOptionError(token=token):
             option = (token.keyword or token.value).partition("=")[0]
             return _unknown_option(option, _names(error.argument_collection), command)
@@ -106,11 +106,12 @@ def explain(error: CycloptsError) -> BothwaysError:
             return _unknown_option(error.exception_message.removeprefix(_UNKNOWN), names, command)
         case UnknownCommandError(unused_tokens=[word, *_]):
             commands = [name for name in error.app or () if not name.startswith("-")]
-            what = f"there is no command {word!r}"
+            message = f"there is no command {word!r}"
             group = command.removeprefix("bothways").strip()
             near = (_COMMANDS.get(word) if not group else None) or _near(word, commands)
             return ConfigError(
-                what + _did_you_mean(near), fix=f"The commands are {', '.join(sorted(commands))}."
+                message + _did_you_mean(near),
+                fix=f"The commands are {', '.join(sorted(commands))}.",
             )
         case UnusedCliTokensError(unused_tokens=[*words]):
             return ConfigError(f"one argument too many: {' '.join(words)}", where=command, fix=fix)
@@ -131,10 +132,10 @@ def _shown(error: CycloptsError) -> str:
     return name.lstrip("-").upper() if positional else name
 
 
-def _type_name(wanted: Any) -> str:
-    if get_origin(wanted) is Literal:
-        return f"one of {', '.join(map(str, get_args(wanted)))}"
-    return _TYPES.get(wanted, f"a {getattr(wanted, '__name__', wanted)}")
+def _type_name(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    return _TYPES.get(kind, f"a {getattr(kind, '__name__', kind)}")
 
 
 def _unknown_option(option: str, options: Iterable[str], command: str) -> ConfigError:
@@ -148,14 +149,16 @@ def _unknown_option(option: str, options: Iterable[str], command: str) -> Config
         fix += " Settings have no dashes: lr=3e-5."
     else:
         near_settings = []
-    plain = {known.lstrip("-"): known for known in options if known.startswith("--")}
-    near = [plain[known] for known in _near(option.lstrip("-"), plain)]
-    what = f"unknown option{_did_you_mean(near or near_settings)}"
-    return ConfigError(what, where=option, fix=fix)
+    plain = {
+        plain_name.lstrip("-"): plain_name for plain_name in options if plain_name.startswith("--")
+    }
+    near = [plain[plain_name] for plain_name in _near(option.lstrip("-"), plain)]
+    message = f"unknown option{_did_you_mean(near or near_settings)}"
+    return ConfigError(message, where=option, fix=fix)
 
 
-def _near(word: str, known: Iterable[str]) -> list[str]:
-    return difflib.get_close_matches(word, list(known), n=1, cutoff=_NEAR)
+def _near(word: str, candidates: Iterable[str]) -> list[str]:
+    return difflib.get_close_matches(word, list(candidates), n=1, cutoff=_NEAR)
 
 
 def _did_you_mean(names: Sequence[str]) -> str:

@@ -114,8 +114,8 @@ class RunLength:
         if self.epochs is not None and self.until is not None:
             from bothways.core.errors import ConfigError
 
-            what = f"the length is given twice: {self.epochs:g} epochs and {self.until!r}"
-            raise ConfigError(what, where="--until", fix="Leave out --epochs or --until.")
+            message = f"the length is given twice: {self.epochs:g} epochs and {self.until!r}"
+            raise ConfigError(message, where="--until", fix="Leave out --epochs or --until.")
         return self.until if self.epochs is None else f"{self.epochs:g} epochs"
 
 
@@ -227,8 +227,8 @@ def argument_text(words: tuple[str, ...]) -> str | None:
     written = any(character.isspace() for character in word) or not word.isascii()
     if not written or _FILE_NAME.fullmatch(word) or is_url(word):
         return None
-    named = os.path.exists(word) or os.path.isdir(os.path.dirname(word)) or glob.glob(word)
-    return None if named else word
+    exists = os.path.exists(word) or os.path.isdir(os.path.dirname(word)) or glob.glob(word)
+    return None if exists else word
 
 
 def _expanded(words: Iterable[str]) -> Iterator[str]:
@@ -258,20 +258,20 @@ def one_file(files: tuple[str, ...], options: PartOptions) -> str:
     files = tuple(_expanded(files))
     for name, value in vars(PartOptions()).items():
         if getattr(options, name) != value:
-            what = "is for predictions in parts"
-            raise ConfigError(what, where=f"--{name}", fix="Name a folder for them: --out DIR")
+            message = "is for predictions in parts"
+            raise ConfigError(message, where=f"--{name}", fix="Name a folder for them: --out DIR")
     if len(files) != 1:
-        what = f"there are {len(files)} files, and one is read" if files else "names no file"
+        message = f"there are {len(files)} files, and one is read" if files else "names no file"
         fix = "For several files name a folder: --out DIR" if files else "Name one."
-        raise ConfigError(what, where="files", fix=fix)
+        raise ConfigError(message, where="files", fix=fix)
     return files[0]
 
 
-def predict_parts(out: Path, options: PartOptions, **asked: Any) -> None:
+def predict_parts(out: Path, options: PartOptions, **settings: Any) -> None:
     """Predict files into parts in a folder, and print the totals.
 
     Args:
-        asked: fields of `bulk.request.BulkRequest` other than those in `options`.
+        settings: fields of `bulk.request.BulkRequest` other than those in `options`.
     """
     from bothways.core.bar import error_console, terminal_progress
     from bothways.core.terminal import quantity, say
@@ -280,7 +280,7 @@ def predict_parts(out: Path, options: PartOptions, **asked: Any) -> None:
     from bothways.prediction.bulk.run import predict_files
 
     request = BulkRequest(
-        **asked | {"files": tuple(_expanded(asked["files"]))},
+        **settings | {"files": tuple(_expanded(settings["files"]))},
         keep=options.keep,
         form=options.format,
         rows=options.rows,
@@ -293,15 +293,15 @@ def predict_parts(out: Path, options: PartOptions, **asked: Any) -> None:
     with keeping(folder, console, "What is finished"), terminal_progress(console) as progress:
         done = predict_files(request, out, workers, progress)
     were = "was" if done.again == 1 else "were"
-    again = f", {done.again:,} of which {were} finished before" if done.again else ""
-    parts = "" if is_file(out) else f", in {quantity(done.parts, 'part(s)')}"
-    say(console, f"{quantity(done.rows, 'row(s)')} in {out}{parts}{again}")
+    earlier = f", {done.again:,} of which {were} finished before" if done.again else ""
+    count = "" if is_file(out) else f", in {quantity(done.parts, 'part(s)')}"
+    say(console, f"{quantity(done.rows, 'row(s)')} in {out}{count}{earlier}")
     for warning in done.warnings:
         print(warning, file=sys.stderr)
     if done.rejected:
         rejects = rejects_file(out) if is_file(out) else out / "_rejects"
-        what = f"warning: {quantity(done.rejected, 'row(s) was|were rejected')}: see {rejects}"
-        print(what, file=sys.stderr)
+        message = f"warning: {quantity(done.rejected, 'row(s) was|were rejected')}: see {rejects}"
+        print(message, file=sys.stderr)
 
 
 def _workers(options: PartOptions) -> Workers:
@@ -312,7 +312,7 @@ def _workers(options: PartOptions) -> Workers:
     return RayWorkers(options.ray, options.processes, options.threads or 1)
 
 
-def asked(opened: Predictor, **columns: str | None) -> Any:
+def named_columns(opened: Predictor, **columns: str | None) -> Any:
     """Return the named columns as the column type of the task.
 
     Raises:
@@ -320,17 +320,19 @@ def asked(opened: Predictor, **columns: str | None) -> Any:
     """
     from bothways.core.config import reader as configs
 
-    named = {name: value for name, value in columns.items() if value is not None}
+    names = {name: value for name, value in columns.items() if value is not None}
     columns_type = type(opened.learner.task.columns)  # type: ignore[attr-defined]
-    return configs.read(columns_type, named, where="columns") if named else None
+    return configs.read(columns_type, names, where="columns") if names else None
 
 
-def say_guess(opened: Predictor, reading: Reading[Any], given: object, source: str) -> None:
+def say_guess(opened: Predictor, reading: Reading[Any], requested: object, source: str) -> None:
     """Print on standard error which columns were guessed, if they differ from training."""
     from bothways.tasks.columns import reads_as_trained
 
-    columns, trained = (getattr(each.task, "columns", None) for each in (reading, opened.learner))
-    if given is None and not reads_as_trained(columns, trained) and _has_columns(source):
+    columns, trained = (
+        getattr(reader.task, "columns", None) for reader in (reading, opened.learner)
+    )
+    if requested is None and not reads_as_trained(columns, trained) and _has_columns(source):
         write_stderr(f"note: the columns are guessed: {columns}")
 
 
@@ -345,8 +347,8 @@ def say_replaced(settings: object, base: object) -> None:
     """Print a note for each union of which settings have another member than their recipe."""
     from bothways.core.config.reader import replaced_members
 
-    for each in replaced_members(settings, base):
-        say(error_console(), f"note: {each}")
+    for member in replaced_members(settings, base):
+        say(error_console(), f"note: {member}")
 
 
 def say_kernels(device: str) -> None:
@@ -361,7 +363,7 @@ def say_kernels(device: str) -> None:
 
 @contextmanager
 def watched(
-    reading: Reading[Any], what: str, *, hidden: bool = False
+    reading: Reading[Any], title: str, *, hidden: bool = False
 ) -> Iterator[PredictionCounts]:
     """Count predictions and show their progress.
 
@@ -373,23 +375,23 @@ def watched(
     from bothways.prediction.engine import counting
 
     with terminal_progress(hidden=hidden) as progress:
-        yield counting(reading, progress, what)
+        yield counting(reading, progress, title)
 
 
 @contextmanager
-def keeping(out: Path, console: Console, kept: str = "Finished work") -> Iterator[None]:
+def keeping(out: Path, console: Console, subject: str = "Finished work") -> Iterator[None]:
     """Report on Ctrl-C which work is kept in the folder and how to resume."""
     try:
         yield
     except KeyboardInterrupt:
         left = "Nothing is finished, and nothing is left behind."
         if any(out.glob("*")):
-            left = f"{kept} is kept in {out}; run the same command to continue."
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would cut the message
+            left = f"{subject} is kept in {out}; run the same command to continue."
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would cut the message
         try:
             say(console, f"Stopped. {left}")
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, handler)
         raise
 
 
@@ -428,7 +430,7 @@ def stop_saved(console: Console, saved: str = "Saved.") -> NoReturn:
     from bothways.training.signals import resume_command
 
     if is_main(plan_here()):
-        again = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
-        when = "If torchrun does not start it again" if again else "To resume"
-        say(console, f"{saved} {when}: {resume_command(sys.argv[1:])}")
+        restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+        condition = "If torchrun does not start it again" if restarts else "To resume"
+        say(console, f"{saved} {condition}: {resume_command(sys.argv[1:])}")
     raise KeyboardInterrupt

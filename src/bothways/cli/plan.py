@@ -76,8 +76,8 @@ def plan(  # noqa: PLR0913 – one option per question
     base = _base(model, text, recipe, teacher)
     length = end.settings
     if tokens is not None and length:
-        what = f"is given as tokens={tokens:g}, and the length of the run once more"
-        raise ConfigError(what, where="tokens", fix="Give one of them.")
+        message = f"is given as tokens={tokens:g}, and the length of the run once more"
+        raise ConfigError(message, where="tokens", fix="Give one of them.")
     if tokens is not None:
         if not 1 <= tokens < math.inf:
             raise ConfigError(f"must be at least 1 and finite, not {tokens:g}", where="tokens")
@@ -86,17 +86,19 @@ def plan(  # noqa: PLR0913 – one option per question
     run = load_config(base, [*settings, *length], config)
     say_replaced(run, base)
     if hardware == "here":
-        for name, given in (("ranks", ranks != 1), ("utilisation", utilisation is not None)):
-            if given:
-                what = "is for cards; this machine is measured with one rank"
-                raise ConfigError(what, where=name, fix="Name a card: --hardware h100")
-        where: Here | Cards = Here(device)
+        for name, changed in (("ranks", ranks != 1), ("utilisation", utilisation is not None)):
+            if changed:
+                message = "is for cards; this machine is measured with one rank"
+                raise ConfigError(message, where=name, fix="Name a card: --hardware h100")
+        target: Here | Cards = Here(device)
     else:
         share = UTILISATION if utilisation is None else utilisation
-        where = Cards(card_named(hardware), ranks, share)
+        target = Cards(card_named(hardware), ranks, share)
     with terminal_progress() as progress:
-        read = None if text is None else float(text.manifest.counts.tokens)
-        done = forecast_run(run, where, corpus_tokens=read, price=price, progress=progress)
+        corpus_tokens = None if text is None else float(text.manifest.counts.tokens)
+        done = forecast_run(
+            run, target, corpus_tokens=corpus_tokens, price=price, progress=progress
+        )
     if json:
         print(json_format.dumps(done.to_json(), ensure_ascii=False, allow_nan=False))
     else:
@@ -115,8 +117,8 @@ def _base(
     if teacher is not None:
         return distillation(teacher, text, model, recipe)
     make = recipe_named(recipe or "modern")
-    known = model in PRESETS or not Path(model).is_dir()
-    encoder = preset(model) if known and "/" not in model else start_encoder(model)
+    is_preset = model in PRESETS or not Path(model).is_dir()
+    encoder = preset(model) if is_preset and "/" not in model else start_encoder(model)
     return make(encoder if text is None else fit_to_corpus(encoder, text.tokenizer))
 
 
@@ -133,22 +135,24 @@ def _show(done: RunForecast) -> None:
 
     def table(title: str, rows: list[tuple[str, str]]) -> None:
         """Print one table of names and values."""
-        shown = Table(show_header=False)
-        shown.add_column()
-        shown.add_column(justify="right")
+        grid = Table(show_header=False)
+        grid.add_column()
+        grid.add_column(justify="right")
         for row in rows:
-            shown.add_row(*row)
-        show_lines(console, titled(title, shown))
+            grid.add_row(*row)
+        show_lines(console, titled(title, grid))
 
-    each = done.total / max(1, done.checkpoints)
-    kept = f"{done.checkpoints:,} of {size_text(done.checkpoint)}, one each {time_text(each)}"
+    interval = done.total / max(1, done.checkpoints)
+    checkpoints = (
+        f"{done.checkpoints:,} of {size_text(done.checkpoint)}, one each {time_text(interval)}"
+    )
     run = [
         ("parameters", f"{done.parameters:,}"),
         ("tokens", f"{done.tokens:,.0f}"),
         ("updates", f"{done.updates:,}"),
         ("operations", f"{done.operations * done.tokens:.3g}"),
         ("tokens per second", f"{done.rate:,.0f}"),
-        ("checkpoints", kept),
+        ("checkpoints", checkpoints),
         *((f"time: {name}", time_text(value)) for name, value in done.seconds.items() if value),
         ("time in all", time_text(done.total)),
     ]

@@ -59,7 +59,7 @@ def predict(  # noqa: PLR0913 – one option per question
 
     from bothways.cli.options import (
         argument_text,
-        asked,
+        named_columns,
         one_file,
         predict_parts,
         say_guess,
@@ -96,7 +96,7 @@ def predict(  # noqa: PLR0913 – one option per question
         runtime=runtime, settings=settings,
     )  # fmt: skip
     check_format(form, opened.learner.task)
-    columns = asked(opened, text=text, text_b=text_b)
+    columns = named_columns(opened, text=text, text_b=text_b)
     if sentence is None:
         reading = opened.read(file, columns, labelled=False)
         say_guess(opened, reading, columns, file)
@@ -108,8 +108,8 @@ def predict(  # noqa: PLR0913 – one option per question
     pace = PredictConfig(window=window or (1 if typed else PredictConfig.window))
     # What is typed or printed on the same terminal would run through the bar.
     with watched(reading, "predicting", hidden=typed or sys.stdout.isatty()) as tally:
-        for kept, prediction in predict_kept(opened, reading, parts.keep, pace, tally):
-            values = kept_values(kept, prediction_values(prediction, top, form or "jsonl"))
+        for copied, prediction in predict_kept(opened, reading, parts.keep, pace, tally):
+            values = kept_values(copied, prediction_values(prediction, top, form or "jsonl"))
             print(json.dumps(values, ensure_ascii=False, allow_nan=False), flush=typed)
     if precision == "auto":
         print(f"note: predicted in {opened.precision}", file=sys.stderr)
@@ -122,9 +122,9 @@ def _check_parts(out: Path, window: int | None) -> None:
     from bothways.core.errors import ConfigError
 
     if out.suffix in _NO_FORMATS and not out.is_dir():
-        what = f"{str(out)!r} has no format of predictions"
+        message = f"{str(out)!r} has no format of predictions"
         fix = f"Name a file: --out {out.stem}.jsonl, .csv, .tsv or .parquet; or a folder."
-        raise ConfigError(what, where="--out", fix=fix)
+        raise ConfigError(message, where="--out", fix=fix)
     if window is not None:
-        what, fix = "is for predictions that are printed", "Leave it out; parts have --rows."
-        raise ConfigError(what, where="--window", fix=fix)
+        message, fix = "is for predictions that are printed", "Leave it out; parts have --rows."
+        raise ConfigError(message, where="--window", fix=fix)

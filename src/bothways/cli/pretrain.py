@@ -68,13 +68,13 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
     """
     if resume:
         options.check_begun(out)
-    others, words = options.split_inputs(more)
+    corpora, words = options.split_inputs(more)
     settings = options.settings_for(bothways.pretrain, words, until=end.duration)
     console = error_console()
     options.say_kernels(device)
     with options.run_progress(out, console) as progress:
         done = bothways.pretrain(
-            [corpus, *others] if others else corpus,
+            [corpus, *corpora] if corpora else corpus,
             model,
             start=start,
             recipe=recipe,

@@ -146,8 +146,8 @@ def _reproduce(benchmark: Benchmark, overrides: tuple[str, ...], options: Benchm
         say(console, f"Written: {file}")
 
 
-def _names(given: str | None) -> tuple[str, ...]:
-    return tuple(name.strip() for name in given.split(",")) if given else ()
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",")) if text else ()
 
 
 def pretraining(  # noqa: PLR0913 – one option per question
@@ -214,9 +214,11 @@ def pretraining(  # noqa: PLR0913 – one option per question
     from bothways.lab.paper.pretraining_runs import TableRequest, run_table
     from bothways.training.durations import duration
 
-    usual: Literal["small", "paper"] = "small" if choose_device(device).type == "cpu" else "paper"
+    default_scale: Literal["small", "paper"] = (
+        "small" if choose_device(device).type == "cpu" else "paper"
+    )
     request = TableRequest(
-        table, tuple(text), data, out, scale or usual,
+        table, tuple(text), data, out, scale or default_scale,
         None if budget is None else duration(budget),
         _names(tasks), _names(cells), seeds, limit, overrides, finetuning,
     )  # fmt: skip

@@ -37,9 +37,9 @@ def serve(  # noqa: PLR0913 – one option per question
     """Serve models over HTTP, in the shapes of OpenAI, TEI, Hugging Face and Jina.
 
     One process answers for every task. Requests are computed in batches, and in fp32 every answer
-    is that of `bothways predict`, whatever else is asked at the time. GET /info lists models and
-    limits, /metrics counts, /openapi.json describes the routes. Ctrl-C finishes what is under way
-    and ends; twice ends at once.
+    is that of `bothways predict`, whatever else is requested at the time. GET /info lists models
+    and limits, /metrics counts, /openapi.json describes the routes. Ctrl-C finishes what is under
+    way and ends; twice ends at once.
 
     Parameters
     ----------
@@ -95,13 +95,13 @@ def serve(  # noqa: PLR0913 – one option per question
 
     if traces is not None:
         require_tracing(traces)
-    named = named_models(models, task)
+    folders = named_models(models, task)
     limits = configs.load(Limits, base=DEFAULT_LIMITS, overrides=limit)
     keys = _keys(api_key_file)
     local = host in ("127.0.0.1", "localhost", "::1")
     check_address(host, port, open_to_all=not (local or keys or no_auth))
     deployment = Deployment(
-        named, length, device, precision, limits, keys,
+        folders, length, device, precision, limits, keys,
         hosts=tuple(name.lower() for name in allow_host) or (LOOPBACK if local else None),
         traces=traces, requests=log == "requests", delay=drain_delay,
         playground=local if play is None else play,
@@ -213,9 +213,9 @@ def check_address(host: str, port: int, *, open_to_all: bool) -> None:
     from bothways.core.errors import ConfigError
 
     if not 0 <= port <= LAST_PORT:
-        what = f"must be from 0 to {LAST_PORT}, not {port}"
-        raise ConfigError(what, where="port", fix="0 takes any port that is free.")
+        message = f"must be from 0 to {LAST_PORT}, not {port}"
+        raise ConfigError(message, where="port", fix="0 takes any port that is free.")
     if open_to_all:
-        what = f"{host} can be reached from the network, and there is no key"
+        message = f"{host} can be reached from the network, and there is no key"
         fix = "Give keys (--api-key-file FILE), or say --no-auth."
-        raise ConfigError(what, where="host", fix=fix)
+        raise ConfigError(message, where="host", fix=fix)

@@ -112,7 +112,7 @@ def train(
     from bothways.text.sampling import sample, sample_languages
     from bothways.text.trainers import ByteBPE, learn, removed_marks
 
-    chosen = _kind(kind, options)
+    trainer = _kind(kind, options)
     console = error_console()
     with _empty_folder(out) as folder, terminal_progress(console) as progress:
         if alpha is None:
@@ -120,18 +120,18 @@ def train(
         else:
             languages = {name: _read([name], column, progress) for name in inputs}
             texts = sample_languages(languages, alpha, int(ceiling * 1e6), seed)
-        tokenizer = learn(texts, chosen, lambda kept: _tracked(kept, progress))
+        tokenizer = learn(texts, trainer, lambda sampled: _tracked(sampled, progress))
         tokenizer.save(folder)
     fewer = (
-        f" (the text has no more candidates for the requested {chosen.size:,})"
-        if tokenizer.size < chosen.size
+        f" (the text has no more candidates for the requested {trainer.size:,})"
+        if tokenizer.size < trainer.size
         else ""
     )
     share = "all" if texts.kept == texts.seen else f"an even sample ({texts.kept / texts.seen:.1%})"
     share = share if alpha is None else f"a sample of {len(inputs)} languages, alpha {alpha:g},"
     text = f"trained on {share} of {texts.seen / 1e6:,.1f} million characters"
     say(console, f"{out}: {tokenizer.size:,} tokens{fewer}, {text}")
-    if not isinstance(chosen, ByteBPE) and chosen.lowercase and chosen.strip_accents is None:
+    if not isinstance(trainer, ByteBPE) and trainer.lowercase and trainer.strip_accents is None:
         marks, letter = removed_marks(texts.read())
         if marks > _NOTED_MARKS:
             say(
@@ -202,21 +202,21 @@ def report(
     model = Tokenizer.load(tokenizer)
     with terminal_progress() as progress:
         texts = sample(_read(inputs, column, progress), int(ceiling * 1e6))
-        found = examine(model, _tracked(texts, progress), examples=examples)
-    show_lines(output_console(), _table(found, str(tokenizer)))
+        summary = examine(model, _tracked(texts, progress), examples=examples)
+    show_lines(output_console(), _table(summary, str(tokenizer)))
 
 
 def _kind(name: Literal["wordpiece", "bpe", "unigram"], options: VocabularyOptions) -> Kind:
     from bothways.core.errors import ConfigError
     from bothways.text.trainers import KINDS
 
-    known = {field.name for field in dataclasses.fields(KINDS[name])}
-    given = {key: value for key, value in dataclasses.asdict(options).items() if value is not None}
-    for key in given.keys() - known:
-        names = ", ".join("--" + other.replace("_", "-") for other in sorted(known))
-        what = f"is not an option of {name}"
-        raise ConfigError(what, where="--" + key.replace("_", "-"), fix=f"Its options: {names}.")
-    return KINDS[name](**given)
+    names_of_kind = {field.name for field in dataclasses.fields(KINDS[name])}
+    values = {key: value for key, value in dataclasses.asdict(options).items() if value is not None}
+    for key in values.keys() - names_of_kind:
+        names = ", ".join("--" + other.replace("_", "-") for other in sorted(names_of_kind))
+        message = f"is not an option of {name}"
+        raise ConfigError(message, where="--" + key.replace("_", "-"), fix=f"Its options: {names}.")
+    return KINDS[name](**values)
 
 
 def _read(inputs: list[str], column: str, progress: Progress) -> Iterator[str]:
@@ -249,8 +249,8 @@ def _empty_folder(out: Path) -> Iterator[Path]:
     from bothways.core.errors import ResourceError
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        what = "exists and is not an empty folder"
-        raise ResourceError(what, where=out, fix="Choose another --out.")
+        message = "exists and is not an empty folder"
+        raise ResourceError(message, where=out, fix="Choose another --out.")
     with replace_folder(out) as folder:
         yield folder
 
@@ -283,12 +283,12 @@ def _encoded(tokenizer: Tokenizer, lines: Iterator[str]) -> Iterator[str]:
         yield "".join(rows)
 
 
-def _write(rows: Iterator[str], place: Path) -> None:
-    with place.open("w", encoding="utf-8") as file:
+def _write(rows: Iterator[str], path: Path) -> None:
+    with path.open("w", encoding="utf-8") as file:
         file.writelines(rows)
 
 
-def _table(found: VocabularyReport, title: str) -> RenderableType:
+def _table(summary: VocabularyReport, title: str) -> RenderableType:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -296,16 +296,17 @@ def _table(found: VocabularyReport, title: str) -> RenderableType:
     from bothways.core.report.terminal import titled
 
     rows = {
-        "vocabulary": f"{found.size:,} tokens, {found.unused:.1%} of them unused here",
-        "text": f"{found.characters:,} characters, {found.words:,} words, {found.tokens:,} tokens",
-        "unknown": f"{found.unknown:.3%} of tokens, {found.unknown_words:.3%} of words",
-        "fertility": f"{found.fertility:.3f} tokens per word",
-        "compression": f"{found.characters / max(1, found.tokens):.3f} characters per token",
-        "whole words": f"{found.whole_words:.1%} of words are one token",
-        "coverage": f"{found.covered:.3%} of characters are in words without an unknown token",
-        "longest tokens": ", ".join(found.longest),
-        "split words": _examples(found.split),
-        "unknown words": _examples(found.strange),
+        "vocabulary": f"{summary.size:,} tokens, {summary.unused:.1%} of them unused here",
+        "text": f"{summary.characters:,} characters, {summary.words:,} words, "
+        f"{summary.tokens:,} tokens",
+        "unknown": f"{summary.unknown:.3%} of tokens, {summary.unknown_words:.3%} of words",
+        "fertility": f"{summary.fertility:.3f} tokens per word",
+        "compression": f"{summary.characters / max(1, summary.tokens):.3f} characters per token",
+        "whole words": f"{summary.whole_words:.1%} of words are one token",
+        "coverage": f"{summary.covered:.3%} of characters are in words without an unknown token",
+        "longest tokens": ", ".join(summary.longest),
+        "split words": _examples(summary.split),
+        "unknown words": _examples(summary.strange),
     }
     table = Table(box=box.SIMPLE, show_header=False)
     for name, value in rows.items():

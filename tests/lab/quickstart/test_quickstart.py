@@ -287,10 +287,10 @@ def test_pace_takes_one_thread_where_cores_are_busy(monkeypatch: pytest.MonkeyPa
 def test_length_is_tokens_unless_the_time_is_set_or_too_short() -> None:
     shape = Shape(2, 128, 2e-3, 500_000, 2)
     fast, slow = MeasuredShape(shape, 10_000.0, 1), MeasuredShape(shape, 500.0, 1)
-    until, _ = gain._plan(fast, 50_000, limit=480, passed=60, whole=False)
+    until, _ = gain._plan(fast, 50_000, limit=480, passed=60, use_all=False)
     assert until == Tokens(500_000)
-    until, _ = gain._plan(fast, 50_000, limit=600, passed=60, whole=True)
+    until, _ = gain._plan(fast, 50_000, limit=600, passed=60, use_all=True)
     assert until == Hours((600 - 60 - 10) / 3600)
-    until, message = gain._plan(slow, 50_000, limit=480, passed=80, whole=False)
+    until, message = gain._plan(slow, 50_000, limit=480, passed=80, use_all=False)
     assert until == Hours((400 - 200) / 3600)
     assert "--minutes 22" in message  # (500,000 + 100,000) / 500 + 80 s

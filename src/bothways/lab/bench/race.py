@@ -66,11 +66,11 @@ class ContenderProcess:
     ) -> None:
         self.name, self.precision, self._work = name, precision, work
         context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        given = (theirs, name, work, precision, device, torch.get_num_threads())
-        self._process = context.Process(target=_take_turns, args=given, daemon=True)
+        self._connection, child_connection = context.Pipe()
+        arguments = (child_connection, name, work, precision, device, torch.get_num_threads())
+        self._process = context.Process(target=_take_turns, args=arguments, daemon=True)
         self._process.start()
-        theirs.close()
+        child_connection.close()
 
     def ready(self) -> None:
         """Wait until the contender has built its model."""
@@ -93,9 +93,9 @@ class ContenderProcess:
         except (EOFError, OSError) as error:
             work = f"{self._work.rows} × {self._work.length} tokens of {self._work.name}"
             name = f"{self.name} in {self.precision}"
-            what = f"{name} failed on {work}: out of memory, or the error above"
+            message = f"{name} failed on {work}: out of memory, or the error above"
             raise ResourceError(
-                what, fix="Choose a smaller workload: bothways bench small."
+                message, fix="Choose a smaller workload: bothways bench small."
             ) from error
 
 
@@ -145,8 +145,13 @@ def race(work: Workload, rounds: int, device: torch.device) -> list[Timing]:
         for process in taken:
             process.end()
     return [
-        Timing(each.name, each.precision, tuple(seconds for seconds, _ in turns), turns[-1][1])
-        for each, turns in taken.items()
+        Timing(
+            contender.name,
+            contender.precision,
+            tuple(seconds for seconds, _ in turns),
+            turns[-1][1],
+        )
+        for contender, turns in taken.items()
     ]
 
 

@@ -132,12 +132,12 @@ def read_tagged_sentences(
     report_findings(check_model(model.config, tokenizer, length))
     reading = settings.task.read(settings.train, settings.task.columns)
     train, task = list(reading.examples), reading.task
-    part = parse_part(settings.dev)
-    if part is None:
+    fraction = parse_part(settings.dev)
+    if fraction is None:
         dev = list(task.read(settings.dev, settings.task.columns).examples)
     else:
-        parts = split_examples(settings.task, train, part)
-        train, dev = parts.train, parts.dev
+        split = split_examples(settings.task, train, fraction)
+        train, dev = split.train, split.dev
     data = label(task, tokenizer, train, dev, length)
     return TaggedSentences(
         Tagger(settings.task, model, tokenizer, data.labels, length)
@@ -153,10 +153,10 @@ def forecast_features(sentences: TaggedSentences, settings: FeatureConfig, folde
 
     Features that the folder holds take no time. Torch's generator is used.
     """
-    parts = [*_encoding(sentences, settings, folder), _fitting(sentences, settings)]
-    left = time_text(sum(seconds for _, seconds in parts))
+    steps = [*_encoding(sentences, settings, folder), _fitting(sentences, settings)]
+    left = time_text(sum(seconds for _, seconds in steps))
     return Finding(
-        "time", "note", f"{', '.join(text for text, _ in parts)}, as measured now: about {left}"
+        "time", "note", f"{', '.join(text for text, _ in steps)}, as measured now: about {left}"
     )
 
 
@@ -205,8 +205,8 @@ def words_read(
     Returns:
         None if the number depends on the speed of the run.
     """
-    read = _amount_read(settings.training.end, settings.batch, train, sentences)
-    return None if read is None else read * (1 + dev / train / (1 + BACKWARD))
+    amount = _amount_read(settings.training.end, settings.batch, train, sentences)
+    return None if amount is None else amount * (1 + dev / train / (1 + BACKWARD))
 
 
 def _amount_read(
@@ -245,8 +245,8 @@ def words_in(item: EncodedExample) -> int:
 def encoder_speed(encoder: Encoder, inputs: Many[EncodedExample]) -> float:
     """Return the tokens per second of the encoder, timed on a sample of the data."""
     ordered = sorted((item for item in inputs if item.sequences), key=tokens_in)
-    every = max(1, sum(map(tokens_in, ordered)) // SAMPLE)
-    sample = ordered[min(every, len(ordered)) // 2 :: every]
+    stride = max(1, sum(map(tokens_in, ordered)) // SAMPLE)
+    sample = ordered[min(stride, len(ordered)) // 2 :: stride]
     table = np.empty((sum(map(words_in, sample)), 1, encoder.width), dtype=np.float32)
     seconds = 0.0
     for _ in range(2):  # the first pass is slower than the others
@@ -277,10 +277,10 @@ def _batch_of(counts: list[int], batch: ExampleBudget | TokenBudget) -> list[int
     """Return an even sample of these sorted numbers of words, about as large as a batch."""
     match batch:
         case ExampleBudget(n):
-            every = len(counts) // n
+            stride = len(counts) // n
         case TokenBudget(n):
-            every = sum(counts) // n
+            stride = sum(counts) // n
         case _:
             assert_never(batch)
-    every = min(max(1, every), len(counts))
-    return counts[every // 2 :: every]
+    stride = min(max(1, stride), len(counts))
+    return counts[stride // 2 :: stride]

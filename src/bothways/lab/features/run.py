@@ -192,8 +192,8 @@ def build_tagger(data: FeatureData, settings: FeatureConfig) -> FeatureTagger:
         data.dev.layers
     )
     if missing:
-        what = f"the features do not hold layer {min(missing)}"
-        raise ConfigError(what, where="layers", fix="Prepare them for this choice.")
+        message = f"the features do not hold layer {min(missing)}"
+        raise ConfigError(message, where="layers", fix="Prepare them for this choice.")
     return FeatureTagger(
         [data.train, data.dev],
         settings.layers,
@@ -225,9 +225,9 @@ def _outputs(tagger: FeatureTagger, sequences: Many[Sequence], words: int) -> li
     """Return the logits of each sentence `(words, labels)`."""
     outputs: dict[int, Output] = {}
     with evaluating(tagger):
-        for places, batch in in_batches(sequences, words, tagger.dense.weight.device):
+        for indices, batch in in_batches(sequences, words, tagger.dense.weight.device):
             logits = tagger.logits(batch).float().cpu().numpy()
             outputs.update(
-                zip(places, np.split(logits, np.cumsum(batch.layout.lengths)[:-1]), strict=True)
+                zip(indices, np.split(logits, np.cumsum(batch.layout.lengths)[:-1]), strict=True)
             )
-    return [outputs[place] for place in range(len(sequences))]
+    return [outputs[index] for index in range(len(sequences))]

@@ -93,14 +93,14 @@ class Features:
         """
         return [
             Sequence(
-                np.arange(first + start, last + start, dtype=np.int32),
-                np.zeros(last - first, dtype=np.int8),
-                {"tag": TokenTargets(np.arange(last - first), self.labels[first:last])},
+                np.arange(begin + start, end + start, dtype=np.int32),
+                np.zeros(end - begin, dtype=np.int8),
+                {"tag": TokenTargets(np.arange(end - begin), self.labels[begin:end])},
             )
-            for first, last in zip(
+            for begin, end in zip(
                 self.offsets[:-1].tolist(), self.offsets[1:].tolist(), strict=True
             )
-            if last > first
+            if end > begin
         ]
 
 
@@ -131,23 +131,23 @@ def open_features(
     if not len(labels):
         return Features(np.zeros((0, len(layers), encoder.width), stored), layers, offsets, labels)
     about = _about(encoder, inputs, stored)
-    held = _held(folder, about)
-    missing = tuple(layer for layer in layers if layer not in held)
+    cached = _held(folder, about)
+    missing = tuple(layer for layer in layers if layer not in cached)
     if missing:
         with replace_folder(folder) as hidden:
-            shape = (len(labels), len(held) + len(missing), encoder.width)
+            shape = (len(labels), len(cached) + len(missing), encoder.width)
             table = np.lib.format.open_memmap(
                 hidden / _VALUES, mode="w+", dtype=stored, shape=shape
             )
-            if held:
-                table[:, : len(held)] = np.load(folder / _VALUES, mmap_mode="r")
-            extract(encoder, inputs, missing, table[:, len(held) :], progress)
+            if cached:
+                table[:, : len(cached)] = np.load(folder / _VALUES, mmap_mode="r")
+            extract(encoder, inputs, missing, table[:, len(cached) :], progress)
             table.flush()
-            held += missing
+            cached += missing
             (hidden / _ABOUT).write_text(
-                json.dumps({**about, "layers": list(held)}) + "\n", encoding="utf8"
+                json.dumps({**about, "layers": list(cached)}) + "\n", encoding="utf8"
             )
-    return Features(np.load(folder / _VALUES, mmap_mode="r"), held, offsets, labels)
+    return Features(np.load(folder / _VALUES, mmap_mode="r"), cached, offsets, labels)
 
 
 def holds(
@@ -191,8 +191,8 @@ def _key(encoder: Encoder, inputs: Many[EncodedExample]) -> str:
         result.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     for item in inputs:
         for sequence in item.sequences:
-            places = np.asarray(sequence.target("tag", TokenTargets).index)
-            for array in (sequence.ids, sequence.segments, places):
+            word_index = np.asarray(sequence.target("tag", TokenTargets).index)
+            for array in (sequence.ids, sequence.segments, word_index):
                 result.update(np.int64(array.size).tobytes() + array.tobytes())
     return result.hexdigest()
 
@@ -218,13 +218,18 @@ def extract(
     done = 0
     progress.stage("computing features", sum(map(len, sequences)))
     with evaluating(encoder):
-        for places, batch in in_batches(sequences, AT_ONCE, device_of(encoder)):
+        for indices, batch in in_batches(sequences, AT_ONCE, device_of(encoder)):
             index = torch.as_tensor(batch.target("tag", TokenTargets).index)
             hidden = encoder(batch, keep_layers=True).layers
             vectors = (
                 torch.stack([hidden[layer][index] for layer in layers], dim=1).float().cpu().numpy()
             )
-            rows = np.concatenate([np.arange(starts[place], starts[place + 1]) for place in places])
+            rows = np.concatenate(
+                [
+                    np.arange(starts[sequence_index], starts[sequence_index + 1])
+                    for sequence_index in indices
+                ]
+            )
             table[rows] = vectors
             done += batch.layout.tokens
             progress.advance(done)

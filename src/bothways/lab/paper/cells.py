@@ -132,8 +132,8 @@ def restarts(experiment: Experiment | Frozen, series: Series) -> list[FinetuneRu
     best = series.best
     if isinstance(experiment, Frozen) or experiment.restarts == "best" or best is None:
         return []
-    chosen = experiment.grid[series.runs.index(best)]
-    return [_finetuning(experiment, chosen, seed) for seed in range(1, experiment.seeds)]
+    setting = experiment.grid[series.runs.index(best)]
+    return [_finetuning(experiment, setting, seed) for seed in range(1, experiment.seeds)]
 
 
 def _finetuning(experiment: Experiment, settings: FinetuneConfig, seed: int) -> FinetuneRun:
@@ -155,26 +155,28 @@ def run(
         ConfigError: a run was finished with other settings, on other data or from another model.
         ResourceError: the best run has lost its weights.
     """
-    place = place_of(experiment, out, device, progress)
+    folder = place_of(experiment, out, device, progress)
     expected = experiment.cells if isinstance(experiment, Experiment) else experiment.seeds
-    first = run_all(first_runs(experiment, out), place, expected=expected)
-    again = restarts(experiment, first) if first.finished else []
-    series = run_all(again, place, first) if again else first
+    grid_runs = run_all(first_runs(experiment, out), folder, expected=expected)
+    seeds = restarts(experiment, grid_runs) if grid_runs.finished else []
+    series = run_all(seeds, folder, grid_runs) if seeds else grid_runs
     if not series.finished:
         raise KeyboardInterrupt
     match experiment:
         case Experiment(restarts="mean"):
-            others = series.runs[len(first.runs) :]
-            counted = tuple(each for each in (first.best, *others) if each and each.metrics)
+            restarted = series.runs[len(grid_runs.runs) :]
+            counted = tuple(
+                scored for scored in (grid_runs.best, *restarted) if scored and scored.metrics
+            )
         case Experiment():
             counted = () if series.best is None else (series.best,)
         case Frozen():
             counted = series.scored
         case _:
             assert_never(experiment)
-    outcome = CellOutcome(experiment, place.out, series, counted)
+    outcome = CellOutcome(experiment, folder.out, series, counted)
     best = outcome.best
     if best and isinstance(experiment, Experiment) and not (best / "model").exists():
-        what = "is the best run now, but its weights were deleted when another run was better"
-        raise ResourceError(what, where=best, fix="Delete this folder to run it again.")
+        message = "is the best run now, but its weights were deleted when another run was better"
+        raise ResourceError(message, where=best, fix="Delete this folder to run it again.")
     return outcome

@@ -88,13 +88,13 @@ def data_size(source: str, task: Trainable, length: int, tokenizer: Tokenizer) -
         DataError: the source cannot be read.
     """
     reading = task.read(source, getattr(task, "columns", None))
-    found: Task[Any, Any] = reading.task
-    first = list(itertools.islice(reading.examples, SAMPLED))
-    count = len(first) + sum(1 for _ in reading.examples)
-    labels = found.labels(first)
-    encoded = tuple(found.encode(first, tokenizer, labels, length))
+    task_read: Task[Any, Any] = reading.task
+    sample = list(itertools.islice(reading.examples, SAMPLED))
+    count = len(sample) + sum(1 for _ in reading.examples)
+    labels = task_read.labels(sample)
+    encoded = tuple(task_read.encode(sample, tokenizer, labels, length))
     tokens = sum(len(sequence) for item in encoded for sequence in item.sequences)
-    return DataSize(count, tokens * count / len(first), encoded, labels)
+    return DataSize(count, tokens * count / len(sample), encoded, labels)
 
 
 def estimate(experiments: Many[Experiment], out: Path, *, device: str) -> tuple[list[Cost], str]:
@@ -132,11 +132,11 @@ def _cost(experiment: Experiment, sizes: dict[str, DataSize], rate: float, out: 
 
 def _finished(experiment: Experiment | Frozen, out: Path) -> int:
     """Return the number of finished runs."""
-    place, known = place_of(experiment, out), first_runs(experiment, out)
-    done = [outcome for run in known if (outcome := read_finished(run, place)) is not None]
+    folder, grid_runs = place_of(experiment, out), first_runs(experiment, out)
+    done = [outcome for run in grid_runs if (outcome := read_finished(run, folder)) is not None]
     # Only if all of these are finished is the best setting known, which is restarted.
-    again = restarts(experiment, Series(tuple(done))) if len(done) == len(known) else []
-    return len(done) + sum(read_finished(run, place) is not None for run in again)
+    seeds = restarts(experiment, Series(tuple(done))) if len(done) == len(grid_runs) else []
+    return len(done) + sum(read_finished(run, folder) is not None for run in seeds)
 
 
 def _epochs(settings: FinetuneConfig) -> float:
@@ -195,8 +195,8 @@ def _tagger_seconds(
         size.examples * sum(map(words_in, size.encoded)) / len(size.encoded)
         for size in (train, dev)
     )
-    read = words_read(settings, words, dev_words, train.examples) or words
-    return read / tagger_speed(settings, encoder, train.encoded, len(train.labels))
+    total_words = words_read(settings, words, dev_words, train.examples) or words
+    return total_words / tagger_speed(settings, encoder, train.encoded, len(train.labels))
 
 
 def cost_table(costs: Many[Cost], note: str) -> TableSection:

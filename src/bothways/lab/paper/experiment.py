@@ -54,17 +54,17 @@ class Request:
     def __post_init__(self) -> None:
         require_at_least(1, seeds=self.seeds, limit=self.limit)
 
-    def chosen(self, known: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the requested tasks of a benchmark, in the order of `known`.
+    def chosen(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the requested tasks of a benchmark, in the order of `names`.
 
         Raises:
             ConfigError: a requested task is not among them.
         """
         for name in self.tasks:
-            if name not in known:
-                what = f"unknown task {name!r}; the benchmark has: {', '.join(known)}"
-                raise ConfigError(what, where="tasks")
-        return tuple(name for name in known if not self.tasks or name in self.tasks)
+            if name not in names:
+                message = f"unknown task {name!r}; the benchmark has: {', '.join(names)}"
+                raise ConfigError(message, where="tasks")
+        return tuple(name for name in names if not self.tasks or name in self.tasks)
 
     def departures(self, seeds: int | None) -> tuple[str, ...]:
         """List the differences from the paper's protocol.
@@ -91,17 +91,17 @@ def find_file(request: Request, *names: str) -> str | None:
     return next((str(file) for file in files if file.is_file()), None)
 
 
-def write_rows(place: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     """Write rows as JSON lines; return the path."""
-    make_folder(place.parent)
+    make_folder(path.parent)
 
     def write(file: Path) -> None:
         """Write one row per line."""
         with file.open("w", encoding="utf8", newline="\n") as stream:
             stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
-    replace_file(place, write)
-    return place
+    replace_file(path, write)
+    return path
 
 
 @dataclass(frozen=True)

@@ -214,10 +214,10 @@ def glue_plan(request: experiment.Request) -> experiment.BenchmarkPlan:
     Raises:
         DataError: a file differs from GLUE's.
     """
-    chosen = request.chosen(tuple(task.name for task in TASKS_OF_GLUE))
+    names = request.chosen(tuple(task.name for task in TASKS_OF_GLUE))
     return experiment.BenchmarkPlan(
         "GLUE (section 4.1, table 1)",
-        tuple(_experiment(task, request) for task in TASKS_OF_GLUE if task.name in chosen),
+        tuple(_experiment(task, request) for task in TASKS_OF_GLUE if task.name in names),
         tuple(COLUMNS),
         {experiment.MEASURED: COLUMNS},
         published.GLUE,
@@ -233,10 +233,10 @@ def _experiment(
     splits = ("train", *task.dev)
     for split in splits:
         if source_of(task, split, request.data) is None:
-            place = Path(request.data) / task.name
-            return experiment.NotRun(task.name, f"no {split}.tsv (or {split}.tsv.gz) in {place}")
+            folder = Path(request.data) / task.name
+            return experiment.NotRun(task.name, f"no {split}.tsv (or {split}.tsv.gz) in {folder}")
     written = {split: write_split(task, split, request) for split in splits}
-    dev, *others = task.dev
+    dev, *further_dev = task.dev
     grid = experiment.grid_settings(
         request,
         TASKS[task.kind]().with_columns(columns_of(task)),
@@ -250,7 +250,7 @@ def _experiment(
         for split, (_, skipped) in written.items()
         if skipped
     )
-    scored = {split: str(written[split][0]) for split in others}
+    scored = {split: str(written[split][0]) for split in further_dev}
     return experiment.Experiment(task.name, grid, request.seeds or 1, "best", scored, notes)
 
 
@@ -280,8 +280,10 @@ def source_of(task: GlueTask, split: str, data: str) -> str | None:
             return f"{data}:ax:test"
         return f"{data}:{task.hub}:{split.replace('dev', 'validation')}"
     folder = local_path(data)
-    places = [folder / task.name, *([folder / "diagnostic"] if split == "diagnostic" else [])]
-    files = (place / f"{split}.tsv{suffix}" for place in places for suffix in ("", *COMPRESSED))
+    folders = [folder / task.name, *([folder / "diagnostic"] if split == "diagnostic" else [])]
+    files = (
+        directory / f"{split}.tsv{suffix}" for directory in folders for suffix in ("", *COMPRESSED)
+    )
     return next((str(file) for file in files if file.is_file()), None)
 
 
@@ -294,8 +296,8 @@ def write_split(task: GlueTask, split: str, request: experiment.Request) -> tupl
     labelled = split == "train" or split in task.dev
     source = source_of(task, split, request.data)
     if source is None:
-        where, fix = Path(request.data) / task.name, "Get it from gluebenchmark.com."
-        raise DataError(f"has no {split}.tsv", where=where, fix=fix)
+        location, fix = Path(request.data) / task.name, "Get it from gluebenchmark.com."
+        raise DataError(f"has no {split}.tsv", where=location, fix=fix)
     limit = request.limit if split == "train" else None
     name = f"{split}-{limit}.jsonl" if limit else f"{split}.jsonl"
     skipped = _Count()
@@ -317,14 +319,14 @@ def rows_of(
         DataError: the file lacks a column, or a label is not one of the task's.
     """
     rows = _hub_rows if source.startswith(HUB) else _file_rows
-    for where, row in rows(task, source, labelled):
+    for location, row in rows(task, source, labelled):
         values = {role: value or "" for role, value in row.items()}
         if labelled and not all(value.strip() for value in values.values()):
             skipped.rows += 1
             continue
         if labelled and task.labels and values["label"] not in task.labels:
-            what = f"unknown label {values['label']!r}; {task.name} has {', '.join(task.labels)}"
-            raise DataError(what, where=where, fix="Give the file as GLUE distributes it.")
+            message = f"unknown label {values['label']!r}; {task.name} has {', '.join(task.labels)}"
+            raise DataError(message, where=location, fix="Give the file as GLUE distributes it.")
         yield values
 
 
@@ -336,13 +338,13 @@ def _file_rows(task: GlueTask, source: str, labelled: bool) -> Rows:
     lines = read_lines(Path(source))
     names = next(lines, (1, ""))[1].split("\t") if layout.header else []
     columns = layout.columns(labelled).items()
-    places = {role: _index(column, names, source) for role, column in columns}
+    indices = {role: _index(column, names, source) for role, column in columns}
     for number, line in lines:
         if line:
             cells = line.split("\t")
             row = {
                 role: cells[at] if -len(cells) <= at < len(cells) else None
-                for role, at in places.items()
+                for role, at in indices.items()
             }
             yield f"{source}:{number}", row
 
@@ -351,8 +353,8 @@ def _index(column: GlueColumn, names: list[str], source: str) -> int:
     if isinstance(column, int):
         return column
     if column not in names:
-        what = f"has no column {column!r}; its first line is {', '.join(names)}"
-        raise DataError(what, where=source, fix="Give the file as GLUE distributes it.")
+        message = f"has no column {column!r}; its first line is {', '.join(names)}"
+        raise DataError(message, where=source, fix="Give the file as GLUE distributes it.")
     return names.index(column)
 
 

@@ -50,7 +50,7 @@ def write_submission(
             )
             make_folder(folder)
             file = folder / f"{name}.tsv"
-            replace_file(file, lambda place, rows=predictions: write_predictions(rows, place))
+            replace_file(file, lambda path, rows=predictions: write_predictions(rows, path))
             files.append(file)
     return files
 

@@ -95,13 +95,16 @@ def identical_runs(
     for group in alike.values():
         if len(group) < 2:
             continue
-        place = Path(tempfile.gettempdir())
-        first = next(iter(group.values()))
-        epochs = forecast_run(first, Here(device), corpus_tokens=tokens, out=place).tokens / tokens
+        folder = Path(tempfile.gettempdir())
+        first_settings = next(iter(group.values()))
+        epochs = (
+            forecast_run(first_settings, Here(device), corpus_tokens=tokens, out=folder).tokens
+            / tokens
+        )
         same = [
             name
-            for name, each in group.items()
-            if each.data_copies is None or epochs <= each.data_copies
+            for name, run_settings in group.items()
+            if run_settings.data_copies is None or epochs <= run_settings.data_copies
         ]
         if len(same) > 1:
             result.append((same, epochs))
@@ -120,10 +123,10 @@ def _sample(text: tuple[str, ...]) -> tuple[list[Document], float]:
 
 
 def _tokenizer(request: pretraining_runs.TableRequest, documents: list[Document]) -> Tokenizer:
-    place = request.out / "tokenizer"
-    if place.exists():
-        return Tokenizer.load(place)
-    return train_tokenizer((each.text for each in documents), WordPiece(request.vocabulary))
+    folder = request.out / "tokenizer"
+    if folder.exists():
+        return Tokenizer.load(folder)
+    return train_tokenizer((document.text for document in documents), WordPiece(request.vocabulary))
 
 
 def _seconds(settings: PretrainConfig, tokens: float, device: str) -> float:
@@ -131,8 +134,8 @@ def _seconds(settings: PretrainConfig, tokens: float, device: str) -> float:
     end = settings.training.end
     if isinstance(end, Hours):
         return 3600 * end.count
-    place = Path(tempfile.gettempdir())
-    return forecast_run(settings, Here(device), corpus_tokens=tokens, out=place).total
+    folder = Path(tempfile.gettempdir())
+    return forecast_run(settings, Here(device), corpus_tokens=tokens, out=folder).total
 
 
 def _finetuning(
@@ -140,17 +143,17 @@ def _finetuning(
 ) -> Iterator[tuple[str, Cost, int]]:
     """Yield each column with the cost of the first row and the number of finished runs."""
     with tempfile.TemporaryDirectory() as scratch:
-        place = Path(scratch)
+        folder = Path(scratch)
         model = Model(base.encoder, (token_head(base.encoder),))
-        save_model(place / "model", model, tokenizer)
-        there = dataclasses.replace(request, out=place)
+        save_model(folder / "model", model, tokenizer)
+        there = dataclasses.replace(request, out=folder)
         row = next((row for row in request.rows if row.method == "fine-tuned"), request.rows[0])
-        for column, entry in pretraining_runs.experiments_of(there, row, place / "model"):
+        for column, entry in pretraining_runs.experiments_of(there, row, folder / "model"):
             match entry:
                 case Experiment():
-                    (cost,), _ = estimate([entry], place / "out", device=device)
+                    (cost,), _ = estimate([entry], folder / "out", device=device)
                 case Frozen():
-                    (cost,), _ = estimate_frozen([entry], place / "out", device=device)
+                    (cost,), _ = estimate_frozen([entry], folder / "out", device=device)
                 case _:
                     assert_never(entry)
             yield column, cost, _finished(request, entry.name)

@@ -86,14 +86,14 @@ def held_out_values(request: TableRequest, done: RowOutcome) -> dict[str, float]
 
 def write_table_results(request: TableRequest, rows: Many[RowOutcome]) -> Path:
     """Write `results.json`: measured and published figures, and every run."""
-    first = rows[0] if rows and rows[0].row == request.plan.rows[0] else None
+    baseline = rows[0] if rows and rows[0].row == request.plan.rows[0] else None
     values = {
         "table": request.table,
         "title": request.plan.title,
         "scale": request.scale,
         "budget of a pre-training run": str(base_settings(request).training.until),
         "text": list(request.text),
-        "rows": [_row_values(request, done, first) for done in rows],
+        "rows": [_row_values(request, done, baseline) for done in rows],
         "published": [dataclasses.asdict(row) for row in request.plan.published],
         "bothways": bothways.__version__,
     }
@@ -103,16 +103,16 @@ def write_table_results(request: TableRequest, rows: Many[RowOutcome]) -> Path:
 
 
 def _row_values(
-    request: TableRequest, done: RowOutcome, first: RowOutcome | None
+    request: TableRequest, done: RowOutcome, baseline: RowOutcome | None
 ) -> dict[str, Any]:
     columns = {}
     for column in done.tasks:
         values = done.values(column)
-        found = None if first in (None, done) else difference(first.values(column), values)
+        change = None if baseline in (None, done) else difference(baseline.values(column), values)
         columns[column] = {
             "seeds": list(values),
             "mean": statistics.fmean(values) if values else None,
-            "difference": None if found is None else dataclasses.asdict(found),
+            "difference": None if change is None else dataclasses.asdict(change),
         }
     outcome = done.pretrained
     return {
@@ -133,23 +133,23 @@ def table_report(request: TableRequest, rows: Many[RowOutcome], *, device: str) 
     base = base_settings(request)
     seeds = request.seeds or SCALES[request.scale].seeds
     limit = request.limit or SCALES[request.scale].limit
-    most = "all" if limit is None else f"at most {limit:,}"
+    count = "all" if limit is None else f"at most {limit:,}"
     lead = (
         f"{len(cells)} of {len(request.plan.cells)} pre-training runs, {base.training.until} each, "
-        f"on {', '.join(request.text)}; fine-tuned with {quantity(seeds, 'seed(s)')} on {most} "
+        f"on {', '.join(request.text)}; fine-tuned with {quantity(seeds, 'seed(s)')} on {count} "
         "examples."
     )
-    parts: list[s.Section] = [*_comparison(request, rows)]
+    page: list[s.Section] = [*_comparison(request, rows)]
     if differences := _differences(request, rows):
-        parts.append(differences)
-    parts += [*_curves(request, rows), *_charts(rows), _pretraining(request, rows)]
+        page.append(differences)
+    page += [*_curves(request, rows), *_charts(rows), _pretraining(request, rows)]
     if remarks := _remarks(request):
-        parts.append(s.Prose("How to read it", remarks))
+        page.append(s.Prose("How to read it", remarks))
     return s.Report(
         "A table on pre-training, run again",
         f"{request.plan.title}: {len(rows)} of {len(request.plan.rows)} rows.",
         lead,
-        tuple(parts),
+        tuple(page),
         s.colophon(choose_device(device)),
     )
 
@@ -170,30 +170,34 @@ def _remarks(request: TableRequest) -> list[str]:
 
 def _comparison(request: TableRequest, rows: Many[RowOutcome]) -> list[s.TableSection]:
     """Return the measured columns next to the published ones, and the other published."""
-    there, done = published_of(request), {each.row.name: each for each in rows}
-    held_out = dict.fromkeys(title for each in rows for title in held_out_values(request, each))
-    measured = dict.fromkeys([*held_out, *(column for each in rows for column in each.tasks)])
-    shown = dict.fromkeys(column for values in there.values() for column in values)
+    there, done = published_of(request), {outcome.row.name: outcome for outcome in rows}
+    held_out = dict.fromkeys(
+        title for outcome in rows for title in held_out_values(request, outcome)
+    )
+    measured = dict.fromkeys([*held_out, *(column for outcome in rows for column in outcome.tasks)])
+    published_columns = dict.fromkeys(column for values in there.values() for column in values)
     names = dict.fromkeys([*(row.name for row in request.plan.rows), *there])
     columns = [
-        part
+        cell
         for column in measured
-        for part in (column, *(["published"] if column in shown else []))
+        for cell in (column, *(["published"] if column in published_columns else []))
     ]
     lines: list[list[s.Cell]] = []
     for name in names:
         line: list[s.Cell] = [name]
         for column in measured:
             line.append(_measured(request, done.get(name), column))
-            if column in shown:
+            if column in published_columns:
                 line.append(there.get(name, {}).get(column))
         lines.append(line)
     note = "Measured: mean ± standard deviation over the seeds of fine-tuning, on dev."
     tables = [s.TableSection("Measured, and published", ["", *columns], lines, note=note)]
-    others = [column for column in shown if column not in measured]
-    if others:
-        known = [[name, *(row.get(column) for column in others)] for name, row in there.items()]
-        tables.append(s.TableSection("Published, not measured", ["", *others], known))
+    unmeasured = [column for column in published_columns if column not in measured]
+    if unmeasured:
+        published_rows = [
+            [name, *(row.get(column) for column in unmeasured)] for name, row in there.items()
+        ]
+        tables.append(s.TableSection("Published, not measured", ["", *unmeasured], published_rows))
     return tables
 
 
@@ -218,19 +222,21 @@ def _with_failures(text: str | None, done: RowOutcome, column: str) -> str | Non
 
 
 def _differences(request: TableRequest, rows: Many[RowOutcome]) -> s.TableSection | None:
-    first = request.plan.rows[0]
-    base = next((done for done in rows if done.row == first), None)
+    baseline = request.plan.rows[0]
+    base = next((done for done in rows if done.row == baseline), None)
     columns = [] if base is None else list(base.tasks)
     lines: list[list[s.Cell]] = []
     for done in rows:
-        if base is None or done.row == first:
+        if base is None or done.row == baseline:
             continue
-        found = [difference(base.values(column), done.values(column)) for column in columns]
-        lines.append([done.row.name, *(None if each is None else str(each) for each in found)])
+        changes = [difference(base.values(column), done.values(column)) for column in columns]
+        lines.append(
+            [done.row.name, *(None if change is None else str(change) for change in changes)]
+        )
     if not any(any(line[1:]) for line in lines):
         return None
     note = "In points, with the 95 % interval and the p-value of Welch's t-test over seeds."
-    return s.TableSection(f"Difference from {first.name}", ["", *columns], lines, note=note)
+    return s.TableSection(f"Difference from {baseline.name}", ["", *columns], lines, note=note)
 
 
 def _curves(request: TableRequest, rows: Many[RowOutcome]) -> list[s.Curves]:
@@ -247,8 +253,8 @@ def _curves(request: TableRequest, rows: Many[RowOutcome]) -> list[s.Curves]:
             target = name.removeprefix("held-out/loss/")
             lines.setdefault(target, []).append(line)
             baselines.setdefault(target, {}).update(
-                (shown, outcome.metrics[f"{prefix}/loss/{target}"])
-                for prefix, shown in BASELINES.items()
+                (label, outcome.metrics[f"{prefix}/loss/{target}"])
+                for prefix, label in BASELINES.items()
                 if f"{prefix}/loss/{target}" in outcome.metrics
             )
     return [

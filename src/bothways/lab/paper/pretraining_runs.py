@@ -123,10 +123,12 @@ class TableRequest:
         return {"small": 8000, "paper": 30_522}[self.scale]
 
 
-def _check_names(where: str, given: Many[str], known: Many[str]) -> None:
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"unknown name {name!r}; there are: {', '.join(known)}", where=where)
+def _check_names(option: str, names: Many[str], choices: Many[str]) -> None:
+    for name in names:
+        if name not in choices:
+            raise ConfigError(
+                f"unknown name {name!r}; there are: {', '.join(choices)}", where=option
+            )
 
 
 @dataclass(frozen=True)
@@ -206,9 +208,9 @@ def masked_lm_first(settings: PretrainConfig) -> tuple[PretrainConfig, PretrainC
     model (docs/log.md, 2026-11-25).
     """
     assert isinstance(settings.objective, GeneratorObjective)
-    phase, *later = settings.phases
-    training, rest = settings.training, 1 - phase.share
-    first = dataclasses.replace(
+    phase, *later_phases = settings.phases
+    training, remaining_share = settings.training, 1 - phase.share
+    first_settings = dataclasses.replace(
         settings,
         objective=MaskedLM(masking=FIRST_MASKS),
         phases=(dataclasses.replace(phase, share=1.0),),
@@ -223,14 +225,17 @@ def masked_lm_first(settings: PretrainConfig) -> tuple[PretrainConfig, PretrainC
     second = dataclasses.replace(
         settings,
         objective=dataclasses.replace(settings.objective, sharing="disentangled"),
-        phases=tuple(dataclasses.replace(each, share=each.share / rest) for each in later),
+        phases=tuple(
+            dataclasses.replace(later_phase, share=later_phase.share / remaining_share)
+            for later_phase in later_phases
+        ),
         training=dataclasses.replace(
             training,
-            until=part_of(training.end, rest),
+            until=part_of(training.end, remaining_share),
             optimizer=optimizer,
         ),
     )
-    return first, second
+    return first_settings, second
 
 
 @dataclass(frozen=True)
@@ -303,15 +308,15 @@ def planned(
     """Yield name and settings of each run in order, and the name of the run that it starts from."""
     begun = False
     for cell in request.chosen:
-        settings, after = cell.settings(base), None
+        settings, previous = cell.settings(base), None
         small = request.scale == "small" and len(settings.phases) > 1
         if small and isinstance(settings.objective, GeneratorObjective):
-            first, settings = masked_lm_first(settings)
-            after = FIRST_RUN
+            first_settings, settings = masked_lm_first(settings)
+            previous = FIRST_RUN
             if not begun:
-                yield FIRST_RUN, first, None
+                yield FIRST_RUN, first_settings, None
             begun = True
-        yield cell.name, settings, after
+        yield cell.name, settings, previous
 
 
 def run_table(
@@ -334,21 +339,21 @@ def run_table(
     corpus = corpus_of_text(request.text, request.out, request.vocabulary, progress)
     base = base_settings(request, corpus.tokenizer)
     plan = planned(request, base)
-    runs = [PretrainRun(name, settings, after, corpus) for name, settings, after in plan]
-    place = SweepFolder(request.out / "cells", True, device, progress, "pre-training, ")
+    runs = [PretrainRun(name, settings, previous, corpus) for name, settings, previous in plan]
+    sweep_folder = SweepFolder(request.out / "cells", True, device, progress, "pre-training, ")
     series, rows = Series(), list[RowOutcome]()
     for run in runs:
-        series = run_all([run], place, series, expected=len(runs))
+        series = run_all([run], sweep_folder, series, expected=len(runs))
         if not series.finished:
             raise KeyboardInterrupt
-        pretrained, folder = series.runs[-1], place.out / run.name / "model"
+        pretrained, folder = series.runs[-1], sweep_folder.out / run.name / "model"
         probes: dict[str, float] = {}
         if pretrained.metrics:
             probes = _probes(request.plan, folder, run.settings, corpus, device)
         for row in (row for row in request.rows if row.cell == run.name):
             tasks = dict[str, CellOutcome]()
-            found = experiments_of(request, row, folder) if pretrained.metrics else ()
-            for column, experiment in found:
+            experiments = experiments_of(request, row, folder) if pretrained.metrics else ()
+            for column, experiment in experiments:
                 out = finetuning_folder(request, row)
                 tasks[column] = run_experiment(experiment, out, device=device, progress=progress)
             rows.append(RowOutcome(row, pretrained, probes, tasks))
@@ -375,49 +380,49 @@ def experiments_of(
     Raises:
         DataError: none of the columns has data.
     """
-    found, missing = list[tuple[str, Experiment | Frozen]](), list[str]()
+    experiments, missing = list[tuple[str, Experiment | Frozen]](), list[str]()
     for column in request.tasks or request.plan.columns:
         entry = _experiment(request, row, model, column)
         if isinstance(entry, NotRun):
             missing.append(entry.reason)
         else:
-            found.append((column, entry))
+            experiments.append((column, entry))
     other_method = row.method == "BiLSTM" and any(r.method == "fine-tuned" for r in request.rows)
-    if not found and not other_method:
-        what = f"has no data for any of the columns: {'; '.join(dict.fromkeys(missing))}"
+    if not experiments and not other_method:
+        message = f"has no data for any of the columns: {'; '.join(dict.fromkeys(missing))}"
         fix = (
             f"Add them, or name other columns by --tasks: {', '.join(pretraining_tables.COLUMNS)}."
         )
-        raise DataError(what, where=request.data, fix=fix)
-    yield from found
+        raise DataError(message, where=request.data, fix=fix)
+    yield from experiments
 
 
 def _experiment(
     request: TableRequest, row: pretraining_tables.ResultRow, model: Path, column: str
 ) -> Experiment | Frozen | NotRun:
     """Return the experiment of a row and a column."""
-    usual, task = SCALES[request.scale], pretraining_tables.COLUMNS[column][0]
+    scale, task = SCALES[request.scale], pretraining_tables.COLUMNS[column][0]
     folder, plan_of = _benchmark(column)
     if row.method == "BiLSTM" and folder:
         return NotRun(column, "a BiLSTM is for labels of texts")
     overrides = (
-        *usual.finetuning,
-        *(usual.answers if column.startswith("SQuAD") else ()),
+        *scale.finetuning,
+        *(scale.answers if column.startswith("SQuAD") else ()),
         *request.finetuning,
     )
     if row.method == "BiLSTM":
         overrides = (*overrides, f"task.lstm={load_model(model).model.config.width}")
-    asked = Request(
+    column_request = Request(
         str(model),
         str(Path(request.data) / folder),
         finetuning_folder(request, row),
         (task,),
-        request.seeds or usual.seeds,
+        request.seeds or scale.seeds,
         "none",
-        request.limit or usual.limit,
+        request.limit or scale.limit,
         overrides,
     )
-    (entry,) = plan_of(asked).experiments
+    (entry,) = plan_of(column_request).experiments
     return entry
 
 
@@ -447,24 +452,24 @@ def _probes(
     if not table.probes or "pair" not in load_model(model).model.heads:
         return {}
     _, held_out = corpus.split(settings.held_out, settings.seed)
-    longest = max(phase.length for phase in settings.phases)
+    max_length = max(phase.length for phase in settings.phases)
 
     def accuracies(title: str, probe: pretraining_tables.Probe) -> dict[str, float]:
         """Return the accuracies on a kind of pairs of held-out text."""
         objective: Objective = (
             MaskedLMSentenceOrder() if probe == "order" else MaskedLMNextSentence(NextSentence())
         )
-        found = evaluate_on_corpus(
+        metrics = evaluate_on_corpus(
             str(model),
             corpus,
-            length=longest,
+            length=max_length,
             tokens=max(PROBE_TOKENS, settings.evaluation_tokens),
             device=device,
             objective=objective,
             documents=np.asarray(held_out),
         )
-        always = found["majority/accuracy/pair"]
-        return {title: 100 * found["accuracy/pair"], f"{title}, one answer": 100 * always}
+        always = metrics["majority/accuracy/pair"]
+        return {title: 100 * metrics["accuracy/pair"], f"{title}, one answer": 100 * always}
 
     return {
         name: value

@@ -216,9 +216,9 @@ def _unshared(encoder: EncoderConfig) -> EncoderConfig:
     return dataclasses.replace(encoder, sharing=Sharing(groups=encoder.depth))
 
 
-def _sharing(parts: Literal["attention", "mlp"]) -> Callable[[EncoderConfig], EncoderConfig]:
+def _sharing(scope: Literal["attention", "mlp"]) -> Callable[[EncoderConfig], EncoderConfig]:
     """Return the change after which layers share this part alone."""
-    return lambda encoder: dataclasses.replace(encoder, sharing=Sharing(parts=parts))
+    return lambda encoder: dataclasses.replace(encoder, sharing=Sharing(parts=scope))
 
 
 _SIZES = ((3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16), (24, 1024, 16))

@@ -88,8 +88,8 @@ def results_report(
     request: Request, plan: BenchmarkPlan, outcomes: Many[CellOutcome], *, device: str = "auto"
 ) -> s.Report:
     """Return the report."""
-    run, every = len(outcomes), len(plan.experiments)
-    headline = f"{plan.title}: {run} of {every} tasks run."
+    run, total = len(outcomes), len(plan.experiments)
+    headline = f"{plan.title}: {run} of {total} tasks run."
     lead = f"{request.model}, fine-tuned on {request.data}."
     if departures := request.departures(plan.seeds):
         lead += f" Differences from the paper's protocol: {'; '.join(departures)}."
@@ -119,7 +119,7 @@ def _comparison(plan: BenchmarkPlan, outcomes: Many[CellOutcome]) -> s.TableSect
         return s.TableSection("Measured and published", ["", *columns], rows, note=note)
     # More columns than rows: transpose, because a page has more height than width.
     transposed: list[list[s.Cell]] = [
-        [column, *(row[place] for row in rows)] for place, column in enumerate(columns, 1)
+        [column, *(row[index] for row in rows)] for index, column in enumerate(columns, 1)
     ]
     return s.TableSection(
         "Measured and published", ["", *(str(row[0]) for row in rows)], transposed, note=note

@@ -69,8 +69,8 @@ def reproduce(
         ResourceError: `request.out` cannot be written, or a best run has lost its weights.
     """
     if request.grid == "electra" and benchmark != "glue":
-        what, fix = "'electra' is for GLUE alone", "Choose paper or none."
-        raise ConfigError(what, where="grid", fix=fix)
+        message, fix = "'electra' is for GLUE alone", "Choose paper or none."
+        raise ConfigError(message, where="grid", fix=fix)
     if dry_run:
         with tempfile.TemporaryDirectory() as scratch:
             plan = PLANS[benchmark](dataclasses.replace(request, out=Path(scratch)))
@@ -102,14 +102,14 @@ def _costs(plan: BenchmarkPlan, request: Request, device: str, progress: Progres
     experiments = [entry for entry in plan.experiments if isinstance(entry, Experiment)]
     frozen = [entry for entry in plan.experiments if isinstance(entry, Frozen)]
     if not experiments and not frozen:
-        what, fix = "has no data for any of the tasks", "Give the folder as distributed."
-        raise DataError(what, where=request.data, fix=fix)
+        message, fix = "has no data for any of the tasks", "Give the folder as distributed."
+        raise DataError(message, where=request.data, fix=fix)
     costs, notes = list[Cost](), list[str]()
     progress.stage("estimating the cost")
     if experiments:
-        found, note = estimate(experiments, request.out, device=device)
-        costs, notes = [*costs, *found], [*notes, note]
+        estimates, note = estimate(experiments, request.out, device=device)
+        costs, notes = [*costs, *estimates], [*notes, note]
     if frozen:
-        found, note = estimate_frozen(frozen, request.out, device=device)
-        costs, notes = [*costs, *found], [*notes, note]
+        estimates, note = estimate_frozen(frozen, request.out, device=device)
+        costs, notes = [*costs, *estimates], [*notes, note]
     return cost_table(costs, " ".join(notes))

@@ -96,10 +96,10 @@ def write_squad_predictions(
             continue
         name = outcome.experiment.name
         dev = experiment.find_file(request, f"dev-{name}.json") or ""
-        found = list(_predictions(outcome.best, dev, device, progress))
+        predictions = list(_predictions(outcome.best, dev, device, progress))
         for kind, values in (
-            ("predictions", {id: text for id, text, _ in found}),
-            ("null_odds", {id: score for id, _, score in found}),
+            ("predictions", {id: text for id, text, _ in predictions}),
+            ("null_odds", {id: score for id, _, score in predictions}),
         ):
             file = request.out / f"{kind}-{name}.json"
             text = json.dumps(values, ensure_ascii=False, indent=1)

@@ -184,25 +184,27 @@ def _run(
 ) -> QuickstartResult | None:
     with os_errors(out, "Choose another folder."):
         if out.exists() and not (out / MARK).exists() and any(out.iterdir()):
-            what = "is not empty, and not the folder of a quickstart"
-            raise ResourceError(what, where=out, fix="Choose another folder: --out NAME.")
+            message = "is not empty, and not the folder of a quickstart"
+            raise ResourceError(message, where=out, fix="Choose another folder: --out NAME.")
     stages = _Stages(progress)
     source = "the text" if files else "the documentation of this Python installation"
     stages.begin("text", f"reading {source}")
-    kept, aside = labelled_data.split_documents(
+    train_documents, aside = labelled_data.split_documents(
         labelled_data.gather_documents(files, quickstart.words),
         0.0 if labels else quickstart.set_aside,
     )
-    train_on, test_on = labelled_data.labelled_examples(kept, aside, labels, quickstart.labels)
-    size = f"{quickstart.vocabulary:,} from {len(kept):,} documents"
+    train_on, test_on = labelled_data.labelled_examples(
+        train_documents, aside, labels, quickstart.labels
+    )
+    size = f"{quickstart.vocabulary:,} from {len(train_documents):,} documents"
     stages.begin("vocabulary", f"learning a WordPiece vocabulary of {size}")
-    texts = (document.text for document in kept)
+    texts = (document.text for document in train_documents)
     tokenizer = train_tokenizer(texts, WordPiece(quickstart.vocabulary))
     stages.begin("corpus", "building the corpus")
     with os_errors(out, "Choose another folder."):
         out.mkdir(parents=True, exist_ok=True)
         (out / MARK).touch()
-    corpus = build_corpus(kept, tokenizer, out / "corpus", progress=progress)
+    corpus = build_corpus(train_documents, tokenizer, out / "corpus", progress=progress)
     method = quickstart.method
     data = label(method.task, tokenizer, train_on, test_on, method.length)
     for finding in data.findings:
@@ -214,7 +216,7 @@ def _run(
     pace = speed.choose_pace(
         tokenizer.size, quickstart.batch, limit - stages.passed, tuning, quickstart.shapes
     )
-    until, plan = _plan(pace, tuning, limit, stages.passed, whole=quickstart.minutes is not None)
+    until, plan = _plan(pace, tuning, limit, stages.passed, use_all=quickstart.minutes is not None)
     stages.begin("pre-training", plan)
     settings = pretraining_settings(quickstart, pace.shape, tokenizer.size, until)
     run = out / "pretraining"
@@ -273,21 +275,21 @@ def fine_tuning_tokens(
 
 
 def _plan(
-    pace: speed.MeasuredShape, tuning: int, limit: float, passed: float, whole: bool
+    pace: speed.MeasuredShape, tuning: int, limit: float, passed: float, use_all: bool
 ) -> tuple[Duration, str]:
     """Choose the length of pre-training; return it with the line that announces it.
 
     Args:
         tuning: see `fine_tuning_tokens`.
         limit, passed: seconds of the quickstart, in all and until now.
-        whole: use all of the time.
+        use_all: use all of the time.
     """
     left = max(5.0, limit - passed)
     shape, rate = pace.shape, pace.tokens_per_second
     fine_tuning = tuning * shape.seeds / rate
     fits = pace.seconds(tuning) <= left
     seconds = shape.tokens / rate
-    if whole or not fits:
+    if use_all or not fits:
         seconds = max(left / 2, left - fine_tuning)
     tokens = round(seconds * rate, -4) if seconds * rate > 1e4 else seconds * rate
     message = (
@@ -300,7 +302,7 @@ def _plan(
         message += (
             f". Too slow for a gain, which needs {shape.tokens:,} tokens: --minutes {minutes}"
         )
-    return Tokens(shape.tokens) if fits and not whole else Hours(seconds / 3600), message
+    return Tokens(shape.tokens) if fits and not use_all else Hours(seconds / 3600), message
 
 
 class _Stages:

@@ -47,12 +47,12 @@ def installed_documentation(
         workers: parsing processes, by default one per core. The documents do not depend on it.
     """
     packages = [path for root in _roots() for path in sorted(root.iterdir())]
-    seen: set[str] = set()
+    paragraphs_read: set[str] = set()
     words = 0
     for documents in map_in_order(read_package, packages, workers or usable_cores()):
         for name, paragraphs in documents:
-            new = [text for text in dict.fromkeys(paragraphs) if text not in seen]
-            seen.update(new)
+            new = [text for text in dict.fromkeys(paragraphs) if text not in paragraphs_read]
+            paragraphs_read.update(new)
             words += sum(len(text.split()) for text in new)
             if new:
                 yield Document("\n".join(new), name)

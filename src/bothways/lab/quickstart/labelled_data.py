@@ -41,17 +41,17 @@ def split_documents(
     documents: Iterable[Document], share: float
 ) -> tuple[list[Document], list[Document]]:
     """Split documents into those to train on and those set aside, by a hash of name and text."""
-    kept: list[Document] = []
+    train: list[Document] = []
     aside: list[Document] = []
     for document in documents:
         content = f"{document.where}\n{document.text}".encode()
         digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
-        (aside if digest < share * 2**64 else kept).append(document)
-    return kept, aside
+        (aside if digest < share * 2**64 else train).append(document)
+    return train, aside
 
 
 def labelled_examples(
-    kept: list[Document], aside: list[Document], file: Path | None, max_train: int
+    train_documents: list[Document], aside: list[Document], file: Path | None, max_train: int
 ) -> tuple[list[TextExample], list[TextExample]]:
     """Return examples to train and to test on, from a labelled file or from the documents set
     aside.
@@ -78,10 +78,10 @@ def labelled_examples(
             message = "the generated task swaps words between spaces, and Chinese has none"
             fix = "Give a labelled file: --labels FILE."
             raise DataError(message, where="the documents set aside", fix=fix)
-        examples = word_order(aside, kept, seed=0, language=language)
+        examples = word_order(aside, train_documents, seed=0, language=language)
         split = min(max_train, len(examples) // 2)
     if len(examples) < 20:
-        where = str(file) if file else "the documents set aside"
+        location = str(file) if file else "the documents set aside"
         message = f"{len(examples)} labelled examples are too few"
-        raise DataError(message, where=where, fix="Give more text or more labels.")
+        raise DataError(message, where=location, fix="Give more text or more labels.")
     return examples[:split], examples[split : split + TESTED]

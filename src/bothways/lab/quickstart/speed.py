@@ -108,9 +108,9 @@ def choose_pace(
     """
     threads, smallest = torch.get_num_threads(), shapes[-1]
     if threads > 1 and choose_device().type == "cpu":
-        many = measure_speed(smallest, vocabulary, batch_tokens)
+        threaded_speed = measure_speed(smallest, vocabulary, batch_tokens)
         torch.set_num_threads(1)
-        if measure_speed(smallest, vocabulary, batch_tokens) < many:
+        if measure_speed(smallest, vocabulary, batch_tokens) < threaded_speed:
             torch.set_num_threads(threads)
     for shape in shapes:
         speed = measure_speed(shape, vocabulary, batch_tokens)

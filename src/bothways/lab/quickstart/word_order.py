@@ -26,22 +26,24 @@ _MOVABLE = re.compile(r"[a-z]+")
 
 
 def word_order(
-    documents: Iterable[Document], known: Iterable[Document], seed: int, language: str = "en"
+    documents: Iterable[Document], excluded: Iterable[Document], seed: int, language: str = "en"
 ) -> list[TextExample]:
-    """Make examples of the sentences of `documents` that are not in `known`, in a keyed order.
+    """Make examples of the sentences of `documents` that are not in `excluded`, in a keyed order.
 
     Each label is drawn with probability 1/2.
     """
-    seen = {_key(text) for document in known for text in split_sentences(document.text, language)}
+    keys = {
+        _key(text) for document in excluded for text in split_sentences(document.text, language)
+    }
     draws = rng(seed, "word order")
     examples = []
     for document in documents:
         for sentence in split_sentences(document.text, language):
             words, key = sentence.split(), _key(sentence)
             positions = _movable_pairs(words)
-            if not WORDS[0] <= len(words) <= WORDS[1] or not positions or key in seen:
+            if not WORDS[0] <= len(words) <= WORDS[1] or not positions or key in keys:
                 continue
-            seen.add(key)
+            keys.add(key)
             at, swap = positions[draws.integers(len(positions))], draws.random() < 0.5
             if swap:
                 words[at : at + 2] = words[at + 1], words[at]

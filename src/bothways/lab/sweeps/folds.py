@@ -93,8 +93,8 @@ class FoldRun(FinetuneRun):
         """Return the sha256 of all rows of the fold's two sides, and of the model."""
         if self.rows is None:
             return super().digests()
-        parts = read_split(self.settings, self.rows)
-        ordered = [example for _, example in _in_order(parts)]
+        split = read_split(self.settings, self.rows)
+        ordered = [example for _, example in _in_order(split)]
         return {
             "train": examples_fingerprint(ordered),
             "model": digest_of_model(self.settings.model),
@@ -116,22 +116,22 @@ class FoldRun(FinetuneRun):
         if not done.finished:
             return None
         if done.metrics:  # on the main rank
-            parts = read_split(self.settings, self.rows)
-            results = predict(done.learner, parts.dev)
+            split = read_split(self.settings, self.rows)
+            results = predict(done.learner, split.dev)
             lines = (
                 {"row": row + 1, **_record(example, prediction)}
-                for row, (example, prediction) in zip(parts.dev_rows, results, strict=True)
+                for row, (example, prediction) in zip(split.dev_rows, results, strict=True)
             )
             _write_lines(folder / PREDICTIONS, lines)
         if done.failure is not None:
             progress.message(done.failure.message(several=True))
-        chosen = self.settings.chosen_by
+        metric_name = self.settings.chosen_by
         return SweepOutcome(
             self.name,
             done.metrics,
             done.failure.failed if done.failure else (),
-            chosen,
-            self.settings.directions(done.learner.task, done.learner.labels)[chosen],
+            metric_name,
+            self.settings.directions(done.learner.task, done.learner.labels)[metric_name],
             done.progress.steps,
             done.progress.seconds,
         )
@@ -156,15 +156,15 @@ def cross_validate(
     with contextlib.ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         keep: Literal["all", "best"] = "best" if out is None else "all"
-        place = SweepFolder(folder, resume, device, progress, keep=keep)
-        series = finetune_folds(settings, folds, place, rows, on_event)
+        sweep_folder = SweepFolder(folder, resume, device, progress, keep=keep)
+        series = finetune_folds(settings, folds, sweep_folder, rows, on_event)
         file, lines = folder / PREDICTIONS, list[str]()
         if series.finished and file.exists():  # on the main rank
             lines = file.read_text(encoding="utf8").split("\n")[:-1]
     spread = fold_spread(series)
     return CrossValidation(
-        {name: one.mean for name, one in spread.items()},
-        {name: one.deviation for name, one in spread.items()},
+        {name: deviation.mean for name, deviation in spread.items()},
+        {name: deviation.deviation for name, deviation in spread.items()},
         tuple(json.loads(line) for line in lines),
         series,
         out,
@@ -181,15 +181,15 @@ def first_fold(folds: int, dev: object = None) -> str:
         fix = "Give 2 or more, such as 5."
         raise ConfigError(f"must be at least 2, not {folds}", where="folds", fix=fix)
     if dev is not None:
-        what = "is given, and the dev data of each run is a fold of the training data"
-        raise ConfigError(what, where="dev", fix="Leave out one of the two.")
+        message = "is given, and the dev data of each run is a fold of the training data"
+        raise ConfigError(message, where="dev", fix="Leave out one of the two.")
     return fold_name(1, folds)
 
 
 def finetune_folds(
     settings: FinetuneConfig,
     folds: int,
-    place: SweepFolder,
+    folder: SweepFolder,
     rows: Rows | None = None,
     on_event: OnEvent = lambda event: None,
 ) -> Series:
@@ -216,17 +216,17 @@ def finetune_folds(
         )
         for number in range(1, folds + 1)
     ]
-    for run in runs if place.resume else ():
-        if not (place.out / run.name / PREDICTIONS).exists() and read_finished(run, place):
-            what = f"a finished run has no {PREDICTIONS}"
-            raise ConfigError(what, where=place.out / run.name, fix="Delete its folder.")
-    series = run_all(runs, place)
+    for run in runs if folder.resume else ():
+        if not (folder.out / run.name / PREDICTIONS).exists() and read_finished(run, folder):
+            message = f"a finished run has no {PREDICTIONS}"
+            raise ConfigError(message, where=folder.out / run.name, fix="Delete its folder.")
+    series = run_all(runs, folder)
     if series.finished and is_main(plan_here()):
-        spread = {name: dataclasses.asdict(one) for name, one in fold_spread(series).items()}
+        spread = {name: dataclasses.asdict(metric) for name, metric in fold_spread(series).items()}
         write_sweep_report(
-            place.out / "folds.json", {"folds": folds, "metrics": spread}, series.runs
+            folder.out / "folds.json", {"folds": folds, "metrics": spread}, series.runs
         )
-        _write_lines(place.out / PREDICTIONS, _joined(place.out, series))
+        _write_lines(folder.out / PREDICTIONS, _joined(folder.out, series))
     return series
 
 
@@ -240,17 +240,19 @@ def fold_spread(series: Series) -> dict[str, MetricSpread]:
         if all(name in run.metrics for run in scored)
     }
     return {
-        name: MetricSpread(statistics.fmean(each), statistics.stdev(each) if len(each) > 1 else 0.0)
-        for name, each in values.items()
+        name: MetricSpread(
+            statistics.fmean(scores), statistics.stdev(scores) if len(scores) > 1 else 0.0
+        )
+        for name, scores in values.items()
     }
 
 
-def _in_order(parts: SplitResult) -> list[tuple[int, Any]]:
+def _in_order(split: SplitResult) -> list[tuple[int, Any]]:
     """Return the examples of both sides by their row."""
-    rows = {*parts.dev_rows}
-    train = iter(parts.train)
-    dev = iter(parts.dev)
-    count = len(parts.train) + len(parts.dev)
+    rows = {*split.dev_rows}
+    train = iter(split.train)
+    dev = iter(split.dev)
+    count = len(split.train) + len(split.dev)
     return [(row, next(dev if row in rows else train)) for row in range(count)]
 
 

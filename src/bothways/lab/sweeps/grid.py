@@ -48,24 +48,24 @@ def parse_grid(text: str) -> Grid:
         return GRIDS[text]
     grid = {}
     try:
-        parts = shlex.split(text)
+        words = shlex.split(text)
     except ValueError as error:
         raise ConfigError(
             f"{text!r} has an unclosed quote", where="grid", fix="Close it."
         ) from error
-    for part in parts:
-        key, equals, values = part.partition("=")
+    for word in words:
+        key, equals, values = word.partition("=")
         items = tuple(value.strip() for value in values.split(",") if value.strip())
         if len(set(items)) != len(items):
             raise ConfigError(
-                f"{part!r} has a value twice", where="grid", fix="Name each value once."
+                f"{word!r} has a value twice", where="grid", fix="Name each value once."
             )
         if not key or not equals or not items or key in grid:
             fix = (
                 'Write key=value,value …, such as "training.optimizer.lr=2e-5,3e-5 batch.n=16,32".'
             )
             raise ConfigError(
-                f"{part!r} is not a key with values; named grids are {', '.join(GRIDS)}",
+                f"{word!r} is not a key with values; named grids are {', '.join(GRIDS)}",
                 where="grid",
                 fix=fix,
             )
@@ -84,17 +84,17 @@ def grid_cells(base: FinetuneConfig, grid: Grid) -> Iterator[tuple[str, Finetune
         ConfigError: a setting is unknown or not allowed.
     """
     for values in itertools.product(*grid.values()):
-        chosen = dict(zip(grid, values, strict=True))
-        yield folder_name(chosen), _with(base, chosen)
+        cell = dict(zip(grid, values, strict=True))
+        yield folder_name(cell), _with(base, cell)
 
 
-def folder_name(chosen: Mapping[str, str]) -> str:
+def folder_name(cell: Mapping[str, str]) -> str:
     """Return the folder name of a cell; a long one ends in a hash.
 
     "batch.n" 16, "training.optimizer.lr" 5e-5 → "batch.n=16,training.optimizer.lr=5e-5"
     """
     name = ",".join(
-        f"{key}={re.sub(r'[^-+.0-9A-Za-z_]+', '-', value)}" for key, value in chosen.items()
+        f"{key}={re.sub(r'[^-+.0-9A-Za-z_]+', '-', value)}" for key, value in cell.items()
     )
     if len(name.encode()) <= LONGEST:
         return name
@@ -102,21 +102,21 @@ def folder_name(chosen: Mapping[str, str]) -> str:
     return f"{beginning}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
-def _with(base: FinetuneConfig, chosen: Mapping[str, str]) -> FinetuneConfig:
-    return load_config(base, [f"{key}={value}" for key, value in chosen.items()])
+def _with(base: FinetuneConfig, cell: Mapping[str, str]) -> FinetuneConfig:
+    return load_config(base, [f"{key}={value}" for key, value in cell.items()])
 
 
-def sweep_grid(base: FinetuneConfig, grid: Grid, place: runs.SweepFolder) -> runs.Series:
+def sweep_grid(base: FinetuneConfig, grid: Grid, folder: runs.SweepFolder) -> runs.Series:
     """Run every cell; `model` is the best one's, `sweep.json` lists all results.
 
     Raises the errors of `runs.run_all`.
     """
-    series = runs.run_all([runs.FinetuneRun(*cell) for cell in grid_cells(base, grid)], place)
+    series = runs.run_all([runs.FinetuneRun(*cell) for cell in grid_cells(base, grid)], folder)
     if series.finished:
-        runs.keep_best(series, place)
+        runs.keep_best(series, folder)
         best = series.best
         runs.write_sweep_report(
-            place.out / "sweep.json",
+            folder.out / "sweep.json",
             {"best": best.name, "metric": best.metric} if best else {},
             series.runs,
         )

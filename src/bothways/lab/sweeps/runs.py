@@ -110,7 +110,7 @@ class SweepFolder:
         title: precedes the numbers of the runs, such as "CoLA, ".
         keep: "all": every run keeps its model and its checkpoints. "best": finished runs keep no
             checkpoints, and only the best one keeps its model.
-        said: the notes and warnings of the runs, each of which is shown once.
+        reported: notes and warnings that were shown.
     """
 
     out: Path
@@ -119,7 +119,7 @@ class SweepFolder:
     progress: Progress = SILENT
     title: str = ""
     keep: Literal["all", "best"] = "all"
-    said: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
 
 
 @runtime_checkable
@@ -162,9 +162,9 @@ class FinetuneRun:
 
     def __post_init__(self) -> None:
         if self.settings.dev is None:
-            what = "several runs are compared by dev data, and there is none"
+            message = "several runs are compared by dev data, and there is none"
             fix = f"Give {argument(dev='FILE')}, or a share such as {argument(dev='20%')}."
-            raise ConfigError(what, where="dev", fix=fix)
+            raise ConfigError(message, where="dev", fix=fix)
 
     def digests(self) -> dict[str, str]:
         """Return the sha256 of the data and of the model."""
@@ -186,8 +186,8 @@ class FinetuneRun:
             progress.message(done.failure.message(several=True))
         task, metrics = done.learner.task, dict(done.metrics)
         for name, source in self.others.items() if metrics else ():  # on the main rank
-            found = evaluate_task(done.learner, task.read(source).examples)
-            metrics |= {f"{name}/{metric}": value for metric, value in found.items()}
+            scores = evaluate_task(done.learner, task.read(source).examples)
+            metrics |= {f"{name}/{metric}": value for metric, value in scores.items()}
         return SweepOutcome(
             self.name,
             metrics,
@@ -200,12 +200,12 @@ class FinetuneRun:
 
 
 def run_all(
-    runs: Iterable[Run], place: SweepFolder, earlier: Series = Series(), expected: int = 0
+    runs: Iterable[Run], folder: SweepFolder, previous: Series = Series(), expected: int = 0
 ) -> Series:
-    """Make runs one after another in named folders; return those of `earlier` and these.
+    """Make runs one after another in named folders; return those of `previous` and these.
 
     Args:
-        earlier: continued by these runs.
+        previous: continued by these runs.
         expected: number of runs of the whole series; 0 if these are the last ones.
 
     Raises:
@@ -213,53 +213,55 @@ def run_all(
         ResourceError: `place.out` is the folder of a single run.
         BothwaysError: the errors of `Run.start`, except for a loss that is not finite.
     """
-    if (place.out / MARK).exists():
-        what = "is the folder of a single run, not of several"
-        raise ResourceError(what, where=place.out, fix="Choose another folder.")
-    named, done = list(runs), list(earlier.runs)
-    for run in named if place.resume else ():
-        read_finished(run, place)  # before any other is trained
-    expected = max(expected, len(done) + len(named))
-    for run in named:
-        outcome = _run(run, place, f"{place.title}run {len(done) + 1} of {expected}, {run.name}")
+    if (folder.out / MARK).exists():
+        message = "is the folder of a single run, not of several"
+        raise ResourceError(message, where=folder.out, fix="Choose another folder.")
+    planned, done = list(runs), list(previous.runs)
+    for run in planned if folder.resume else ():
+        read_finished(run, folder)  # before any other is trained
+    expected = max(expected, len(done) + len(planned))
+    for run in planned:
+        outcome = _run(run, folder, f"{folder.title}run {len(done) + 1} of {expected}, {run.name}")
         if outcome is None:
             return Series(tuple(done), finished=False)
         done.append(outcome)
-        _check_digests(done, place)
-        if place.keep == "best" and is_main(plan_here()):
-            _delete_weights(Series(tuple(done)), place)
+        _check_digests(done, folder)
+        if folder.keep == "best" and is_main(plan_here()):
+            _delete_weights(Series(tuple(done)), folder)
     return Series(tuple(done))
 
 
-def _run(run: Run, place: SweepFolder, title: str) -> SweepOutcome | None:
+def _run(run: Run, sweep_folder: SweepFolder, title: str) -> SweepOutcome | None:
     """Make a run, unless it is finished; return None if it was interrupted."""
-    progress = place.progress if is_main(plan_here()) else SILENT
-    part, folder = Part(progress, title, place.said), place.out / run.name
-    outcome = read_finished(run, place) if place.resume else None
+    progress = sweep_folder.progress if is_main(plan_here()) else SILENT
+    run_progress, folder = Part(progress, title, sweep_folder.reported), sweep_folder.out / run.name
+    outcome = read_finished(run, sweep_folder) if sweep_folder.resume else None
     if outcome is not None:
-        part.message("done before")
+        run_progress.message("done before")
         return outcome
     digests = run.digests()
     try:
-        found = run.start(folder, resume=place.resume, device=place.device, progress=part)
+        result = run.start(
+            folder, resume=sweep_folder.resume, device=sweep_folder.device, progress=run_progress
+        )
     except DivergedError as error:
-        found = SweepOutcome(run.name, {}, (" ".join(str(error).split()),))
-        part.message(found.failed[0])
-    if found is None:
+        result = SweepOutcome(run.name, {}, (" ".join(str(error).split()),))
+        run_progress.message(result.failed[0])
+    if result is None:
         return None
     settings = json.loads(json.dumps(configs.to_dict(run.settings)))
-    outcome = dataclasses.replace(found, settings=settings, digests=digests)
+    outcome = dataclasses.replace(result, settings=settings, digests=digests)
     _write_json(folder / RESULT, dataclasses.asdict(outcome))
     return outcome
 
 
-def read_finished(run: Run, place: SweepFolder) -> SweepOutcome | None:
+def read_finished(run: Run, sweep_folder: SweepFolder) -> SweepOutcome | None:
     """Return the recorded outcome of a run, or None if the run is not finished.
 
     Raises:
         ConfigError: settings, data or model have changed.
     """
-    folder = place.out / run.name
+    folder = sweep_folder.out / run.name
     if not (folder / RESULT).exists():
         return None
     values = read_object(folder / RESULT, FolderError)
@@ -271,53 +273,53 @@ def read_finished(run: Run, place: SweepFolder) -> SweepOutcome | None:
     if _decisive(outcome.settings) != _decisive(configs.to_dict(run.settings)):
         fix = "Give the settings that it was run with, or choose another folder."
         raise ConfigError("this run was finished with other settings", where=folder, fix=fix)
-    now = run.digests()
-    if changed := [name for name in now if outcome.digests.get(name) != now[name]]:
-        what = f"this run was finished with other content of {' and '.join(changed)}"
+    digests = run.digests()
+    if changed := [name for name in digests if outcome.digests.get(name) != digests[name]]:
+        message = f"this run was finished with other content of {' and '.join(changed)}"
         fix = "Delete its folder to run it again, or choose another folder for these runs."
-        raise ConfigError(what, where=folder, fix=fix)
+        raise ConfigError(message, where=folder, fix=fix)
     lost = outcome.metrics and not (folder / "model" / RECORD).exists()
-    return None if lost and place.keep == "all" else outcome
+    return None if lost and sweep_folder.keep == "all" else outcome
 
 
 def _decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run without paths; dev data that is split from others is no path."""
-    part = parse_part(settings.get("dev"))
-    return without_places(settings) | ({} if part is None else {"dev": str(part)})
+    fraction = parse_part(settings.get("dev"))
+    return without_places(settings) | ({} if fraction is None else {"dev": str(fraction)})
 
 
-def _check_digests(runs: Many[SweepOutcome], place: SweepFolder) -> None:
+def _check_digests(runs: Many[SweepOutcome], folder: SweepFolder) -> None:
     """Raise ConfigError if the data of these runs, or models of one name, differ."""
-    seen: dict[str, tuple[str, str]] = {}
+    digests: dict[str, tuple[str, str]] = {}
     for run in runs:
-        for what, sha256 in run.digests.items():
+        for data_name, sha256 in run.digests.items():
             # A search may be over models.
-            name = str(run.settings["model"]) if what == "model" else what
-            first, by = seen.setdefault(name, (sha256, run.name))
-            if first != sha256:
+            name = str(run.settings["model"]) if data_name == "model" else data_name
+            expected, by = digests.setdefault(name, (sha256, run.name))
+            if expected != sha256:
                 fix = "Delete the folders of the earlier runs, or choose another folder."
                 problem = f"{by} and {run.name} had different content of {name}"
-                raise ConfigError(problem, where=place.out, fix=fix)
+                raise ConfigError(problem, where=folder.out, fix=fix)
 
 
-def _delete_weights(series: Series, place: SweepFolder) -> None:
+def _delete_weights(series: Series, sweep_folder: SweepFolder) -> None:
     """Delete all checkpoints, and the models of all runs but the best one."""
     best = series.best
     for run in series.runs:
-        folder = place.out / run.name
+        folder = sweep_folder.out / run.name
         for checkpoint in checkpoints(folder):
             shutil.rmtree(checkpoint)
         if best is not None and run.name != best.name:
             shutil.rmtree(folder / "model", ignore_errors=True)
 
 
-def keep_best(series: Series, place: SweepFolder) -> None:
+def keep_best(series: Series, sweep_folder: SweepFolder) -> None:
     """Copy the best run's model to the folder `model`; of several runs, its card says so."""
     best = series.best
     if best is None or not is_main(plan_here()):
         return
-    with replace_folder(place.out / "model") as hidden:
-        for file in (place.out / best.name / "model").iterdir():
+    with replace_folder(sweep_folder.out / "model") as hidden:
+        for file in (sweep_folder.out / best.name / "model").iterdir():
             shutil.copy2(file, hidden / file.name)
         if len(series.scored) > 1:
             card, values = hidden / "README.md", [run.metrics[best.metric] for run in series.scored]

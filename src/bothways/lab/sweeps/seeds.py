@@ -44,10 +44,10 @@ class SeedSpread:
     failed: int
 
 
-def parse_seeds(text: str, first: int = 0) -> tuple[Seed, ...]:
+def parse_seeds(text: str, start: int = 0) -> tuple[Seed, ...]:
     """Return the seeds that a text names.
 
-        "5" → five seeds from `first` on; "3,14,15" → these; "7," → this one
+        "5" → five seeds from `start` on; "3,14,15" → these; "7," → this one
         "2x3" → two seeds of the head, each with three seeds of the order
 
     Raises:
@@ -55,19 +55,19 @@ def parse_seeds(text: str, first: int = 0) -> tuple[Seed, ...]:
     """
     counts = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text.strip())
     if counts and int(counts[1]) * int(counts[2] or 1) > MOST_RUNS:
-        what = f"{text.strip()!r} is more than {MOST_RUNS:,} runs"
+        message = f"{text.strip()!r} is more than {MOST_RUNS:,} runs"
         fix = "Write a smaller number, or one seed with a comma, such as 12345,."
-        raise ConfigError(what, where="seeds", fix=fix)
+        raise ConfigError(message, where="seeds", fix=fix)
     if crossed := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text.strip()):
-        heads, orders = (range(first, first + int(count)) for count in crossed.groups())
+        heads, orders = (range(start, start + int(count)) for count in crossed.groups())
         return tuple(itertools.product(heads, orders))
-    parts = [part.strip() for part in text.split(",")]
-    if len(parts) > 1 and not parts[-1]:
-        parts.pop()
-    elif len(parts) == 1 and parts[0].isdecimal() and int(parts[0]) > 0:
-        return tuple(range(first, first + int(parts[0])))
-    seeds = tuple(int(part) for part in parts if part.isdecimal())
-    if "," not in text or len(seeds) != len(parts) or len(set(seeds)) != len(seeds):
+    numbers = [number.strip() for number in text.split(",")]
+    if len(numbers) > 1 and not numbers[-1]:
+        numbers.pop()
+    elif len(numbers) == 1 and numbers[0].isdecimal() and int(numbers[0]) > 0:
+        return tuple(range(start, start + int(numbers[0])))
+    seeds = tuple(int(number) for number in numbers if number.isdecimal())
+    if "," not in text or len(seeds) != len(numbers) or len(set(seeds)) != len(seeds):
         fix = (
             "Write a number of seeds, such as 5, the seeds, such as 3,14,15, or numbers of heads "
             "and orders, such as 5x3."
@@ -77,7 +77,7 @@ def parse_seeds(text: str, first: int = 0) -> tuple[Seed, ...]:
 
 
 def finetune_seeds(
-    settings: FinetuneConfig, seeds: Many[Seed], place: runs.SweepFolder
+    settings: FinetuneConfig, seeds: Many[Seed], folder: runs.SweepFolder
 ) -> runs.Series:
     """Fine-tune once per seed, in `seed-N` or `seed-N-order-M`.
 
@@ -85,12 +85,12 @@ def finetune_seeds(
     and, unless `order_seed` is set, of the order of the data and dropout. Raises the errors of
     `runs.run_all`.
     """
-    series = runs.run_all((_run(settings, seed) for seed in seeds), place)
+    series = runs.run_all((_run(settings, seed) for seed in seeds), folder)
     if series.finished:
-        runs.keep_best(series, place)
+        runs.keep_best(series, folder)
         summary = seed_spread(series)
         runs.write_sweep_report(
-            place.out / "seeds.json", dataclasses.asdict(summary) if summary else {}, series.runs
+            folder.out / "seeds.json", dataclasses.asdict(summary) if summary else {}, series.runs
         )
     return series
 

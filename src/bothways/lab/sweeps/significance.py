@@ -122,24 +122,30 @@ def compare(
         BothwaysError: a folder or the data cannot be read.
     """
     require("report", "a test of significance", "scipy")
-    for one in (*folders(a), *folders(b)):  # fail before reading all the data
-        task = open_learner(one, task or default_task(one), device="cpu").task.name
-    left, right = (
+    for folder in (*folders(a), *folders(b)):  # fail before reading all the data
+        task = open_learner(folder, task or default_task(folder), device="cpu").task.name
+    left, right_runs = (
         _grades(
-            (open_task(one, task, device=device) for one in folders(name)),
+            (open_task(folder, task, device=device) for folder in folders(name)),
             source,
             columns,
             progress,
         )
         for name in (a, b)
     )
-    if left[0] != right[0]:
-        what = f"{a} and {b} read different examples from it"
+    if left[0] != right_runs[0]:
+        message = f"{a} and {b} read different examples from it"
         raise DataError(
-            what, where=source, fix="Name the columns, so that both read the same texts and labels."
+            message,
+            where=source,
+            fix="Name the columns, so that both read the same texts and labels.",
         )
     return contrast(
-        Side(a, _means(left[1])), Side(b, _means(right[1])), left[1].mean(0), right[1].mean(0), seed
+        Side(a, _means(left[1])),
+        Side(b, _means(right_runs[1])),
+        left[1].mean(0),
+        right_runs[1].mean(0),
+        seed,
     )
 
 
@@ -160,13 +166,13 @@ def contrast(
     a: Side,
     b: Side,
     left: Float64[np.ndarray, " examples"],
-    right: Float64[np.ndarray, " examples"],
+    right_scores: Float64[np.ndarray, " examples"],
     seed: int = 0,
 ) -> ModelComparison:
     """Compare grades per example."""
     from scipy import stats
 
-    difference, count = right - left, len(left)
+    difference, count = right_scores - left, len(left)
     batch, draws = max(1, _HELD // count), np.random.default_rng(seed)
     if not difference.any():
         return ModelComparison(a, b, count, 0.0, (0.0, 0.0), 1.0)
@@ -179,7 +185,7 @@ def contrast(
         vectorized=True,
         **_rng(draws),
     )
-    places = stats.bootstrap(
+    intervals = stats.bootstrap(
         (difference,),
         np.mean,
         n_resamples=RESAMPLES,
@@ -188,7 +194,7 @@ def contrast(
         vectorized=True,
         **_rng(draws),
     ).confidence_interval
-    interval = float(places.low), float(places.high)
+    interval = float(intervals.low), float(intervals.high)
     return ModelComparison(a, b, count, float(difference.mean()), interval, float(test.pvalue))
 
 
