@@ -14,21 +14,15 @@ import torch
 
 from bothways.cli.features import Layers
 from bothways.cli.main import app
-from bothways.core.batch import Batch, pack
+from bothways.core.batch import pack
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.core.targets import IGNORED
-from bothways.core.terminal import time_text
-from bothways.data.batching import ExampleBudget, TokenBudget
-from bothways.lab.features import data as feature_setup
+from bothways.data.batching import ExampleBudget
 from bothways.lab.features import tagger as features
 from bothways.lab.features.data import (
     FeatureConfig,
     TaggedSentences,
-    encoder_speed,
-    forecast_features,
     read_tagged_sentences,
-    tagger_speed,
-    tokens_in,
 )
 from bothways.lab.features.run import (
     FeatureData,
@@ -42,8 +36,7 @@ from bothways.lab.features.tagger import BiLSTMTagger, FeatureTagger, open_featu
 from bothways.model.layer_mix import LayerChoice, LayerSum
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
-from bothways.training.durations import Epochs, Hours
-from bothways.training.preflight.machine import speed
+from bothways.training.durations import Epochs
 from heard_progress import Heard
 from toy_folder import FILLERS, GOOD, make_folder
 
@@ -332,7 +325,6 @@ def test_the_command_prints_metrics_and_shares(
     app([*words, *short, "--json"], result_action="return_value")
     printed = capsys.readouterr()
     said = json.loads(printed.out)
-    assert "words through the tagger" in " ".join(printed.err.split())
     assert said["layers"] == "weighted_last_four"
     assert 0 <= said["metrics"]["f1"] <= 1
     assert len(said["shares"]) == 4
@@ -340,90 +332,6 @@ def test_the_command_prints_metrics_and_shares(
     table = capsys.readouterr().out
     assert "Frozen features: weighted_last_four" in table
     assert "share of layer 4 of 4" in table
-
-
-def test_the_forecast_is_of_what_is_left(
-    settings: FeatureConfig,
-    sentences: TaggedSentences,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(feature_setup, "encoder_speed", lambda encoder, inputs: 8.0)
-    monkeypatch.setattr(feature_setup, "tagger_speed", lambda *arguments: 4.0)
-    data = sentences.data
-    tokens = {
-        name: sum(len(s) for item in inputs for s in item.sequences)
-        for name, inputs in sentences.splits.items()
-    }
-    words = {
-        name: sum(len(e.words) for e in of)
-        for name, of in (("train", data.train_examples), ("dev", data.dev_examples))
-    }
-    read = 6 * (words["train"] + words["dev"] / 3)
-
-    def said(folder: Path, run: FeatureConfig = settings) -> str:
-        return str(forecast_features(sentences, run, folder))
-
-    def told(seconds: float) -> str:
-        return f", as measured now: about {time_text(float(seconds))}"
-
-    fitting = f"{read:,.0f} words through the tagger at 4 a second in training"
-    whole, dev = sum(tokens.values()), tokens["dev"]
-    assert said(
-        tmp_path
-    ) == f"{whole:,} tokens through the encoder at 8 a second, {fitting}" + told(
-        whole / 8 + read / 4
-    )
-    open_features(tmp_path / "train", sentences.learner.model.encoder, data.train, sentences.layers)
-    assert said(tmp_path) == f"{dev:,} tokens through the encoder at 8 a second, {fitting}" + told(
-        dev / 8 + read / 4
-    )
-    open_features(tmp_path / "dev", sentences.learner.model.encoder, data.train, sentences.layers)
-    assert said(tmp_path).startswith(f"{dev:,} tokens")  # they are of other data
-    open_features(tmp_path / "dev", sentences.learner.model.encoder, data.dev, sentences.layers)
-    assert said(tmp_path) == fitting + told(read / 4)
-    hours = dataclasses.replace(
-        settings, training=dataclasses.replace(settings.training, until=Hours(0.5))
-    )
-    assert said(tmp_path, hours) == "0.5 hours of training" + told(1800)
-
-
-@pytest.mark.parametrize(
-    ("batch", "words"),
-    [
-        (ExampleBudget(32), (32, 9 * 40)),
-        (TokenBudget(50), (40, 64)),
-        (ExampleBudget(9999), (400, 9999)),
-    ],
-)
-def test_speeds_are_measured_as_the_work_will_be_done(
-    settings: FeatureConfig,
-    sentences: TaggedSentences,
-    monkeypatch: pytest.MonkeyPatch,
-    batch: ExampleBudget | TokenBudget,
-    words: tuple[int, int],
-) -> None:
-    batches = list[Batch]()
-    encoder, inputs = sentences.learner.model.encoder, sentences.data.train
-
-    def timed(learner: FeatureTagger, batch: Batch, precision: str) -> float:
-        batches.append(batch)
-        return speed(learner, batch, "fp32")
-
-    monkeypatch.setattr(feature_setup, "speed", timed)
-    run = dataclasses.replace(settings, batch=batch, layers="concat_last_four")
-    assert tagger_speed(run, encoder, inputs, 3) > 0
-    assert words[0] <= batches[0].layout.tokens <= words[1]
-    least, most = min(batches[0].layout.lengths), max(batches[0].layout.lengths)
-    assert least < 5 < most  # lengths are mixed as in the data
-    read = list[int]()
-    monkeypatch.setattr(
-        feature_setup,
-        "extract",
-        lambda encoder, sample, *_: read.append(sum(map(tokens_in, sample))),
-    )
-    assert encoder_speed(encoder, inputs) > 0
-    assert read[0] == read[1] <= 2 * feature_setup.SAMPLE
 
 
 def test_features_are_computed_as_stages(settings: FeatureConfig, tmp_path: Path) -> None:

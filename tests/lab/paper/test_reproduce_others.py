@@ -320,41 +320,14 @@ def test_frozen_features_are_the_mean_of_bilstms(
     assert "last, run 2 of 2, seed1: done before" in heard.text
 
 
-def test_frozen_features_cost_a_pass_of_the_encoder_and_every_run_that_is_left(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = request_of(place, "ner", tmp_path, seeds=3, tasks=("last", "embeddings"))
-    first, second = ner.ner_plan(request).experiments
-    assert isinstance(first, Frozen)
-    assert isinstance(second, Frozen)
-    monkeypatch.setattr(cost, "encoder_speed", lambda encoder, inputs: 10.0)
-    monkeypatch.setattr(cost, "tagger_speed", lambda *arguments: 2.0)
-    data = read_tagged_sentences(second.settings, ["last"], "cpu").data
+def test_frozen_features_cost_counts_runs_and_data(place: Path, tmp_path: Path) -> None:
+    (experiment,) = ner.ner_plan(
+        request_of(place, "ner", tmp_path, seeds=3, tasks=("last",))
+    ).experiments
+    assert isinstance(experiment, Frozen)
+    data = read_tagged_sentences(experiment.settings, ["last"], "cpu").data
     tokens = sum(len(sequence) for item in data.train for sequence in item.sequences)
-    assert tokens > 2 * len(SENTENCES.split("\n\n"))  # with the documents that the sentences are in
-    words = 5 * 20 * (1 + 1 / 3)  # those of dev cost a third
-
-    def costs() -> list[tuple[int, float]]:
-        found, note = cost.estimate_frozen([first, second], tmp_path, device="cpu")
-        assert "10 tokens per second in the encoder" in note
-        assert [(cost.name, cost.runs, cost.examples, cost.tokens) for cost in found] == [
-            ("embeddings", 3, 3, tokens), ("last", 3, 3, tokens),
-        ]  # fmt: skip
-        return [(cost.done, pytest.approx(cost.seconds)) for cost in found]
-
-    whole = (0, 2 * tokens / 10 + 3 * words / 2)
-    assert costs() == [whole, whole]
-    runner.features_folder(second, tmp_path).joinpath("dev").mkdir(parents=True)
-    assert costs() == [whole, (0, 3 * words / 2)]
-    done = fake("done", 0.5)
-    monkeypatch.setattr(
-        cost,
-        "read_finished",
-        lambda run, place: done if run.settings.seed < 2 else None,
-    )
-    assert costs() == [(2, 2 * tokens / 10 + words / 2), (2, words / 2)]
-    monkeypatch.setattr(cost, "read_finished", lambda *arguments: done)
-    assert costs() == [(3, 0.0), (3, 0.0)]
+    assert cost.frozen_cost(experiment, tmp_path) == cost.Cost("last", 3, 0, 3, tokens, None)
 
 
 def test_the_cost_is_what_the_runs_will_read(

@@ -25,7 +25,6 @@ from bothways.data.loader import Loader, Share, in_batches, unchanged
 from bothways.lab.features.data import (
     FeatureConfig,
     TaggedSentences,
-    forecast_features,
     read_tagged_sentences,
 )
 from bothways.lab.features.tagger import Features, FeatureTagger, open_features
@@ -93,11 +92,11 @@ def feature_based(
     Raises the errors of `prepare_features` and `fit_features`.
 
     Args:
-        progress: receives stages, warnings and the forecast of the time.
+        progress: receives stages and warnings.
     """
     progress.stage("reading the model and the data")
     sentences = read_tagged_sentences(settings, [settings.layers], device)
-    for finding in (*sentences.data.findings, forecast_features(sentences, settings, folder)):
+    for finding in sentences.data.findings:
         progress.message(f"{finding.severity}: {finding}")
     data = compute_features(sentences, settings, folder, progress)
     return fit_features(data, settings, device=device, progress=progress)

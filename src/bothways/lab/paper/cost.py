@@ -1,9 +1,7 @@
 """Forecast of experiments before they run: examples, tokens, and time on this machine.
 
 Examples are counted and tokens per example estimated from the first ones. The speed of fine-tuning
-is measured once, on a batch of the first task. For frozen features, the encoder is timed once,
-because it computes all layers whichever are used, and the BiLSTM once per task, because the width
-of its input depends on the layers.
+is measured once, on a batch of the first task.
 """
 
 from __future__ import annotations
@@ -24,17 +22,9 @@ from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.prepare import load_for
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve_run
-from bothways.lab.features.data import (
-    FeatureConfig,
-    encoder_speed,
-    tagger_speed,
-    words_in,
-    words_read,
-)
-from bothways.lab.paper.cells import features_folder, first_runs, place_of, restarts
+from bothways.lab.paper.cells import first_runs, place_of, restarts
 from bothways.lab.paper.experiment import Experiment, Frozen
 from bothways.lab.sweeps.runs import Series, read_finished
-from bothways.model.encoder import Encoder
 from bothways.model.flops import BACKWARD
 from bothways.tasks.base import EncodedExample, Task
 from bothways.tasks.catalogue import Trainable
@@ -55,7 +45,7 @@ class Cost:
     Attributes:
         runs, done: number of runs, and of those that are finished.
         examples, tokens: size of the training data.
-        seconds: duration of the remaining runs, evaluation included.
+        seconds: duration of the remaining runs, evaluation included; None if it is not measured.
     """
 
     name: str
@@ -63,7 +53,7 @@ class Cost:
     done: int
     examples: int
     tokens: float
-    seconds: float
+    seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -157,54 +147,28 @@ def _training_speed(settings: FinetuneConfig, size: DataSize, device: str) -> fl
     return speed(learner.to(choose_device(device)), batch, settings.training.precision)
 
 
-def estimate_frozen(experiments: Many[Frozen], out: Path, *, device: str) -> tuple[list[Cost], str]:
-    """Return the cost of experiments that differ only in layers, and a note on the measurement."""
-    settings = experiments[0].settings
+def frozen_cost(experiment: Frozen, out: Path) -> Cost:
+    """Return the size of an experiment on frozen features, whose time is not measured."""
+    settings = experiment.settings
     loaded = load_model(resolve_run(settings.model), ())
-    tokenizer = loaded.tokenizer()
     length = (settings.length or settings.task.length) or loaded.model.config.max_positions
-    train, dev = (
-        data_size(source, settings.task, length, tokenizer)
-        for source in (settings.train, settings.dev)
-    )
-    encoder = loaded.model.encoder.to(choose_device(device))
-    rate = encoder_speed(encoder, train.encoded)
-    costs = []
-    for experiment in experiments:
-        done = _finished(experiment, out)
-        left, seconds = experiment.seeds - done, 0.0
-        if left:
-            seconds = left * _tagger_seconds(experiment.settings, train, dev, encoder)
-            if not (features_folder(experiment, out) / "dev").is_dir():  # written last
-                seconds += (train.tokens + dev.tokens) / rate
-        costs.append(
-            Cost(experiment.name, experiment.seeds, done, train.examples, train.tokens, seconds)
-        )
-    note = (
-        f"Frozen features: {rate:,.0f} tokens per second in the encoder, once per task, "
-        "then BiLSTMs, as measured."
-    )
-    return costs, note
+    size = data_size(settings.train, settings.task, length, loaded.tokenizer())
+    done = _finished(experiment, out)
+    return Cost(experiment.name, experiment.seeds, done, size.examples, size.tokens, None)
 
 
-def _tagger_seconds(
-    settings: FeatureConfig, train: DataSize, dev: DataSize, encoder: Encoder
-) -> float:
-    """Return the duration of one run; a run not measured in epochs counts as one epoch."""
-    words, dev_words = (
-        size.examples * sum(map(words_in, size.encoded)) / len(size.encoded)
-        for size in (train, dev)
-    )
-    total_words = words_read(settings, words, dev_words, train.examples) or words
-    return total_words / tagger_speed(settings, encoder, train.encoded, len(train.labels))
+def duration_text(seconds: float | None) -> str:
+    """Format a duration; a dash if it is not measured."""
+    return "–" if seconds is None else time_text(seconds)
 
 
 def cost_table(costs: Many[Cost], note: str) -> TableSection:
     """Return the costs as a table, one experiment per row, with their sum."""
     rows: list[list[Cell]] = [
-        [c.name, c.runs, c.done, c.examples, round(c.tokens), time_text(c.seconds)] for c in costs
+        [c.name, c.runs, c.done, c.examples, round(c.tokens), duration_text(c.seconds)]
+        for c in costs
     ]
-    seconds = sum(cost.seconds for cost in costs)
+    seconds = sum(cost.seconds or 0.0 for cost in costs)
     runs, done = sum(cost.runs for cost in costs), sum(cost.done for cost in costs)
     rows.append(["all", runs, done, None, None, time_text(seconds)])
     columns = ["task", "runs", "finished", "training examples", "tokens (≈)", "time left (≈)"]

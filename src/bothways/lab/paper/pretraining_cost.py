@@ -21,7 +21,7 @@ from bothways.core.terminal import time_text
 from bothways.data.documents import Document, read_documents
 from bothways.hub.model_folder import save_model
 from bothways.lab.paper import pretraining_runs
-from bothways.lab.paper.cost import Cost, estimate, estimate_frozen
+from bothways.lab.paper.cost import Cost, duration_text, estimate, frozen_cost
 from bothways.lab.paper.experiment import Experiment, Frozen
 from bothways.lab.sweeps.runs import RESULT
 from bothways.model.heads import token_head
@@ -60,9 +60,10 @@ def table_cost(
         left, runs, done = left + seconds, runs + 1, done + finished
     for name, cost, finished in _finetuning(request, base, tokenizer, device):
         number = cost.runs * len(request.rows)
-        seconds = cost.seconds / cost.runs * (number - finished)
-        rows.append([f"fine-tuning {name}", number, finished, time_text(seconds)])
-        left, runs, done = left + seconds, runs + number, done + finished
+        each_run = None if cost.seconds is None else cost.seconds / cost.runs
+        duration = None if each_run is None else each_run * (number - finished)
+        rows.append([f"fine-tuning {name}", number, finished, duration_text(duration)])
+        left, runs, done = left + (duration or 0.0), runs + number, done + finished
     rows.append(["all", runs, done, time_text(left)])
     note = (
         f"{request.plan.title}; {len(request.rows)} rows. Pre-training: {base.training.until} a "
@@ -153,7 +154,7 @@ def _finetuning(
                 case Experiment():
                     (cost,), _ = estimate([entry], folder / "out", device=device)
                 case Frozen():
-                    (cost,), _ = estimate_frozen([entry], folder / "out", device=device)
+                    cost = frozen_cost(entry, folder / "out")
                 case _:
                     assert_never(entry)
             yield column, cost, _finished(request, entry.name)

@@ -15,7 +15,7 @@ from bothways.core.report.html import write_html
 from bothways.core.report.sections import Report, TableSection
 from bothways.lab.paper import glue, ner, squad, swag
 from bothways.lab.paper.cells import CellOutcome, run
-from bothways.lab.paper.cost import Cost, cost_table, estimate, estimate_frozen
+from bothways.lab.paper.cost import Cost, cost_table, estimate, frozen_cost
 from bothways.lab.paper.experiment import BenchmarkPlan, Experiment, Frozen, NotRun, Request
 from bothways.lab.paper.glue_submission import write_submission
 from bothways.lab.paper.results_page import results_report, write_results
@@ -107,9 +107,9 @@ def _costs(plan: BenchmarkPlan, request: Request, device: str, progress: Progres
     costs, notes = list[Cost](), list[str]()
     progress.stage("estimating the cost")
     if experiments:
-        estimates, note = estimate(experiments, request.out, device=device)
-        costs, notes = [*costs, *estimates], [*notes, note]
+        costs, note = estimate(experiments, request.out, device=device)
+        notes.append(note)
     if frozen:
-        estimates, note = estimate_frozen(frozen, request.out, device=device)
-        costs, notes = [*costs, *estimates], [*notes, note]
+        costs += [frozen_cost(entry, request.out) for entry in frozen]
+        notes.append("Frozen features are not timed: a pass of the encoder per task, then BiLSTMs.")
     return cost_table(costs, " ".join(notes))
