@@ -142,17 +142,6 @@ def test_too_little_memory_ends_a_process_without_a_traceback(
         ours.recv()
 
 
-def test_where_the_system_tells_of_no_memory_there_is_no_figure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def nowhere(*_: object, **__: object) -> None:
-        raise FileNotFoundError
-
-    assert recipe.high_water_mark(CPU) > 2**20
-    monkeypatch.setattr(recipe, "open", nowhere, raising=False)
-    assert recipe.high_water_mark(CPU) is None
-
-
 def test_processes_end_with_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Noted) -> None:
         raise KeyboardInterrupt

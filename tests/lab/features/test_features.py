@@ -334,44 +334,6 @@ def test_the_command_prints_metrics_and_shares(
     assert "share of layer 4 of 4" in table
 
 
-def test_features_are_computed_as_stages(settings: FeatureConfig, tmp_path: Path) -> None:
-    heard = Heard()
-    prepare_features(settings, tmp_path, ["last"], device="cpu", progress=heard)
-    assert heard.names == ["train: computing features", "dev: computing features"]
-    for _, total, done in heard.stages:
-        assert done == sorted(done)
-        assert 0 < done[0] <= done[-1] == total
-    again = Heard()
-    prepare_features(settings, tmp_path, ["last"], device="cpu", progress=again)
-    assert again.names == []  # they are there
-
-
-def test_who_interrupts_the_command_is_told_what_is_kept(
-    settings: FeatureConfig,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def interrupt(*arguments: object, **options: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("bothways.lab.features.run.fit_features", interrupt)
-    words = [
-        "features",
-        settings.model,
-        settings.train,
-        "--dev",
-        settings.dev,
-        "--out",
-        str(tmp_path),
-        "--device",
-        "cpu",
-    ]
-    with pytest.raises(KeyboardInterrupt):
-        app([*words, "--layers", "last"], result_action="return_value")
-    assert "run the same command to continue" in " ".join(capsys.readouterr().err.split())
-
-
 def test_mistakes_are_told(data: FeatureData, settings: FeatureConfig, tmp_path: Path) -> None:
     only_last = dataclasses.replace(data, train=dataclasses.replace(data.train, layers=(5,)))
     with pytest.raises(ConfigError, match="do not hold layer 4"):

@@ -326,32 +326,6 @@ def test_pair_heads_are_probed_with_the_other_pairs(
     assert read == {runs.PROBE_TOKENS}, "20,000 tokens are too few pairs for a difference"
 
 
-def test_columns_of_other_benchmarks_have_folders_of_their_own(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    (data / "SQuAD").mkdir(parents=True)
-    (data / "CoNLL-2003").mkdir()
-    answer = {"text": "Rome", "answer_start": 3}
-    question = {"id": "1", "question": "Where?", "answers": [answer]}
-    text = {"data": [{"paragraphs": [{"context": "In Rome.", "qas": [question]}]}]}
-    for split in ("train", "dev"):
-        (data / "SQuAD" / f"{split}-v1.1.json").write_text(json.dumps(text))
-    for split in ("train", "valid"):
-        (data / "CoNLL-2003" / f"{split}.txt").write_text("In O\nRome B-LOC\n")
-    request = request_of(
-        data, tmp_path / "out", data=str(data), tasks=("SQuAD 1.1 F1", "NER"),
-        finetuning=("training.until=2 steps", "length=96"),
-    )  # fmt: skip
-    base, bilstm = (
-        next(row for row in request.rows if row.name == n) for n in ("No NSP", "+ BiLSTM")
-    )
-    found = dict(runs.experiments_of(request, base, tmp_path / "model"))
-    assert list(found) == ["SQuAD 1.1 F1", "NER"]
-    settings = found["SQuAD 1.1 F1"].grid[0]  # type: ignore[union-attr]
-    assert (settings.length, settings.task.stride) == (96, 64)  # type: ignore[union-attr]
-    assert str(tmp_path / "out") in settings.train
-    assert dict(runs.experiments_of(request, bilstm, tmp_path / "model")) == {}
-
-
 def test_the_cost_is_known_before_anything_is_written(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

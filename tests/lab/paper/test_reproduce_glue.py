@@ -402,16 +402,6 @@ def test_the_report_has_each_figure_under_its_name(place: Path, tmp_path: Path) 
         assert row[2:] == [theirs.values.get(row[0]) for theirs in published.GLUE]
 
 
-def test_a_comparison_without_measurements_has_only_published_rows(
-    place: Path, tmp_path: Path
-) -> None:
-    request = request_of(place, tmp_path, tasks=("CoLA",))
-    table = results_report(request, glue.glue_plan(request), [], device="cpu").sections[0]
-    cells = [*table.columns, *(row[0] for row in table.rows)]  # type: ignore[union-attr]
-    assert "BERT-Base (Table 1, test)" in cells
-    assert "this run" not in cells
-
-
 def test_the_average_is_the_papers() -> None:
     table = {row.system: dict(row.values) for row in published.GLUE if row.table == "Table 1, test"}
     off = {
@@ -568,25 +558,6 @@ def test_the_command_says_what_it_would_take_and_stops_there(
     assert [
         line.split()[:4] for line in capsys.readouterr().out.splitlines() if " CoLA " in line
     ] == [["CoLA", "2", "2", "4"]]
-
-
-def test_the_command_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(*arguments: object, **options: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("bothways.lab.paper.run.reproduce", interrupted)
-    out = tmp_path / "here"
-    words = ["reproduce", "glue", "--model", "bert", "--data", "glue", "--out", str(out)]
-    for expected in (
-        "Stopped. Nothing is finished, and nothing is left behind.",
-        f"Stopped. Finished work is kept in {out}; run the same command to continue.",
-    ):
-        with pytest.raises(KeyboardInterrupt):
-            app(words, result_action="return_value")
-        assert capsys.readouterr().err.splitlines()[-1] == expected
-        (out / "cells").mkdir(parents=True, exist_ok=True)
 
 
 def test_the_leaderboard_takes_scores_from_0_to_5(tmp_path: Path) -> None:

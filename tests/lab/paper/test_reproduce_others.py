@@ -19,17 +19,17 @@ from bothways.lab.features.data import FeatureConfig, read_tagged_sentences
 from bothways.lab.features.run import feature_based
 from bothways.lab.features.tagger import BiLSTMTagger
 from bothways.lab.paper import cells as runner
-from bothways.lab.paper import cost, ner, squad, swag
+from bothways.lab.paper import cost, ner, squad
 from bothways.lab.paper import run as benchmarks
 from bothways.lab.paper.cells import CellOutcome
 from bothways.lab.paper.experiment import Experiment, Frozen, NotRun, Request, find_file
-from bothways.lab.paper.results_page import measured, results_report, write_results
+from bothways.lab.paper.results_page import measured
 from bothways.lab.paper.run import reproduce
 from bothways.lab.sweeps import runs as engine
 from bothways.lab.sweeps.runs import Series, SweepOutcome
 from bothways.prediction.predictor import open_task
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.durations import Epochs, Steps
+from bothways.training.durations import Epochs
 from heard_progress import Heard
 from toy_folder import make_folder
 
@@ -182,18 +182,6 @@ def test_absent_data_is_said(
     ]
     with pytest.raises(ConfigError, match=r"tasks: unknown task 'other'; the benchmark has: "):
         benchmarks.PLANS[benchmark](Request("bert", str(tmp_path), tmp_path, ("other",)))
-
-
-def test_absent_dev_data_is_said(tmp_path: Path) -> None:
-    for name in ("train-v1.1.json", "train.csv", "eng.train"):
-        (tmp_path / name).touch()
-    for plan, reason in (
-        (squad.squad_plan, "no dev-v1.1.json in "),
-        (swag.swag_plan, "no val.csv in "),
-        (ner.ner_plan, "no eng.testa in "),
-    ):
-        entry = plan(Request("bert", str(tmp_path), tmp_path)).experiments[0]
-        assert entry == NotRun(entry.name, reason + str(tmp_path))
 
 
 def test_files_may_have_another_name_or_be_compressed(tmp_path: Path) -> None:
@@ -406,49 +394,9 @@ def test_restarts_count_from_the_seed_that_is_set(place: Path, tmp_path: Path) -
     assert [run.settings.seed for run in runner.first_runs(experiment, tmp_path)] == [5, 6, 7]
 
 
-def test_the_cost_of_a_run_that_epochs_do_not_measure_is_that_of_one(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cost, "_training_speed", lambda *arguments: 1.0)
-    (experiment,) = squad.squad_plan(
-        request_of(place, "squad", tmp_path, tasks=("v1.1",))
-    ).experiments
-    assert isinstance(experiment, Experiment)
-    assert experiment.grid[0].training.until == Steps(2)
-    (costs,), _ = cost.estimate([experiment], tmp_path, device="cpu")
-    assert costs.tokens < costs.seconds < 2 * costs.tokens
-
-
 def fake(name: str, value: float, **changes: Any) -> SweepOutcome:
     base = SweepOutcome(name, {"f1": value, "em": 0.5}, (), "f1", "highest", 1, 1.0)
     return dataclasses.replace(base, **changes)
-
-
-def test_what_is_not_yet_run_and_what_has_failed_is_shown(place: Path, tmp_path: Path) -> None:
-    request = request_of(place, "squad", tmp_path, data=str(place / "squad"))
-    planned = squad.squad_plan(request)
-    first, second = planned.experiments
-    assert isinstance(first, Experiment)
-    results = (fake("a", 0.25, failed=("bad",)), fake("b", 0.75))
-    outcomes = [CellOutcome(first, tmp_path, Series(results), results[1:])]
-    values = json.loads(write_results(request, planned, outcomes).read_text())
-    assert values["tasks"][second.name] == {"run": False, "reason": "not yet"}
-    assert values["measured"] == {"this run": {"1.1 EM": 50.0, "1.1 F1": 75.0}}
-    report = results_report(request, planned, outcomes, device="cpu")
-    comparison, tasks, details = report.sections
-    assert comparison.columns == ["", "1.1 EM", "1.1 F1", "2.0 EM", "2.0 F1"]  # type: ignore[union-attr]
-    assert comparison.rows[0] == ["this run", 50.0, 75.0, None, None]  # type: ignore[union-attr]
-    assert tasks.rows[1] == ["v2.0", "not run", None, "not yet"]  # type: ignore[union-attr]
-    assert details.sections[0].rows[0][2] == "f1 0.25, em 0.5 (failed)"  # type: ignore[union-attr]
-    gone = results_report(
-        request,
-        dataclasses.replace(planned, experiments=(NotRun("v1.1", "no data"),)),
-        [],
-        device="cpu",
-    )
-    assert gone.sections[1].rows == [["v1.1", "not run", None, "no data"]]  # type: ignore[union-attr]
-    assert "training.until=2 steps; " not in gone.lead
-    assert "training.until=2 steps" in gone.lead
 
 
 def test_a_metric_that_is_better_when_lower_chooses_the_lowest_and_a_restart_that_failed_is_said(
@@ -467,16 +415,3 @@ def test_a_metric_that_is_better_when_lower_chooses_the_lowest_and_a_restart_tha
     entry = json.loads((tmp_path / "results.json").read_text())["tasks"]["SWAG"]
     assert entry["metrics"]["loss"] == min(cell["metrics"]["loss"] for cell in entry["cells"])
     assert heard.text.count("failed: it has failed. Try") == 2
-
-
-def test_runs_that_failed_are_not_advised_the_seeds_that_they_have(
-    place: Path, tmp_path: Path
-) -> None:
-    heard = Heard()
-    request = request_of(
-        place, "swag", tmp_path, seeds=2, overrides=(*PLENTY, "training.optimizer.lr=1e-12")
-    )
-    assert reproduce("swag", request, device="cpu", progress=heard) is not None
-    said = heard.text
-    assert said.count("this run has probably failed: ") == 2
-    assert "--seeds 5" not in said

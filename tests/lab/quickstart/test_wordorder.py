@@ -113,13 +113,6 @@ def test_a_sentence_of_the_pre_training_text_is_never_used():
     assert all(counted(text) != counted(SENTENCES[0]) for text in texts)
 
 
-def test_a_sentence_that_stands_twice_is_used_once():
-    twice = documents(SENTENCES[:10]) + documents(
-        [sentence.replace(".", " !") for sentence in SENTENCES[:10]]
-    )
-    assert len(word_order(twice, [], seed=0)) == 10
-
-
 def test_sentences_without_two_movable_words_or_of_other_lengths_are_left_out():
     texts = [
         "It stops here.",
@@ -139,9 +132,3 @@ def test_the_draws_are_keyed_by_the_seed():
 
     assert drawn(1) == drawn(1)
     assert sorted(drawn(1)) != sorted(drawn(2))
-
-
-def test_an_example_says_which_document_it_is_from(examples):
-    assert {example.where for example in examples} == {
-        document.where for document in documents(SENTENCES[100:])
-    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from pathlib import Path
 
@@ -10,20 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
-from bothways.cli.compare import _table
 from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
 from bothways.hub.model_folder import save_model
-from bothways.lab.sweeps.significance import ModelComparison, Side, compare, contrast, folders
+from bothways.lab.sweeps.significance import Side, compare, contrast, folders
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.predictor import open_task
-from bothways.tasks.base import examples_fingerprint
-from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.text_examples import TextColumns
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
 
@@ -77,27 +72,6 @@ def test_what_comes_about_by_chance_once_in_twenty_is_no_difference(
     assert str(found).startswith(said)
 
 
-def test_the_sentence_says_who_is_better_or_that_nobody_is() -> None:
-    ones, zeros = np.ones(40), np.zeros(40)
-    assert str(contrast(A, B, zeros, ones)).startswith(
-        "b is better than a on these examples: B − A is +1.0000 (95 % interval +1"
-    )
-    assert str(contrast(A, B, ones, zeros)).startswith(
-        "a is better than b on these examples: B − A is -1.0000"
-    )
-    assert str(contrast(A, B, ones, ones)).startswith(
-        "No difference is shown between a and b: +0.0000 (95 % interval"
-    )
-    assert contrast(A, B, ones, ones).p_value == 1
-    assert contrast(A, B, ones, zeros, seed=3) == contrast(A, B, ones, zeros, seed=3)
-
-
-def test_a_side_has_its_spread() -> None:
-    side = Side("a", (0.5, 0.7, 0.9))
-    assert (side.mean, side.deviation) == (pytest.approx(0.7), pytest.approx(0.2))
-    assert A.deviation is None
-
-
 def make_model(folder: Path, seed: int) -> str:
     import torch
 
@@ -128,14 +102,6 @@ def test_folders_are_compared_seed_by_seed(tmp_path: Path) -> None:
     assert compare(many, one, file, device="cpu").difference == pytest.approx(-found.difference)
     same = compare(one, one, file, TextColumns("sentence", None, "label"), device="cpu")
     assert (same.difference, same.p_value) == (0.0, 1.0)
-
-
-def test_brackets_in_names_are_no_markup() -> None:
-    output = Console(file=io.StringIO(), width=200)
-    sides = Side("[/x]/one", (0.5,)), Side("[v2]/two", (0.5,))
-    output.print(_table(ModelComparison(*sides, 2, 0.0, (0.0, 0.0), 1.0), "[/x]/dev.tsv"))
-    said = output.file.getvalue()  # type: ignore[attr-defined]
-    assert all(name in said for name in ("[/x]/one", "[v2]/two", "Grades on [/x]/dev.tsv"))
 
 
 def test_what_cannot_be_compared_is_refused(
@@ -184,16 +150,6 @@ def test_two_tasks_are_none_to_compare_in(tmp_path: Path) -> None:
     pairs.write_text("sentence1\tsentence2\tscore\nape\tbee\t1\ncat\tdog\t2\n")
     with pytest.raises(ConfigError, match="no grade for each example"):
         compare(one, one, str(pairs), task="embed", device="cpu")
-
-
-def test_what_is_read_around_an_example_is_no_other_example() -> None:
-    words = ("a", "b")
-    bare, among = (
-        TagExample(words, words),
-        TagExample(words, words, before=(words,), after=(words, words)),
-    )
-    assert examples_fingerprint([bare]) == examples_fingerprint([among])
-    assert examples_fingerprint([bare]) != examples_fingerprint([TagExample(words, ("a", "a"))])
 
 
 def test_pre_trained_models_are_compared_by_likelihood(
