@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def adapt(
-    model: str,
+    model: options.StartModel,
     /,
     *texts: Annotated[str, options.INPUTS],
     out: Path,
@@ -23,7 +23,7 @@ def adapt(
     replay_share: float = 0.1,
     end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
     length: int = 128,
-    resume: bool = False,
+    resume: options.Resume = False,
     device: options.Device = "auto",
 ) -> None:
     """Adapt a model to a domain: continue its pre-training on text, measured before and after.
@@ -32,8 +32,6 @@ def adapt(
 
     Parameters
     ----------
-    model
-        A model folder, the folder of a run, or a Hub id.
     texts
         Text of the domain: files (.txt, .jsonl, .parquet, also compressed), folders or globs; or
         the folder of a corpus. Then settings of pretrain by dotted path or common name, such as
@@ -48,8 +46,6 @@ def adapt(
         The share of the sequences that are of general text; 0 only measures it.
     length
         Tokens of a sequence.
-    resume
-        Continue from the newest checkpoint in the folder, or start a run if there is none.
     """
     from bothways.core.bar import error_console, terminal_progress
     from bothways.training.parallel import is_main, plan_here

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bothways.cli.options import Device, LabelColumn, SecondColumn, TextColumn
+from bothways.cli import options
 from bothways.core.terminal import output_console, say, show_lines
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ def compare(  # noqa: PLR0913 – one option per question
     data: str,
     *,
     task: str | None = None,
-    text: TextColumn = None,
-    text_b: SecondColumn = None,
-    label: LabelColumn = None,
-    json: bool = False,
-    device: Device = "auto",
+    text: options.TextColumn = None,
+    text_b: options.SecondColumn = None,
+    label: options.LabelColumn = None,
+    json: options.JsonOutput = False,
+    device: options.Device = "auto",
 ) -> None:
     """Compare two models example by example: mean difference, permutation test, bootstrap.
 
@@ -41,10 +41,7 @@ def compare(  # noqa: PLR0913 – one option per question
     task
         Task of the comparison; default: the task of the first model. Pre-trained models are
         compared by the log probability of each token given the others (likelihood).
-    json
-        Write one JSON object instead of a sentence and a table.
     """
-    from bothways.cli.options import named_columns
     from bothways.core.bar import terminal_progress
     from bothways.lab.sweeps.significance import compare as run
     from bothways.lab.sweeps.significance import default_task, folders
@@ -53,7 +50,7 @@ def compare(  # noqa: PLR0913 – one option per question
     task_name = task or default_task(folders(a)[0])
     names = {"text": text, "text_b": text_b, "label": label}
     columns = (
-        named_columns(open_task(folders(a)[0], task_name, device="cpu"), **names)
+        options.named_columns(open_task(folders(a)[0], task_name, device="cpu"), **names)
         if any(names.values())
         else None
     )

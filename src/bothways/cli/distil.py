@@ -17,12 +17,12 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
     data: str,
     *overrides: str,
     student: str | None = None,
-    dev: str | None = None,
+    dev: options.DevData = None,
     recipe: DistilRecipe | None = None,
-    out: Path = Path("distilled"),
+    out: options.RunFolder = Path("distilled"),
     end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
-    config: Path | None = None,
-    resume: bool = False,
+    config: options.ConfigFile = None,
+    resume: options.Resume = False,
     device: options.Device = "auto",
 ) -> None:
     """Train a smaller model on what a teacher computes.
@@ -44,20 +44,11 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
     student
         With a corpus a preset, such as distilbert-base-uncased, or a model folder; default: half of
         the teacher's layers. With labelled data a model folder or Hub id.
-    dev
-        Labelled data by which the best checkpoint is chosen, or its share of TRAIN, such as 20%;
-        without it the last checkpoint is kept.
     recipe
         With a corpus: distilbert (the default: predictions, masked LM, cosine), tinybert (hidden
         states and attention scores) or minilm (relations of one layer, for any width). With
         labelled data: modern (the default) or paper, as in `bothways finetune`, or tinybert (the
         teacher's layers, then its answers).
-    out
-        The run's folder: checkpoints, metrics, and at the end model/, a Hugging Face folder.
-    config
-        A TOML file with settings; settings on the command line have priority.
-    resume
-        Continue from the newest checkpoint in the folder, or start a run if there is none.
     """
     from bothways.finetuning.result import FinetuneResult
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from cyclopts import Parameter
 
-from bothways.cli.options import INPUTS, Device, PartOptions, Precision
+from bothways.cli import options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 def embed(  # noqa: PLR0913 – one option per question
     folder: str,
-    *inputs: Annotated[str, INPUTS],
+    *inputs: Annotated[str, options.INPUTS],
     out: Path,
     text: str | None = None,
     prompt_name: str | None = None,
     prompt: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     length: int | None = None,
-    precision: Precision = "fp32",
-    device: Device = "auto",
-    parts: PartOptions = PartOptions(),  # noqa: B008 – frozen
+    precision: options.Precision = "fp32",
+    device: options.Device = "auto",
+    parts: options.PartOptions = options.PartOptions(),  # noqa: B008 – frozen
 ) -> None:
     """Compute a vector of each text, in the order of the input and in constant memory.
 
@@ -55,40 +55,30 @@ def embed(  # noqa: PLR0913 – one option per question
     """
     import sys
 
-    from bothways.cli.options import (
-        is_folder,
-        named_columns,
-        one_file,
-        predict_parts,
-        say_guess,
-        say_kernels,
-        split_inputs,
-        watched,
-    )
     from bothways.core.errors import DataError
     from bothways.core.terminal import quantity
     from bothways.prediction.layer_sweep import check_out, write_vectors
     from bothways.prediction.predictor import open_task
 
-    files, settings = split_inputs(inputs)
+    files, settings = options.split_inputs(inputs)
     settings += _prompt_settings(prompt_name, prompt)
-    if is_folder(out):
-        predict_parts(
+    if options.is_folder(out):
+        options.predict_parts(
             out, parts,
             model=folder, files=files, settings=settings, task="embed", text=text, length=length,
             precision=precision, device=device,
         )  # fmt: skip
         return
-    file = one_file(files, parts)
+    file = options.one_file(files, parts)
     check_out(out, file)
-    say_kernels(device)
+    options.say_kernels(device)
     opened = open_task(
         folder, "embed", length=length, device=device, precision=precision, batch_invariant=True,
         settings=settings,
     )  # fmt: skip
-    text_columns = named_columns(opened, text=text)
+    text_columns = options.named_columns(opened, text=text)
     reading = opened.read(file, text_columns, labelled=False)
-    say_guess(opened, reading, text_columns, file)
+    options.say_guess(opened, reading, text_columns, file)
     columns = cast("SentenceEmbeddingTask", reading.task).columns
     if columns.text_b is not None:
         message = (
@@ -97,7 +87,7 @@ def embed(  # noqa: PLR0913 – one option per question
         raise DataError(message, where=file, fix="Name one: --text NAME.")
     learner = cast("Embedder", opened.learner)
     width = learner.task.width(learner.model)
-    with watched(reading, "embedding") as tally:
+    with options.watched(reading, "embedding") as tally:
         predictions = opened.predict_examples(reading, counts=tally)
         write_vectors(out, (prediction.vectors[0] for _, prediction in predictions), width)
     for warning in tally.warnings:

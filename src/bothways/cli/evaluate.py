@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(  # noqa: PLR0913 – one option per question
-    folder: str,
+    folder: options.FinetunedModel,
     file: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     *settings: str,
     task: str | None = None,
@@ -34,11 +34,11 @@ def evaluate(  # noqa: PLR0913 – one option per question
     text: options.TextColumn = None,
     text_b: options.SecondColumn = None,
     label: options.LabelColumn = None,
-    length: int | None = None,
-    json: bool = False,
+    length: options.MaxLength = None,
+    json: options.JsonOutput = False,
     report: Path | None = None,
     precision: options.Precision = "fp32",
-    limit: float | None = None,
+    limit: options.Int8Limit = None,
     device: options.Device = "auto",
     runtime: options.RuntimeChoice = "torch",
 ) -> None:
@@ -50,8 +50,6 @@ def evaluate(  # noqa: PLR0913 – one option per question
 
     Parameters
     ----------
-    folder
-        A fine-tuned model folder, the folder of a fine-tuning run, or a Hub id.
     file
         Labelled data (.csv, .tsv, .jsonl, .parquet, or hub:owner/name:configuration:split), or the
         folder or URL of a corpus for the losses and the perplexity of a pre-trained model. Default:
@@ -64,21 +62,14 @@ def evaluate(  # noqa: PLR0913 – one option per question
         Instead of FILE, a folder of minimal pairs: files of JSON lines with sentence_good and
         sentence_bad. Prints the accuracy on each file, linguistics_term and field, and on all.
         Masked models are scored with variant=word_l2r.
-    length
-        Maximum length of a sequence in tokens; default: as in training.
-    json
-        Write one JSON object instead of a table.
     report
         Write an HTML page with confusions or places, calibration, slices of the data and the
         hardest examples.
-    limit
-        Maximum loss of int8 in points (0.01) of the metric, by default 0.5; more is an error.
     """
-    from bothways.cli.options import say_kernels
     from bothways.data.manifest import holds_corpus
     from bothways.prediction.predictor import open_task
 
-    say_kernels(device)
+    options.say_kernels(device)
     for_rows = {
         "--task": task, "--text": text, "--text-b": text_b, "--label": label, "--report": report,
         "--limit": limit, "--runtime": None if runtime == "torch" else runtime,
@@ -302,16 +293,15 @@ class _Data:
     @contextmanager
     def opened(self, predictor: Predictor) -> Iterator[tuple[Reading[Any], PredictionCounts]]:
         """Open the examples from the first one on, with a progress bar."""
-        from bothways.cli.options import named_columns, watched
         from bothways.tasks.base import Reading
 
         if self.examples is None:
             reading = predictor.read(
-                self.file, named_columns(predictor, **self.columns), labelled=True
+                self.file, options.named_columns(predictor, **self.columns), labelled=True
             )
         else:
             reading = Reading(predictor.learner.task, iter(self.examples))
-        with watched(reading, "evaluating") as self.counts:
+        with options.watched(reading, "evaluating") as self.counts:
             yield reading, self.counts
 
     def score(self, predictor: Predictor) -> Metrics:

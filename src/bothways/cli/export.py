@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import bothways
-from bothways.cli.options import LabelColumn, SecondColumn, TextColumn, settings_for
+from bothways.cli import options
 
 
 def export(  # noqa: PLR0913 – one option per question
@@ -15,12 +15,12 @@ def export(  # noqa: PLR0913 – one option per question
     to: Literal["onnx", "openvino", "both"] = "onnx",
     out: Path,
     task: str | None = None,
-    length: int | None = None,
+    length: options.MaxLength = None,
     int8: str | None = None,
-    limit: float | None = None,
-    text: TextColumn = None,
-    text_b: SecondColumn = None,
-    label: LabelColumn = None,
+    limit: options.Int8Limit = None,
+    text: options.TextColumn = None,
+    text_b: options.SecondColumn = None,
+    label: options.LabelColumn = None,
 ) -> None:
     """Write a model as a graph that onnxruntime, OpenVINO and browsers run.
 
@@ -40,13 +40,9 @@ def export(  # noqa: PLR0913 – one option per question
         PyTorch.
     task
         What the graph computes, as for predict; by default the task of the model.
-    length
-        The longest text in tokens; by default as in training.
     int8
         Labelled data. A second file in int8 for each format is written if it scores as well as fp32
         there.
-    limit
-        Maximum loss of int8 in points (0.01) of the metric, by default 0.5; more is an error.
     """
     from bothways.core.bar import terminal_progress
 
@@ -62,7 +58,7 @@ def export(  # noqa: PLR0913 – one option per question
             limit=limit,
             columns={name: column for name, column in columns.items() if column is not None},
             progress=progress,
-            **settings_for(bothways.export_model, settings),
+            **options.settings_for(bothways.export_model, settings),
         )
     for name, size in result.sizes.items():
         print(f"{out / name}  {size / 2**20:,.1f} MiB")

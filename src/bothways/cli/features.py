@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bothways.cli.options import Device, keeping
+from bothways.cli.options import Device, JsonOutput, StartModel, keeping, say_kernels
 from bothways.core.terminal import output_console, show_lines
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ behind it.
 
 
 def features(
-    model: str,
+    model: StartModel,
     train: str,
     *overrides: str,
     dev: str,
     layers: Layers = "concat_last_four",
     out: Path = Path("features"),
-    json: bool = False,
+    json: JsonOutput = False,
     device: Device = "auto",
 ) -> None:
     """Train a BiLSTM tagger on frozen word vectors of a model, and score it.
@@ -38,8 +38,6 @@ def features(
 
     Parameters
     ----------
-    model
-        A model folder, the folder of a run, or a Hub id.
     train
         Words with tags: CoNLL columns, .jsonl, .parquet, or hub:owner/name:configuration:split.
     overrides
@@ -50,10 +48,7 @@ def features(
         Layers of the encoder and their combination: the choices of the paper's table 7.
     out
         The folder of the vectors: words × layers × width × 4 bytes.
-    json
-        Write one JSON object instead of a table.
     """
-    from bothways.cli.options import say_kernels
     from bothways.core.bar import error_console, terminal_progress
     from bothways.core.config import reader as configs
     from bothways.core.config.tree import merge, parse_overrides

@@ -9,21 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import bothways
-from bothways.cli.options import (
-    Device,
-    FineRecipe,
-    GroupColumn,
-    LabelColumn,
-    NewTextColumn,
-    RunLength,
-    SecondColumn,
-    TrainedTask,
-    check_begun,
-    run_progress,
-    say_kernels,
-    settings_for,
-    stop_saved,
-)
+from bothways.cli import options
 from bothways.core.bar import error_console
 from bothways.core.terminal import output_console, quantity, say, show_lines
 from bothways.training.shorthands import FinetuneRecipe
@@ -39,28 +25,28 @@ if TYPE_CHECKING:
 
 
 def finetune(  # noqa: PLR0913 – one option per question a run answers
-    model: str,
+    model: options.StartModel,
     train: str,
     *overrides: str,
-    task: TrainedTask = "classify",
-    dev: str | None = None,
+    task: options.TrainedTask = "classify",
+    dev: options.DevData = None,
     lr: float | None = None,
-    end: RunLength = RunLength(),  # noqa: B008 – frozen
+    end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
     batch_size: int | None = None,
     max_length: int | None = None,
-    text: NewTextColumn = None,
-    text_b: SecondColumn = None,
-    label: LabelColumn = None,
-    group: GroupColumn = None,
-    out: Path = Path("finetuned"),
-    recipe: FineRecipe = "modern",
-    config: Path | None = None,
+    text: options.NewTextColumn = None,
+    text_b: options.SecondColumn = None,
+    label: options.LabelColumn = None,
+    group: options.GroupColumn = None,
+    out: options.RunFolder = Path("finetuned"),
+    recipe: options.FineRecipe = "modern",
+    config: options.ConfigFile = None,
     seeds: str | None = None,
     folds: int | None = None,
     teacher: str | None = None,
     adapter_only: bool = False,
     resume: bool = False,
-    device: Device = "auto",
+    device: options.Device = "auto",
 ) -> None:
     """Fine-tune a model on labelled data for a task.
 
@@ -69,17 +55,12 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
 
     Parameters
     ----------
-    model
-        A model folder, the folder of a pre-training run, or a Hub id.
     train
         Labelled data: .csv, .tsv, .jsonl, .parquet (the first three also .gz, .xz, .zst, .bz2), or
         hub:owner/name:configuration:split.
     overrides
         Settings by dotted path or common name, such as metric=mcc warmup=0.06
         stability.layer_decay=0.9.
-    dev
-        Labelled data by which the best checkpoint is chosen, or its share of TRAIN, such as 20%;
-        without it the last checkpoint is kept.
     lr
         The peak learning rate; default: that of the recipe, which is by the width of the model for
         modern (5e-5 for BERT-base).
@@ -88,10 +69,6 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
     max_length
         The longest sequence in tokens, special tokens included; longer texts are cut. Default: the
         task's, or what holds 95 % of the training texts whole, if that is more.
-    out
-        The run's folder: checkpoints, metrics, and at the end model/, a Hugging Face folder.
-    config
-        A TOML file with settings; settings on the command line have priority.
     seeds
         Run several seeds: a count (5), a list (3,14,15), or heads × data orders (5x3). Each run
         has a folder seed-N; model/ is that of the best run.
@@ -116,7 +93,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         message = "and --folds are both given"
         raise ConfigError(message, where="--seeds", fix="Leave out one of the two.")
     if resume:
-        check_begun(out)
+        options.check_begun(out)
     columns = {"text": text, "text_b": text_b, "label": label}
     settings = task_settings(
         overrides, columns, lr=lr, batch_size=batch_size, max_length=max_length, group=group,
@@ -124,19 +101,19 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         teacher=None if teacher is None else {"folder": teacher},
     )  # fmt: skip
     console = error_console()
-    say_kernels(device)
+    options.say_kernels(device)
     if seeds is not None:
         base, notes = finetune_settings(
             model, train, dev, task, settings, recipe=recipe, config=config
         )
         seed_list = parse_seeds(seeds, base.seed)
-        with run_progress(out, console) as progress:
+        with options.run_progress(out, console) as progress:
             for note in notes:
                 progress.message(note)
             series = finetune_seeds(base, seed_list, SweepFolder(out, resume, device, progress))
         print_series(series, out, console)
         return
-    with run_progress(out, console) as progress:
+    with options.run_progress(out, console) as progress:
         done = bothways.finetune(
             model,
             train,
@@ -158,15 +135,15 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
 
 
 def task_settings(
-    words: Iterable[str], columns: dict[str, str | None], **options: object
+    words: Iterable[str], columns: dict[str, str | None], **arguments: object
 ) -> dict[str, Any]:
     """Return the settings of a fine-tuning, as `settings_for`, with the columns that are named."""
     names = {name: column for name, column in columns.items() if column is not None}
-    return settings_for(bothways.finetune, words, columns=names or None, **options)
+    return options.settings_for(bothways.finetune, words, columns=names or None, **arguments)
 
 
 def settings_from(
-    options: dict[str, Any],
+    arguments: dict[str, Any],
     columns: dict[str, str | None],
     overrides: tuple[str, ...],
     task: str,
@@ -174,8 +151,8 @@ def settings_from(
     file: Path | None,
 ) -> FinetuneConfig:
     """Return the settings of a recipe, changed by a file, overrides and options."""
-    model, train, dev = (options.pop(name) for name in ("model", "train", "dev"))
-    settings = task_settings(overrides, columns, **options)
+    model, train, dev = (arguments.pop(name) for name in ("model", "train", "dev"))
+    settings = task_settings(overrides, columns, **arguments)
     built, notes = finetune_settings(model, train, dev, task, settings, recipe=recipe, config=file)
     for note in notes:
         say(error_console(), note)
@@ -188,7 +165,7 @@ def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> No
     from bothways.training.parallel import is_main, plan_here
 
     if not done.finished:
-        stop_saved(console, f"Saved after step {done.progress.steps:,}.")
+        options.stop_saved(console, f"Saved after step {done.progress.steps:,}.")
     if not is_main(plan_here()):
         return
     if done.failure is not None:
@@ -225,7 +202,7 @@ def print_series(series: Series, out: Path, console: Console) -> None:
     from bothways.training.parallel import is_main, plan_here
 
     if not series.finished:
-        stop_saved(console)
+        options.stop_saved(console)
     if not is_main(plan_here()):
         return
     show_lines(output_console(), _series_table(series))
@@ -243,7 +220,7 @@ def print_folds(scores: CrossValidation, out: Path, console: Console) -> None:
     from bothways.training.parallel import is_main, plan_here
 
     if not scores.series.finished:
-        stop_saved(console)
+        options.stop_saved(console)
     if not is_main(plan_here()):
         return
     columns = {"mean": scores.metrics, "deviation": scores.deviations}

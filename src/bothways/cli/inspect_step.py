@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bothways.cli.options import Device
+from bothways.cli.options import Device, JsonOutput
 from bothways.core.terminal import output_console, quantity, say, show_lines
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ SHOWN = 48
 
 
 def inspect_step(
-    run: Path, step: int, *corpus: str, json: bool = False, device: Device = "auto"
+    run: Path, step: int, *corpus: str, json: JsonOutput = False, device: Device = "auto"
 ) -> None:
     """Repeat one step of a run, and show each of its sequences with its losses and its gradient.
 
@@ -32,8 +32,6 @@ def inspect_step(
         The number of an update, from 1, such as the one that an error names.
     corpus
         The corpora of the run, in its order, if they are no longer where it read them.
-    json
-        Write one JSON object instead of a table.
     """
     from bothways.core.bar import terminal_progress
     from bothways.pretraining.inspect_step import inspect_step as repeat

@@ -80,6 +80,46 @@ FineRecipe = Annotated[
         "electra has lower rates for lower layers, as in ELECTRA's code."
     ),
 ]
+ConfigFile = Annotated[
+    Path | None,
+    Parameter(help="A TOML file with settings; settings on the command line have priority."),
+]
+JsonOutput = Annotated[bool, Parameter(help="Write one JSON object instead of a table.")]
+MaxLength = Annotated[
+    int | None, Parameter(help="Maximum length in tokens; default: as in training.")
+]
+Int8Limit = Annotated[
+    float | None,
+    Parameter(
+        help="Maximum loss of int8 in points (0.01) of the metric; default: 0.5. More is an error."
+    ),
+]
+StartModel = Annotated[
+    str, Parameter(help="A model folder, the folder of a pre-training run, or a Hub id.")
+]
+FinetunedModel = Annotated[
+    str, Parameter(help="A fine-tuned model folder, the folder of a fine-tuning run, or a Hub id.")
+]
+RunFolder = Annotated[
+    Path,
+    Parameter(
+        help="The run's folder: checkpoints, metrics, and at the end model/, a Hugging Face folder."
+    ),
+]
+Resume = Annotated[
+    bool,
+    Parameter(
+        help="Continue from the newest checkpoint in the folder, or start a run if there is none."
+    ),
+]
+DevData = Annotated[
+    str | None,
+    Parameter(
+        help="Labelled data by which the best checkpoint is chosen, or its share of TRAIN, such as "
+        "20%; without it the last checkpoint is kept."
+    ),
+]
+PaperSettings = Annotated[str, Parameter(help="Settings by dotted path that override the paper's.")]
 
 
 @Parameter(name="*")

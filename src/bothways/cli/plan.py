@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bothways.cli.options import Device, RunLength
+from bothways.cli.options import ConfigFile, Device, JsonOutput, RunLength, say_replaced
 
 if TYPE_CHECKING:
     from bothways.data.corpus import Corpus
@@ -22,12 +22,12 @@ def plan(  # noqa: PLR0913 – one option per question
     corpus: str | None = None,
     recipe: str | None = None,
     teacher: str | None = None,
-    config: Path | None = None,
+    config: ConfigFile = None,
     hardware: str = "here",
     ranks: int = 1,
     utilisation: float | None = None,
     price: float | None = None,
-    json: bool = False,
+    json: JsonOutput = False,
     device: Device = "auto",
 ) -> None:
     """Forecast time, memory, checkpoints and price of a pre-training run, and how to place it.
@@ -46,8 +46,6 @@ def plan(  # noqa: PLR0913 – one option per question
         The recipe to start from, as for pretrain; default: modern. With a teacher as for distil.
     teacher
         A model folder or Hub id: the run distils it into MODEL.
-    config
-        A TOML file with settings of pretrain.
     hardware
         here measures this machine; a card is computed from its data sheet: l4, a10, rtx3090,
         rtx4090, a100-40, l40s, a100, h100, h200, b200, mi300x.
@@ -57,13 +55,10 @@ def plan(  # noqa: PLR0913 – one option per question
         The share of the card's rate that a step reaches, as you have measured it; default 0.35.
     price
         Price of a card, or of this machine, per hour, in any currency.
-    json
-        Print one JSON object.
     """
     import dataclasses
     import json as json_format
 
-    from bothways.cli.options import say_replaced
     from bothways.core.bar import terminal_progress
     from bothways.core.errors import ConfigError
     from bothways.core.runtime.cards import card_named

@@ -12,14 +12,14 @@ _NO_FORMATS = (".json", ".txt", ".npy")
 
 
 def predict(  # noqa: PLR0913 – one option per question
-    folder: str,
+    folder: options.FinetunedModel,
     *inputs: Annotated[str, options.INPUTS],
     out: Path | None = None,
     task: str | None = None,
     text: options.TextColumn = None,
     text_b: options.SecondColumn = None,
     top: int | None = None,
-    length: int | None = None,
+    length: options.MaxLength = None,
     window: int | None = None,
     precision: options.Precision = "fp32",
     device: options.Device = "auto",
@@ -32,8 +32,6 @@ def predict(  # noqa: PLR0913 – one option per question
 
     Parameters
     ----------
-    folder
-        A fine-tuned model folder, the folder of a fine-tuning run, or a Hub id.
     inputs
         A file: .txt (one text per line), .csv, .tsv, .jsonl, .parquet,
         hub:owner/name:configuration:split, or - for standard input; with --out any number of files.
@@ -48,8 +46,6 @@ def predict(  # noqa: PLR0913 – one option per question
         default: the task of the model.
     top
         The most probable labels, or the best documents, to print; by default all.
-    length
-        The longest sequence in tokens; by default as in training.
     window
         Number of texts to read before the first prediction; default: 4096, on a terminal 1.
     """
@@ -57,15 +53,6 @@ def predict(  # noqa: PLR0913 – one option per question
     import json
     import sys
 
-    from bothways.cli.options import (
-        argument_text,
-        named_columns,
-        one_file,
-        predict_parts,
-        say_guess,
-        split_inputs,
-        watched,
-    )
     from bothways.core.config.checks import require_at_least
     from bothways.data.text_io import STDIN
     from bothways.prediction.bulk.output import kept_values, prediction_values
@@ -76,10 +63,10 @@ def predict(  # noqa: PLR0913 – one option per question
     from bothways.tasks.base import Reading
 
     require_at_least(1, top=top, window=window)
-    files, settings = split_inputs(inputs)
+    files, settings = options.split_inputs(inputs)
     if out is not None:
         _check_parts(out, window)
-        predict_parts(
+        options.predict_parts(
             out, parts,
             model=folder, files=files, settings=settings, task=task, text=text, text_b=text_b,
             top=top, length=length, precision=precision, device=device, runtime=runtime,
@@ -87,19 +74,21 @@ def predict(  # noqa: PLR0913 – one option per question
         return
     form = parts.format if parts.format in ("jsonl", "spans") else None
     parts = dataclasses.replace(parts, format=None) if form else parts
-    sentence = argument_text(files) if text is None else None
+    sentence = options.argument_text(files) if text is None else None
     file = (
-        one_file(files or (STDIN,), dataclasses.replace(parts, keep=())) if sentence is None else ""
+        options.one_file(files or (STDIN,), dataclasses.replace(parts, keep=()))
+        if sentence is None
+        else ""
     )
     opened = open_task(
         folder, task, length=length, device=device, precision=precision, batch_invariant=True,
         runtime=runtime, settings=settings,
     )  # fmt: skip
     check_format(form, opened.learner.task)
-    columns = named_columns(opened, text=text, text_b=text_b)
+    columns = options.named_columns(opened, text=text, text_b=text_b)
     if sentence is None:
         reading = opened.read(file, columns, labelled=False)
-        say_guess(opened, reading, columns, file)
+        options.say_guess(opened, reading, columns, file)
     else:
         print("note: no file has this name: it is predicted as a text", file=sys.stderr)
         examples = iter([read_input(opened.learner, sentence, 1)])
@@ -107,7 +96,7 @@ def predict(  # noqa: PLR0913 – one option per question
     typed = file == STDIN and sys.stdin.isatty()
     pace = PredictConfig(window=window or (1 if typed else PredictConfig.window))
     # What is typed or printed on the same terminal would run through the bar.
-    with watched(reading, "predicting", hidden=typed or sys.stdout.isatty()) as tally:
+    with options.watched(reading, "predicting", hidden=typed or sys.stdout.isatty()) as tally:
         for copied, prediction in predict_kept(opened, reading, parts.keep, pace, tally):
             values = kept_values(copied, prediction_values(prediction, top, form or "jsonl"))
             print(json.dumps(values, ensure_ascii=False, allow_nan=False), flush=typed)

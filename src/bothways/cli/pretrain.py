@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import bothways
@@ -20,13 +19,13 @@ if TYPE_CHECKING:
 def pretrain(  # noqa: PLR0913 – one option per question a run answers
     corpus: str,
     *more: str,
-    out: Path,
+    out: options.RunFolder,
     model: str | None = None,
     recipe: PretrainRecipe | None = None,
     start: str | None = None,
     end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
-    config: Path | None = None,
-    resume: bool = False,
+    config: options.ConfigFile = None,
+    resume: options.Resume = False,
     device: options.Device = "auto",
 ) -> None:
     """Pre-train an encoder on a corpus with masked LM and next sentence prediction, or on full
@@ -45,8 +44,6 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
         objective.masking.rate=0.2, or by a common name, such as lr=5e-4. Several corpora are mixed
         by mixture.alpha (0.7; 1 reads them by size, 0 equally), or by weights:
         mixture.kind=by_weight mixture.weights.NAME=0.9, with the names of their folders.
-    out
-        The run's folder: checkpoints, metrics, and at the end model/, a Hugging Face folder.
     model
         The shape to start from: bert-tiny, bert-mini, bert-small, bert-medium, bert-base,
         bert-large, roberta-base and others; default: bert-mini. Vocabulary and padding are the
@@ -61,10 +58,6 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
         A model folder or Hub id whose pre-training to continue, instead of --model; build the
         corpus with its tokenizer. Name the heads that it lacks, to start them at random:
         fresh=masked,pair.
-    config
-        A TOML file with settings; settings on the command line have priority.
-    resume
-        Continue from the newest checkpoint in the folder, or start a run if there is none.
     """
     if resume:
         options.check_begun(out)

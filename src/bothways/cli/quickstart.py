@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from bothways.cli.options import keeping
+from bothways.cli.options import keeping, say_kernels
 from bothways.core.terminal import output_console, say
 
 
@@ -38,7 +38,6 @@ def quickstart(
     labels
         Labelled file (.tsv, .csv, .jsonl, .parquet); default: a task made from the text.
     """
-    from bothways.cli.options import say_kernels
     from bothways.core.bar import error_console, terminal_progress
     from bothways.core.errors import ConfigError, require
     from bothways.core.report.html import write_html

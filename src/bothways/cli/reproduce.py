@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from bothways.cli.options import Device, keeping
+from bothways.cli.options import Device, PaperSettings, StartModel, keeping, say_kernels
 from bothways.core.terminal import output_console, say
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ class BenchmarkOptions:
 
     Parameters
     ----------
-    model
-        A model folder, the folder of a pre-training run, or a Hub id.
     data
         Folder of the benchmark as distributed, or for GLUE hub:owner/name, a data set on the Hub.
     out
@@ -42,7 +40,7 @@ class BenchmarkOptions:
         Only print the cost.
     """
 
-    model: str
+    model: StartModel
     data: str
     out: Path = Path("reproduced")
     tasks: str | None = None
@@ -53,56 +51,32 @@ class BenchmarkOptions:
     device: Device = "auto"
 
 
-def glue(*overrides: str, options: BenchmarkOptions) -> None:
+def glue(*overrides: PaperSettings, options: BenchmarkOptions) -> None:
     """Fine-tune on GLUE as in table 1 of the paper and compare.
 
     Prints the cost first: runs, examples, tokens, and time on this machine. The same command
     resumes an interrupted run.
-
-    Parameters
-    ----------
-    overrides
-        Settings by dotted path that override the paper's, such as microbatch_tokens=4096.
     """
     _reproduce("glue", overrides, options)
 
 
-def squad(*overrides: str, options: BenchmarkOptions) -> None:
-    """Fine-tune on SQuAD as in tables 2 and 3 of the paper and compare; see `reproduce glue`.
-
-    Parameters
-    ----------
-    overrides
-        Settings by dotted path that override the paper's.
-    """
+def squad(*overrides: PaperSettings, options: BenchmarkOptions) -> None:
+    """Fine-tune on SQuAD as in tables 2 and 3 of the paper and compare; see `reproduce glue`."""
     _reproduce("squad", overrides, options)
 
 
-def swag(*overrides: str, options: BenchmarkOptions) -> None:
-    """Fine-tune on SWAG as in table 4 of the paper and compare; see `reproduce glue`.
-
-    Parameters
-    ----------
-    overrides
-        Settings by dotted path that override the paper's.
-    """
+def swag(*overrides: PaperSettings, options: BenchmarkOptions) -> None:
+    """Fine-tune on SWAG as in table 4 of the paper and compare; see `reproduce glue`."""
     _reproduce("swag", overrides, options)
 
 
-def ner(*overrides: str, options: BenchmarkOptions) -> None:
-    """Fine-tune and read frozen features on CoNLL-2003 as in table 7; see `reproduce glue`.
-
-    Parameters
-    ----------
-    overrides
-        Settings by dotted path that override the paper's.
-    """
+def ner(*overrides: PaperSettings, options: BenchmarkOptions) -> None:
+    """Fine-tune and read frozen features on CoNLL-2003 as in table 7; see `reproduce glue`."""
     _reproduce("ner", overrides, options)
 
 
 def _reproduce(benchmark: Benchmark, overrides: tuple[str, ...], options: BenchmarkOptions) -> None:
     """Run a benchmark and print the comparison."""
-    from bothways.cli.options import say_kernels
     from bothways.core.bar import error_console, terminal_progress
     from bothways.core.report.terminal import render_report, show
     from bothways.lab.paper import run as benchmarks
@@ -204,7 +178,6 @@ def pretraining(  # noqa: PLR0913 – one option per question
     dry_run
         Only print the cost.
     """
-    from bothways.cli.options import say_kernels
     from bothways.core.bar import error_console, terminal_progress
     from bothways.core.report.html import write_html
     from bothways.core.report.terminal import render_report, show

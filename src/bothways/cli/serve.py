@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from bothways.cli.options import Device, Precision
+from bothways.cli.options import Device, MaxLength, Precision
 
 if TYPE_CHECKING:
     from bothways.serving.deployment import Deployment
@@ -21,7 +21,7 @@ def serve(  # noqa: PLR0913 – one option per question
     host: str = "127.0.0.1",
     port: int = 8080,
     task: str | None = None,
-    length: int | None = None,
+    length: MaxLength = None,
     precision: Precision = "fp32",
     device: Device = "auto",
     limit: tuple[str, ...] = (),
@@ -54,8 +54,6 @@ def serve(  # noqa: PLR0913 – one option per question
         The port; 0 takes any that is free, and prints it.
     task
         The task of all models without one, such as fill or embed; default: each model's own.
-    length
-        The longest sequence in tokens; by default as in training.
     limit
         NAME=VALUE, repeatable: body_bytes, texts, text_characters, request_characters,
         request_tokens, queue_tokens, batch_tokens, connections, head_seconds, body_seconds,
@@ -148,7 +146,7 @@ def play(
     *models: str,
     port: int = 0,
     task: str | None = None,
-    length: int | None = None,
+    length: MaxLength = None,
     precision: Precision = "fp32",
     device: Device = "auto",
     no_browser: Annotated[bool, Parameter(negative="")] = False,
@@ -167,8 +165,6 @@ def play(
         The port; 0 takes any that is free.
     task
         The task of all models, such as fill or embed; default: each model's own.
-    length
-        The longest sequence in tokens; by default as in training.
     no_browser
         Only print the address.
     """

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bothways.cli.options import (
-    Device,
-    FineRecipe,
-    GroupColumn,
-    LabelColumn,
-    NewTextColumn,
-    SecondColumn,
-    TrainedTask,
-)
+from bothways.cli import options
 
 
 def sweep(  # noqa: PLR0913 – one option per question
-    model: str,
+    model: options.StartModel,
     train: str,
     *overrides: str,
     dev: str,
-    task: TrainedTask = "classify",
-    text: NewTextColumn = None,
-    text_b: SecondColumn = None,
-    label: LabelColumn = None,
-    group: GroupColumn = None,
+    task: options.TrainedTask = "classify",
+    text: options.NewTextColumn = None,
+    text_b: options.SecondColumn = None,
+    label: options.LabelColumn = None,
+    group: options.GroupColumn = None,
     grid: str = "paper",
     out: Path = Path("sweep"),
-    recipe: FineRecipe = "modern",
-    config: Path | None = None,
+    recipe: options.FineRecipe = "modern",
+    config: options.ConfigFile = None,
     resume: bool = False,
-    device: Device = "auto",
+    device: options.Device = "auto",
 ) -> None:
     """Fine-tune with every combination of some settings and keep the best model on dev data.
 
@@ -38,8 +30,6 @@ def sweep(  # noqa: PLR0913 – one option per question
 
     Parameters
     ----------
-    model
-        A model folder, the folder of a pre-training run, or a Hub id.
     train
         Labelled data, as for finetune.
     overrides
@@ -51,24 +41,21 @@ def sweep(  # noqa: PLR0913 – one option per question
         "key=value,value key=value".
     out
         Folder for all runs; model/ is the best model, sweep.json has all results.
-    config
-        A TOML file with settings; settings on the command line have priority.
     resume
         Skip finished runs and continue the interrupted one.
     """
     from bothways.cli.finetune import print_series, settings_from
-    from bothways.cli.options import check_begun, say_kernels
     from bothways.core.bar import error_console, terminal_progress
     from bothways.lab.sweeps.grid import parse_grid, sweep_grid
     from bothways.lab.sweeps.runs import SweepFolder
 
     if resume:
-        check_begun(out)
-    options = {"model": model, "train": train, "dev": dev, "group": group}
+        options.check_begun(out)
+    arguments = {"model": model, "train": train, "dev": dev, "group": group}
     columns = {"text": text, "text_b": text_b, "label": label}
-    settings = settings_from(options, columns, overrides, task, recipe, config)
+    settings = settings_from(arguments, columns, overrides, task, recipe, config)
     console = error_console()
-    say_kernels(device)
+    options.say_kernels(device)
     with terminal_progress(console) as progress:
         folder = SweepFolder(out, resume, device, progress)
         series = sweep_grid(settings, parse_grid(grid), folder)
