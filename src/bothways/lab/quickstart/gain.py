@@ -3,7 +3,7 @@
 Text → vocabulary → corpus → pre-training with masked LM and next sentence prediction → fine-tuning
 on a labelled task, compared with the same architecture fine-tuned from random weights, several
 seeds each. The text is the documentation inside the Python installation, or files of the user; the
-labelled task is made from documents that pre-training never saw (`word_order`), or is a file of
+labelled task is made from documents that pre-training never saw (`labelled_data`), or is a file of
 the user.
 
 Two settings let a BERT of this size learn in so little time. Sequences start at 16 tokens without

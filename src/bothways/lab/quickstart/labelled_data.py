@@ -1,11 +1,19 @@
 """Documents and labelled examples of the quickstart.
 
-Labels come from documents that pre-training does not see (`word_order`), or from a file.
+Labels come from a file, or from documents that pre-training does not see, by a task that any text
+gives: detect whether two neighbouring words of a sentence are swapped. Half of the sentences are
+unchanged; in the other half two neighbouring words are exchanged. Both classes contain the same
+words, so counting words does not help: the task needs word order, which a masked language model
+learns. Each sentence is used once. Words at either end, words with capitals, digits or punctuation,
+and equal words are never moved, so that only the order reveals the label.
+
+Source: the bigram-shift probe of Conneau et al. 2018 (What you can cram into a single vector).
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,13 +21,16 @@ from bothways.core.errors import DataError
 from bothways.core.keyed_rng import rng
 from bothways.core.terminal import quantity
 from bothways.data.documents import Document, read_documents
-from bothways.data.sentences import detect_language
+from bothways.data.sentences import detect_language, split_sentences
 from bothways.lab.quickstart.installed_docs import installed_documentation
-from bothways.lab.quickstart.word_order import word_order
 from bothways.tasks.text_examples import TextExample, read_examples
 
 TESTED = 1500
 """Maximum number of test examples."""
+AS_WRITTEN, SWAPPED = "as written", "swapped"
+WORDS = (6, 25)
+"""Minimum and maximum length of a sentence in words."""
+_MOVABLE = re.compile(r"[a-z]+")
 
 
 def gather_documents(files: Sequence[str] | None, words: int) -> list[Document]:
@@ -53,8 +64,7 @@ def split_documents(
 def labelled_examples(
     train_documents: list[Document], aside: list[Document], file: Path | None, max_train: int
 ) -> tuple[list[TextExample], list[TextExample]]:
-    """Return examples to train and to test on, from a labelled file or from the documents set
-    aside.
+    """Make examples to train and to test on, of a labelled file or of the documents set aside.
 
     Duplicate texts of the file are used once.
 
@@ -85,3 +95,45 @@ def labelled_examples(
         message = f"{len(examples)} labelled examples are too few"
         raise DataError(message, where=location, fix="Give more text or more labels.")
     return examples[:split], examples[split : split + TESTED]
+
+
+def word_order(
+    documents: Iterable[Document], excluded: Iterable[Document], seed: int, language: str = "en"
+) -> list[TextExample]:
+    """Make examples of the sentences of `documents` that are not in `excluded`, in a keyed order.
+
+    Each label is drawn with probability 1/2.
+    """
+    keys = {
+        _key(text) for document in excluded for text in split_sentences(document.text, language)
+    }
+    draws = rng(seed, "word order")
+    examples = []
+    for document in documents:
+        for sentence in split_sentences(document.text, language):
+            words, key = sentence.split(), _key(sentence)
+            positions = _movable_pairs(words)
+            if not WORDS[0] <= len(words) <= WORDS[1] or not positions or key in keys:
+                continue
+            keys.add(key)
+            at, swap = positions[draws.integers(len(positions))], draws.random() < 0.5
+            if swap:
+                words[at : at + 2] = words[at + 1], words[at]
+            label = SWAPPED if swap else AS_WRITTEN
+            examples.append(TextExample(" ".join(words), label=label, where=document.where))
+    return [examples[index] for index in draws.permutation(len(examples))]
+
+
+def _key(sentence: str) -> str:
+    """Normalise a sentence, so that case and punctuation do not matter."""
+    return re.sub(r"\W+", " ", sentence.lower()).strip()
+
+
+def _movable_pairs(words: Sequence[str]) -> list[int]:
+    """Return the positions of words that may be swapped with the next one."""
+    movable = [_MOVABLE.fullmatch(word) is not None for word in words]
+    return [
+        at
+        for at in range(1, len(words) - 2)
+        if movable[at] and movable[at + 1] and words[at] != words[at + 1]
+    ]
