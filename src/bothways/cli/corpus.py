@@ -219,7 +219,7 @@ def _counts(corpus: Corpus) -> Table:
 
 
 def _steps(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield what each step left out, with its share of the documents, or of the bytes."""
+    """Yield the documents or lines that each step dropped, with their fraction."""
     inputs, cleaning = manifest.read, manifest.settings.cleaning
     least = cleaning.min_tokens
     names = {"min_tokens": "empty" if least == 1 else f"fewer than {least} tokens"}

@@ -274,8 +274,8 @@ class _Data:
 
     Attributes:
         folder, file: the names of the model and of the data.
-        counts: of the last reading.
-        examples: to be read instead of the file.
+        counts: counts of the last reading.
+        examples: examples instead of the file.
     """
 
     folder: str

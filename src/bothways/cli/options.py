@@ -377,7 +377,7 @@ def say_guess(opened: Predictor, reading: Reading[Any], requested: object, sourc
 
 
 def _has_columns(source: str) -> bool:
-    """Return whether the source has columns, unlike plain text with one text per line."""
+    """Return True if the source has columns, unlike plain text."""
     from bothways.data.text_io import is_stream
 
     return not is_stream(source) and ".txt" not in Path(source).suffixes

@@ -52,11 +52,11 @@ class FeatureConfig:
         task: the reader of the data; the paper gives the encoder as much of the document as fits.
         length: maximum length of a sequence in tokens. None: the number of positions of the model.
         tagger: the shape of the tagger.
-        training: of the tagger; the dev data is scored after every epoch, and the best weights are
-            kept.
+        training: training of the tagger; the dev data is scored after every epoch, and the best
+            weights are kept.
         batch: sentences or words per update.
         stored: the type of the features on the disk.
-        seed: of the tagger, the order of the data and dropout.
+        seed: random seed for the tagger, the order of the data and dropout.
     """
 
     model: str

@@ -65,11 +65,11 @@ class FeatureResult:
 
     Attributes:
         layers: the layers of the encoder that were read.
-        tagger: with the weights that were best on the dev data.
-        metrics: of the dev data, "f1" among them.
+        tagger: tagger with the weights that were best on the dev data.
+        metrics: metrics on the dev data, "f1" among them.
         history: (epochs, F1) of every evaluation.
         shares: learned weights of the layers in a weighted sum; empty for other choices.
-        progress: at the end.
+        progress: counters at the end.
     """
 
     layers: LayerChoice

@@ -58,7 +58,7 @@ class BiLSTMTagger:
     Attributes:
         hidden: width of each direction.
         depth: number of layers.
-        dropout: on the features, between layers, and before the dense layer.
+        dropout: rate on the features, between layers, and before the dense layer.
     """
 
     hidden: int = 768
@@ -78,7 +78,7 @@ class Features:
         values: `(words, layers, width)`, mapped from the disk.
         layers: the encoder's layers in `values`; 0 is the embeddings.
         offsets: sentence i is the words `[offsets[i], offsets[i+1])`.
-        labels: of every word; `IGNORED` where none is known.
+        labels: label of every word; `IGNORED` if unknown.
     """
 
     values: NDArray[np.floating]
@@ -243,7 +243,7 @@ class FeatureTagger(TrainingModule):
         choice: the layers that it reads, and how they become one vector.
         depth: number of blocks of the encoder.
         labels: number of tags.
-        shape: of the tagger.
+        shape: layers and width of the tagger.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ class CellOutcome:
     """The result of an experiment.
 
     Attributes:
-        folder: of its runs.
+        folder: folder of its runs.
         series: every run.
         counted: those that its metrics are the mean of: the best one, or all restarts of the best
             setting that did not diverge.

@@ -2,7 +2,7 @@
 
 Distributed files are split at tabs only: quotation marks are part of the text and often unbalanced.
 Each file is rewritten as JSON lines with the same three names for all tasks, which runs read.
-Training and dev rows that lack a column or a text are left out and counted, as is common for QQP;
+Training and dev rows that lack a column or a text are skipped and counted, as is common for QQP;
 test rows never are, because the leaderboard counts rows.
 
 The grid: batch 32, 3 epochs, a learning rate of 5e-5, 4e-5, 3e-5 or 2e-5, chosen on dev. BERT-Large

@@ -86,7 +86,7 @@ def identical_runs(
     Segments and masks repeat after `data_copies` epochs, which a shorter run never reaches.
 
     Args:
-        tokens: of an epoch.
+        tokens: number of tokens of an epoch.
     """
     alike: dict[str, dict[str, PretrainConfig]] = {}
     for name, settings in cells.items():

@@ -33,7 +33,7 @@ class Difference:
 
     Attributes:
         low, high: the 95 % confidence interval (Welch's t), over the seeds of fine-tuning.
-        p_value: of no difference.
+        p_value: p-value of the hypothesis of no difference.
     """
 
     points: float

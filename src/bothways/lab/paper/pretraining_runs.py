@@ -72,8 +72,8 @@ class TableRequest:
         text: text files, folders or patterns.
         data: folder with GLUE's folders, `SQuAD` for questions and `CoNLL-2003` for entities.
         out: folder for runs and results.
-        scale: of models, data and settings.
-        budget: of each pre-training run; None for the scale's.
+        scale: scale of models, data and settings.
+        budget: length of each pre-training run; None for the default of the scale.
         tasks: columns to fine-tune for; empty for those of the table that have data.
         cells: pre-training runs to make; empty for all.
         seeds: fine-tuning runs of each row and column; None for the scale's.

@@ -42,13 +42,13 @@ class PretrainCell:
     """A pre-training run of a table; None for what is the table's own.
 
     Attributes:
-        name: of its folder.
-        objective: what the model learns.
-        segments: of the phases that read the objective's segments.
-        masking: of objectives that hide tokens.
-        encoder: what becomes of the table's encoder.
+        name: name of its folder.
+        objective: training objective.
+        segments: segments of the phases that read those of the objective.
+        masking: masking of objectives that hide tokens.
+        encoder: change of the table's encoder.
         copies: `data_copies`; 0 for new masks in every epoch.
-        share: of the budget.
+        share: fraction of the budget.
     """
 
     name: str
@@ -103,7 +103,7 @@ class ResultRow:
     Attributes:
         name: as in the published table, where it has this row.
         cell: the name of the run.
-        note: what the row is, if its name does not tell.
+        note: description, if the name is not one.
     """
 
     name: str
@@ -122,15 +122,15 @@ class PretrainTable:
 
     Attributes:
         title: its subject.
-        encoder: of its runs, at the size of the paper.
-        objective: of its runs.
+        encoder: encoder of its runs, at the size of the paper.
+        objective: objective of its runs.
         cells: the pre-training runs.
-        rows: in the table's order; the first one is what the others are compared with.
+        rows: rows in the table's order; the others are compared with the first one.
         columns: the tasks of the paper, as named in `COLUMNS`.
         published: the published rows, by the same names.
         held_out: further columns: metrics of held-out text, by their title.
         probes: pairs on which all models with a pair head are scored, by the title of the column.
-        notes: how it differs from the published one.
+        notes: differences from the published table.
     """
 
     title: str
@@ -196,7 +196,7 @@ def gpt_of(encoder: EncoderConfig) -> EncoderConfig:
 
 
 def _sized(depth: int, width: int, heads: int) -> Callable[[EncoderConfig], EncoderConfig]:
-    """Return what gives an encoder another size, in proportion to BERT-base."""
+    """Build a function that resizes an encoder in proportion to BERT-base."""
     base = bert.base()
 
     def resize(encoder: EncoderConfig) -> EncoderConfig:

@@ -37,7 +37,7 @@ def _rows(
 
 
 AVERAGED = ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE")
-"""The columns of table 1 whose mean is its average: MNLI counts twice, WNLI is left out."""
+"""The columns of table 1 whose mean is its average: MNLI counts twice, WNLI is excluded."""
 
 GLUE = (
     *_rows(

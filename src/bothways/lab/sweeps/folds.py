@@ -200,7 +200,7 @@ def finetune_folds(
 
     Args:
         settings: settings of each run; their dev data is None or the first fold.
-        rows: to read instead of the source that the settings name; not an iterator.
+        rows: data instead of the source that the settings name; not an iterator.
 
     Raises:
         ConfigError: fewer than two folds, or dev data in addition.

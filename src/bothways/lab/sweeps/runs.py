@@ -45,12 +45,12 @@ class SweepOutcome:
     """The outcome of one run of a series.
 
     Attributes:
-        name: of its folder.
-        metrics: of the dev data; empty for a run that diverged.
-        failed: why the run probably failed; empty if there is no sign of failure.
-        metric, direction: by which runs are compared.
-        steps, seconds: of the run; 0 for one that diverged.
-        settings: of the run, in plain values.
+        name: name of its folder.
+        metrics: metrics on the dev data; empty for a run that diverged.
+        failed: signs that the run has failed.
+        metric, direction: metric that compares runs, and its better direction.
+        steps, seconds: length of the run; 0 if it diverged.
+        settings: settings of the run as plain values.
         digests: the sha256 of its data by name, and of its model under "model".
     """
 
@@ -210,7 +210,7 @@ def run_all(
 
     Raises:
         ConfigError: a run was finished with other settings, on other data or from another model.
-        ResourceError: `place.out` is the folder of a single run.
+        ResourceError: `folder.out` is the folder of a single run.
         BothwaysError: the errors of `Run.start`, except for a loss that is not finite.
     """
     if (folder.out / MARK).exists():

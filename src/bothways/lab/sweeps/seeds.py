@@ -26,11 +26,11 @@ Seed = int | tuple[int, int]
 
 @dataclass(frozen=True)
 class SeedSpread:
-    """The metric over the seeds; runs that diverged are left out.
+    """The metric over the seeds; runs that diverged are excluded.
 
     Attributes:
-        metric: by which the best run is chosen.
-        mean, median, best: of the metric.
+        metric: name of the metric that chooses the best run.
+        mean, median, best: values of the metric.
         deviation: the standard deviation, with n − 1; None for a single run.
         failed: number of runs that failed or diverged; those that failed without diverging count
             in the metric.

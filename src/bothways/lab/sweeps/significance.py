@@ -64,7 +64,7 @@ class ModelComparison:
 
     Attributes:
         examples: number of examples.
-        difference: of the mean grades, B − A.
+        difference: difference of the mean grades, B − A.
         interval: the 95 % confidence interval of the difference.
         p_value: the probability of a difference at least as large, in either direction, by chance.
     """
@@ -110,7 +110,7 @@ def compare(
         source: a labelled file or a Hub data set.
         columns: the columns to read, of the type of the task's own. None: as in training.
         task: the task to compare in. None: the task that the first model was trained for.
-        seed: of the permutations and the bootstrap.
+        seed: random seed for permutations and bootstrap.
         progress: receives a stage per model.
 
     Raises:
