@@ -22,7 +22,7 @@ def test_options_win_over_words() -> None:
 
 
 @pytest.mark.parametrize("word", ["device=cpu", "out=run", "progress=false"])
-def test_an_argument_is_no_setting(word: str) -> None:
+def test_argument_is_not_a_setting(word: str) -> None:
     with pytest.raises(ConfigError) as error:
         settings_for(bothways.finetune, [word])
     assert error.value.where == word.partition("=")[0]

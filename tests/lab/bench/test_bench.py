@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 TINY = Workload("tiny", EncoderConfig(60, 16, 2, 2, 32), 3, 20)
 
 
-def test_both_sides_read_the_same_tokens_and_labels(tmp_path: Path) -> None:
+def test_contenders_read_same_batch(tmp_path: Path) -> None:
     config = EncoderConfig(60, 16, 2, 2, 32, dropout=Dropouts(0.0, 0.0))
     model, batch = Model(config, (MaskedHead(), PoolerHead(), PairHead())).eval(), make_batch(TINY)
     save_model(tmp_path, model)
@@ -37,7 +37,7 @@ def test_both_sides_read_the_same_tokens_and_labels(tmp_path: Path) -> None:
     torch.testing.assert_close(theirs(**recipes._padded(batch)).loss, expected, rtol=0, atol=1e-5)
 
 
-def test_operations_are_those_of_the_matrices() -> None:
+def test_operations_match_matrix_products() -> None:
     work = WORKLOADS["base"]
     h, n, masked, vocab = 768, 128, 19, 30522
     asked = masked + 1  # of the last block after its attention: masked tokens and [CLS]
@@ -100,7 +100,9 @@ def test_an_update_changes_the_weights(contender: str, monkeypatch: pytest.Monke
     )
 
 
-def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_command_prints_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(WORKLOADS, "small", TINY)
     monkeypatch.setattr(recipe, "gemm_rate", lambda *_: 1e12)
     monkeypatch.setenv("COLUMNS", "150")
@@ -113,7 +115,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("name", ["nobody", "transformers"])
-def test_a_process_that_ends_is_said(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_dead_process_is_reported(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     process = recipe.ContenderProcess(name, TINY, "fp32", CPU)
     if name != "nobody":
         process.ready()
@@ -127,7 +129,7 @@ def test_a_process_that_ends_is_said(name: str, capfd: pytest.CaptureFixture[str
     assert ("KeyError: 'nobody'" in capfd.readouterr().err) == (name == "nobody")
 
 
-def test_too_little_memory_ends_a_process_without_a_traceback(
+def test_out_of_memory_ends_process_quietly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full(*_: object) -> None:
@@ -154,7 +156,7 @@ def test_processes_end_with_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(Noted.ended) >= 2
 
 
-def test_without_the_peer_it_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_transformers_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipe.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ResourceError, match="transformers is not installed"):
         recipe.measure(TINY, 1, CPU)

@@ -34,7 +34,7 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
 
 
 @pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: str(file.relative_to(FOLDER)))
-def test_imports_of_a_benchmark_exist(file: Path) -> None:
+def test_benchmark_imports_exist(file: Path) -> None:
     for tree in programs(file):
         for module, name in imported(tree):
             try:
@@ -45,7 +45,7 @@ def test_imports_of_a_benchmark_exist(file: Path) -> None:
                 pytest.fail(f"{file.name}: {error}")
 
 
-def test_programs_in_strings_are_found() -> None:
+def test_programs_in_strings_are_parsed() -> None:
     held = {file.name: len(list(programs(file))) - 1 for file in SCRIPTS}
     assert held["memory.py"] == 3
     assert held["embedding.py"] == 2

@@ -60,7 +60,7 @@ def counted(application: App, status: int) -> float:
     return sum(float(row.split()[-1]) for row in wanted)
 
 
-def test_waiting_clients_count_every_answer(application: App, address: tuple[str, int]) -> None:
+def test_waiting_clients_count_answers(application: App, address: tuple[str, int]) -> None:
     before = counted(application, 200)
     requests = [post("/classify", {"inputs": text}) for text in TEXTS[:7]]
     load = asyncio.run(waiting_clients(address, requests, 3, 0.5))
@@ -80,7 +80,7 @@ def test_waiting_clients_count_every_answer(application: App, address: tuple[str
     )
 
 
-def test_arrivals_do_not_wait_for_the_server(
+def test_arrivals_do_not_wait(
     application: App, address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that stands still: requests arrive on, and their time counts from when they were due."""
@@ -111,7 +111,7 @@ def test_arrivals_do_not_wait_for_the_server(
     assert max(load.seconds()) > 0.3  # the first waited until the last had arrived
 
 
-def test_arrivals_are_due_at_random_times_at_their_rate() -> None:
+def test_due_times_are_poisson() -> None:
     """The gaps of a Poisson process are exponential: their deviation is their mean."""
     times = due_times(300.0, 20.0, seed=3)
     gaps = [b - a for a, b in itertools.pairwise(times)]
@@ -134,7 +134,7 @@ def test_percentiles_and_rates() -> None:
     assert LoadResult((), 0.0).tokens_per_second == 0.0
 
 
-def test_every_task_has_requests_that_are_answered(predictors: dict[str, Predictor]) -> None:
+def test_requests_of_tasks_are_answered(predictors: dict[str, Predictor]) -> None:
     names = {kind: opened for kind, opened in predictors.items() if kind != "label"}
     with running(app(names)) as url:
         host, port = url.removeprefix("http://").split(":")
@@ -147,7 +147,7 @@ def test_every_task_has_requests_that_are_answered(predictors: dict[str, Predict
                 assert load.exchanges[0].tokens > 0
 
 
-def test_drawn_texts_have_real_lengths(predictors: dict[str, Predictor]) -> None:
+def test_drawn_texts_have_realistic_lengths(predictors: dict[str, Predictor]) -> None:
     texts = bench.drawn_texts(predictors["classify"], 2000)
     words = sorted(len(text.split()) for text in texts)
     assert 11 <= words[1000] <= 13
@@ -159,7 +159,7 @@ def test_drawn_texts_have_real_lengths(predictors: dict[str, Predictor]) -> None
     assert bench.measure_offline(predictors["choice"], texts[:20]).idle > 0
 
 
-def test_a_refusal_ends_a_measurement_and_the_connection_is_opened_again(
+def test_refusal_is_error_and_connection_reopens(
     application: App, address: tuple[str, int]
 ) -> None:
     """60 texts of four tokens where 200 are allowed, and a body above its limit."""
@@ -175,7 +175,7 @@ def test_a_refusal_ends_a_measurement_and_the_connection_is_opened_again(
     assert [done.status for done in nobody.exchanges] == [0]
 
 
-def test_patient_servers_refuse_no_client_that_waits(predictors: dict[str, Predictor]) -> None:
+def test_patient_limits_refuse_nothing(predictors: dict[str, Predictor]) -> None:
     """A slow server passes the deadline that a server has by itself; one that is measured has none."""
     requests = bench.make_requests(predictors["embed"], TEXTS[:32], 32)
     slow = app(predictors["embed"], limits=Limits(deadline_seconds=0.001))

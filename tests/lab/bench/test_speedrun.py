@@ -52,7 +52,7 @@ def request_of(place: Path, out: Path, target: float = 3.0, **changes: Any) -> R
     return dataclasses.replace(request, **changes)
 
 
-def test_a_run_ends_where_the_loss_is_reached(
+def test_run_ends_at_target_loss(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = request_of(place, tmp_path / "out", seeds=2)
@@ -76,7 +76,7 @@ def test_a_run_ends_where_the_loss_is_reached(
     assert speedrun(request, device="cpu")["runs"] == entry["runs"], "nothing is trained again"
 
 
-def test_a_loss_out_of_reach_is_said_not_to_be_reached(
+def test_missed_target_is_reported(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [
@@ -94,7 +94,7 @@ def test_a_loss_out_of_reach_is_said_not_to_be_reached(
     assert entry["runs"][0]["steps"] == 6
 
 
-def test_the_rules_are_kept(place: Path, tmp_path: Path) -> None:
+def test_rules_of_loss_track(place: Path, tmp_path: Path) -> None:
     for changes, words in (
         ({"overrides": (*TINY, "training.target=none")}, "training.target: is fixed by the track"),
         ({"overrides": ("encoder.position.max_positions=64", "phases.2.length=64")}, "128 are sc"),
@@ -123,7 +123,7 @@ def write_pairs(folder: Path) -> Path:
     return folder
 
 
-def test_pairs_are_scored_after_a_time_with_few_words(
+def test_pair_track_scores_minimal_pairs(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     suite = write_pairs(tmp_path / "suite")
@@ -146,9 +146,7 @@ def test_pairs_are_scored_after_a_time_with_few_words(
     assert json.loads(capsys.readouterr().out)["mean"] == pytest.approx(run["accuracy"])
 
 
-def test_the_rules_of_pairs_are_kept(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rules_of_pair_track(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "pretrain", None)  # a rule that is not kept would train for hours
     out, suite = tmp_path / "out", write_pairs(tmp_path / "suite")
     for until, words in (
@@ -169,7 +167,7 @@ def test_the_rules_of_pairs_are_kept(
     (suite / "late.jsonl").unlink()
 
 
-def test_the_first_words_end_in_the_middle_of_a_document(tmp_path: Path) -> None:
+def test_first_words_cut_document(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a  b\nc d\n\ne f\ng h\n\ni\n")
     files = [str(tmp_path / "text.txt")]
     for count, texts in (
@@ -187,7 +185,7 @@ def test_the_first_words_end_in_the_middle_of_a_document(tmp_path: Path) -> None
     assert not (tmp_path / "none.jsonl").exists()
 
 
-def test_a_target_outlives_a_checkpoint() -> None:
+def test_target_survives_checkpoint() -> None:
     target = Target("loss", 2.0)
     waiting = EarlyStopping(None, None, target)
     states = []

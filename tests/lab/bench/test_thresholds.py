@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
     ("first", "value"),
     [((1.0, 1.0, 3.0), 20), ((1.0, 2.1, 1.0), 10), ((9.0, 1.0, 1.0), None), ((1.0, 2.05, 1.0), 30)],
 )
-def test_the_threshold_is_the_last_size_before_the_second_way_is_faster(
+def test_threshold_is_last_faster_size(
     first: tuple[float, ...], value: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second way takes 2 s; noise of 3 % is no difference."""
@@ -31,7 +31,7 @@ def test_the_threshold_is_the_last_size_before_the_second_way_is_faster(
     assert found.speedups == {size: 2.0 / taken for size, taken in seconds.items()}
 
 
-def test_every_way_that_is_measured_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_measurements_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one round of each size, on few tokens."""
     monkeypatch.setattr(tuning, "TOKENS", 64)
     race = tuning._race

@@ -86,7 +86,7 @@ def data(settings: FeatureConfig, tmp_path_factory: pytest.TempPathFactory) -> F
     return prepare_features(settings, tmp_path_factory.mktemp("features"), ALL, device="cpu")
 
 
-def test_features_are_the_hidden_states_of_transformers(
+def test_features_match_transformers_hidden_states(
     data: FeatureData, settings: FeatureConfig
 ) -> None:
     from transformers import BertModel
@@ -114,7 +114,7 @@ def test_features_are_the_hidden_states_of_transformers(
     assert isinstance(data.dev.values, np.memmap)
 
 
-def test_words_of_several_windows_stay_in_order(
+def test_words_of_windows_keep_order(
     settings: FeatureConfig, data: FeatureData, tmp_path: Path
 ) -> None:
     words = tuple(random.Random(2).choices(FILLERS[:-1], k=60))
@@ -184,7 +184,7 @@ def test_features_are_computed_once(
 
 
 @pytest.mark.parametrize("choice", ALL)
-def test_only_the_tagger_learns(
+def test_only_tagger_is_trained(
     data: FeatureData, settings: FeatureConfig, choice: LayerChoice
 ) -> None:
     before = {name: tensor.clone() for name, tensor in data.learner.model.state_dict().items()}
@@ -207,7 +207,7 @@ def test_only_the_tagger_learns(
     assert isinstance(done.tagger.mix, LayerSum) == bool(weighted)
 
 
-def test_the_tagger_is_what_it_says(data: FeatureData, settings: FeatureConfig) -> None:
+def test_tagger_matches_reference(data: FeatureData, settings: FeatureConfig) -> None:
     tagger = build_tagger(data, dataclasses.replace(settings, layers="concat_last_four")).eval()
     sequences = data.dev.sequences(start=len(data.train.values))
     batch = pack(sequences[:4])
@@ -228,7 +228,7 @@ def test_the_tagger_is_what_it_says(data: FeatureData, settings: FeatureConfig) 
     assert not torch.equal(tagger.logits(batch), tagger.logits(batch))
 
 
-def test_tables_may_hold_other_layers(data: FeatureData, settings: FeatureConfig) -> None:
+def test_stored_features_may_have_more_layers(data: FeatureData, settings: FeatureConfig) -> None:
     layers = data.train.layers
     more = (*layers, layers[-1] + 1)[::-1]
     values = np.stack(
@@ -241,13 +241,13 @@ def test_tables_may_hold_other_layers(data: FeatureData, settings: FeatureConfig
     assert torch.equal(tagger.read(batch), usual.read(batch))
 
 
-def test_words_without_a_tag_carry_no_weight(data: FeatureData, settings: FeatureConfig) -> None:
+def test_words_without_tag_have_no_loss(data: FeatureData, settings: FeatureConfig) -> None:
     bare = dataclasses.replace(data.train, labels=np.full_like(data.train.labels, IGNORED))
     tagger = FeatureTagger([bare], "last", 5, 3, BiLSTMTagger(8, 1, 0.0))
     assert tagger.weights(pack(bare.sequences()[:3])) == {"tag": 0.0}
 
 
-def test_it_learns_what_the_words_before_tell(settings: FeatureConfig, tmp_path: Path) -> None:
+def test_tagger_learns_from_context(settings: FeatureConfig, tmp_path: Path) -> None:
     heard = Heard()
     training = dataclasses.replace(
         settings.training,
@@ -273,9 +273,7 @@ def test_it_learns_what_the_words_before_tell(settings: FeatureConfig, tmp_path:
     assert heard.done("training")[-1] == 1.0
 
 
-def test_dev_sentences_keep_their_order_and_empty_ones_their_place(
-    data: FeatureData, settings: FeatureConfig
-) -> None:
+def test_dev_sentences_keep_order(data: FeatureData, settings: FeatureConfig) -> None:
     first = data.dev_examples[0]
     held = (TagExample((), ()), *data.dev_examples)
     with_empty = dataclasses.replace(
@@ -306,7 +304,7 @@ def test_seeds_differ(data: FeatureData, settings: FeatureConfig) -> None:
     assert a.metrics == c.metrics != b.metrics
 
 
-def test_the_command_prints_metrics_and_shares(
+def test_command_prints_metrics_and_shares(
     settings: FeatureConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert get_args(Layers) == get_args(LayerChoice)
@@ -334,7 +332,7 @@ def test_the_command_prints_metrics_and_shares(
     assert "share of layer 4 of 4" in table
 
 
-def test_mistakes_are_told(data: FeatureData, settings: FeatureConfig, tmp_path: Path) -> None:
+def test_mistakes_are_errors(data: FeatureData, settings: FeatureConfig, tmp_path: Path) -> None:
     only_last = dataclasses.replace(data, train=dataclasses.replace(data.train, layers=(5,)))
     with pytest.raises(ConfigError, match="do not hold layer 4"):
         build_tagger(only_last, dataclasses.replace(settings, layers="second_to_last"))

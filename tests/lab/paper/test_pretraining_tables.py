@@ -81,7 +81,7 @@ def cells_of(table: str, scale: Any = "small") -> dict[str, PretrainConfig]:
     return {cell.name: cell.settings(base) for cell in request.chosen}
 
 
-def test_every_table_names_its_cells_and_published_rows() -> None:
+def test_tables_name_cells_and_published_rows() -> None:
     for name, table in TABLES.items():
         cells = [cell.name for cell in table.cells]
         assert len({*cells}) == len(cells)
@@ -93,7 +93,7 @@ def test_every_table_names_its_cells_and_published_rows() -> None:
 
 
 @pytest.mark.parametrize("scale", ["small", "paper"])
-def test_cells_of_a_table_are_equal_but_for_their_point(scale: str) -> None:
+def test_cells_differ_only_in_their_variable(scale: str) -> None:
     """Of all settings of a run only those may differ that the table is about."""
     about = {
         "bert-5": {"encoder", "objective", "phases"},
@@ -118,7 +118,7 @@ def test_cells_of_a_table_are_equal_but_for_their_point(scale: str) -> None:
         assert ends == ({Hours(1.0)} if name != "steps" else {Hours(0.25), Hours(0.5), Hours(1.0)})
 
 
-def test_the_tasks_of_table_5() -> None:
+def test_objectives_of_table_5() -> None:
     cells = cells_of("bert-5", "paper")
     assert all(
         isinstance(cells["no-nsp"].segments_of(phase), NextSentence)
@@ -164,7 +164,7 @@ def test_sizes_masks_rates_and_formats() -> None:
     assert copies == {"static": 10, "dynamic": None}
 
 
-def test_a_table_from_text_to_page_and_again(
+def test_table_runs_from_text_to_page_and_resumes(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = request_of(place, tmp_path / "out", cells=("base", "ltr"))
@@ -208,7 +208,7 @@ def test_a_table_from_text_to_page_and_again(
         run_table(other, device="cpu")
 
 
-def test_a_row_without_a_column_does_not_end_the_table(place: Path, tmp_path: Path) -> None:
+def test_missing_column_does_not_end_table(place: Path, tmp_path: Path) -> None:
     """A BiLSTM does not tag: the row stays empty, and the others are reported."""
     conll = tmp_path / "data" / "CoNLL-2003"
     conll.mkdir(parents=True)
@@ -229,7 +229,7 @@ def test_a_row_without_a_column_does_not_end_the_table(place: Path, tmp_path: Pa
     write_html(table_report(request, [usual, lstm], device="cpu"), tmp_path / "report.html")
 
 
-def test_an_interrupted_cell_goes_on(
+def test_interrupted_cell_resumes(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = request_of(place, tmp_path / "out", cells=("no-nsp",), budget=Steps(8))
@@ -254,7 +254,7 @@ def test_an_interrupted_cell_goes_on(
     assert done.values("CoLA") == other.values("CoLA")
 
 
-def test_small_runs_read_every_length_that_is_used_later() -> None:
+def test_small_runs_train_all_positions() -> None:
     """Questions and pairs are read with up to 128 tokens: no position may be untrained.
 
     Models that hide tokens begin with 40 % by 80/10/10, whatever the masks of their table;
@@ -273,7 +273,7 @@ def test_small_runs_read_every_length_that_is_used_later() -> None:
     assert "length=128" in runs.SCALES["small"].answers
 
 
-def test_small_replaced_tokens_begin_after_masked_lm(place: Path, tmp_path: Path) -> None:
+def test_small_electra_starts_from_masked_lm(place: Path, tmp_path: Path) -> None:
     """From random weights nothing was detected within minutes (docs/log.md, 2026-11-25)."""
     request = request_of(place, tmp_path, "electra", seeds=1, budget=Steps(5))
     base = base_settings(request)
@@ -300,7 +300,7 @@ def test_small_replaced_tokens_begin_after_masked_lm(place: Path, tmp_path: Path
     assert written.start == str(tmp_path / "cells" / "first" / "model")
 
 
-def test_pair_heads_are_probed_with_the_other_pairs(
+def test_pair_heads_are_probed_with_other_pairs(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, read = runs.evaluate_on_corpus, set[int]()
@@ -326,7 +326,7 @@ def test_pair_heads_are_probed_with_the_other_pairs(
     assert read == {runs.PROBE_TOKENS}, "20,000 tokens are too few pairs for a difference"
 
 
-def test_the_cost_is_known_before_anything_is_written(
+def test_cost_is_estimated_without_writing(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [
@@ -341,7 +341,7 @@ def test_the_cost_is_known_before_anything_is_written(
     assert "fine-tuning CoLA" in shown
 
 
-def test_runs_that_compute_the_same_are_named_before_they_are_paid_for(
+def test_identical_runs_are_reported(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [
@@ -377,7 +377,7 @@ def test_wrong_requests_are_refused(place: Path, tmp_path: Path) -> None:
         table_cost(request_of(place, tmp_path, overrides=("nothing=1",)), device="cpu")
 
 
-def test_the_difference_is_welchs() -> None:
+def test_difference_matches_welch() -> None:
     a, b = [80.0, 82.0, 81.0], [85.0, 84.0, 87.0, 84.0]
     found = difference(a, b)
     assert found is not None

@@ -126,7 +126,7 @@ def entered() -> dict[tuple[str, str], dict[str, float]]:
     return rows
 
 
-def test_the_figures_are_those_of_the_paper() -> None:
+def test_published_figures_match_papers() -> None:
     tables = (published.GLUE, published.SQUAD, published.SWAG, published.NER)
     of_pretraining = (table.published for table in TABLES.values())
     rows: list[Published] = [row for table in (*tables, *of_pretraining) for row in table]
@@ -134,7 +134,7 @@ def test_the_figures_are_those_of_the_paper() -> None:
     assert len(rows) == len(entered())
 
 
-def test_each_task_of_glue_is_chosen_and_shown_by_the_metric_of_table_1() -> None:
+def test_glue_tasks_use_metrics_of_table_1() -> None:
     """Section 4.1: F1 for QQP and MRPC, Spearman's correlation for STS-B; Matthews' is CoLA's own; else accuracy."""
     own = {"QQP": "f1", "MRPC": "f1", "STS-B": "spearman", "CoLA": "mcc"}
     assert {task.name: task.metric for task in glue.TASKS_OF_GLUE} == {
@@ -160,6 +160,6 @@ def test_each_task_of_glue_is_chosen_and_shown_by_the_metric_of_table_1() -> Non
         ("WNLI", "entailment"),
     ],
 )
-def test_the_hubs_name_of_1_is_what_1_means(name: str, meant: str) -> None:
+def test_hub_label_names_match_files(name: str, meant: str) -> None:
     task = next(task for task in glue.TASKS_OF_GLUE if task.name == name)
     assert dict(zip(task.labels, task.hub_labels, strict=True))["1"] == meant

@@ -108,7 +108,7 @@ def rows(place: Path, name: str, split: str, out: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in file.read_text(encoding="utf8").splitlines()]
 
 
-def test_cola_has_no_header_but_in_test_and_quotes_are_quotes(place: Path, tmp_path: Path) -> None:
+def test_cola_header_and_quotes(place: Path, tmp_path: Path) -> None:
     assert rows(place, "CoLA", "train", tmp_path)[:2] == [
         {"text": 'The "film was good', "label": "1"},
         {"text": 'the film was bad"', "label": "0"},
@@ -120,7 +120,7 @@ def test_cola_has_no_header_but_in_test_and_quotes_are_quotes(place: Path, tmp_p
     ]
 
 
-def test_rows_without_all_columns_are_left_out_but_in_test(place: Path, tmp_path: Path) -> None:
+def test_incomplete_rows_are_skipped_except_in_test(place: Path, tmp_path: Path) -> None:
     file, left = glue.write_split(GLUE["QQP"], "train", request_of(place, tmp_path))
     assert [
         json.loads(line)["text_b"] for line in file.read_text(encoding="utf8").splitlines()
@@ -135,7 +135,7 @@ def test_rows_without_all_columns_are_left_out_but_in_test(place: Path, tmp_path
     ]
 
 
-def test_a_limit_is_of_training_examples_alone(place: Path, tmp_path: Path) -> None:
+def test_limit_applies_to_training_examples(place: Path, tmp_path: Path) -> None:
     counts = {}
     for split in ("train", "dev", "test"):
         file, _ = glue.write_split(GLUE["CoLA"], split, request_of(place, tmp_path, limit=1))
@@ -143,7 +143,7 @@ def test_a_limit_is_of_training_examples_alone(place: Path, tmp_path: Path) -> N
     assert counts == {"train-1.jsonl": 1, "dev.jsonl": 2, "test.jsonl": 3}
 
 
-def test_each_layout_finds_its_columns(place: Path, tmp_path: Path) -> None:
+def test_file_layouts_find_columns(place: Path, tmp_path: Path) -> None:
     assert rows(place, "MRPC", "train", tmp_path)[0] == {
         "text": "good film",
         "text_b": "fine film",
@@ -165,7 +165,7 @@ def test_each_layout_finds_its_columns(place: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_files_that_are_not_glues_are_refused(place: Path, tmp_path: Path) -> None:
+def test_foreign_files_are_refused(place: Path, tmp_path: Path) -> None:
     with pytest.raises(
         DataError,
         match=r"RTE/train\.tsv:2: unknown label 'perhaps'; RTE has entailment, not_entailment",
@@ -195,7 +195,7 @@ def test_files_that_are_not_glues_are_refused(place: Path, tmp_path: Path) -> No
         min_size=1,
     )
 )
-def test_any_text_without_tabs_comes_through_as_it_is(texts: list[str]) -> None:
+def test_texts_without_tabs_are_unchanged(texts: list[str]) -> None:
     import tempfile
 
     texts = [text for text in texts if text.strip()]
@@ -207,7 +207,7 @@ def test_any_text_without_tabs_comes_through_as_it_is(texts: list[str]) -> None:
         ] == texts
 
 
-def test_the_hub_calls_labels_by_names_and_runs_see_those_of_the_files(
+def test_hub_labels_are_mapped_to_file_labels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import datasets
@@ -267,9 +267,7 @@ HUB = {
 
 
 @pytest.mark.parametrize("name", GLUE)
-def test_every_task_of_the_hub_is_that_of_the_files(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_rows_match_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
     config, columns, names, files = HUB[name]
@@ -298,7 +296,7 @@ def test_every_task_of_the_hub_is_that_of_the_files(
     assert left == 0
 
 
-def test_the_diagnostic_set_of_the_hub_has_columns_of_its_own(
+def test_hub_diagnostic_set_has_own_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import datasets
@@ -315,7 +313,7 @@ def test_the_diagnostic_set_of_the_hub_has_columns_of_its_own(
     assert json.loads(file.read_text()) == {"text": "a", "text_b": "b"}
 
 
-def test_the_grid_is_the_papers(place: Path, tmp_path: Path) -> None:
+def test_grid_matches_paper(place: Path, tmp_path: Path) -> None:
     plan = glue.glue_plan(Request("bert", str(place / "glue"), tmp_path, ("CoLA", "QNLI"), seeds=3))
     qnli, cola = plan.experiments
     assert qnli == NotRun("QNLI", f"no train.tsv (or train.tsv.gz) in {place / 'glue' / 'QNLI'}")
@@ -342,7 +340,7 @@ def test_the_grid_is_the_papers(place: Path, tmp_path: Path) -> None:
             request_of(place, tmp_path, **{name: 0})
 
 
-def test_the_metrics_are_those_of_table_1(place: Path, tmp_path: Path) -> None:
+def test_metrics_match_table_1(place: Path, tmp_path: Path) -> None:
     """Its caption: F1 for QQP and MRPC, Spearman's correlation for STS-B, accuracy for the others; CoLA is Matthews's."""
     plan = glue.glue_plan(Request("bert", str(place / "glue"), tmp_path, ("CoLA",)))
     metrics = {name: "accuracy" for name in GLUE} | {
@@ -359,7 +357,7 @@ def test_the_metrics_are_those_of_table_1(place: Path, tmp_path: Path) -> None:
     assert {*shown} == {*published.AVERAGED, "WNLI"}
 
 
-def test_without_the_grid_the_rate_is_that_of_googles_examples(place: Path, tmp_path: Path) -> None:
+def test_single_setting_uses_googles_rate(place: Path, tmp_path: Path) -> None:
     (cola,) = glue.glue_plan(
         Request("bert", str(place / "glue"), tmp_path, ("CoLA",), grid="none")
     ).experiments
@@ -367,7 +365,7 @@ def test_without_the_grid_the_rate_is_that_of_googles_examples(place: Path, tmp_
     assert [s.training.optimizer for s in cola.grid] == [BertAdam(lr=2e-5)]
 
 
-def test_electras_settings_are_those_of_its_code(place: Path, tmp_path: Path) -> None:
+def test_electra_settings_match_code(place: Path, tmp_path: Path) -> None:
     for name, epochs in (("CoLA", 3.0), ("RTE", 10.0), ("STS-B", 10.0)):
         request = Request("electra", str(place / "glue"), tmp_path, (name,), grid="electra")
         [point] = glue._points(GLUE[name], request)
@@ -381,7 +379,7 @@ def test_electras_settings_are_those_of_its_code(place: Path, tmp_path: Path) ->
         reproduce("squad", request, dry_run=True)
 
 
-def test_the_report_has_each_figure_under_its_name(place: Path, tmp_path: Path) -> None:
+def test_report_names_figures(place: Path, tmp_path: Path) -> None:
     """Tasks go down the page, since there are more of them than systems."""
     request = request_of(place, tmp_path, tasks=("CoLA",))
     planned = glue.glue_plan(request)
@@ -402,7 +400,7 @@ def test_the_report_has_each_figure_under_its_name(place: Path, tmp_path: Path) 
         assert row[2:] == [theirs.values.get(row[0]) for theirs in published.GLUE]
 
 
-def test_the_average_is_the_papers() -> None:
+def test_average_matches_paper() -> None:
     table = {row.system: dict(row.values) for row in published.GLUE if row.table == "Table 1, test"}
     off = {
         system: average(row, published.AVERAGED)["average"] - row["average"]
@@ -419,7 +417,7 @@ def test_the_average_is_the_papers() -> None:
     assert average({"RTE": 1.0}, published.AVERAGED) == average({"RTE": 1.0}, ()) == {}
 
 
-def test_a_benchmark_from_files_to_the_leaderboard(place: Path, tmp_path: Path) -> None:
+def test_glue_runs_from_files_to_submission(place: Path, tmp_path: Path) -> None:
     heard = Heard()
     request = request_of(place, tmp_path, tasks=("CoLA", "MNLI", "STS-B", "WNLI"), grid="none")
     done = reproduce("glue", request, device="cpu", progress=heard)
@@ -472,7 +470,7 @@ def test_a_benchmark_from_files_to_the_leaderboard(place: Path, tmp_path: Path) 
     assert "BERT-Base (Table 1, test)" in (tmp_path / "report.html").read_text()
 
 
-def test_an_interrupted_benchmark_goes_on_and_a_finished_cell_is_not_run_again(
+def test_interrupted_benchmark_resumes(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scored, score = [], job.score
@@ -527,7 +525,7 @@ def test_an_interrupted_benchmark_goes_on_and_a_finished_cell_is_not_run_again(
             reproduce("glue", dataclasses.replace(request, data=str(other.parent)), device="cpu")
 
 
-def test_the_command_says_what_it_would_take_and_stops_there(
+def test_dry_run_prints_cost_only(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -560,7 +558,7 @@ def test_the_command_says_what_it_would_take_and_stops_there(
     ] == [["CoLA", "2", "2", "4"]]
 
 
-def test_the_leaderboard_takes_scores_from_0_to_5(tmp_path: Path) -> None:
+def test_submitted_scores_are_clipped(tmp_path: Path) -> None:
     write_predictions(
         map(clip_score, map(ScorePrediction, [-0.5, 0.0, 2.34567, 5.1])), tmp_path / "STS-B.tsv"
     )

@@ -103,7 +103,7 @@ def grid_of(entry: Experiment | Frozen | NotRun) -> list[tuple[float, int, Any, 
     return [(s.training.optimizer.lr, s.batch.n, s.training.until, s.length) for s in entry.grid]
 
 
-def test_the_settings_are_the_papers(place: Path, tmp_path: Path) -> None:
+def test_settings_match_papers(place: Path, tmp_path: Path) -> None:
     def planned(name: str) -> tuple[Experiment | Frozen | NotRun, ...]:
         return benchmarks.PLANS[name](request_of(place, name, tmp_path, overrides=())).experiments
 
@@ -140,7 +140,7 @@ def test_the_settings_are_the_papers(place: Path, tmp_path: Path) -> None:
     assert grid_of(alone) == [(5e-5, 32, Epochs(3.0), 512)]
 
 
-def test_the_test_data_of_conll_has_a_column_of_its_own(place: Path, tmp_path: Path) -> None:
+def test_conll_test_data_has_own_column(place: Path, tmp_path: Path) -> None:
     planned = ner.ner_plan(request_of(place, "ner", tmp_path))
     tagged, _, _, last, *_ = planned.experiments
     assert isinstance(tagged, Experiment)
@@ -155,7 +155,7 @@ def test_the_test_data_of_conll_has_a_column_of_its_own(place: Path, tmp_path: P
     assert shown["this run, last"] == {"dev": 25.0}
 
 
-def test_what_counts_is_the_best_run_and_a_mean_is_over_what_counts(tmp_path: Path) -> None:
+def test_metrics_are_of_best_run_or_mean(tmp_path: Path) -> None:
     first, second, third = (
         fake(name, value) for name, value in (("a", 0.25), ("b", 0.75), ("c", 0.75))
     )
@@ -173,7 +173,7 @@ def test_what_counts_is_the_best_run_and_a_mean_is_over_what_counts(tmp_path: Pa
         ("ner", ["no eng.train in "] * 7),
     ],
 )
-def test_absent_data_is_said(
+def test_missing_data_is_reported(
     benchmark: benchmarks.Benchmark, reasons: list[str], tmp_path: Path
 ) -> None:
     planned = benchmarks.PLANS[benchmark](Request("bert", str(tmp_path), tmp_path))
@@ -184,7 +184,7 @@ def test_absent_data_is_said(
         benchmarks.PLANS[benchmark](Request("bert", str(tmp_path), tmp_path, ("other",)))
 
 
-def test_files_may_have_another_name_or_be_compressed(tmp_path: Path) -> None:
+def test_files_are_found_renamed_or_compressed(tmp_path: Path) -> None:
     request = Request("bert", str(tmp_path), tmp_path)
     names = ("eng.train", "eng.train.gz", "train.txt", "train.txt.gz")
     for name in names:
@@ -195,7 +195,7 @@ def test_files_may_have_another_name_or_be_compressed(tmp_path: Path) -> None:
     assert find_file(request, "eng.train", "train.txt") is None
 
 
-def test_squad_writes_what_the_official_scorer_takes(place: Path, tmp_path: Path) -> None:
+def test_squad_predictions_suit_official_scorer(place: Path, tmp_path: Path) -> None:
     done = reproduce("squad", request_of(place, "squad", tmp_path, limit=9), device="cpu")
     assert done is not None
     assert [file.name for file in done.files] == [
@@ -228,7 +228,7 @@ def test_squad_writes_what_the_official_scorer_takes(place: Path, tmp_path: Path
     assert rows[1]["answers"] == {"text": ["play"], "answer_start": [13]}
 
 
-def test_swag_is_run(place: Path, tmp_path: Path) -> None:
+def test_swag_runs(place: Path, tmp_path: Path) -> None:
     assert reproduce("swag", request_of(place, "swag", tmp_path, limit=6), device="cpu") is not None
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["measured"] == {
@@ -243,7 +243,7 @@ def test_swag_is_run(place: Path, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_ner_takes_the_mean_of_the_restarts_of_the_best_setting(
+def test_ner_averages_restarts_of_best_setting(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     points = tuple(dataclasses.replace(ner.DEFAULT_POINT, batch=batch) for batch in (1, 2))
@@ -270,7 +270,7 @@ def test_ner_takes_the_mean_of_the_restarts_of_the_best_setting(
     )
 
 
-def test_frozen_features_are_the_mean_of_bilstms(
+def test_frozen_features_average_bilstms(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ner, "TAGGER", BiLSTMTagger(4, 1))
@@ -318,7 +318,7 @@ def test_frozen_features_cost_counts_runs_and_data(place: Path, tmp_path: Path) 
     assert cost.frozen_cost(experiment, tmp_path) == cost.Cost("last", 3, 0, 3, tokens, None)
 
 
-def test_the_cost_is_what_the_runs_will_read(
+def test_cost_matches_tokens_of_runs(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cost, "_training_speed", lambda *arguments: 100.0)
@@ -354,7 +354,7 @@ def test_the_cost_is_what_the_runs_will_read(
     assert [row[-1] for row in shown.rows] == ["0:01:10", "1:00:00", "1:01:10"]
 
 
-def test_the_cost_is_of_what_is_left_and_of_all_that_the_first_examples_stand_for(
+def test_cost_extrapolates_and_excludes_finished_runs(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = (*QUICK, "length=14")
@@ -385,7 +385,7 @@ def test_the_cost_is_of_what_is_left_and_of_all_that_the_first_examples_stand_fo
     assert costs.seconds == pytest.approx(2 * (2 * size["train"] + size["dev"] / 3))
 
 
-def test_restarts_count_from_the_seed_that_is_set(place: Path, tmp_path: Path) -> None:
+def test_restarts_start_at_configured_seed(place: Path, tmp_path: Path) -> None:
     request = request_of(
         place, "squad", tmp_path, overrides=(*PLENTY, "seed=5"), tasks=("v1.1",), seeds=3
     )
@@ -399,7 +399,7 @@ def fake(name: str, value: float, **changes: Any) -> SweepOutcome:
     return dataclasses.replace(base, **changes)
 
 
-def test_a_metric_that_is_better_when_lower_chooses_the_lowest_and_a_restart_that_failed_is_said(
+def test_lower_metric_chooses_lowest_run(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real: Callable[..., FinetuneResult] = engine.finetune

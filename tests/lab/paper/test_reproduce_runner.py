@@ -49,7 +49,7 @@ def fake(name: str, value: float) -> SweepOutcome:
     return SweepOutcome(name, {"mcc": value}, (), "mcc", "highest", 1, 1.0)
 
 
-def test_cells_that_overrides_make_equal_are_one(place: Path, tmp_path: Path) -> None:
+def test_equal_cells_run_once(place: Path, tmp_path: Path) -> None:
     request = request_of(place, tmp_path, overrides=(*QUICK, "training.optimizer.lr=1e-3"))
     (cola,) = glue.glue_plan(request).experiments
     assert isinstance(cola, Experiment)
@@ -59,7 +59,7 @@ def test_cells_that_overrides_make_equal_are_one(place: Path, tmp_path: Path) ->
     assert (Path(entry_of(request)["best"]) / "model").is_dir()
 
 
-def test_a_folder_that_is_the_best_ones_keeps_its_weights(tmp_path: Path) -> None:
+def test_best_folder_keeps_weights(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name / "model").mkdir(parents=True)
     series = Series((fake("a", 0.25), fake("b", 0.75), fake("b", 0.75)))
@@ -81,7 +81,7 @@ def wild(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return seeds
 
 
-def test_restarts_that_diverge_are_left_out_of_the_mean(
+def test_diverged_restarts_are_excluded_from_mean(
     place: Path, tmp_path: Path, wild: set[int]
 ) -> None:
     wild.add(1)

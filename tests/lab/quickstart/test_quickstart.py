@@ -76,7 +76,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> QuickstartResult:
     return result
 
 
-def test_the_quickstart_runs_all_stages(result: QuickstartResult) -> None:
+def test_quickstart_runs_all_stages(result: QuickstartResult) -> None:
     out = result.corpus.folder.parent
     assert "with unseen sentences" in quickstart_report(result).lead
     assert {run.learner.labels for run in (*result.from_pretrained, *result.from_scratch)} == {
@@ -105,7 +105,7 @@ def test_the_quickstart_runs_all_stages(result: QuickstartResult) -> None:
     assert all(0 <= run.metrics["accuracy"] <= 1 for run in result.from_pretrained)
 
 
-def test_the_report_says_what_was_measured_and_loads_nothing(result: QuickstartResult) -> None:
+def test_report_has_measurements_and_loads_nothing(result: QuickstartResult) -> None:
     page = to_html(quickstart_report(result))
     assert "http" not in page
     means = [
@@ -121,7 +121,7 @@ def test_the_report_says_what_was_measured_and_loads_nothing(result: QuickstartR
         assert title in page, title
 
 
-def test_no_labelled_sentence_was_read_in_pre_training(result: QuickstartResult) -> None:
+def test_labelled_sentences_are_not_in_corpus(result: QuickstartResult) -> None:
     read = {
         result.corpus.tokenizer.decode(ids)
         for document in range(len(result.corpus))
@@ -136,7 +136,7 @@ def test_no_labelled_sentence_was_read_in_pre_training(result: QuickstartResult)
     assert not read & asked
 
 
-def test_it_goes_on_where_it_was(result: QuickstartResult, tmp_path: Path) -> None:
+def test_quickstart_resumes(result: QuickstartResult, tmp_path: Path) -> None:
     out = result.corpus.folder.parent
     before = (out / "pretraining" / "metrics.jsonl").read_text()
     again = run_quickstart(SMALL, out, files=(str(out.parent / "text.txt"),))
@@ -149,7 +149,7 @@ def test_it_goes_on_where_it_was(result: QuickstartResult, tmp_path: Path) -> No
     ]
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine" / "corpus").mkdir(parents=True)
     (tmp_path / "mine" / "corpus" / "notes").write_text("dear to me")
     before = sorted(tmp_path.rglob("*"))
@@ -166,7 +166,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert not list((tmp_path / "empty").iterdir())
 
 
-def test_own_labels(result: QuickstartResult, tmp_path: Path) -> None:
+def test_labelled_file_is_used(result: QuickstartResult, tmp_path: Path) -> None:
     rows = [
         f"{'cats eat' if i % 2 else 'dogs find'} apples number {i}\t{'cat' if i % 2 else 'dog'}"
         for i in range(60)
@@ -191,7 +191,7 @@ def test_own_labels(result: QuickstartResult, tmp_path: Path) -> None:
     assert [said for said in heard.messages if said.startswith("warning: ")] == warnings
 
 
-def test_a_text_that_is_labelled_several_times_is_trained_or_tested_on(tmp_path: Path) -> None:
+def test_duplicate_texts_are_in_one_split(tmp_path: Path) -> None:
     rows = [f"sentence number {i % 30} here\t{i % 2}" for i in range(120)]
     (tmp_path / "labels.tsv").write_text("text\tlabel\n" + "\n".join(rows) + "\n", encoding="utf8")
     train, test = labelled_examples([], [], tmp_path / "labels.tsv", 1200)
@@ -199,7 +199,7 @@ def test_a_text_that_is_labelled_several_times_is_trained_or_tested_on(tmp_path:
     assert not {example.text for example in train} & {example.text for example in test}
 
 
-def test_mistakes_are_named(tmp_path: Path) -> None:
+def test_mistakes_are_errors(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("One document. It is short.\n", encoding="utf8")
     with pytest.raises(DataError, match="1 document is too few"):
         gather_documents((str(tmp_path / "one.txt"),), SMALL.words)
@@ -214,7 +214,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         quickstart(minutes=0.1, out=tmp_path / "never")
 
 
-def test_parts_are_kept_apart_by_what_a_document_is(tmp_path: Path) -> None:
+def test_documents_are_split_by_content(tmp_path: Path) -> None:
     documents = gather_documents((write_text(tmp_path),), SMALL.words)
     kept, aside = split_documents(documents, 0.3)
     assert len(kept) + len(aside) == len(documents)
@@ -244,7 +244,7 @@ def test_headline_claims_a_gain_only_beyond_chance(
     assert ("wins" in headline, "chance" in headline) == (gains, not gains)
 
 
-def test_chance_difference_is_that_of_seeds_or_of_examples() -> None:
+def test_chance_difference_is_larger_of_two_errors() -> None:
     chart = ComparisonChart("", "", {"pre-trained": [0.5, 0.5], "from random weights": [0.5, 0.5]})
     assert chance_difference(chart, 5000) == pytest.approx(0.02)
     chart = ComparisonChart("", "", {"pre-trained": [0.4, 0.6], "from random weights": [0.5, 0.5]})

@@ -27,7 +27,7 @@ A, B = Side("a", (0.5,)), Side("b", (0.5,))
 
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=2, max_size=10))
-def test_the_p_value_is_that_of_all_flips(pairs: list[tuple[bool, bool]]) -> None:
+def test_p_value_matches_exact_permutation(pairs: list[tuple[bool, bool]]) -> None:
     left, right = (np.array(column, dtype=np.float64) for column in zip(*pairs, strict=True))
     found = contrast(A, B, left, right)
     difference = right - left
@@ -40,7 +40,7 @@ def test_the_p_value_is_that_of_all_flips(pairs: list[tuple[bool, bool]]) -> Non
     assert found.difference == pytest.approx(float(difference.mean()))
 
 
-def test_the_interval_covers_as_often_as_it_says() -> None:
+def test_interval_has_nominal_coverage() -> None:
     rng, covered = np.random.default_rng(0), 0
     for _ in range(30):
         left, right = (rng.random(60) < 0.6).astype(float), (rng.random(60) < 0.75).astype(float)
@@ -49,7 +49,7 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
     assert covered >= 24  # 95 % of 30 is 28.5; three standard deviations are 3.6
 
 
-def test_the_interval_is_that_of_a_bootstrap_by_hand() -> None:
+def test_interval_matches_manual_bootstrap() -> None:
     rng = np.random.default_rng()
     left, right = rng.normal(size=(2, 300))
     means = (right - left)[rng.integers(300, size=(10_000, 300))].mean(1)
@@ -63,9 +63,7 @@ def test_the_interval_is_that_of_a_bootstrap_by_hand() -> None:
 @pytest.mark.parametrize(
     ("examples", "said"), [(5, "No difference is shown"), (6, "b is better than a")]
 )
-def test_what_comes_about_by_chance_once_in_twenty_is_no_difference(
-    examples: int, said: str
-) -> None:
+def test_chance_difference_is_not_significant(examples: int, said: str) -> None:
     """Where all speak for one, all signs are alike in two of 2ⁿ flips: 1 in 16, and 1 in 32."""
     found = contrast(A, B, np.zeros(examples), np.ones(examples))
     assert found.p_value == 2 / 2**examples
@@ -82,7 +80,7 @@ def make_model(folder: Path, seed: int) -> str:
     return str(folder)
 
 
-def test_folders_are_compared_seed_by_seed(tmp_path: Path) -> None:
+def test_folders_are_paired_by_seed(tmp_path: Path) -> None:
     file = str(write_tsv(tmp_path / "test.tsv", make_examples(50, 2)))
     one = make_model(tmp_path / "one", 0)
     for seed in (1, 2):
@@ -104,9 +102,7 @@ def test_folders_are_compared_seed_by_seed(tmp_path: Path) -> None:
     assert (same.difference, same.p_value) == (0.0, 1.0)
 
 
-def test_what_cannot_be_compared_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_incomparable_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from bothways.lab.sweeps import significance as comparison
 
     one = make_model(tmp_path / "one", 0)
@@ -131,7 +127,7 @@ def test_what_cannot_be_compared_is_refused(
         compare(one, one, file, device="cpu")
 
 
-def test_two_tasks_are_none_to_compare_in(tmp_path: Path) -> None:
+def test_models_of_two_tasks_are_refused(tmp_path: Path) -> None:
     one, scores = make_model(tmp_path / "one", 0), tmp_path / "scores"
     save_model(
         scores,

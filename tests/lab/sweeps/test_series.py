@@ -107,7 +107,7 @@ def test_seeds_run_once_each_and_the_best_is_kept(
             finetune_seeds(base, (0,), dataclasses.replace(place, resume=True))
 
 
-def test_runs_on_other_data_are_no_series(
+def test_runs_on_other_data_are_refused(
     base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train = tmp_path / "train.tsv"
@@ -127,7 +127,7 @@ def test_runs_on_other_data_are_no_series(
         finetune_seeds(settings, (1, 0), dataclasses.replace(place, resume=True))
 
 
-def test_runs_from_another_model_are_no_series(
+def test_runs_from_another_model_are_refused(
     base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = dataclasses.replace(base, model=str(shutil.copytree(base.model, tmp_path / "bert")))
@@ -142,7 +142,7 @@ def test_runs_from_another_model_are_no_series(
         finetune_seeds(settings, (1, 0), dataclasses.replace(place, resume=True))
 
 
-def test_what_changes_while_a_series_runs_is_found(
+def test_data_changed_during_series_is_detected(
     base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = dataclasses.replace(base, model=str(shutil.copytree(base.model, tmp_path / "bert")))
@@ -160,7 +160,7 @@ def test_what_changes_while_a_series_runs_is_found(
         finetune_seeds(settings, (0, 1), SweepFolder(tmp_path / "runs", device="cpu"))
 
 
-def test_a_run_is_found_again_where_its_files_have_moved(
+def test_finished_run_survives_moved_files(
     base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = SweepFolder(tmp_path / "runs", device="cpu")
@@ -178,7 +178,7 @@ def test_a_run_is_found_again_where_its_files_have_moved(
     assert again.runs == done.runs
 
 
-def test_a_run_that_diverges_is_told_and_the_others_go_on(
+def test_diverged_run_does_not_end_series(
     base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = engine.finetune
@@ -205,7 +205,7 @@ def test_a_run_that_diverges_is_told_and_the_others_go_on(
     assert not (tmp_path / "lost" / "model").exists()
 
 
-def test_the_order_decides_what_is_best() -> None:
+def test_best_run_depends_on_direction() -> None:
     runs = tuple(
         SweepOutcome(name, {"loss": value}, (), "loss", "lowest")
         for name, value in (("a", 2.0), ("b", 1.0), ("c", 1.0))
@@ -215,7 +215,7 @@ def test_the_order_decides_what_is_best() -> None:
     assert best.name == "b"
 
 
-def test_the_spread_is_over_all_runs_that_were_scored() -> None:
+def test_spread_is_over_scored_runs() -> None:
     values = (0.5, 0.75, 0.25, 0.875)
     runs = (
         *(SweepOutcome(str(v), {"m": v}, ("bad",) * (v < 0.5), "m") for v in values),
@@ -225,9 +225,7 @@ def test_the_spread_is_over_all_runs_that_were_scored() -> None:
     assert found == SeedSpread("m", 0.59375, 0.625, 0.875, statistics.stdev(values), 2)
 
 
-def test_a_series_needs_dev_data_and_a_folder_of_its_own(
-    base: FinetuneConfig, tmp_path: Path
-) -> None:
+def test_series_needs_dev_data_and_own_folder(base: FinetuneConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^dev: several runs are compared by dev data"):
         finetune_seeds(dataclasses.replace(base, dev=None), (0,), SweepFolder(tmp_path))
     (tmp_path / ".run").touch()
@@ -238,7 +236,7 @@ def test_a_series_needs_dev_data_and_a_folder_of_its_own(
 @pytest.mark.parametrize(
     ("text", "seeds"), [("3", (0, 1, 2)), ("7,", (7,)), ("3, 14,15", (3, 14, 15)), ("1", (0,))]
 )
-def test_seeds_are_a_number_or_a_list(text: str, seeds: tuple[int, ...]) -> None:
+def test_seeds_are_parsed(text: str, seeds: tuple[int, ...]) -> None:
     assert parse_seeds(text) == seeds
     assert parse_seeds("2", 5) == (5, 6)
 
@@ -248,7 +246,7 @@ def test_heads_and_orders_are_crossed() -> None:
     assert parse_seeds(" 1x2 ", 4) == ((4, 4), (4, 5))
 
 
-def test_the_seed_of_the_head_and_that_of_the_order_are_told_apart(
+def test_head_seed_and_order_seed_differ(
     base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran, real = list[tuple[int, int | None]](), engine.finetune
@@ -272,12 +270,12 @@ def test_the_seed_of_the_head_and_that_of_the_order_are_told_apart(
 @pytest.mark.parametrize(
     "text", ["0", "x", "1,x", "1,1", "", ",", "-1", "0x2", "2x", "2x0", "2x2x2"]
 )
-def test_what_are_no_seeds_is_refused(text: str) -> None:
+def test_invalid_seeds_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^seeds: .* does not name seeds\n  Write a number"):
         parse_seeds(text)
 
 
-def test_the_grids_are_those_of_the_paper(base: FinetuneConfig) -> None:
+def test_grids_match_paper(base: FinetuneConfig) -> None:
     found = [settings for _, settings in grid_cells(base, GRIDS["paper"])]
     assert {(s.batch.n, s.training.optimizer.lr, s.training.until) for s in found} == {
         (n, lr, Epochs(epochs))
@@ -291,7 +289,7 @@ def test_the_grids_are_those_of_the_paper(base: FinetuneConfig) -> None:
     assert {(s.batch.n, s.training.until) for s in glue} == {(32, Epochs(3.0))}
 
 
-def test_grids_can_be_written() -> None:
+def test_grids_are_parsed() -> None:
     assert parse_grid("training.until='2 epochs, 3 epochs' batch.n=16") == {
         "training.until": ("2 epochs", "3 epochs"),
         "batch.n": ("16",),
@@ -308,7 +306,7 @@ def test_grids_can_be_written() -> None:
         parse_grid(" ")
 
 
-def test_a_long_name_of_a_folder_ends_in_a_hash() -> None:
+def test_long_folder_name_ends_in_hash() -> None:
     names = [
         folder_name({f"training.optimizer.{place}": "1e-5" for place in range(20)} | {"seed": seed})
         for seed in "12"
@@ -320,7 +318,7 @@ def test_a_long_name_of_a_folder_ends_in_a_hash() -> None:
     )
 
 
-def test_a_wrong_setting_stops_before_any_run(base: FinetuneConfig, tmp_path: Path) -> None:
+def test_wrong_setting_fails_before_first_run(base: FinetuneConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"batch\.m: unknown key"):
         sweep_grid(base, {"batch.n": ("16",), "batch.m": ("1",)}, SweepFolder(tmp_path))
     assert not list(tmp_path.iterdir())
@@ -356,7 +354,7 @@ def words(base: FinetuneConfig, *more: str) -> list[str]:
     ]
 
 
-def test_the_commands(
+def test_sweep_and_compare_commands(
     base: FinetuneConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

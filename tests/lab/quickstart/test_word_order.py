@@ -53,7 +53,7 @@ def counted(text: str) -> Counter[str]:
     return Counter(text.split())
 
 
-def test_each_sentence_is_used_once_as_written_or_with_two_neighbours_swapped(examples):
+def test_sentences_are_used_once_unchanged_or_swapped(examples):
     by_words = {
         frozenset(counted(sentence).items()): sentence.split() for sentence in SENTENCES[100:]
     }
@@ -71,7 +71,7 @@ def test_each_sentence_is_used_once_as_written_or_with_two_neighbours_swapped(ex
     assert sorted(used) == sorted(SENTENCES[100:])
 
 
-def test_words_at_the_ends_with_capitals_digits_or_signs_stay_in_place(examples):
+def test_only_plain_inner_words_move(examples):
     by_words = {
         frozenset(counted(sentence).items()): sentence.split() for sentence in SENTENCES[100:]
     }
@@ -87,7 +87,7 @@ def test_labels_are_balanced(examples):
     assert abs(swapped - len(examples) / 2) < 4 * np.sqrt(len(examples)) / 2
 
 
-def test_counting_words_tells_nothing(examples):
+def test_bag_of_words_predicts_nothing(examples):
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -106,14 +106,14 @@ def test_counting_words_tells_nothing(examples):
     assert order.score(texts[half:], labels[half:]) > 0.9
 
 
-def test_a_sentence_of_the_pre_training_text_is_never_used():
+def test_excluded_sentences_are_not_used():
     known = [Document(SENTENCES[0].upper().replace(".", "!"), "known")]
     texts = {example.text for example in word_order(documents(SENTENCES[:10]), known, seed=0)}
     assert len(texts) == 9
     assert all(counted(text) != counted(SENTENCES[0]) for text in texts)
 
 
-def test_sentences_without_two_movable_words_or_of_other_lengths_are_left_out():
+def test_unsuitable_sentences_are_skipped():
     texts = [
         "It stops here.",
         "One TWO 3 four, FIVE six 7 eight.",
@@ -123,7 +123,7 @@ def test_sentences_without_two_movable_words_or_of_other_lengths_are_left_out():
     assert word_order([Document("\n".join(texts), "module")], [], seed=0) == []
 
 
-def test_the_draws_are_keyed_by_the_seed():
+def test_draws_depend_on_seed():
     def drawn(seed: int) -> list[tuple[str, str | None]]:
         return [
             (example.text, example.label)
