@@ -56,12 +56,12 @@ def render(text: str, interface: Interface | None = None) -> str:
     """Spell the parameters in a message for an interface; None for that of the process."""
     spelled = interface or _interface
 
-    def spell(found: re.Match[str]) -> str:
+    def spell(match: re.Match[str]) -> str:
         """Return one set of parameters; text that is none stays."""
         try:
-            message = json.loads(found[1])
+            message = json.loads(match[1])
         except ValueError:
-            return found[0]
+            return match[0]
         match message:
             case [None, [], dict(values)]:
                 return _SPELLINGS[spelled](values)
@@ -72,7 +72,7 @@ def render(text: str, interface: Interface | None = None) -> str:
                     return " ".join(filter(None, words))
                 words = [*map(_python_value, inputs), _python(values)]
                 return f"bothways.{function}({', '.join(filter(None, words))})"
-        return found[0]
+        return match[0]
 
     return _PARAMETERS.sub(spell, text)
 
@@ -114,8 +114,8 @@ _SPELLINGS = {"python": _python, "command": _options, "json": _fields}
 def interface(name: Interface) -> Iterator[None]:
     """Render the messages of this process for an interface while the context lasts."""
     global _interface  # noqa: PLW0603 – a process is one command
-    before, _interface = _interface, name
+    previous, _interface = _interface, name
     try:
         yield
     finally:
-        _interface = before
+        _interface = previous

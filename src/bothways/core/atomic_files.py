@@ -23,10 +23,10 @@ _NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 @contextlib.contextmanager
-def replace_folder(place: Path, fix: str = _FIX) -> Iterator[Path]:
-    """Yield a hidden folder that becomes `place` when the context ends, or vanishes on an error.
+def replace_folder(target: Path, fix: str = _FIX) -> Iterator[Path]:
+    """Yield a hidden folder that becomes `target` when the context ends, or vanishes on an error.
 
-    A folder that exists at `place` is replaced. Where the system can exchange two names, `place`
+    A folder that exists at `target` is replaced. Where the system can exchange two names, `target`
     exists at every moment; elsewhere `recover_folder` repairs what a crash between two renames
     leaves.
 
@@ -34,45 +34,45 @@ def replace_folder(place: Path, fix: str = _FIX) -> Iterator[Path]:
         fix: what to do if it cannot be written.
 
     Raises:
-        ConfigError: `place` is a URL.
-        ResourceError: no space or no permission; `place` is as it was.
+        ConfigError: `target` is a URL.
+        ResourceError: no space or no permission; `target` is as it was.
     """
-    require_local(place)
-    hidden = hidden_folder(place)
-    with os_errors(place, fix):
-        recover_folder(place)
+    require_local(target)
+    hidden = hidden_folder(target)
+    with os_errors(target, fix):
+        recover_folder(target)
         try:
             shutil.rmtree(hidden, ignore_errors=True)
             hidden.mkdir(parents=True)
             yield hidden
             for path in (*hidden.rglob("*"), hidden):
                 _flush(path)
-            if not (place.exists() and _exchange(hidden, place)):
-                _rename_twice(hidden, place)
-            _flush(place.parent)
+            if not (target.exists() and _exchange(hidden, target)):
+                _rename_twice(hidden, target)
+            _flush(target.parent)
         except ResourceError as error:
             if error.where is not None and Path(error.where).is_relative_to(hidden):
-                error.where = place / Path(error.where).relative_to(hidden)
+                error.where = target / Path(error.where).relative_to(hidden)
             raise
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
 
 
-def hidden_folder(place: Path) -> Path:
-    """Return the hidden folder in which `place` is written first."""
-    return place.with_name(f"{HIDDEN}new-{place.name}")
+def hidden_folder(path: Path) -> Path:
+    """Return the hidden folder in which `path` is written first."""
+    return path.with_name(f"{HIDDEN}new-{path.name}")
 
 
-def recover_folder(place: Path) -> None:
+def recover_folder(path: Path) -> None:
     """Restore a folder whose replacement was killed between its two renames.
 
     Raises:
         OSError: no permission.
     """
-    old = place.with_name(f"{HIDDEN}old-{place.name}")
-    if old.exists() and not place.exists():
+    old = path.with_name(f"{HIDDEN}old-{path.name}")
+    if old.exists() and not path.exists():
         with contextlib.suppress(FileNotFoundError):  # another process has restored it
-            old.rename(place)
+            old.rename(path)
 
 
 def make_folder(folder: Path) -> None:
@@ -85,52 +85,52 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def replace_file(place: Path, write: Callable[[Path], object]) -> None:
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file through a hidden one that replaces it.
 
     Raises:
         ResourceError: no space or no permission; the file is as it was.
     """
-    check_output_path(place)
-    hidden = place.with_name(f"{HIDDEN}new-{place.name}")
-    with os_errors(place, _FIX):
+    check_output_path(path)
+    hidden = path.with_name(f"{HIDDEN}new-{path.name}")
+    with os_errors(path, _FIX):
         try:
             write(hidden)
             _flush(hidden)
-            hidden.replace(place)
+            hidden.replace(path)
         finally:
             hidden.unlink(missing_ok=True)
 
 
-def replace_text(place: Path, text: str) -> None:
+def replace_text(path: Path, text: str) -> None:
     """Write a file of text in UTF-8 as `replace_file` does."""
-    replace_file(place, lambda hidden: hidden.write_text(text, encoding="utf-8"))
+    replace_file(path, lambda hidden: hidden.write_text(text, encoding="utf-8"))
 
 
-def check_output_path(place: Path, inputs: Iterable[str | Path] = ()) -> None:
-    """Check that a file can be written at `place`, before anything is read or computed for it.
+def check_output_path(path: Path, inputs: Iterable[str | Path] = ()) -> None:
+    """Check that a file can be written at `path`, before anything is read or computed for it.
 
     Args:
         inputs: files, or names of other sources, that are read for it.
 
     Raises:
-        ResourceError: the parent folder does not exist, `place` is a folder, or one of the inputs.
+        ResourceError: the parent folder does not exist, `path` is a folder, or one of the inputs.
     """
-    if not place.absolute().parent.is_dir():
+    if not path.absolute().parent.is_dir():
         fix = "Create the folder first, or name another file."
-        raise ResourceError("the parent folder does not exist", where=place, fix=fix)
-    if place.is_dir():
-        raise ResourceError("is a folder, not a file", where=place, fix="Name a file.")
-    check_not_input(place, inputs)
+        raise ResourceError("the parent folder does not exist", where=path, fix=fix)
+    if path.is_dir():
+        raise ResourceError("is a folder, not a file", where=path, fix="Name a file.")
+    check_not_input(path, inputs)
 
 
-def check_not_input(place: Path, inputs: Iterable[str | Path]) -> None:
+def check_not_input(output: Path, inputs: Iterable[str | Path]) -> None:
     """Raise ResourceError if the output is one of the inputs, under this name or another."""
     for name in inputs:
         path = local_path(name)
-        if os.path.exists(place) and os.path.exists(path) and os.path.samefile(place, path):
+        if os.path.exists(output) and os.path.exists(path) and os.path.samefile(output, path):
             message = "the output is also an input, which would be overwritten"
-            raise ResourceError(message, where=place, fix="Name another place for the output.")
+            raise ResourceError(message, where=output, fix="Name another place for the output.")
 
 
 def remove_folder(folder: Path) -> None:
@@ -161,17 +161,17 @@ def file_digest(file: Path) -> str:
     return result.hexdigest()
 
 
-def _exchange(first: Path, second: Path) -> bool:
+def _exchange(first_path: Path, second_path: Path) -> bool:
     """Swap two names in one step of the file system; return False where that is not supported."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
     except (OSError, TypeError):  # Windows
         return False
-    one, two = os.fsencode(first), os.fsencode(second)
+    one_name, other_name = os.fsencode(first_path), os.fsencode(second_path)
     if hasattr(libc, "renameat2"):
-        failed = libc.renameat2(_AT_FDCWD, one, _AT_FDCWD, two, _RENAME_EXCHANGE)
+        failed = libc.renameat2(_AT_FDCWD, one_name, _AT_FDCWD, other_name, _RENAME_EXCHANGE)
     elif hasattr(libc, "renamex_np"):
-        failed = libc.renamex_np(one, two, _RENAME_SWAP)
+        failed = libc.renamex_np(one_name, other_name, _RENAME_SWAP)
     else:
         return False
     if failed and ctypes.get_errno() not in _NOT_SUPPORTED:
@@ -179,25 +179,25 @@ def _exchange(first: Path, second: Path) -> bool:
     return not failed
 
 
-def _rename_twice(hidden: Path, place: Path) -> None:
-    old = _put_aside(place)
+def _rename_twice(hidden: Path, path: Path) -> None:
+    old = _put_aside(path)
     try:
-        hidden.rename(place)
+        hidden.rename(path)
     except OSError:
-        if place.exists() and not old.exists():  # a reader took the pause for a crash
-            _rename_twice(hidden, place)
+        if path.exists() and not old.exists():  # a reader took the pause for a crash
+            _rename_twice(hidden, path)
             return
-        recover_folder(place)
+        recover_folder(path)
         raise
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _put_aside(place: Path) -> Path:
+def _put_aside(path: Path) -> Path:
     """Rename a folder, if it exists, to a hidden name, and return that name."""
-    old = place.with_name(f"{HIDDEN}old-{place.name}")
-    if place.exists():
+    old = path.with_name(f"{HIDDEN}old-{path.name}")
+    if path.exists():
         shutil.rmtree(old, ignore_errors=True)
-        place.rename(old)
+        path.rename(old)
     return old
 
 

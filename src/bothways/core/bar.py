@@ -89,14 +89,14 @@ class _NotebookLine:
 
     def advance(self, done: float | int, note: str | None = None) -> None:
         """Show how much is done, and the time left."""
-        now = time.monotonic()
-        if now - self._shown < _UPDATE_SECONDS:
+        current = time.monotonic()
+        if current - self._shown < _UPDATE_SECONDS:
             return
         share = done / self._total if self._total else 0.0
         fields = [
             f"{share:.0%}" if share else f"{done:,.0f}",
             note,
-            f"{time_text((now - self._began) * (1 / share - 1))} left" if share else None,
+            f"{time_text((current - self._began) * (1 / share - 1))} left" if share else None,
         ]
         self.show(f"{self._name}: {', '.join(filter(None, fields))}")
 
@@ -185,18 +185,18 @@ class _Bar:
         if done:
             self.begin()
         task = self._bar.tasks[0]
-        shown = f"{done:,.0f}" if note is None and task.total is None else note
-        fields: dict[str, Any] = {} if shown is None else {"note": printable(shown)}
+        text = f"{done:,.0f}" if note is None and task.total is None else note
+        fields: dict[str, Any] = {} if text is None else {"note": printable(text)}
         # rich measures the time left from the first value that is not 0.
         self._bar.update(self._line, completed=max(done, 1e-9), **fields)
         if self._lines and time.monotonic() - self._printed >= SECONDS_PER_LINE:
             self._printed, left = time.monotonic(), task.time_remaining
-            parts = [
+            fields_shown = [
                 task.fields["note"],
                 f"{task.percentage:.0f}% done" if task.total else "",
                 "" if left is None else f"{time_text(float(left))} left",
             ]
-            say(self._bar.console, f"{task.description}: {', '.join(filter(None, parts))}")
+            say(self._bar.console, f"{task.description}: {', '.join(filter(None, fields_shown))}")
 
     def message(self, text: str) -> None:
         """Print a line above the bar."""

@@ -49,8 +49,8 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on a device: itself, with its layout's caches, if already there."""
-        place = torch.device(device)
-        return self if self.ids.device == place else self._apply(onto(place))
+        target = torch.device(device)
+        return self if self.ids.device == target else self._apply(onto(target))
 
     def pinned(self) -> Batch:
         """Return the batch in pinned memory, from which a GPU copies asynchronously."""
@@ -73,8 +73,8 @@ def pack(sequences: Many[Sequence], cut: RectanglePolicy = LOOSE) -> Batch:
     layout = Layout.of([length for s in sequences for length in s.parts or (len(s),)], cut)
     starts = [0, *itertools.accumulate(len(s) for s in sequences)][:-1]
     targets = {
-        name: type(first).pack([s.targets[name] for s in sequences], starts)
-        for name, first in (sequences[0].targets.items() if sequences else ())
+        name: type(example).pack([s.targets[name] for s in sequences], starts)
+        for name, example in (sequences[0].targets.items() if sequences else ())
     }
     return Batch(
         torch.from_numpy(np.concatenate([s.ids for s in sequences]).astype(np.int64)),

@@ -72,10 +72,10 @@ class BothwaysError(Exception):
 
     def message(self, interface: Interface | None = None) -> str:
         """Return the error as one text, with advice for an interface; None for the process's."""
-        place = "" if self.where is None else os.fspath(self.where).replace("\n", "\\n") + ": "
-        place = place if len(place) < _LONG_PATH else shortened(place)
+        prefix = "" if self.where is None else os.fspath(self.where).replace("\n", "\\n") + ": "
+        prefix = prefix if len(prefix) < _LONG_PATH else shortened(prefix)
         text = self.what + (f"\n  {self._fix}" if self._fix else "")
-        return printable(render(place, interface) + shortened(render(text, interface)))
+        return printable(render(prefix, interface) + shortened(render(text, interface)))
 
 
 def _restored(
@@ -117,8 +117,8 @@ class DivergedError(BothwaysError):
 
 
 @contextlib.contextmanager
-def os_errors(place: Path, fix: str) -> Iterator[None]:
-    """Turn errors of the operating system while writing into a ResourceError at `place`.
+def os_errors(path: Path, fix: str) -> Iterator[None]:
+    """Turn errors of the operating system while writing into a ResourceError at `path`.
 
     safetensors and torch wrap such an error in one of their own.
     """
@@ -135,7 +135,7 @@ def os_errors(place: Path, fix: str) -> Iterator[None]:
                 message = str(cause)
             case _:
                 raise
-        raise ResourceError(f"cannot be written: {message}", where=place, fix=fix) from error
+        raise ResourceError(f"cannot be written: {message}", where=path, fix=fix) from error
 
 
 def installed(*packages: str) -> bool:

@@ -37,8 +37,8 @@ class Finding:
     fix: str | None = None
 
     def __str__(self) -> str:
-        place = f"{self.where}: " if self.where else ""
-        return render(f"{place}{self.what}" + (f". {self.fix}" if self.fix else ""))
+        prefix = f"{self.where}: " if self.where else ""
+        return render(f"{prefix}{self.what}" + (f". {self.fix}" if self.fix else ""))
 
 
 def report_findings(findings: Iterable[Finding]) -> list[Finding]:

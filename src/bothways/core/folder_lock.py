@@ -39,8 +39,8 @@ def lock_folder(folder: Path, patience: float = 0.0, progress: Progress = SILENT
     """
     require_local(folder)
     with os_errors(folder, "Choose another folder."):
-        created = [place for place in (folder, *folder.parents) if not place.exists()]
-        before = set() if created else {file.name for file in folder.iterdir()}
+        created = [path for path in (folder, *folder.parents) if not path.exists()]
+        previous = set() if created else {file.name for file in folder.iterdir()}
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK)
         try:
@@ -56,12 +56,12 @@ def lock_folder(folder: Path, patience: float = 0.0, progress: Progress = SILENT
         yield folder
     except BaseException:
         (folder / OWNER).unlink(missing_ok=True)
-        new = LOCK not in before and folder.is_dir()
-        if new and {file.name for file in folder.iterdir()} == before | {LOCK}:
+        new = LOCK not in previous and folder.is_dir()
+        if new and {file.name for file in folder.iterdir()} == previous | {LOCK}:
             (folder / LOCK).unlink()  # while it is held: another process finds it, or a new one
             with contextlib.suppress(OSError):  # not empty
-                for place in created:
-                    place.rmdir()
+                for path in created:
+                    path.rmdir()
         raise
     finally:
         (folder / OWNER).unlink(missing_ok=True)
@@ -78,15 +78,15 @@ def discard_begun(
         begun: names in the folder to delete; what is there before stays.
         finished: globs of finished parts. If there is one, from an earlier process too, all stays.
     """
-    before = {place.name for place in folder.iterdir()}
+    previous = {path.name for path in folder.iterdir()}
     try:
         yield
     except BaseException:
-        if not any(place for glob in finished for place in folder.glob(glob)):
-            for name in {*begun} - before:
+        if not any(path for glob in finished for path in folder.glob(glob)):
+            for name in {*begun} - previous:
                 with contextlib.suppress(OSError):  # it would hide the error
-                    place = folder / name
-                    shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+                    path = folder / name
+                    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         raise
 
 

@@ -76,12 +76,12 @@ class Rectangle:
 
     def pad(self, x: Tensor) -> Tensor:
         """`(tokens, …)` → `(rows, longest, …)`: a view without padding, else with zeros in it."""
-        part = x[self.start : self.stop]
+        rows = x[self.start : self.stop]
         if self.slots is not None:
             # [a b | c d e] → [a b 0 | c d e]
-            full = part.new_zeros((self.rows * self.longest, *part.shape[1:]))
-            part = full.index_copy(0, self.slots, part)
-        return part.view(self.rows, self.longest, *part.shape[1:])
+            full = rows.new_zeros((self.rows * self.longest, *rows.shape[1:]))
+            rows = full.index_copy(0, self.slots, rows)
+        return rows.view(self.rows, self.longest, *rows.shape[1:])
 
     def unpad(self, x: Tensor) -> Tensor:
         """`(rows, longest, …)` → `(stop − start, …)`."""
@@ -121,11 +121,11 @@ class Layout:
         if self.positions.shape != (tokens,) or self.sequence_ids.dim() != 1:
             raise ValueError("positions and sequence_ids must be vectors of one length")
         if type(starts) is Tensor and starts.device.type == "cpu":  # not a fake tensor
-            bounds, longest = starts.tolist(), max(self.lengths, default=0)
+            bounds, max_length = starts.tolist(), max(self.lengths, default=0)
             if (bounds[0], bounds[-1]) != (0, tokens) or min(self.lengths, default=0) < 0:
                 raise ValueError(f"cu_seqlens must rise from 0 to the number of tokens, {tokens}")
-            if longest != self.max_seqlen:
-                raise ValueError(f"max_seqlen must be {longest}")
+            if max_length != self.max_seqlen:
+                raise ValueError(f"max_seqlen must be {max_length}")
 
     @classmethod
     def of(cls, lengths: list[int], cut: RectanglePolicy = LOOSE) -> Layout:
@@ -176,22 +176,22 @@ class Layout:
     @functools.cached_property
     def rectangles(self) -> list[Rectangle]:
         """The batch as padded rectangles of neighbours, each tight or small."""
-        result, lengths, first = list[Rectangle](), self.lengths, 0
+        result, lengths, row = list[Rectangle](), self.lengths, 0
         tightness, small = self.cut.tightness, self.cut.small
         # Batches keep the order of their sequences: a rectangle takes neighbours while it stays
         # tight or small.
         # With tightness 0.8 and small 0, lengths [10, 9, 8, 3, 3] give rectangles of 3 and 2 rows.
-        while first < len(lengths):
-            last, low, high = first, lengths[first], lengths[first]
-            while last + 1 < len(lengths):
-                new_low, new_high = min(low, lengths[last + 1]), max(high, lengths[last + 1])
+        while row < len(lengths):
+            end, low, high = row, lengths[row], lengths[row]
+            while end + 1 < len(lengths):
+                new_low, new_high = min(low, lengths[end + 1]), max(high, lengths[end + 1])
                 # One more row: `last + 2 - first` rows of `new_high` slots.
-                if new_low < tightness * new_high and (last + 2 - first) * new_high > small:
+                if new_low < tightness * new_high and (end + 2 - row) * new_high > small:
                     break
-                last, low, high = last + 1, new_low, new_high
+                end, low, high = end + 1, new_low, new_high
             start = result[-1].stop if result else 0
-            result.append(self._rectangle(start, first, lengths[first : last + 1]))
-            first = last + 1
+            result.append(self._rectangle(start, row, lengths[row : end + 1]))
+            row = end + 1
         return result
 
     def even(self, beyond: int) -> list[Rectangle]:
@@ -199,31 +199,31 @@ class Layout:
 
         These are cut wherever the length changes.
         """
-        result, first = list[Rectangle](), 0
-        for part in self.rectangles:
-            held, start = self.lengths[first : first + part.rows], part.start
-            first += part.rows
-            if part.longest <= beyond:
-                result.append(part)
+        result, row_end = list[Rectangle](), 0
+        for rectangle in self.rectangles:
+            lengths, start = self.lengths[row_end : row_end + rectangle.rows], rectangle.start
+            row_end += rectangle.rows
+            if rectangle.longest <= beyond:
+                result.append(rectangle)
                 continue
-            row = first - part.rows
-            for _, run in itertools.groupby(held):
+            first_row = row_end - rectangle.rows
+            for _, run in itertools.groupby(lengths):
                 equal = list(run)
-                result.append(self._rectangle(start, row, equal))
-                start, row = result[-1].stop, row + len(equal)
+                result.append(self._rectangle(start, first_row, equal))
+                start, first_row = result[-1].stop, first_row + len(equal)
         return result
 
     def _rectangle(self, start: int, row: int, lengths: list[int]) -> Rectangle:
         """Return the rectangle of the sequences from `row` on, without waiting for a GPU."""
-        stop, rows, longest = start + sum(lengths), len(lengths), max(lengths)
-        if min(lengths) == longest:
-            return Rectangle(start, stop, rows, longest, None, None)
+        stop, rows, max_length = start + sum(lengths), len(lengths), max(lengths)
+        if min(lengths) == max_length:
+            return Rectangle(start, stop, rows, max_length, None, None)
         # Row r, column c is slot r · longest + c.
-        slots = (self.sequence_ids[start:stop] - row) * longest + self.positions[start:stop]
+        slots = (self.sequence_ids[start:stop] - row) * max_length + self.positions[start:stop]
         # From the tensors of the batch: copying `lengths` to a GPU would wait for it.
-        held = self.cu_seqlens[row : row + rows + 1].diff()[:, None]
-        keep = torch.arange(longest, device=slots.device) < held
-        return Rectangle(start, stop, rows, longest, slots, keep)
+        row_lengths = self.cu_seqlens[row : row + rows + 1].diff()[:, None]
+        keep = torch.arange(max_length, device=slots.device) < row_lengths
+        return Rectangle(start, stop, rows, max_length, slots, keep)
 
     def to(self, device: torch.device) -> Layout:
         """Return the same layout on a device."""

@@ -79,8 +79,10 @@ class Cache:
         if not 0 < size < math.inf:
             fix = f"Set it to a number of gigabytes, such as {DEFAULT_GIGABYTES}, or unset it."
             raise ConfigError(f"{value!r} is not a positive number", where=GIGABYTES, fix=fix)
-        usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bothways"
-        return cls(local_path(os.environ.get(FOLDER) or usual), round(size * 1e9))
+        default_folder = (
+            Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bothways"
+        )
+        return cls(local_path(os.environ.get(FOLDER) or default_folder), round(size * 1e9))
 
     @contextlib.contextmanager
     def fetching(self, name: str) -> Iterator[None]:
@@ -88,9 +90,9 @@ class Cache:
         with self._locked(_stripe(name)):
             yield
 
-    def reserve(self, place: Path, size: int) -> Path:
+    def reserve(self, path: Path, size: int) -> Path:
         """Make room for a part that is being fetched, and return the file to write it to."""
-        writing = place.with_name(f"{_WRITING}{place.name}")
+        writing = path.with_name(f"{_WRITING}{path.name}")
         while not self._reserved(writing, size):
             time.sleep(_WAIT)  # the rest of the room is for parts that are on their way
         return writing
@@ -107,11 +109,11 @@ class Cache:
             self._note(used + size)
         return True
 
-    def put(self, data: Buffer, writing: Path, place: Path) -> None:
+    def put(self, data: Buffer, writing: Path, path: Path) -> None:
         """Write a part to the file that was reserved for it, and give it its name."""
         with writing.open("r+b") as file:  # of the size that others count
             file.write(data)
-        writing.replace(place)
+        writing.replace(path)
 
     def remove(self, path: Path) -> None:
         """Delete a part, or the file of one that did not come; its room is free again."""
@@ -134,7 +136,7 @@ class Cache:
 
     def _parts(self) -> list[tuple[float, int, Path]]:
         """Return the time of the last reading, the size and the place of each part."""
-        found, latest = [], time.time() + _AHEAD
+        entries, latest = [], time.time() + _AHEAD
         for path in self.folder.glob("*/*"):
             writing = path.name.startswith(_WRITING)
             if not (writing or path.suffix[1:].isdecimal()):
@@ -142,47 +144,47 @@ class Cache:
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
                 # Read before the clock was set back: how long ago is not known.
-                read = status.st_mtime if status.st_mtime <= latest else 0.0
-                found.append((math.inf if writing else read, status.st_size, path))
-        return found
+                read_time = status.st_mtime if status.st_mtime <= latest else 0.0
+                entries.append((math.inf if writing else read_time, status.st_size, path))
+        return entries
 
-    def _drop_abandoned(self, held: str) -> None:
+    def _drop_abandoned(self, locked_stripe: str) -> None:
         """Delete the files of parts on their way that nobody fetches any more.
 
         Args:
-            held: the lock that the caller holds; none of its parts is being written yet.
+            locked_stripe: the lock that the caller holds; none of its parts is being written yet.
         """
         for path in self.folder.glob(f"*/{_WRITING}*"):
             stripe = _stripe(_name(path))
             lock = FileLock(self.folder / stripe, thread_local=False)
             with contextlib.suppress(Timeout, OSError):
-                if stripe == held:
+                if stripe == locked_stripe:
                     path.unlink()
                 else:
                     with lock.acquire(timeout=0):
                         path.unlink()
 
-    def _evict(self, size: int, held: str) -> int:
+    def _evict(self, size: int, locked_stripe: str) -> int:
         """Delete the parts that were read the longest time ago; return the bytes that are left.
 
         A little more room is made than is asked for, since looking at all parts takes time.
         """
-        self._drop_abandoned(held)
-        parts = sorted(self._parts())
-        used = sum(each for _, each, _ in parts)
+        self._drop_abandoned(locked_stripe)
+        entries = sorted(self._parts())
+        used = sum(entry_size for _, entry_size, _ in entries)
         goal = self.bytes - max(size, self.bytes // 20)
-        for read, each, path in parts:
-            if used <= goal or read == math.inf:
+        for read_time, entry_size, path in entries:
+            if used <= goal or read_time == math.inf:
                 break
             with contextlib.suppress(OSError):  # on Windows, one that is open stays
                 path.unlink()
-                used -= each
+                used -= entry_size
         return used
 
 
-def _name(place: Path) -> str:
+def _name(path: Path) -> str:
     """Return the name of a part in its cache, also from the file that it is written to."""
-    return f"{place.parent.name}/{place.name.removeprefix(_WRITING)}"
+    return f"{path.parent.name}/{path.name.removeprefix(_WRITING)}"
 
 
 def _stripe(name: str) -> str:
@@ -261,14 +263,14 @@ class CachedFile:
         Raises:
             FileNotFoundError: it is not there, or was not what it should be.
         """
-        place, now = self._place(number), time.monotonic()
-        if number not in self._touched and not self._is_right(number, place.read_bytes()):
-            self.cache.remove(place)
-            raise FileNotFoundError(place)
-        if now - self._touched.get(number, -math.inf) > _TOUCHED:
-            self._touched[number] = now
-            os.utime(place, ns=(time.time_ns(),) * 2)  # the clock of the system is coarser
-        return place
+        path, time_now = self._place(number), time.monotonic()
+        if number not in self._touched and not self._is_right(number, path.read_bytes()):
+            self.cache.remove(path)
+            raise FileNotFoundError(path)
+        if time_now - self._touched.get(number, -math.inf) > _TOUCHED:
+            self._touched[number] = time_now
+            os.utime(path, ns=(time.time_ns(),) * 2)  # the clock of the system is coarser
+        return path
 
     def _is_right(self, number: int, data: bytes) -> bool:
         size = min(self.part, self.size - number * self.part)
@@ -276,18 +278,18 @@ class CachedFile:
 
     def _fetch(self, number: int) -> bytes:
         """Return the bytes of a part, which is then in the cache."""
-        place = self._place(number)
+        path = self._place(number)
         with os_errors(self.cache.folder, CACHE_FIX):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with self.cache.fetching(_name(place)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with self.cache.fetching(_name(path)):
                 with contextlib.suppress(FileNotFoundError):
                     return self._found(number).read_bytes()  # another process was first
                 start = number * self.part
                 stop = min(start + self.part, self.size)
-                writing = self.cache.reserve(place, stop - start)
+                writing = self.cache.reserve(path, stop - start)
                 try:
                     data = retry(lambda: self._get(number, start, stop), "reading", self.url)
-                    self.cache.put(data, writing, place)
+                    self.cache.put(data, writing, path)
                 except BaseException:
                     self.cache.remove(writing)
                     raise

@@ -32,18 +32,18 @@ class Cursor(NamedTuple):
         """Return the first cursor of a phase that continues the epoch of this one."""
         if not self.parts:
             return Cursor(self.epoch)
-        return Cursor(0, 0, self.item, tuple(part.at_next_phase() for part in self.parts))
+        return Cursor(0, 0, self.item, tuple(cursor.at_next_phase() for cursor in self.parts))
 
     def to_json(self) -> list[Any]:
         """Return plain values, which `from_json` reads."""
-        own = [self.epoch, self.block, self.item]
-        return [*own, [part.to_json() for part in self.parts]] if self.parts else own
+        values = [self.epoch, self.block, self.item]
+        return [*values, [cursor.to_json() for cursor in self.parts]] if self.parts else values
 
     @classmethod
     def from_json(cls, values: Many[Any]) -> Cursor:
         """Read the values of `to_json`."""
-        epoch, block, item, *parts = values
-        return cls(epoch, block, item, tuple(map(cls.from_json, parts[0] if parts else ())))
+        epoch, block, item, *nested = values
+        return cls(epoch, block, item, tuple(map(cls.from_json, nested[0] if nested else ())))
 
 
 @runtime_checkable

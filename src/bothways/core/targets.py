@@ -33,11 +33,11 @@ class Targets:
     POSITIONS: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
-    def pack(cls: type[TargetsT], parts: Many[TargetsT], starts: Many[int]) -> TargetsT:
+    def pack(cls: type[TargetsT], targets: Many[TargetsT], starts: Many[int]) -> TargetsT:
         """Concatenate the targets of sequences that begin at the tokens `starts` of a batch."""
         joined: dict[str, Tensor] = {}
         for field in dataclasses.fields(cls):
-            columns = [getattr(part, field.name) for part in parts]
+            columns = [getattr(target, field.name) for target in targets]
             if field.name in cls.POSITIONS:
                 columns = [column + start for column, start in zip(columns, starts, strict=True)]
             joined[field.name] = torch.from_numpy(np.concatenate(columns))

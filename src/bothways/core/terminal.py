@@ -52,8 +52,8 @@ def listed(names: Iterable[str], limit: int = 8) -> str:
     Example: listed("abcd", 2) → "a, b and 2 more".
     """
     names = list(names)
-    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+    remainder = f" and {len(names) - limit:,} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + remainder
 
 
 def result_line(name: str, metrics: Mapping[str, float], **fields: object) -> str:
@@ -61,9 +61,9 @@ def result_line(name: str, metrics: Mapping[str, float], **fields: object) -> st
 
     Example: "FinetuneResult(accuracy=0.9125, f1=0.9071, steps=120)".
     """
-    shown = {key: f"{value:.4g}" for key, value in metrics.items()}
-    shown |= {key: str(value) for key, value in fields.items() if value is not None}
-    return printable(f"{name}({', '.join(f'{key}={value}' for key, value in shown.items())})")
+    items = {key: f"{value:.4g}" for key, value in metrics.items()}
+    items |= {key: str(value) for key, value in fields.items() if value is not None}
+    return printable(f"{name}({', '.join(f'{key}={value}' for key, value in items.items())})")
 
 
 def quantity(count: int, phrase: str) -> str:

@@ -30,7 +30,7 @@ class TrainingModule(nn.Module):
     @property
     def partial(self) -> bool:
         """True if a batch may leave parameters without a gradient: a submodule is `partial`."""
-        return any(getattr(part, "partial", False) for part in [*self.modules()][1:])
+        return any(getattr(module, "partial", False) for module in [*self.modules()][1:])
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the weight of each loss on a CPU batch, known before any computation."""
@@ -58,9 +58,9 @@ class TrainingModule(nn.Module):
         Modules declare theirs in an attribute `hidden_matrices`, such as {"qkv.weight": 3}.
         """
         return {
-            f"{name}.{own}".removeprefix("."): count
+            f"{name}.{matrix_name}".removeprefix("."): count
             for name, module in self.named_modules()
-            for own, count in getattr(module, "hidden_matrices", {}).items()
+            for matrix_name, count in getattr(module, "hidden_matrices", {}).items()
         }
 
     def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:

@@ -218,9 +218,9 @@ def find_files(url: Url) -> list[RemoteFile] | None:
     text = str(url)
     web = text.startswith(("http://", "https://"))
     if any(sign in text for sign in ("*[" if web else "*?[")):
-        found = retry(lambda: store.glob(path, detail=True), "listing the files", url)
-        kept = {name: entry for name, entry in found.items() if entry.get("type") == "file"}
-        return [_remote(Url(store.unstrip_protocol(name)), kept[name]) for name in sorted(kept)]
+        entries = retry(lambda: store.glob(path, detail=True), "listing the files", url)
+        files = {name: entry for name, entry in entries.items() if entry.get("type") == "file"}
+        return [_remote(Url(store.unstrip_protocol(name)), files[name]) for name in sorted(files)]
     if (file := status_of(url)) is not None:
         return [file]
     if web or not retry(lambda: store.isdir(path), "asking for the folder", url):
@@ -230,7 +230,7 @@ def find_files(url: Url) -> list[RemoteFile] | None:
     return [
         _remote(Url(store.unstrip_protocol(name)), below[name])
         for name in sorted(below)
-        if not any(part.startswith(".") for part in name[start:].split("/"))
+        if not any(piece.startswith(".") for piece in name[start:].split("/"))
     ]
 
 
@@ -321,8 +321,8 @@ class _Resumed(io.RawIOBase):
         """Open the file at the place of the next byte; it is still the same file."""
         if self._begun:
             self._store.invalidate_cache()
-            now = status_of(self._remote.url)
-            if now != self._remote:
+            current = status_of(self._remote.url)
+            if current != self._remote:
                 message, fix = "has changed while it was read", "Run the same command again."
                 raise DataError(message, where=self._remote.url, fix=fix)
         self._begun = True
@@ -337,10 +337,10 @@ class _Resumed(io.RawIOBase):
     def _skip(self, file: Any) -> None:
         left = self._at
         while left:
-            part = file.read(min(left, BLOCK))
-            if not part:
+            piece = file.read(min(left, BLOCK))
+            if not piece:
                 raise ConnectionError(f"ended before byte {self._at:,}")
-            left -= len(part)
+            left -= len(piece)
 
     def _drop(self) -> None:
         if self._open is not None:

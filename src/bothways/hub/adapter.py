@@ -86,12 +86,14 @@ class Adapter:
         if task is None and not mapping:
             return None
         name = mapping.get("base_model_class") if isinstance(mapping, dict) else None
-        for known in family.architectures:
-            if known.name == name or (task and known.name.endswith(_TASK_TYPES.get(task, "\0"))):
-                return known
-        what = f"has task_type {task!r:.40}, class {name!r:.80}: no class of {family.model_type}"
+        for candidate in family.architectures:
+            if candidate.name == name or (
+                task and candidate.name.endswith(_TASK_TYPES.get(task, "\0"))
+            ):
+                return candidate
+        message = f"has task_type {task!r:.40}, class {name!r:.80}: no class of {family.model_type}"
         fix = f"Supported are {', '.join(_TASK_TYPES)} and the family's other classes."
-        raise FolderError(what, where=self.file, fix=fix)
+        raise FolderError(message, where=self.file, fix=fix)
 
     def outputs(self, architecture: Architecture | None, table: KeyTable) -> int | None:
         """Return the number of labels or tags; None if the adapter has no head for them."""
@@ -110,8 +112,10 @@ class Adapter:
         expected = _by_pattern(config.get("rank_pattern"), module, config.get("r"))
         alpha = _by_pattern(config.get("alpha_pattern"), module, config.get("lora_alpha"))
         if rank != expected or isinstance(alpha, bool) or not isinstance(alpha, int | float):
-            what = f"gives {module} rank {expected!r:.20}, alpha {alpha!r:.20}; its rank is {rank}"
-            raise FolderError(what, where=self.file, fix=AGAIN)
+            message = (
+                f"gives {module} rank {expected!r:.20}, alpha {alpha!r:.20}; its rank is {rank}"
+            )
+            raise FolderError(message, where=self.file, fix=AGAIN)
         return float(alpha) / (rank**0.5 if config.get("use_rslora") else rank)
 
 
@@ -134,13 +138,13 @@ def read_adapter(folder: Path) -> Adapter | None:
     if not file.is_file():
         return None
     settings = read_object(file, FolderError)
-    wrong = {
+    unsupported = {
         key: value
         for key, value in {"peft_type": None, **settings}.items()
         if (value not in _ONLY[key] if key in _ONLY else key not in _READ and value)
     }
-    if wrong:
-        pairs = listed([f"{key} = {value!r:.60}" for key, value in wrong.items()])
+    if unsupported:
+        pairs = listed([f"{key} = {value!r:.60}" for key, value in unsupported.items()])
         raise FolderError(f"has settings that are not read: {pairs}", where=file, fix=_FIX)
     base = _base_folder(settings.get("base_model_name_or_path"), file)
     weights = open_adapter_weights(folder)
@@ -169,11 +173,11 @@ def _base_folder(name: Any, file: Path) -> Path:
             beside if not local_path(name).exists() and beside.is_dir() else resolve_run(name)
         )
     except FolderError as error:
-        what = f"names a base model that cannot be read: {error.where}: {error.what}"
-        raise FolderError(what, where=file, fix=fix) from error
+        message = f"names a base model that cannot be read: {error.where}: {error.what}"
+        raise FolderError(message, where=file, fix=fix) from error
     if (base / ADAPTER).is_file():
-        what = f"names a base model that is an adapter itself, {name!r:.80}"
-        raise FolderError(what, where=file, fix=_FIX)
+        message = f"names a base model that is an adapter itself, {name!r:.80}"
+        raise FolderError(message, where=file, fix=_FIX)
     return base
 
 
@@ -190,36 +194,39 @@ def apply_adapter(
         FolderError: a tensor is of no known kind, or does not fit the base model.
     """
     names = {table.full_name(name): name for name in base.shapes}
-    whole, factors = dict[str, str](), dict[str, dict[str, str]]()
+    replaced, factors = dict[str, str](), dict[str, dict[str, str]]()
     for name in adapter.weights.shapes:
         if factor := _FACTOR.fullmatch(name):
             factors.setdefault(factor[1], {})[(factor[2] or "") + factor[3]] = name
         elif "lora_" in name or not table.knows(name):
-            what = f"holds {name}, which is no tensor of LoRA nor of the base model's family"
-            raise FolderError(what, where=adapter.weights.file, fix=_FIX)
+            message = f"holds {name}, which is no tensor of LoRA nor of the base model's family"
+            raise FolderError(message, where=adapter.weights.file, fix=_FIX)
         else:
             full = table.full_name(name)
-            whole[names.get(full, full)] = name
-    shapes = {**base.shapes, **{name: adapter.weights.shapes[of] for name, of in whole.items()}}
+            replaced[names.get(full, full)] = name
+    shapes = {**base.shapes, **{name: adapter.weights.shapes[of] for name, of in replaced.items()}}
     changes = dict[str, Callable[[], Tensor]]()
     for module, pair in factors.items():
         full = table.full_name(f"{module}.weight")
         target = names.get(full, full)
         changes[target] = _change(adapter, module, pair, shapes.get(target))
     for full, tie in table.ties.items():
-        if names.get(full, full) in {*changes, *whole} and tie.part.removeprefix("heads.") in heads:
-            what = f"changes {full}, but not the output layer that the base model ties to it"
-            raise FolderError(what, where=adapter.weights.file, fix=_FIX)
+        if (
+            names.get(full, full) in {*changes, *replaced}
+            and tie.part.removeprefix("heads.") in heads
+        ):
+            message = f"changes {full}, but not the output layer that the base model ties to it"
+            raise FolderError(message, where=adapter.weights.file, fix=_FIX)
 
     def read(name: str) -> Tensor:
         """Return a tensor of the adapter or of the base model, with its change."""
-        tensor = adapter.weights.read(whole[name]) if name in whole else base.read(name)
+        tensor = adapter.weights.read(replaced[name]) if name in replaced else base.read(name)
         # Quantised weights are refused by the caller.
         change = name in changes and tensor.is_floating_point()
         return tensor.to(torch.float32) + changes[name]() if change else tensor
 
     note = f"{quantity(len(changes), 'matrix|matrices')} changed, "
-    note += f"{quantity(len(whole), 'tensor(s)')} replaced"
+    note += f"{quantity(len(replaced), 'tensor(s)')} replaced"
     return Weights(base.file, shapes, read, base.wrappers, f"{note} by {adapter.weights.file}")
 
 
@@ -229,17 +236,17 @@ def _change(
     """Return the function that computes the change of a weight, from the names of its factors."""
     embedding = set(names) == {"embedding_A", "embedding_B"}
     if not embedding and set(names) != {"A", "B"}:
-        what = f"holds one factor of {module} without the other"
-        raise FolderError(what, where=adapter.weights.file, fix=AGAIN)
+        message = f"holds one factor of {module} without the other"
+        raise FolderError(message, where=adapter.weights.file, fix=AGAIN)
     into, out = sorted(names.values())
     (rank, inputs), (outputs, other) = (adapter.weights.shapes[name] for name in (into, out))
     turned = embedding or bool(adapter.settings.get("fan_in_fan_out"))
     shape = (inputs, outputs) if turned else (outputs, inputs)
     if target != shape or rank != other:
-        what = f"changes {module} by a matrix of {list(shape)}"
-        held = "does not have it" if target is None else f"has {list(target)} there"
+        message = f"changes {module} by a matrix of {list(shape)}"
+        reason = "does not have it" if target is None else f"has {list(target)} there"
         raise FolderError(
-            f"{what}, and the base model {held}",
+            f"{message}, and the base model {reason}",
             where=adapter.weights.file,
             fix="Check base_model_name_or_path.",
         )
@@ -270,7 +277,7 @@ class LowRankChange:
     stacked: int
     changed: tuple[int, ...]
 
-    def factors(self, place: TensorPlacement) -> Iterable[tuple[str, Tensor, Tensor]]:
+    def factors(self, placement: TensorPlacement) -> Iterable[tuple[str, Tensor, Tensor]]:
         """Yield name, A and B of each tensor of a file that the matrix is in.
 
         Matrices that a file has in one tensor, such as queries and keys, share factors of a higher
@@ -286,12 +293,12 @@ class LowRankChange:
             )
             full[block], used[block] = self.out[number], 1.0
         # A transposed weight has the same factors; PEFT's fan_in_fan_out turns their product.
-        turned = isinstance(place.rule, Transpose)
-        parts, masks = ([each] if turned else place.split(each) for each in (full, used))
-        for name, part, mask in zip(place.names, parts, masks, strict=True):
+        turned = isinstance(placement.rule, Transpose)
+        chunks, masks = ([matrix] if turned else placement.split(matrix) for matrix in (full, used))
+        for name, chunk, mask in zip(placement.names, chunks, masks, strict=True):
             columns = mask.any(0)
             if columns.any():
-                yield name.removesuffix(".weight"), self.into[columns], part[:, columns]
+                yield name.removesuffix(".weight"), self.into[columns], chunk[:, columns]
 
 
 @dataclass(frozen=True)
@@ -321,23 +328,23 @@ class TrainedAdapter:
         prefix = table.prefix if architecture.bare else ""
         tensors, ranks, heads = dict[str, Tensor](), dict[str, int](), dict[str, None]()
         turned = False
-        for ours, change in self.changes.items():
-            place = table.place(f"{ours}.weight")
-            turned |= isinstance(place.rule, Transpose)
-            for name, into, out in change.factors(place):
+        for tensor_name, change in self.changes.items():
+            placement = table.place(f"{tensor_name}.weight")
+            turned |= isinstance(placement.rule, Transpose)
+            for name, into, out in change.factors(placement):
                 module = name.removeprefix(prefix)
                 ranks[module] = len(into)
                 tensors[f"{_PREFIX}{module}.lora_A.weight"] = into
                 tensors[f"{_PREFIX}{module}.lora_B.weight"] = out
-        for ours, tensor in state.items():
-            if ours.startswith("heads."):
-                place = table.place(ours)
-                for full, part in zip(place.names, place.split(tensor), strict=True):
+        for tensor_name, tensor in state.items():
+            if tensor_name.startswith("heads."):
+                placement = table.place(tensor_name)
+                for full, chunk in zip(placement.names, placement.split(tensor), strict=True):
                     name = full.removeprefix(prefix)
-                    first = name.partition(".")[0]
-                    module = first if first in _WHOLE else name.rpartition(".")[0]
+                    module_name = name.partition(".")[0]
+                    module = module_name if module_name in _WHOLE else name.rpartition(".")[0]
                     heads[module] = None
-                    tensors[f"{_PREFIX}{name}"] = part
+                    tensors[f"{_PREFIX}{name}"] = chunk
         rank = min(ranks.values())
         suffix = next(
             (t for t, end in _TASK_TYPES.items() if architecture.name.endswith(end)), None

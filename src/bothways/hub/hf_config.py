@@ -103,21 +103,25 @@ class HFConfig:
         if names is not None and (
             not isinstance(names, dict) or set(names) != {str(at) for at in range(len(names))}
         ):
-            what = f"id2label must name the outputs 0, 1, 2 … and nothing else, not {names!r:.80}"
-            raise FolderError(what, where=self.where)
+            message = (
+                f"id2label must name the outputs 0, 1, 2 … and nothing else, not {names!r:.80}"
+            )
+            raise FolderError(message, where=self.where)
         default = len(names) if names is not None else self._count() or 2
         count = default
         if self.raw.get("num_labels") is not None:
             count = read_number(self.raw, "num_labels", default, str(self.where))
         if not 1 <= count <= MAX_LABELS:
-            what = f"a head with labels must have 1 to {MAX_LABELS:,} outputs, not {count}"
-            raise FolderError(what, where=self.where)
+            message = f"a head with labels must have 1 to {MAX_LABELS:,} outputs, not {count}"
+            raise FolderError(message, where=self.where)
         if names is None:
             return tuple(map(label_name, range(count)))
         if len(names) != count:
-            what = f"num_labels is {count}, but id2label names {quantity(len(names), 'output(s)')}"
+            message = (
+                f"num_labels is {count}, but id2label names {quantity(len(names), 'output(s)')}"
+            )
             fix = "Remove num_labels, or name as many outputs as the head has."
-            raise FolderError(what, where=self.where, fix=fix)
+            raise FolderError(message, where=self.where, fix=fix)
         return tuple(str(names[str(at)]) for at in range(count))
 
     def _count(self) -> int:
@@ -150,11 +154,11 @@ def label_name(at: int) -> str:
     return f"LABEL_{at}"
 
 
-def read_hf_config(folder: Path, own: Iterable[Head] = ()) -> HFConfig:
+def read_hf_config(folder: Path, custom: Iterable[Head] = ()) -> HFConfig:
     """Read the `config.json` of a folder.
 
     Args:
-        own: heads from outside the library, which the file may name.
+        custom: heads from outside the library, which the file may name.
 
     Raises:
         FolderError: the file is missing or malformed, the family is unknown, or a setting has no
@@ -177,7 +181,7 @@ def read_hf_config(folder: Path, own: Iterable[Head] = ()) -> HFConfig:
         raise FolderError("is not a model folder: it has no config.json", where=folder, fix=fix)
     raw = read_object(file, FolderError)
     if raw.get("model_type") == native_format.NATIVE:
-        return _read_native(raw, file, own)
+        return _read_native(raw, file, custom)
     family = family_named(str(raw.get("model_type")))
     if family is None:
         raise _unknown_family(raw, file)
@@ -190,8 +194,8 @@ def _read_adapted(adapter: Adapter) -> HFConfig:
     base = read_hf_config(adapter.base)
     family = family_named(base.model_type)
     if family is None:
-        what = "changes a model in our own format, which PEFT does not open"
-        raise FolderError(what, where=adapter.file, fix=f"Its base model is {adapter.base}.")
+        message = "changes a model in our own format, which PEFT does not open"
+        raise FolderError(message, where=adapter.file, fix=f"Its base model is {adapter.base}.")
     architecture = adapter.architecture(family) or base.architecture
     raw = dict(base.raw)
     if architecture is not None:
@@ -202,8 +206,8 @@ def _read_adapted(adapter: Adapter) -> HFConfig:
     record = adapter.folder / RECORD
     recorded = read_object(record, FolderError).get(CONFIG, {}) if record.is_file() else {}
     if not isinstance(recorded, dict):
-        what = f"{CONFIG} must be an object of settings, not {recorded!r:.40}"
-        raise FolderError(what, where=record)
+        message = f"{CONFIG} must be an object of settings, not {recorded!r:.40}"
+        raise FolderError(message, where=record)
     if recorded:
         replaced = {*_OUTPUT_KEYS, *(key for key, _ in family.dropouts.values())}
         raw = {key: value for key, value in raw.items() if key not in replaced} | recorded
@@ -212,16 +216,16 @@ def _read_adapted(adapter: Adapter) -> HFConfig:
     return replace(config, dropouts={**config.dropouts, **_recorded_dropouts(folder)})
 
 
-def open_model(folder: Path, own: Iterable[Head] = ()) -> tuple[HFConfig, Weights]:
+def open_model(folder: Path, custom: Iterable[Head] = ()) -> tuple[HFConfig, Weights]:
     """Return configuration and tensors of a model folder; an adapter with those of its base.
 
     Args:
-        own: heads from outside the library, which the file may name.
+        custom: heads from outside the library, which the file may name.
 
     Raises:
         FolderError: as `read_hf_config` and `open_weights`.
     """
-    config, adapter = read_hf_config(folder, own), read_adapter(folder)
+    config, adapter = read_hf_config(folder, custom), read_adapter(folder)
     weights = open_weights(folder if adapter is None else adapter.base)
     config = config.with_names(weights.shapes)
     if adapter is not None:
@@ -243,22 +247,22 @@ def _unknown_family(raw: Mapping[str, Any], file: Path) -> FolderError:
     """Return the error for a `config.json` of no known family."""
     kind, types = raw.get("model_type"), [family.model_type for family in FAMILIES]
     if kind is None:
-        what = (
+        message = (
             f"names no model_type, which must be one of {', '.join([*types, native_format.NATIVE])}"
         )
         fix = 'To a config.json from before model_type existed, add "model_type": "bert".'
-        return FolderError(what, where=file, fix=fix)
-    known = ", ".join([*types, native_format.NATIVE])
-    what = f"model_type {kind!r:.80} is unknown: it must be one of {known}"
+        return FolderError(message, where=file, fix=fix)
+    allowed = ", ".join([*types, native_format.NATIVE])
+    message = f"model_type {kind!r:.80} is unknown: it must be one of {allowed}"
     names = [_RELATIVES.get(str(kind), ""), *difflib.get_close_matches(str(kind), types, n=1)]
     near = next((name for name in names if name in types), None)
     fix = "Use a model of one of these families"
     if near is not None:
         fix += f"; the nearest is {near}, but weights of {kind!r:.80} are not read as such"
-    return FolderError(what, where=file, fix=f"{fix}.")
+    return FolderError(message, where=file, fix=f"{fix}.")
 
 
-def read_family_config(family: Family, raw: Mapping[str, Any], where: Path) -> HFConfig:
+def read_family_config(family: Family, raw: Mapping[str, Any], location: Path) -> HFConfig:
     """Return the settings of a family in our terms.
 
     Raises:
@@ -266,22 +270,22 @@ def read_family_config(family: Family, raw: Mapping[str, Any], where: Path) -> H
     """
     classes = raw.get("architectures") or []
     if not isinstance(classes, list):
-        what = f"architectures must be a list of class names, not {classes!r:.40}"
-        raise FolderError(what, where=where)
-    encoder, unknown = family.config_rules.read_all(raw, str(where))
-    own = {key for key, _ in family.dropouts.values()}
+        message = f"architectures must be a list of class names, not {classes!r:.40}"
+        raise FolderError(message, where=location)
+    encoder, unknown = family.config_rules.read_all(raw, str(location))
+    dropout_keys = {key for key, _ in family.dropouts.values()}
     return HFConfig(
         raw,
-        where,
+        location,
         family.model_type,
         encoder,
         family.keys_for(encoder),
         family.architecture_named(map(str, classes)),
         dropouts={
-            kind: default if raw.get(key) is None else read_number(raw, key, 0.0, str(where))
+            kind: default if raw.get(key) is None else read_number(raw, key, 0.0, str(location))
             for kind, (key, default) in family.dropouts.items()
         },
-        unknown={key: value for key, value in unknown.items() if key not in own},
+        unknown={key: value for key, value in unknown.items() if key not in dropout_keys},
     )
 
 
@@ -289,22 +293,22 @@ def _recorded_dropouts(folder: Path) -> dict[str, float]:
     file = folder / RECORD
     rates = read_object(file, FolderError).get(DROPOUTS, {}) if file.is_file() else {}
     if not isinstance(rates, dict):
-        what = f"{DROPOUTS} must be an object of heads and rates, not {rates!r:.40}"
-        raise FolderError(what, where=file)
+        message = f"{DROPOUTS} must be an object of heads and rates, not {rates!r:.40}"
+        raise FolderError(message, where=file)
     return {
         kind: read_number(rates, kind, 0.0, str(file)) for kind in _WITH_DROPOUT if kind in rates
     }
 
 
-def _read_native(raw: Mapping[str, Any], file: Path, own: Iterable[Head]) -> HFConfig:
-    encoder, heads = native_format.read_native(raw, file, own)
+def _read_native(raw: Mapping[str, Any], file: Path, custom: Iterable[Head]) -> HFConfig:
+    encoder, heads = native_format.read_native(raw, file, custom)
     keys, architecture = native_format.native_keys(heads), native_format.native_architecture(heads)
     config = HFConfig(raw, file, native_format.NATIVE, encoder, keys, architecture, heads)
     counts = {head.count for head in heads if isinstance(head, LabelHead | TagHead)}
     if "id2label" in raw and counts != {len(config.labels())}:
-        named, outputs = len(config.labels()), sorted(counts) or "none"
-        what = f"id2label names {named} outputs, and the heads have {outputs}"
-        raise FolderError(what, where=file)
+        count, outputs = len(config.labels()), sorted(counts) or "none"
+        message = f"id2label names {count} outputs, and the heads have {outputs}"
+        raise FolderError(message, where=file)
     return config
 
 
@@ -323,32 +327,39 @@ def write_hf_config(
     Raises:
         FolderError: the labels do not fit the outputs, or the outputs the problem.
     """
-    config, where = model.config, folder / "config.json"
-    kept = model.kept.get("config.json", {})
+    config, location = model.config, folder / "config.json"
+    kept_settings = model.kept.get("config.json", {})
     family = family_for(
-        config, None if tokenizer is None else tokenizer.kind, kept.get("model_type")
+        config, None if tokenizer is None else tokenizer.kind, kept_settings.get("model_type")
     )
-    known = None if family is None else family.architecture_with(model.heads)
+    architecture = None if family is None else family.architecture_with(model.heads)
     if any(isinstance(head, LabelHead) and head.lstm for head in model.specification):
-        known = None  # no class of transformers has a BiLSTM
-    outputs = _output_settings(model, labels, problem, where)
-    if family is None or known is None:
+        architecture = None  # no class of transformers has a BiLSTM
+    outputs = _output_settings(model, labels, problem, location)
+    if family is None or architecture is None:
         heads = model.specification
         raw = {**native_format.native_settings(config, heads), **outputs}
-        keys, own = native_format.native_keys(heads), native_format.native_architecture(heads)
-        return HFConfig(raw, where, native_format.NATIVE, config, keys, own, heads)
-    ids = kept if tokenizer is None else _special_ids(tokenizer)
+        keys, stand_in = native_format.native_keys(heads), native_format.native_architecture(heads)
+        return HFConfig(raw, location, native_format.NATIVE, config, keys, stand_in, heads)
+    ids = kept_settings if tokenizer is None else _special_ids(tokenizer)
     ids = {key: value for key, value in ids.items() if key != "model_type"}
     dropouts, record = _dropout_settings(family, model)
     raw = {
-        **({} if known in family.classless else {"architectures": [known.name]}),
+        **({} if architecture in family.classless else {"architectures": [architecture.name]}),
         "model_type": family.model_type, "dtype": "float32",
         **(family.config_rules.write(config) or {}), **ids, **outputs, **dropouts,
     }  # fmt: skip
     keys = family.keys_for(config)
-    named = {"architectures": [known.name], **outputs, **dropouts}
+    head_settings = {"architectures": [architecture.name], **outputs, **dropouts}
     return HFConfig(
-        raw, where, family.model_type, config, keys, known, record=record, outputs=named
+        raw,
+        location,
+        family.model_type,
+        config,
+        keys,
+        architecture,
+        record=record,
+        outputs=head_settings,
     )
 
 
@@ -378,19 +389,19 @@ def _head_with_dropout(model: Model) -> LabelHead | TagHead | ChoiceHead | None:
 
 
 def _output_settings(
-    model: Model, labels: Sequence[str], problem: Problem | None, where: Path
+    model: Model, labels: Sequence[str], problem: Problem | None, location: Path
 ) -> dict[str, Any]:
     """Return the names of a head's outputs and the problem that they solve, as settings."""
     head = _head_with_dropout(model)
     count = head.count if isinstance(head, LabelHead | TagHead) else 0
     if problem == "single_label_classification" and count == 1:
-        what = "single-label classification needs two outputs or more, and the head has one"
+        message = "single-label classification needs two outputs or more, and the head has one"
         fix = "Give the head two outputs, or set the problem to regression."
-        raise FolderError(what, where=where, fix=fix)
+        raise FolderError(message, where=location, fix=fix)
     if labels and len(labels) != count:
-        given = f"{quantity(len(labels), 'label(s) was|were')} given"
-        what = f"{given} for {quantity(count, 'output(s)')}: {listed(labels)}"
-        raise FolderError(what, where=where)
+        given_labels = f"{quantity(len(labels), 'label(s) was|were')} given"
+        message = f"{given_labels} for {quantity(count, 'output(s)')}: {listed(labels)}"
+        raise FolderError(message, where=location)
     settings: dict[str, Any] = {}
     if count:
         names = list(labels) or list(map(label_name, range(count)))

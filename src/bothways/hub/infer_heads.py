@@ -25,8 +25,10 @@ def heads_of(config: HFConfig, names: Iterable[str]) -> tuple[Head, ...]:
     else:
         table = config.keys
         rules = [table.origin(table.full_name(name)) for name in names]
-        known = (rule.ours for rule in rules if rule is not None and rule.ours not in table.shared)
-        kinds = {head_of(ours) for ours in known}
+        module_names = (
+            rule.ours for rule in rules if rule is not None and rule.ours not in table.shared
+        )
+        kinds = {head_of(name_of) for name_of in module_names}
     return tuple(_head(config, kind) for kind in HEADS if kind in kinds)
 
 
@@ -42,7 +44,10 @@ def _head(config: HFConfig, kind: str) -> Head:
 
 
 def faults_of(
-    config: HFConfig, held: Mapping[str, Shape], heads: Iterable[Head], fresh: Collection[str] = ()
+    config: HFConfig,
+    shapes: Mapping[str, Shape],
+    heads: Iterable[Head],
+    fresh: Collection[str] = (),
 ) -> dict[str, str]:
     """Return what a file with tensors of these shapes lacks of heads, by kind of head.
 
@@ -51,22 +56,22 @@ def faults_of(
     has = None if config.architecture is None else config.architecture.heads
     faults = dict[str, str]()
     for head in heads:
-        report = plan_loading(config.keys, _shapes(config, head), held, fresh, has).report
+        report = plan_loading(config.keys, _shapes(config, head), shapes, fresh, has).report
         if report.faults:
             faults[head.kind] = "; ".join(report.faults)
     return faults
 
 
-def lacks(config: HFConfig, held: Mapping[str, Shape], head: Head) -> bool:
+def lacks(config: HFConfig, shapes: Mapping[str, Shape], head: Head) -> bool:
     """Return whether a folder was saved without a head: its class has none, its file no part.
 
     The head of a bare model may be absent: transformers has `add_pooling_layer=False`.
     """
     architecture = config.architecture
-    kinds: set[str] = {each.kind for each in config.heads or ()}
+    kinds: set[str] = {item.kind for item in config.heads or ()}
     if architecture is not None and not architecture.bare:
         kinds |= architecture.heads
-    report = plan_loading(config.keys, _shapes(config, head), held, ()).report
+    report = plan_loading(config.keys, _shapes(config, head), shapes, ()).report
     return head.kind not in kinds and not report.loaded and not report.misshapen
 
 
@@ -74,7 +79,7 @@ def _shapes(config: HFConfig, head: Head) -> dict[str, Shape]:
     """Return the shapes of the head's tensors, and of the pooler's if it reads that."""
     with without_weights():
         return {
-            f"heads.{part.kind}.{name}": tuple(tensor.shape)
-            for part in with_pooler(config.encoder, (head,))
-            for name, tensor in part.build(config.encoder).state_dict().items()
+            f"heads.{part_head.kind}.{name}": tuple(tensor.shape)
+            for part_head in with_pooler(config.encoder, (head,))
+            for name, tensor in part_head.build(config.encoder).state_dict().items()
         }

@@ -46,8 +46,8 @@ class LoadReport:
     def faults(self) -> list[str]:
         """A line for missing tensors, and one for those of another shape."""
         pairs = [
-            f"{name} is {list(found)}, not {list(wanted)}"
-            for name, (found, wanted) in self.misshapen.items()
+            f"{name} is {list(actual)}, not {list(expected)}"
+            for name, (actual, expected) in self.misshapen.items()
         ]
         lines = [f"{len(self.missing)} missing: {listed(self.missing)}"] if self.missing else []
         return lines + ([f"{len(pairs)} of another shape: {listed(pairs)}"] if pairs else [])
@@ -94,8 +94,8 @@ class LoadPlan:
 
 def plan_loading(
     table: KeyTable,
-    wanted: Mapping[str, Shape],
-    held: Mapping[str, Shape],
+    expected: Mapping[str, Shape],
+    actual: Mapping[str, Shape],
     fresh: Collection[str],
     has: Collection[str] | None = None,
 ) -> LoadPlan:
@@ -103,85 +103,87 @@ def plan_loading(
 
     Args:
         table: the family's names.
-        wanted: the shapes of the model's tensors by our names.
-        held: the shapes of the file's tensors by its own names.
+        expected: the shapes of the model's tensors by our names.
+        actual: the shapes of the file's tensors by its own names.
         fresh: kinds of heads that start at random.
         has: kinds of heads of the file's class, None where it is unknown. It decides between
             heads with the same names.
     """
     shared = set() if has is None else {head_of(module) for module in table.shared} - set(has)
-    full = {name: table.full_name(name) for name in held}
-    found = _by_full_name(table, full)
+    full = {name: table.full_name(name) for name in actual}
+    names_in_file = _by_full_name(table, full)
     loaded, missing, misshapen = [], [], {}
-    random = tuple(ours for ours in wanted if head_of(ours) in fresh)
-    for ours in wanted.keys() - set(random):
-        place = table.place(ours)
-        for name in place.names:
-            shape = place.part_shape(wanted[ours])
-            if name not in found or head_of(ours) in shared:
+    random = tuple(tensor_name for tensor_name in expected if head_of(tensor_name) in fresh)
+    for tensor_name in expected.keys() - set(random):
+        placement = table.place(tensor_name)
+        for name in placement.names:
+            shape = placement.part_shape(expected[tensor_name])
+            if name not in names_in_file or head_of(tensor_name) in shared:
                 missing.append(name)
-            elif held[found[name]] == shape:
+            elif actual[names_in_file[name]] == shape:
                 loaded.append(name)
             else:
-                misshapen[name] = (held[found[name]], shape)
-    heads = {head_of(ours) for ours in wanted}
-    read = heads - set(fresh)
-    ties = [(tie.theirs, name) for name, tie in table.ties.items() if head_of(tie.part) in read]
-    copies = tuple((theirs, name) for theirs, name in ties if theirs in found)
-    taken = {found[name] for name in (*loaded, *misshapen)}
+                misshapen[name] = (actual[names_in_file[name]], shape)
+    heads = {head_of(tensor_name) for tensor_name in expected}
+    loaded_heads = heads - set(fresh)
+    ties = [
+        (tie.theirs, name) for name, tie in table.ties.items() if head_of(tie.part) in loaded_heads
+    ]
+    copies = tuple((source, name) for source, name in ties if source in names_in_file)
+    taken = {names_in_file[name] for name in (*loaded, *misshapen)}
     unused = {
-        name: _reason(table, name, full[name], found, heads, fresh)
-        for name in held
+        name: _reason(table, name, full[name], names_in_file, heads, fresh)
+        for name in actual
         if name not in taken
     }
     report = LoadReport(tuple(sorted(loaded)), tuple(sorted(missing)), misshapen, unused, random)
-    return LoadPlan(report, found, copies)
+    return LoadPlan(report, names_in_file, copies)
 
 
 def head_of(name: str) -> str | None:
     """Return the kind of head of one of our tensors or parts, None for the encoder's."""
-    first, _, rest = name.partition(".")
-    return rest.partition(".")[0] if first == "heads" else None
+    root, _, remainder = name.partition(".")
+    return remainder.partition(".")[0] if root == "heads" else None
 
 
 def _by_full_name(table: KeyTable, full: Mapping[str, str]) -> dict[str, str]:
     """Return the file's names by full name; a lone copy or spare replaces the original."""
-    found: dict[str, str] = {}
+    names_in_file: dict[str, str] = {}
     # A name that is already full has priority over others that become the same.
     for name in sorted(full, key=lambda name: (full[name] != name, name)):
-        found.setdefault(full[name], name)
+        names_in_file.setdefault(full[name], name)
     for name, other in (table.ties | table.spares).items():
-        if other.theirs in found:
-            found.setdefault(name, found[other.theirs])
-    return found
+        if other.theirs in names_in_file:
+            names_in_file.setdefault(name, names_in_file[other.theirs])
+    return names_in_file
 
 
 def _reason(
     table: KeyTable,
     name: str,
     full: str,
-    found: Mapping[str, str],
+    names_in_file: Mapping[str, str],
     heads: Collection[str | None],
     fresh: Collection[str],
 ) -> str:
     """Return why a tensor of the file is not taken."""
-    if found[full] != name:
-        return f"{found[full]} is the same"
+    if names_in_file[full] != name:
+        return f"{names_in_file[full]} is the same"
     rules = table.origins(full)
     if not rules:
         return "computed here" if table.computes(full) else "not a known part of this family"
     by_head = {
         head_of(rule.part if isinstance(rule, Tie | Spare) else rule.ours): rule for rule in rules
     }
-    wanted = next((head for head in by_head if head in heads), None)
-    if wanted is not None and wanted in fresh:
-        return f"the {wanted} head starts at random, as requested"
-    if wanted not in by_head:
+    kind = next((head for head in by_head if head in heads), None)
+    if kind is not None and kind in fresh:
+        return f"the {kind} head starts at random, as requested"
+    if kind not in by_head:
         return f"the {' or '.join(map(str, by_head))} head was not requested"
-    match by_head[wanted]:
-        case Tie(ours):
-            return f"a copy of {ours}"
-        case Spare(ours):
-            return f"{ours} is read in its place"
+    match by_head[kind]:
+        case Tie(tensor_name):
+            return f"a copy of {tensor_name}"
+        case Spare(tensor_name):
+            return f"{tensor_name} is read in its place"
         case _:
             return "the configuration has no place for it"

@@ -75,7 +75,7 @@ def render_card(card: Card, architecture: Architecture) -> str:
         _table("Settings", card.settings),
         _table("Versions", _versions(architecture)),
     ]
-    return "\n".join(header) + "\n\n" + "\n\n".join(part for part in body if part) + "\n"
+    return "\n".join(header) + "\n\n" + "\n\n".join(section for section in body if section) + "\n"
 
 
 def with_first_limit(card: str, limit: str) -> str:
@@ -128,12 +128,12 @@ def limits_of_finetuned(
         evaluated: True if there was dev data.
     """
     warnings = [finding.what for finding in findings if finding.severity == "warning"]
-    chosen = "The weights were selected by the metrics above: expect less on new data."
+    selection = "The weights were selected by the metrics above: expect less on new data."
     return (
         UNSEEN,
         f"It was trained on sequences of at most {length} tokens.",
-        *(f"{what[:1].upper()}{what[1:].removesuffix('.')}." for what in warnings),
-        chosen if evaluated else "Nothing was measured: there was no dev data.",
+        *(f"{message[:1].upper()}{message[1:].removesuffix('.')}." for message in warnings),
+        selection if evaluated else "Nothing was measured: there was no dev data.",
         f"This is one run, with seed {seed}; other seeds give other metrics.",
     )
 
@@ -154,14 +154,14 @@ def limits_of_pretrained(
         tokens: the number of tokens that it has read.
         corpus_tokens: those of all its text.
     """
-    longest, epochs = max(lengths), tokens / max(1, corpus_tokens)
-    unread = encoder.max_positions - longest
+    max_length, epochs = max(lengths), tokens / max(1, corpus_tokens)
+    unread = encoder.max_positions - max_length
     untrained = f"; its last {unread} positions are untrained" if unread > 0 else ""
     predicts = _PREDICTS[type(token_head(encoder))]
     return (
         UNSEEN,
         f"It predicts {predicts}; for anything else, fine-tune it.",
-        f"It was trained on sequences of at most {longest} tokens{untrained}.",
+        f"It was trained on sequences of at most {max_length} tokens{untrained}.",
         f"It has read {tokens:,} tokens, {epochs:.2g} times its corpus; "
         "the original BERT read about 1.3 · 10¹¹.",
         "It may repeat anything in its text, true or not, fair or not: nothing was filtered.",

@@ -106,25 +106,25 @@ class LoadedModel:
     def _check_vocabulary(self, tokenizer: Tokenizer, folder: Path) -> None:
         recorded = _read_record(folder).get(VOCABULARY)
         if recorded is not None and recorded != vocabulary_digest(tokenizer):
-            what = "holds another vocabulary than the model was saved with, by its digest"
+            message = "holds another vocabulary than the model was saved with, by its digest"
             fix = (
                 f'Restore the tokenizer\'s files, or delete "{VOCABULARY}" from {hf_config.RECORD}.'
             )
-            raise FolderError(what, where=folder, fix=fix)
+            raise FolderError(message, where=folder, fix=fix)
         file = folder / "vocab.txt"
         if recorded is not None or (folder / "tokenizer.json").exists() or not file.exists():
             return
         rows, fix = self.model.config.vocab, "Copy or download vocab.txt again."
         # An embedding padded to a multiple of 8 has up to 127 rows more than there are tokens.
         if tokenizer.size < rows and not (rows % 8 == 0 and rows - tokenizer.size < 128):
-            what = f"has {tokenizer.size:,} tokens, and the model's embedding {rows:,} rows"
-            raise FolderError(what, where=file, fix=fix)
+            message = f"has {tokenizer.size:,} tokens, and the model's embedding {rows:,} rows"
+            raise FolderError(message, where=file, fix=fix)
         lines = read_utf8(file, FolderError).splitlines()
         special = (tokenizer.token(at) for at in vars(tokenizer.specials).values())
         repeated = [token for token in special if lines.count(token) > 1]
         if repeated:
-            what = f"has several lines for {' and '.join(repeated)}"
-            raise FolderError(what, where=file, fix=fix)
+            message = f"has several lines for {' and '.join(repeated)}"
+            raise FolderError(message, where=file, fix=fix)
 
 
 def vocabulary_digest(tokenizer: Tokenizer) -> str:
@@ -144,8 +144,8 @@ def _read_record(folder: Path) -> dict[str, Any]:
 
 def read_record(folder: Path) -> dict[str, Any]:
     """Return `bothways.json` without the parts that belong to the format of the folder."""
-    known = (VERSION, hf_config.DROPOUTS, VOCABULARY, UNTRAINED, CONFIG)
-    return {key: value for key, value in _read_record(folder).items() if key not in known}
+    reserved = (VERSION, hf_config.DROPOUTS, VOCABULARY, UNTRAINED, CONFIG)
+    return {key: value for key, value in _read_record(folder).items() if key not in reserved}
 
 
 def load_model(
@@ -176,30 +176,32 @@ def load_model(
         >>> loaded.model.config.width  # doctest: +SKIP
         768
     """
-    folder, given = resolve(source), None if heads is None else tuple(heads)
-    config, weights = hf_config.open_model(folder, given or ())
+    folder, specified = resolve(source), None if heads is None else tuple(heads)
+    config, weights = hf_config.open_model(folder, specified or ())
     _check_depth(config, weights)
-    if given is None:
+    if specified is None:
         requested = heads_of(config, weights.shapes)
     else:
-        requested = with_pooler(config.encoder, given)
+        requested = with_pooler(config.encoder, specified)
     faults = {} if whole else faults_of(config, weights.shapes, requested, fresh)
-    wanted = tuple(head for head in requested if head.kind not in faults)
-    kinds = {head.kind for head in wanted}
+    selected = tuple(head for head in requested if head.kind not in faults)
+    kinds = {head.kind for head in selected}
     if not set(fresh) <= kinds:
-        what = f"{sorted(fresh)} must be among the model's heads, {sorted(kinds)}"
-        raise ConfigError(what, where="fresh")
-    reading = [h for h in wanted if h.kind in fresh and h.reads_pooler(config.encoder)]
+        message = f"{sorted(fresh)} must be among the model's heads, {sorted(kinds)}"
+        raise ConfigError(message, where="fresh")
+    reading = [h for h in selected if h.kind in fresh and h.reads_pooler(config.encoder)]
     if reading and lacks(config, weights.shapes, PoolerHead()):
         fresh = {*fresh, "pooler"}
-    model, report = build_model(config, weights, wanted, fresh)
+    model, report = build_model(config, weights, selected, fresh)
     program = modules_folder(folder) / PROGRAM
     model.kept = {
         "config.json": config.kept,
         PROGRAM: read_object(program, FolderError) if program.is_file() else {},
     }
-    named = [h for h in wanted if isinstance(h, LabelHead | TagHead) and h.kind not in fresh]
-    labels = config.labels() if named else ()
+    with_labels = [
+        h for h in selected if isinstance(h, LabelHead | TagHead) and h.kind not in fresh
+    ]
+    labels = config.labels() if with_labels else ()
     untrained = tuple(kinds & {*_read_record(folder).get(UNTRAINED, ())})
     extra, tokenizer_folder = read_record(folder), None
     if (adapter := read_adapter(folder)) is not None:
@@ -222,12 +224,12 @@ def build_model(
         FolderError: a tensor that is in no fresh head is missing, has another shape or is not
             finite.
     """
-    wanted = tuple(heads)
-    model, plan = plan_model(config, weights, wanted, fresh)
+    specification = tuple(heads)
+    model, plan = plan_model(config, weights, specification, fresh)
     table = config.keys
-    _check_report(plan.report, table, weights.file, {head.kind for head in wanted})
+    _check_report(plan.report, table, weights.file, {head.kind for head in specification})
     state = _read_state(plan, table, model.state_dict(), weights)
-    for head in wanted:
+    for head in specification:
         if head.kind in fresh:
             initial = head.build(config.encoder).state_dict()
             state |= {f"heads.{head.kind}.{name}": tensor for name, tensor in initial.items()}
@@ -261,26 +263,28 @@ def _check_depth(config: hf_config.HFConfig, weights: Weights) -> None:
     """Refuse more layers than tensors, which would take long to build for nothing."""
     blocks = getattr(config.encoder, "blocks", config.encoder.depth)
     if blocks > len(weights.shapes):
-        what = f"has {blocks:,} layers, and {weights.file.name} only {len(weights.shapes)} tensors"
-        raise FolderError(what, where=config.where, fix=AGAIN)
+        message = (
+            f"has {blocks:,} layers, and {weights.file.name} only {len(weights.shapes)} tensors"
+        )
+        raise FolderError(message, where=config.where, fix=AGAIN)
 
 
 def _check_report(report: LoadReport, table: KeyTable, file: Path, kinds: Collection[str]) -> None:
-    wrong = [*report.missing, *report.misshapen]
-    if not wrong:
+    faulty = [*report.missing, *report.misshapen]
+    if not faulty:
         return
     # A head that no class of the family keeps has our names.
-    ours = {name: [rule.ours for rule in table.origins(name)] or [name] for name in wrong}
-    heads = {head_of(part) for parts in ours.values() for part in parts}
+    names_of = {name: [rule.ours for rule in table.origins(name)] or [name] for name in faulty}
+    heads = {head_of(subject) for module_names in names_of.values() for subject in module_names}
     if None in heads:
-        part, fix = "the encoder", AGAIN
+        subject, fix = "the encoder", AGAIN
     else:
         lacking = sorted(kind for kind in kinds if kind in heads)
-        part = f"the head{'s' * (len(lacking) > 1)} {' and '.join(lacking)}"
+        subject = f"the head{'s' * (len(lacking) > 1)} {' and '.join(lacking)}"
         option = f"fresh={','.join(lacking)} (in Python fresh={lacking})"
         fix = f"To start what is missing at random: {option}."
-    what = f"does not hold {part} of this model: {'; '.join(report.faults)}"
-    raise FolderError(what, where=file, fix=fix)
+    message = f"does not hold {subject} of this model: {'; '.join(report.faults)}"
+    raise FolderError(message, where=file, fix=fix)
 
 
 def _read_state(
@@ -289,22 +293,27 @@ def _read_state(
     """Return our tensors in fp32, without fresh heads."""
     for copy, name in plan.copies:
         if not torch.equal(weights.read(plan.found[copy]), weights.read(plan.found[name])):
-            what = f"holds different values for {copy} and {name}, which config.json declares tied"
+            message = (
+                f"holds different values for {copy} and {name}, which config.json declares tied"
+            )
             fix = 'If they differ on purpose, set "tie_word_embeddings": false.'
-            raise FolderError(what, where=weights.file, fix=fix)
-    state, bad = {}, []
-    for ours in set(names) - set(plan.report.fresh):
-        place = table.place(ours)
-        parts = [_read_exact(weights, plan.found[name]) for name in place.names]
-        bad += [n for n, part in zip(place.names, parts, strict=True) if not _is_finite(part)]
-        tensor = place.join(parts).contiguous()
+            raise FolderError(message, where=weights.file, fix=fix)
+    state, not_finite = {}, []
+    for tensor_name in set(names) - set(plan.report.fresh):
+        placement = table.place(tensor_name)
+        chunks = [_read_exact(weights, plan.found[name]) for name in placement.names]
+        not_finite += [
+            n for n, chunk in zip(placement.names, chunks, strict=True) if not _is_finite(chunk)
+        ]
+        tensor = placement.join(chunks).contiguous()
         # On some processors matrix products depend on the alignment of the weights in the last
         # bit. Memory of torch is aligned to 64 bytes; a part of a tensor need not be.
-        state[ours] = tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()
-    if bad:
-        what = f"holds NaN or infinity in {len(bad)} of its tensors: {listed(sorted(bad))}"
+        state[tensor_name] = tensor if tensor.data_ptr() % 64 == 0 else tensor.clone()
+    if not_finite:
+        faulty = listed(sorted(not_finite))
+        message = f"holds NaN or infinity in {len(not_finite)} of its tensors: {faulty}"
         fix = "Use a checkpoint from before training diverged, or download the file again."
-        raise FolderError(what, where=weights.file, fix=fix)
+        raise FolderError(message, where=weights.file, fix=fix)
     return state
 
 
@@ -319,9 +328,9 @@ def _read_exact(weights: Weights, name: str) -> Tensor:
     tensor = weights.read(name)
     if not tensor.is_floating_point():
         dtype = str(tensor.dtype).removeprefix("torch.")
-        what = f"holds {name} as {dtype}: quantised weights cannot be read"
+        message = f"holds {name} as {dtype}: quantised weights cannot be read"
         fix = "Use the model's fp32, fp16 or bf16 weights."
-        raise FolderError(what, where=weights.file, fix=fix)
+        raise FolderError(message, where=weights.file, fix=fix)
     return tensor.to(torch.float32)
 
 
@@ -372,16 +381,16 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
         >>> bothways.load("renamed", task="classify")("a good film").label
         'good'
     """
-    place = Path(folder)
-    config = hf_config.write_hf_config(model, tokenizer, labels, problem, place)
+    path = Path(folder)
+    config = hf_config.write_hf_config(model, tokenizer, labels, problem, path)
     architecture = config.architecture
     assert architecture is not None
     if tokenizer is not None and tokenizer.size > model.config.vocab:
         rows = model.config.vocab
-        what = f"the tokenizer has {tokenizer.size} ids, and the model's embedding {rows} rows"
+        message = f"the tokenizer has {tokenizer.size} ids, and the model's embedding {rows} rows"
         fix = "Save the tokenizer that the model was trained with."
-        raise FolderError(what, where=place, fix=fix)
-    check_replaceable(place)
+        raise FolderError(message, where=path, fix=fix)
+    check_replaceable(path)
     digest = {} if tokenizer is None else {VOCABULARY: vocabulary_digest(tokenizer)}
     new = {UNTRAINED: ["pooler"]} if _needs_pooler(model, architecture) else {}
     record = {VERSION: __version__, **digest, **new, **(extra or {}), **config.record}
@@ -394,7 +403,7 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
         files[hf_config.RECORD][CONFIG] = {**config.outputs, **files.pop("config.json", {})}
         weights_file = ADAPTER_WEIGHTS
         files[ADAPTER], tensors = adapter.files(state, config.keys, architecture)
-    with replace_folder(place) as hidden:
+    with replace_folder(path) as hidden:
         for name, tree in files.items():
             (hidden / name).parent.mkdir(exist_ok=True)
             (hidden / name).write_bytes(file_content(tree))
@@ -416,19 +425,23 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
 
 def check_adapter_only(source: str, model: Model, tokenizer: Tokenizer) -> None:
     """Raise ConfigError if PEFT could not open the changes of a model as an adapter of its base."""
-    folder, where = resolve(resolve_run(source)), "lora.adapter_only"
+    folder, location = resolve(resolve_run(source)), "lora.adapter_only"
     fix = "Leave it out: the folder then holds all weights."
     if (folder / ADAPTER).is_file():
-        what = f"needs a whole model as its base, and {source} is an adapter itself"
-        raise ConfigError(what, where=where, fix=fix)
+        message = f"needs a whole model as its base, and {source} is an adapter itself"
+        raise ConfigError(message, where=location, fix=fix)
     architecture = hf_config.write_hf_config(model, tokenizer, (), None, folder).architecture
     family = family_named(hf_config.read_hf_config(folder).model_type)
     if family is None or architecture is None or architecture.own:
-        what = "transformers has no class with this encoder and these heads that PEFT could adapt"
-        raise ConfigError(what, where=where, fix=fix)
+        message = (
+            "transformers has no class with this encoder and these heads that PEFT could adapt"
+        )
+        raise ConfigError(message, where=location, fix=fix)
     if family.other_keys:
-        what = f"the modules of {family.model_type} in transformers have other names than its files"
-        raise ConfigError(what, where=where, fix=fix)
+        message = (
+            f"the modules of {family.model_type} in transformers have other names than its files"
+        )
+        raise ConfigError(message, where=location, fix=fix)
 
 
 def file_content(tree: Any) -> bytes:
@@ -438,18 +451,18 @@ def file_content(tree: Any) -> bytes:
     return (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def check_replaceable(place: Path) -> None:
+def check_replaceable(path: Path) -> None:
     """Raise FolderError if a folder holds anything but a model."""
-    if place.exists() and not place.is_dir():
-        raise FolderError("is a file, not a folder", where=place, fix="Choose another folder.")
-    known = (*MODEL_FILES, *PICKLE_FILES, "README.md")
-    held = sorted(file.name for file in place.iterdir()) if place.exists() else []
-    foreign = [name for name in held if not any(fnmatch.fnmatch(name, k) for k in known)]
+    if path.exists() and not path.is_dir():
+        raise FolderError("is a file, not a folder", where=path, fix="Choose another folder.")
+    reserved = (*MODEL_FILES, *PICKLE_FILES, "README.md")
+    present = sorted(file.name for file in path.iterdir()) if path.exists() else []
+    foreign = [name for name in present if not any(fnmatch.fnmatch(name, k) for k in reserved)]
     if foreign:
-        what = (
+        message = (
             f"holds files of something other than a model, which would be lost: {listed(foreign)}"
         )
-        raise FolderError(what, where=place, fix="Choose an empty or a new folder.")
+        raise FolderError(message, where=path, fix="Choose an empty or a new folder.")
 
 
 def _needs_pooler(model: Model, architecture: Architecture) -> bool:
@@ -477,6 +490,8 @@ def _tensors(
 ) -> dict[str, Tensor]:
     """Return the weights by their names in the file."""
     prefix = table.prefix if architecture.bare else ""
-    theirs = to_theirs(table, state)
-    theirs |= {spare.theirs: theirs[name] for name, spare in table.spares.items() if name in theirs}
-    return {name.removeprefix(prefix): tensor.clone() for name, tensor in theirs.items()}
+    tensors = to_theirs(table, state)
+    tensors |= {
+        spare.theirs: tensors[name] for name, spare in table.spares.items() if name in tensors
+    }
+    return {name.removeprefix(prefix): tensor.clone() for name, tensor in tensors.items()}

@@ -49,8 +49,8 @@ class NativeConfig:
     def __post_init__(self) -> None:
         kinds = [head.kind for head in self.heads]
         if len(set(kinds)) < len(kinds):
-            what = f"must hold at most one head of each kind, not {', '.join(kinds)}"
-            raise ConfigError(what, where="heads")
+            message = f"must hold at most one head of each kind, not {', '.join(kinds)}"
+            raise ConfigError(message, where="heads")
 
 
 def native_architecture(heads: Iterable[Head]) -> Architecture:
@@ -69,22 +69,22 @@ def native_settings(config: EncoderConfig, heads: tuple[Head, ...]) -> dict[str,
 
 
 def read_native(
-    raw: Mapping[str, Any], file: Path, own: Iterable[Head] = ()
+    raw: Mapping[str, Any], file: Path, custom: Iterable[Head] = ()
 ) -> tuple[EncoderConfig, tuple[Head, ...]]:
     """Return the encoder and the heads that a `config.json` in our own format describes.
 
     Args:
-        own: heads from outside the library, which the file may name.
+        custom: heads from outside the library, which the file may name.
 
     Raises:
         FolderError: a key or value is missing, unknown or malformed; it has the dotted path.
     """
     tree = raw.get(NATIVE)
     if not isinstance(tree, Mapping):
-        what = f"{NATIVE}: must be an object with encoder and heads, not {tree!r:.40}"
-        raise FolderError(what, where=file, fix="Save the model again, or copy the file again.")
-    given: dict[str, Head] = {head.kind: head for head in own if head.kind not in HEADS}
-    tree, outside = _without(tree, given, file)
+        message = f"{NATIVE}: must be an object with encoder and heads, not {tree!r:.40}"
+        raise FolderError(message, where=file, fix="Save the model again, or copy the file again.")
+    custom_heads: dict[str, Head] = {head.kind: head for head in custom if head.kind not in HEADS}
+    tree, outside = _without(tree, custom_heads, file)
     try:
         config = configs.read(NativeConfig, tree, where=NATIVE)
         _compare(tree, configs.to_dict(config), NATIVE)
@@ -97,35 +97,37 @@ def read_native(
 
 
 def _without(
-    tree: Mapping[str, Any], given: Mapping[str, Head], file: Path
+    tree: Mapping[str, Any], custom_heads: Mapping[str, Head], file: Path
 ) -> tuple[Mapping[str, Any], list[Head]]:
     """Return the tree without the heads that are given, and these heads."""
-    parts, rest, outside = tree.get("heads"), [], []
-    if not given or not isinstance(parts, list):
+    entries, remaining, outside = tree.get("heads"), [], []
+    if not custom_heads or not isinstance(entries, list):
         return tree, []
-    for part in parts:
-        head = given.get(str(part.get("kind") if isinstance(part, Mapping) else part))
+    for entry in entries:
+        head = custom_heads.get(str(entry.get("kind") if isinstance(entry, Mapping) else entry))
         if head is None:
-            rest.append(part)
-        elif part in (head.kind, configs.to_dict(head)):
+            remaining.append(entry)
+        elif entry in (head.kind, configs.to_dict(head)):
             outside.append(head)
         else:
-            what = f"{NATIVE}.heads: holds {part!r:.80}, and {configs.to_dict(head)} is given"
-            raise FolderError(what, where=file, fix="Give the head that the model was saved with.")
-    return {**tree, "heads": rest}, outside
+            message = f"{NATIVE}.heads: holds {entry!r:.80}, and {configs.to_dict(head)} is given"
+            raise FolderError(
+                message, where=file, fix="Give the head that the model was saved with."
+            )
+    return {**tree, "heads": remaining}, outside
 
 
-def _compare(given: Any, read: Any, where: str) -> None:
+def _compare(raw: Any, parsed: Any, location: str) -> None:
     """Refuse values of another type, which the config reader accepts for the command line."""
-    if isinstance(given, Mapping) and isinstance(read, Mapping):
-        for key in given:
-            _compare(given[key], read[key], join_path(where, str(key)))
-    elif isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
-        for at, pair in enumerate(zip(given, read, strict=True)):
-            _compare(*pair, join_path(where, str(at)))
-    elif isinstance(given, Mapping) and isinstance(read, str):
+    if isinstance(raw, Mapping) and isinstance(parsed, Mapping):
+        for key in raw:
+            _compare(raw[key], parsed[key], join_path(location, str(key)))
+    elif isinstance(raw, list) and isinstance(parsed, list) and len(raw) == len(parsed):
+        for at, pair in enumerate(zip(raw, parsed, strict=True)):
+            _compare(*pair, join_path(location, str(at)))
+    elif isinstance(raw, Mapping) and isinstance(parsed, str):
         pass  # {"kind": "masked"} is written as "masked"
-    elif type(given) is not type(read) and not (type(given) is int and type(read) is float):
-        raise ConfigError(f"must be {read!r:.40}, not {given!r:.40}", where=where)
-    elif isinstance(read, int | float) and not abs(read) <= LARGEST:
-        raise ConfigError(f"must be at most {LARGEST:,}, not {given!r:.40}", where=where)
+    elif type(raw) is not type(parsed) and not (type(raw) is int and type(parsed) is float):
+        raise ConfigError(f"must be {parsed!r:.40}, not {raw!r:.40}", where=location)
+    elif isinstance(parsed, int | float) and not abs(parsed) <= LARGEST:
+        raise ConfigError(f"must be at most {LARGEST:,}, not {raw!r:.40}", where=location)

@@ -73,11 +73,11 @@ def _joined(*digests: str) -> str:
 def _digest_of_files(folder: Path, patterns: tuple[str, ...]) -> str:
     """Return the SHA-256 of names and contents of files, and of those in folders, that match."""
     matching = [
-        place
-        for place in folder.iterdir()
-        if any(fnmatch.fnmatch(place.name, pattern) for pattern in patterns)
+        path
+        for path in folder.iterdir()
+        if any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns)
     ]
-    inner = [file for place in matching if place.is_dir() for file in place.rglob("*")]
+    inner = [file for path in matching if path.is_dir() for file in path.rglob("*")]
     files = sorted(file for file in (*matching, *inner) if file.is_file())
     names = ((file.relative_to(folder).as_posix(), file) for file in files)
     lines = "".join(f"{name} {digest_of_file(file)}\n" for name, file in names)

@@ -49,8 +49,8 @@ def push_to_hub(
         >>> push_to_hub("my-classifier", "me/my-classifier")  # doctest: +SKIP
     """
     if isinstance(source, Model):
-        with tempfile.TemporaryDirectory() as place:
-            folder = Path(place) / "model"
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "model"
             save_model(folder, source, tokenizer, card=card)
             return _upload(folder, repo_id, private, message)
     folder = local_path(source)
@@ -79,6 +79,6 @@ def _upload(folder: Path, repo_id: str, private: bool | None, message: str) -> s
         )
     except failures as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        what = f"cannot be uploaded to the Hub: {lines[0]}"
-        raise FolderError(what, where=repo_id, fix=_FIX) from error
+        description = f"cannot be uploaded to the Hub: {lines[0]}"
+        raise FolderError(description, where=repo_id, fix=_FIX) from error
     return str(commit.commit_url)

@@ -173,8 +173,8 @@ def _download(hub_id: str, files: Sequence[str], inner: str = "") -> Path:
         return Path(snapshot_download(hub_id, allow_patterns=patterns)) / inner
     except GatedRepoError as error:
         fix = "Accept its conditions on its page, then run `hf auth login`."
-        what = "is open only to users who have accepted its conditions"
-        raise FolderError(what, where=hub_id, fix=fix) from error
+        message = "is open only to users who have accepted its conditions"
+        raise FolderError(message, where=hub_id, fix=fix) from error
     except RepositoryNotFoundError as error:
         near = _near_folder(Path(hub_id))
         fix = (
@@ -182,10 +182,10 @@ def _download(hub_id: str, files: Sequence[str], inner: str = "") -> Path:
             if near
             else "Check the name or the path; for a private model, run `hf auth login`."
         )
-        what = "is neither a folder here nor a model on the Hub"
-        raise FolderError(what, where=hub_id, fix=fix) from error
+        message = "is neither a folder here nor a model on the Hub"
+        raise FolderError(message, where=hub_id, fix=fix) from error
     except (OSError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        what = f"is not a folder here, and could not be downloaded from the Hub: {lines[0]}"
+        message = f"is not a folder here, and could not be downloaded from the Hub: {lines[0]}"
         fix = "Check the network, or download it elsewhere and give the folder."
-        raise FolderError(what, where=hub_id, fix=fix) from error
+        raise FolderError(message, where=hub_id, fix=fix) from error

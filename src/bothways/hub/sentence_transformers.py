@@ -152,37 +152,37 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
     Raises:
         FolderError: a file is damaged, or has a module or setting that is not supported.
     """
-    whole = modules_folder(folder)
-    file = whole / PROGRAM
+    root = modules_folder(folder)
+    file = root / PROGRAM
     program = read_object(file, FolderError) if file.is_file() else {}
     settings = folder / "config.json"  # an adapter has none
     config = read_object(settings, FolderError) if settings.is_file() else {}
     section: Any = config.get(_SECTION)
     length = min(positions, _read_length(folder) or positions)
-    named = [config[_OLDEST]] if _OLDEST in config else []
-    named += [section["activation_fn"]] if _has_activation(section) else []
-    if program.get("model_type") == "CrossEncoder" or named:
-        kinds = [kind for kind, _ in _read_modules(whole / MODULES)]
+    activations = [config[_OLDEST]] if _OLDEST in config else []
+    activations += [section["activation_fn"]] if _has_activation(section) else []
+    if program.get("model_type") == "CrossEncoder" or activations:
+        kinds = [kind for kind, _ in _read_modules(root / MODULES)]
         if kinds not in ([], ["Transformer"]):
             fix = "Supported is Transformer alone."
-            raise FolderError(_has_modules(kinds), where=whole / MODULES, fix=fix)
-        activation = _read_activation([*named, program.get("activation_fn")], folder)
+            raise FolderError(_has_modules(kinds), where=root / MODULES, fix=fix)
+        activation = _read_activation([*activations, program.get("activation_fn")], folder)
         return CrossEncoderConfig(activation, length, *_read_prompts(program, file))
-    if not (whole / MODULES).is_file():
+    if not (root / MODULES).is_file():
         return None
-    chain = _read_modules(whole / MODULES)
+    chain = _read_modules(root / MODULES)
     kinds = [kind for kind, _ in chain]
     dense, normalised = kinds.count("Dense"), kinds[-1:] == ["Normalize"]
     static = kinds[:1] == [STATIC]
-    first = [STATIC] if static else ["Transformer", "Pooling"]
-    if kinds != first + ["Dense"] * dense + ["Normalize"] * normalised:
-        raise FolderError(_has_modules(kinds), where=whole / MODULES, fix=_FIX)
+    start = [STATIC] if static else ["Transformer", "Pooling"]
+    if kinds != start + ["Dense"] * dense + ["Normalize"] * normalised:
+        raise FolderError(_has_modules(kinds), where=root / MODULES, fix=_FIX)
     for _, path in chain[1:]:
         if not is_inside(path):
-            what = f"the folder of a module must be in the model's folder, not {path!r:.80}"
-            raise FolderError(what, where=whole / MODULES, fix="Copy the model again.")
+            message = f"the folder of a module must be in the model's folder, not {path!r:.80}"
+            raise FolderError(message, where=root / MODULES, fix="Copy the model again.")
     pooling, include_prompt = (
-        ("mean", True) if static else _read_pooling(whole / chain[1][1] / "config.json")
+        ("mean", True) if static else _read_pooling(root / chain[1][1] / "config.json")
     )
     components, prompts = _read_components(program, file), _read_prompts(program, file)
     return SentenceEncoderConfig(pooling, normalised, components, length, *prompts, include_prompt)
@@ -195,18 +195,18 @@ def read_projection(folder: Path) -> Projection | None:
         FolderError: the files of a layer are missing or damaged, or it has a setting that is not
             supported.
     """
-    whole = modules_folder(folder)
-    chain = _read_modules(whole / MODULES)
-    read = [_read_dense(whole / path) for kind, path in chain if kind == "Dense"]
-    return Projection(*zip(*read, strict=True)) if read else None
+    root = modules_folder(folder)
+    chain = _read_modules(root / MODULES)
+    layers = [_read_dense(root / path) for kind, path in chain if kind == "Dense"]
+    return Projection(*zip(*layers, strict=True)) if layers else None
 
 
 def _read_dense(folder: Path) -> tuple[nn.Linear, Activation | Literal["tanh"] | None]:
     """Return a Dense layer and its activation."""
     file = folder / "config.json"
     if not file.is_file():
-        what = f"names a module Dense, and {folder.name}/config.json is missing"
-        raise FolderError(what, where=folder.parent / MODULES, fix="Copy the model again.")
+        message = f"names a module Dense, and {folder.name}/config.json is missing"
+        raise FolderError(message, where=folder.parent / MODULES, fix="Copy the model again.")
     raw = {
         "bias": True, "activation_function": "torch.nn.modules.activation.Tanh",
         "module_input_name": "sentence_embedding", "module_output_name": None,
@@ -214,22 +214,22 @@ def _read_dense(folder: Path) -> tuple[nn.Linear, Activation | Literal["tanh"] |
     }  # fmt: skip
     name = raw.pop("activation_function")
     if name not in _DENSE_ACTIVATIONS:
-        known = ", ".join(path.rpartition(".")[2] for path in _DENSE_ACTIVATIONS)
-        what = f"has the activation {name!r:.80}"
-        raise FolderError(what, where=file, fix=f"Supported are those of torch: {known}.")
+        supported = ", ".join(path.rpartition(".")[2] for path in _DENSE_ACTIVATIONS)
+        message = f"has the activation {name!r:.80}"
+        raise FolderError(message, where=file, fix=f"Supported are those of torch: {supported}.")
     inputs, outputs, bias = (raw.pop(key, None) for key in ("in_features", "out_features", "bias"))
     if raw.pop("module_output_name") not in (None, "sentence_embedding"):
         raw["module_output_name"] = "another name"
     plain = {"module_input_name": "sentence_embedding", "use_residual": False}
     unsupported = [key for key, value in raw.items() if key not in plain or plain[key] != value]
     if unsupported:
-        what = f"has settings that are not supported: {', '.join(unsupported)[:200]}"
-        raise FolderError(what, where=file, fix=_FIX)
+        message = f"has settings that are not supported: {', '.join(unsupported)[:200]}"
+        raise FolderError(message, where=file, fix=_FIX)
     weights = open_weights(folder)
     shapes = {"linear.weight": (outputs, inputs)} | ({"linear.bias": (outputs,)} if bias else {})
     if {name: tuple(shape) for name, shape in weights.shapes.items()} != shapes:
-        what = f"holds {dict(weights.shapes)!r:.200}, and its config.json says {shapes!r:.200}"
-        raise FolderError(what, where=weights.file, fix="Copy the model again.")
+        message = f"holds {dict(weights.shapes)!r:.200}, and its config.json says {shapes!r:.200}"
+        raise FolderError(message, where=weights.file, fix="Copy the model again.")
     with torch.device("meta"):  # without drawing numbers
         layer = nn.Linear(inputs, outputs, bias=bool(bias))
     layer.to_empty(device="cpu")
@@ -247,16 +247,17 @@ def _has_activation(section: Any) -> bool:
     return isinstance(section, dict) and "activation_fn" in section
 
 
-def _read_activation(named: list[Any], folder: Path) -> ScoreActivation:
+def _read_activation(names: list[Any], folder: Path) -> ScoreActivation:
     """Return the last activation that is named, by its class; without any that of one label."""
     name = next(
-        (each for each in reversed(named) if each is not None), _SCORE_ACTIVATIONS["sigmoid"]
+        (candidate for candidate in reversed(names) if candidate is not None),
+        _SCORE_ACTIVATIONS["sigmoid"],
     )
     kinds = {path.rpartition(".")[2]: activation for activation, path in _SCORE_ACTIVATIONS.items()}
     kind = str(name).rpartition(".")[2]
     if kind not in kinds:
-        what = f"scores are made by {name!r:.80}"
-        raise FolderError(what, where=folder, fix=f"Supported are {' and '.join(kinds)}.")
+        message = f"scores are made by {name!r:.80}"
+        raise FolderError(message, where=folder, fix=f"Supported are {' and '.join(kinds)}.")
     return kinds[kind]
 
 
@@ -266,13 +267,13 @@ def _read_prompts(program: Mapping[str, Any], file: Path) -> tuple[dict[str, str
     if not isinstance(prompts, dict) or not all(
         isinstance(text, str | None) for text in prompts.values()
     ):
-        what = f"prompts must be an object of names and texts, not {prompts!r:.80}"
-        raise FolderError(what, where=file, fix="Copy the model again.")
+        message = f"prompts must be an object of names and texts, not {prompts!r:.80}"
+        raise FolderError(message, where=file, fix="Copy the model again.")
     if default is not None and default not in prompts:
-        what = (
+        message = (
             f"{_DEFAULT} {default!r:.80} is not among its prompts: {', '.join(prompts) or 'none'}"
         )
-        raise FolderError(what, where=file, fix="Set it to null for no prompt.")
+        raise FolderError(message, where=file, fix="Set it to null for no prompt.")
     return {name: text or "" for name, text in prompts.items()}, default
 
 
@@ -282,8 +283,8 @@ def _read_modules(file: Path) -> list[tuple[str, str]]:
     try:
         return [(str(module["type"]).rsplit(".", 1)[-1], str(module["path"])) for module in tree]
     except (TypeError, KeyError) as error:
-        what = "is not a list of modules with type and path"
-        raise FolderError(what, where=file, fix=_FIX) from error
+        message = "is not a list of modules with type and path"
+        raise FolderError(message, where=file, fix=_FIX) from error
 
 
 def _read_pooling(file: Path) -> tuple[Pooling | tuple[Pooling, ...], bool]:
@@ -296,12 +297,12 @@ def _read_pooling(file: Path) -> tuple[Pooling | tuple[Pooling, ...], bool]:
     modes = modes if isinstance(modes, list) else [modes]
     names: dict[Any, Pooling] = {name: name for name in get_args(Pooling)}
     if not modes or not all(isinstance(mode, str) and mode in names for mode in modes):
-        what = f"pools by {' and '.join(map(str, modes))[:80] or 'nothing'}"
-        raise FolderError(what, where=file, fix=f"Supported are {', '.join(names)}.")
+        message = f"pools by {' and '.join(map(str, modes))[:80] or 'nothing'}"
+        raise FolderError(message, where=file, fix=f"Supported are {', '.join(names)}.")
     include_prompt = raw.get("include_prompt", True)
     if not isinstance(include_prompt, bool):
-        what = f"include_prompt must be true or false, not {include_prompt!r:.40}"
-        raise FolderError(what, where=file, fix="Copy the model again.")
+        message = f"include_prompt must be true or false, not {include_prompt!r:.40}"
+        raise FolderError(message, where=file, fix="Copy the model again.")
     return modes[0] if len(modes) == 1 else tuple(modes), include_prompt
 
 
@@ -309,8 +310,8 @@ def _read_components(program: Mapping[str, Any], file: Path) -> int | None:
     """Return the number of components that are kept, None for all of them."""
     count = program.get(_CUT)
     if count is not None and (type(count) is not int or count < 1):
-        what = f"{_CUT} must be a number of components, at least 1, not {count!r:.40}"
-        raise FolderError(what, where=file, fix="Set it to null to keep all.")
+        message = f"{_CUT} must be a number of components, at least 1, not {count!r:.40}"
+        raise FolderError(message, where=file, fix="Set it to null to keep all.")
     return count
 
 
@@ -354,14 +355,14 @@ def save_sentence_folder(
         return
     if PROJECTION in model.heads:  # is in files of its own
         heads = {kind: head for kind, head in model.heads.items() if kind != PROJECTION}
-        whole, model = model, Model(model.config, (), model.encoder)
-        model.specification, model.kept = whole.specification, whole.kept
+        original, model = model, Model(model.config, (), model.encoder)
+        model.specification, model.kept = original.specification, original.kept
         model.heads = nn.ModuleDict(heads)
     architecture = write_hf_config(model, tokenizer, (), None, Path(folder)).architecture
     if architecture is None or architecture.own:
-        what = "transformers has no class for this model, and sentence-transformers needs one"
+        message = "transformers has no class for this model, and sentence-transformers needs one"
         fix = "Save it with save_model, for use with bothways."
-        raise FolderError(what, where=folder, fix=fix)
+        raise FolderError(message, where=folder, fix=fix)
     save_model(folder, model, tokenizer, card=card, extra=extra, extra_files=files)
 
 

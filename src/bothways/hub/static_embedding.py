@@ -89,8 +89,8 @@ class StaticEncoder(nn.Module):
             ConfigError: layers are requested.
         """
         if keep_layers:
-            what = f"a {STATIC} folder has vectors of tokens, and no layers"
-            raise ConfigError(what, where="layers", fix="Set layers=[-1].")
+            message = f"a {STATIC} folder has vectors of tokens, and no layers"
+            raise ConfigError(message, where="layers", fix="Set layers=[-1].")
         return Hidden(self.token(batch.ids), self.token.weight)
 
 
@@ -100,8 +100,8 @@ def static_folder(folder: Path) -> Path | None:
     match read_json(file, FolderError) if file.is_file() else None:
         case [{"type": str(kind), "path": str(path)}, *_] if kind.rpartition(".")[2] == STATIC:
             if path and not is_inside(path):
-                what = f"the folder of a module must be in the model's folder, not {path!r:.80}"
-                raise FolderError(what, where=file, fix="Copy the model again.")
+                message = f"the folder of a module must be in the model's folder, not {path!r:.80}"
+                raise FolderError(message, where=file, fix="Copy the model again.")
             return folder / path
         case _:
             return None
@@ -117,8 +117,8 @@ def read_static(folder: Path) -> tuple[StaticEncoder, StaticTokenizer]:
     weights = open_weights(folder)
     table, (tokenizer, length) = _read_table(weights), _read_tokenizer(folder / "tokenizer.json")
     if tokenizer.size > len(table):
-        what = f"has {len(table):,} vectors for {tokenizer.size:,} tokens"
-        raise FolderError(what, where=weights.file, fix=AGAIN)
+        message = f"has {len(table):,} vectors for {tokenizer.size:,} tokens"
+        raise FolderError(message, where=weights.file, fix=AGAIN)
     # Rows without a token are dropped: the tokenizer's first unused id is that of the zeros.
     return StaticEncoder(table[: tokenizer.size], length), tokenizer
 
@@ -129,8 +129,8 @@ def _read_table(weights: Weights) -> Float[Tensor, "vocab width"]:
     names = {TABLE} if TABLE in shapes else {"embeddings", "mapping", "weights"} & {*shapes}
     main = TABLE if TABLE in shapes else "embeddings"
     if main not in names or len(shapes.get(main, ())) != 2 or names != {*shapes}:
-        what = f"holds {', '.join(sorted(shapes))[:200] or 'nothing'}, not the table of {STATIC}"
-        raise FolderError(what, where=weights.file, fix=AGAIN)
+        message = f"holds {', '.join(sorted(shapes))[:200] or 'nothing'}, not the table of {STATIC}"
+        raise FolderError(message, where=weights.file, fix=AGAIN)
     table = weights.read(main).float()
     if "mapping" in names:
         table = table[weights.read("mapping").long()]
@@ -143,12 +143,12 @@ def _read_tokenizer(file: Path) -> tuple[StaticTokenizer, int]:
     try:
         backend = tokenizers.Tokenizer.from_str(content)
     except Exception as error:  # tokenizers raises nothing narrower
-        what = f"is not a tokenizer that tokenizers {tokenizers.__version__} can read: {error}"
-        raise TokenizerError(what, where=file, fix="Fetch it again.") from error
+        message = f"is not a tokenizer that tokenizers {tokenizers.__version__} can read: {error}"
+        raise TokenizerError(message, where=file, fix="Fetch it again.") from error
     cut = backend.truncation or {}
     if cut.get("direction", "right").lower() != "right":
-        what = "truncates texts at their beginning"
-        raise TokenizerError(what, where=file, fix='Set its "truncation" to null.')
+        message = "truncates texts at their beginning"
+        raise TokenizerError(message, where=file, fix='Set its "truncation" to null.')
     return _tokenizer_from(content), int(cut.get("max_length", UNLIMITED))
 
 

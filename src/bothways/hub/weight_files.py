@@ -71,20 +71,20 @@ def open_weights(folder: Path) -> Weights:
         FolderError: there are none, a file is missing, truncated or corrupt, or a pickle holds
             anything but tensors.
     """
-    for name, read in _READERS.items():
+    for name, open_file in _READERS.items():
         if (folder / name).is_file():
-            return _unwrap(read(folder / name))
-    what = f"holds no weights: none of {', '.join(_READERS)}"
+            return _unwrap(open_file(folder / name))
+    message = f"holds no weights: none of {', '.join(_READERS)}"
     fix = "Weights for TensorFlow, Flax or ONNX alone cannot be read."
-    others = sorted(file.name for file in folder.iterdir() if file.suffix in _SUFFIXES)
-    if others:
-        fix = f"It has {listed(others)}; rename the model's own weights to model.safetensors."
+    files = sorted(file.name for file in folder.iterdir() if file.suffix in _SUFFIXES)
+    if files:
+        fix = f"It has {listed(files)}; rename the model's own weights to model.safetensors."
     if (folder / "onnx").is_dir() or (folder / "openvino").is_dir():
         fix = (
             f"An exported graph is computed with {argument(runtime='onnxruntime')} or "
             f"{argument(runtime='openvino')}."
         )
-    raise FolderError(what, where=folder, fix=fix)
+    raise FolderError(message, where=folder, fix=fix)
 
 
 _WRAPPERS = re.compile(
@@ -154,16 +154,18 @@ def _open_safetensors(file: Path) -> Weights:
             size = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(size))
     except (SafetensorError, OSError, ValueError) as error:
-        what = f"is not a complete safetensors file: {error}"
-        raise FolderError(what, where=file, fix=AGAIN) from error
+        message = f"is not a complete safetensors file: {error}"
+        raise FolderError(message, where=file, fix=AGAIN) from error
 
     def read(name: str) -> Tensor:
         """Return a tensor; a copy in memory, aligned as all memory of torch."""
         entry = header[name]
         dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
-            what = f"holds {name} as {entry['dtype']}, which cannot be read"
-            raise FolderError(what, where=file, fix="Use the model's fp32, fp16 or bf16 weights.")
+            message = f"holds {name} as {entry['dtype']}, which cannot be read"
+            raise FolderError(
+                message, where=file, fix="Use the model's fp32, fp16 or bf16 weights."
+            )
         tensor = torch.empty(math.prod(shapes[name]), dtype=dtype)
         target = tensor.view(torch.uint8).numpy().data
         with file.open("rb", buffering=0) as stream:
@@ -195,13 +197,13 @@ def _open_pickle(file: Path) -> Weights:
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except _PICKLE_ERRORS as error:
-        what = "is refused: it is not a plain pickle of tensors, and other pickles can run code"
-        raise FolderError(what, where=file, fix="Use the model's safetensors file.") from error
+        message = "is refused: it is not a plain pickle of tensors, and other pickles can run code"
+        raise FolderError(message, where=file, fix="Use the model's safetensors file.") from error
     if not isinstance(state, dict) or not all(
         isinstance(name, str) and _is_plain(value) for name, value in state.items()
     ):
-        what = "is refused: it holds more than dense tensors by name"
-        raise FolderError(what, where=file, fix="Save the model's state_dict.")
+        message = "is refused: it holds more than dense tensors by name"
+        raise FolderError(message, where=file, fix="Save the model's state_dict.")
     tensors: dict[str, Tensor] = state
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     # The tensors of a pickle may be views of each other.
@@ -217,12 +219,12 @@ def _is_plain(value: object) -> bool:
 
 def _open_shards(index: Path) -> Weights:
     shard_of = _weight_map(index)
-    read = _READERS[index.name.removesuffix(".index.json")]
-    shards = {name: read(index.parent / name) for name in sorted(set(shard_of.values()))}
+    open_file = _READERS[index.name.removesuffix(".index.json")]
+    shards = {name: open_file(index.parent / name) for name in sorted(set(shard_of.values()))}
     for tensor, name in shard_of.items():
         if tensor not in shards[name].shapes:
-            what = f"says that {name} holds {tensor}, which it does not"
-            raise FolderError(what, where=index, fix=AGAIN)
+            message = f"says that {name} holds {tensor}, which it does not"
+            raise FolderError(message, where=index, fix=AGAIN)
     return Weights(
         index,
         {tensor: shards[name].shapes[tensor] for tensor, name in shard_of.items()},
@@ -237,8 +239,8 @@ def _weight_map(index: Path) -> dict[str, str]:
     files = {file.name for file in index.parent.iterdir() if file.is_file()}
     for name in shard_of.values():
         if not isinstance(name, str) or name not in files:
-            what = f"names a shard that is not in its folder: {name!r:.80}"
-            raise FolderError(what, where=index, fix="Download all shards.")
+            message = f"names a shard that is not in its folder: {name!r:.80}"
+            raise FolderError(message, where=index, fix="Download all shards.")
     return shard_of
 
 

@@ -28,11 +28,11 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation = config.activation
         self.gated = isinstance(config.mlp, Gated)
-        parts = 2 if self.gated else 1
+        branches = 2 if self.gated else 1
         bias = config.bias.mlp and config.bias.up
-        self.up = nn.Linear(config.width, parts * config.intermediate_size, bias=bias)
+        self.up = nn.Linear(config.width, branches * config.intermediate_size, bias=bias)
         self.down = nn.Linear(config.intermediate_size, config.width, bias=config.bias.mlp)
-        self.hidden_matrices = {"up.weight": parts, "down.weight": 1}  # stacked in each weight
+        self.hidden_matrices = {"up.weight": branches, "down.weight": 1}  # stacked in each weight
         self.dropout = Dropout(config.mlp.dropout if isinstance(config.mlp, Gated) else 0.0)
 
     def forward(self, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
@@ -112,8 +112,8 @@ class Block(nn.Module):
             x = start + self.attention_dropout(self.attention.out(heads))
             return x + self.mlp_dropout(self.mlp(self.mlp_norm(x)))  # type: ignore[no-any-return]
         rates = (self.attention_dropout.rate, self.mlp_dropout.rate)
-        first, second = rates if self.training else (0.0, 0.0)
-        x = add_norm(start, self.attention.out(heads), first, self.attention_norm)
+        attention_rate, second = rates if self.training else (0.0, 0.0)
+        x = add_norm(start, self.attention.out(heads), attention_rate, self.attention_norm)
         return add_norm(x, self.mlp(x), second, self.mlp_norm)
 
 

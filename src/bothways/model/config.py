@@ -116,11 +116,13 @@ class Sharing:
     parts: Literal["all", "attention", "mlp"] = "all"
 
     def __post_init__(self) -> None:
-        where = "encoder.sharing"
-        require_at_least(1, where, groups=self.groups, layers_per_group=self.layers_per_group)
+        location = "encoder.sharing"
+        require_at_least(1, location, groups=self.groups, layers_per_group=self.layers_per_group)
         if self.parts != "all" and self.layers_per_group > 1:
-            what = f"must be 1 where layers share {self.parts} alone, not {self.layers_per_group}"
-            raise ConfigError(what, where=f"{where}.layers_per_group")
+            message = (
+                f"must be 1 where layers share {self.parts} alone, not {self.layers_per_group}"
+            )
+            raise ConfigError(message, where=f"{location}.layers_per_group")
 
 
 DropoutPlace = Literal["sum", "embedding", "attention", "mlp"]
@@ -292,13 +294,13 @@ class EncoderConfig:
         position = self.position
         return position.bases[layer % len(position.bases)] if isinstance(position, Rotary) else None
 
-    def dropout_at(self, place: DropoutPlace) -> float:
+    def dropout_at(self, site: DropoutPlace) -> float:
         """Return the rate at a place."""
         rates = self.dropout
-        if place not in rates.places:
+        if site not in rates.places:
             return 0.0
-        own = rates.embedding if place in ("sum", "embedding") else None
-        return rates.hidden if own is None else own
+        specific = rates.embedding if site in ("sum", "embedding") else None
+        return rates.hidden if specific is None else specific
 
     @property
     def head_dropout(self) -> float:
@@ -311,41 +313,47 @@ class EncoderConfig:
         require_at_least(0, "encoder", segments=self.segments, task_types=self.task_types)
         _require_positive(norm_epsilon=self.norm_epsilon, initial_range=self.initial_range)
         if self.width % self.heads:
-            what = f"width {self.width} cannot be divided among {self.heads} heads"
+            message = f"width {self.width} cannot be divided among {self.heads} heads"
             fix = f"Use a number of heads that divides {self.width}."
-            raise ConfigError(what, where="encoder.heads", fix=fix)
+            raise ConfigError(message, where="encoder.heads", fix=fix)
         if self.key_value_heads is not None:
             self._check_groups(self.key_value_heads)
         if self.sharing is not None and self.sharing.groups > self.depth:
-            what = f"{self.sharing.groups} groups cannot share {self.depth} layers"
+            message = f"{self.sharing.groups} groups cannot share {self.depth} layers"
             fix = f"Use at most {self.depth}."
-            raise ConfigError(what, where="encoder.sharing.groups", fix=fix)
+            raise ConfigError(message, where="encoder.sharing.groups", fix=fix)
         if not self.patterns:
-            what = "must hold at least one pattern"
-            raise ConfigError(what, where="encoder.patterns", fix='Full attention is ["full"].')
+            message = "must hold at least one pattern"
+            raise ConfigError(message, where="encoder.patterns", fix='Full attention is ["full"].')
         self._check_position()
         _check_pad(self.pad, self.vocab)
 
     def _check_groups(self, groups: int) -> None:
-        where = "encoder.key_value_heads"
+        location = "encoder.key_value_heads"
         require_at_least(1, "encoder", key_value_heads=groups)
         if self.heads % groups:
-            what = f"{self.heads} heads cannot be divided among {groups} heads of keys and values"
-            raise ConfigError(what, where=where, fix=f"Use a number that divides {self.heads}.")
+            message = (
+                f"{self.heads} heads cannot be divided among {groups} heads of keys and values"
+            )
+            raise ConfigError(
+                message, where=location, fix=f"Use a number that divides {self.heads}."
+            )
         if isinstance(self.position, Disentangled) or not self.bias.key:
-            what = "cannot be combined with disentangled positions or keys without a bias"
-            raise ConfigError(what, where=where, fix="Leave it out.")
+            message = "cannot be combined with disentangled positions or keys without a bias"
+            raise ConfigError(message, where=location, fix="Leave it out.")
 
     def _check_position(self) -> None:
         position, heads, width = self.position, self.heads, self.width
         if isinstance(position, Rotary) and width // heads % 2:
-            what = f"rotary positions need an even head size, but width / heads = {width // heads}"
-            raise ConfigError(what, where="encoder.heads", fix="Use heads of an even width.")
+            message = (
+                f"rotary positions need an even head size, but width / heads = {width // heads}"
+            )
+            raise ConfigError(message, where="encoder.heads", fix="Use heads of an even width.")
         convolution = position.convolution if isinstance(position, Disentangled) else None
         if convolution is not None and width % convolution.groups:
-            what = f"width {width} cannot be divided among {convolution.groups} groups"
+            message = f"width {width} cannot be divided among {convolution.groups} groups"
             fix = f"Use a number that divides {width}."
-            raise ConfigError(what, where="encoder.position.convolution.groups", fix=fix)
+            raise ConfigError(message, where="encoder.position.convolution.groups", fix=fix)
         sparse = self.has_global_attention or any(isinstance(p, Blocks) for p in self.patterns)
         if self.has_relative_scores and sparse:
             relative = isinstance(position, Disentangled)

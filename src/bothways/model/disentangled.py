@@ -26,15 +26,18 @@ from bothways.model.kernels.dropout import Dropout
 def distances_of(position: positions.Position, layout: Layout) -> Distances | None:
     """Return the rows of the table that the sequences of a layout need; None without a table."""
     device = layout.positions.device
-    distances = [torch.arange(part.longest - 1, -part.longest, -1) for part in layout.rectangles]
+    distances = [
+        torch.arange(rectangle.longest - 1, -rectangle.longest, -1)
+        for rectangle in layout.rectangles
+    ]
     match position:
         case positions.Disentangled():
             # Rows of shorter sequences are in the middle of those of longer ones.
-            rows = [row_of(position, each) for each in distances]
+            rows = [row_of(position, values) for values in distances]
             start, stop = min(int(row[-1]) for row in rows), max(int(row[0]) for row in rows) + 1
             return Distances(start, stop, tuple((row - start).to(device) for row in rows))
         case positions.Learned(bias=positions.DistanceBias() as bias):
-            rows = [bucket_of(bias, each) for each in distances]
+            rows = [bucket_of(bias, values) for values in distances]
             return Distances(0, bias.buckets, tuple(row.to(device) for row in rows))
         case _:
             return None
@@ -84,10 +87,10 @@ def row_of(position: positions.Disentangled, distances: Int[Tensor, " n"]) -> In
 
     Distance 0 has the row `span`; distances beyond the table have the first or the last row.
     """
-    places = distances
+    rows = distances
     if position.buckets is not None:
-        places = _bucket(distances, position.buckets, position.farthest)
-    return (places + position.span).clamp(0, 2 * position.span - 1)
+        rows = _bucket(distances, position.buckets, position.farthest)
+    return (rows + position.span).clamp(0, 2 * position.span - 1)
 
 
 def _bucket(distances: Int[Tensor, " n"], buckets: int, farthest: int) -> Int[Tensor, " n"]:
@@ -138,9 +141,9 @@ class NgramConvolution(nn.Module):
         self, x: Float[Tensor, "tokens width"], y: Float[Tensor, "tokens width"], layout: Layout
     ) -> Float[Tensor, "tokens width"]:
         """Add the convolution of the embeddings `x` to the first layer's output `y`."""
-        parts = [
-            part.unpad(self.conv(part.pad(x).transpose(1, 2)).transpose(1, 2))
-            for part in layout.rectangles
+        outputs = [
+            rectangle.unpad(self.conv(rectangle.pad(x).transpose(1, 2)).transpose(1, 2))
+            for rectangle in layout.rectangles
         ]
-        result: Tensor = self.norm(y + activate(self.activation, self.dropout(torch.cat(parts))))
+        result: Tensor = self.norm(y + activate(self.activation, self.dropout(torch.cat(outputs))))
         return result

@@ -53,8 +53,10 @@ class Embedding(nn.Module):
     def tables(self) -> dict[str, nn.Embedding]:
         """Return the learned tables among "token", "position", "segment" and "task"."""
         names = ("token", "position", "segment", "task")
-        parts = {name: getattr(self, name) for name in names}
-        return {name: part for name, part in parts.items() if isinstance(part, nn.Embedding)}
+        modules = {name: getattr(self, name) for name in names}
+        return {
+            name: module for name, module in modules.items() if isinstance(module, nn.Embedding)
+        }
 
     def forward(
         self, batch: Batch
@@ -99,8 +101,8 @@ def look_up(
     if weight.device.type != "cpu" or not (plain and learns) or is_tracing():
         return table(ids), weight
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else weight.dtype
-    rows, whole = _LookUp.apply(weight, ids, dtype)  # type: ignore[no-untyped-call]
-    return rows, whole
+    rows, full = _LookUp.apply(weight, ids, dtype)  # type: ignore[no-untyped-call]
+    return rows, full
 
 
 class _LookUp(torch.autograd.Function):
@@ -110,8 +112,8 @@ class _LookUp(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(ids)
         ctx.shape, ctx.dtype = weight.shape, weight.dtype
-        whole = weight.view_as(weight) if dtype is weight.dtype else weight.to(dtype)
-        return nn.functional.embedding(ids, weight), whole
+        table = weight.view_as(weight) if dtype is weight.dtype else weight.to(dtype)
+        return nn.functional.embedding(ids, weight), table
 
     @staticmethod
     @once_differentiable
@@ -178,5 +180,5 @@ def sinusoids(
     steps = torch.arange(pairs, dtype=torch.float64, device=positions.device)
     angles = positions[:, None] * torch.exp(steps * (-2 * math.log(10_000) / width))
     joined = torch.stack if interleaved else torch.cat
-    both = joined([angles.sin(), angles.cos()], -1).flatten(1)
-    return both[:, :width].float()
+    features = joined([angles.sin(), angles.cos()], -1).flatten(1)
+    return features[:, :width].float()

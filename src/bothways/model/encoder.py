@@ -108,18 +108,18 @@ class Encoder(nn.Module):
                 After the last block's attention, which reads all tokens, only these are computed.
         """
         x, table = self.embedding(batch)
-        before, layers, tokens, depth = x, [x], len(x), self.config.depth
+        previous, layers, tokens, depth = x, [x], len(x), self.config.depth
         end = self.layer(depth - 1)[-1]
         cut = only is not None and not keep_layers and (depth > 1 or self.convolution is None)
         views = self._views(batch)
         relative = self._relative(views[0])
-        again = self.recompute and self.training and torch.is_grad_enabled()
+        recompute = self.recompute and self.training and torch.is_grad_enabled()
         for layer, view in enumerate(views):
             for block in self.layer(layer):
-                before = x
+                previous = x
                 if layer == depth - 1 and block is end:
                     x = block(x, view, relative, only=only if cut else None)
-                elif again:
+                elif recompute:
                     x = checkpoint(block, x, view, relative, use_reentrant=False)
                 else:
                     x = block(x, view, relative)
@@ -127,15 +127,15 @@ class Encoder(nn.Module):
                 x = self.convolution(layers[0], x, batch.layout)
             if keep_layers:  # otherwise a prediction would hold the output of every layer
                 layers.append(x)
-        last = self.norm(x)
+        output = self.norm(x)
         if only is not None and cut:
-            last = spread(last, only, tokens)
-        return Hidden(last, table, (*layers[:-1], last) if keep_layers else (), before)
+            output = spread(output, only, tokens)
+        return Hidden(output, table, (*layers[:-1], output) if keep_layers else (), previous)
 
     def decode(
         self,
         batch: Batch,
-        before: Float[Tensor, "tokens width"],
+        previous: Float[Tensor, "tokens width"],
         queries: Float[Tensor, "tokens width"],
         only: Int[Tensor, " asked"] | None = None,
     ) -> Float[Tensor, "tokens width"]:
@@ -145,15 +145,15 @@ class Encoder(nn.Module):
 
         Args:
             batch: as it was encoded.
-            before: the input of the last block.
+            previous: the input of the last block.
             queries: what attends to it first; the result attends to it again.
             only: as in `forward`.
         """
         view = self._views(batch)[-1]
         block, relative = self.layer(self.config.depth - 1)[-1], self._relative(view)
-        queries = block(before, view, relative, queries)
-        result: Tensor = self.norm(block(before, view, relative, queries, only))
-        return result if only is None else spread(result, only, len(before))
+        queries = block(previous, view, relative, queries)
+        result: Tensor = self.norm(block(previous, view, relative, queries, only))
+        return result if only is None else spread(result, only, len(previous))
 
     def _views(self, batch: Batch) -> list[AttentionView]:
         return attention_views(
@@ -173,7 +173,7 @@ Attentions = list[Float[Tensor, "heads _ _"]]
 
 
 @contextlib.contextmanager
-def recorded_attentions(encoder: nn.Module, wanted: bool = True) -> Iterator[list[Attentions]]:
+def recorded_attentions(encoder: nn.Module, enabled: bool = True) -> Iterator[list[Attentions]]:
     """Collect the attention probabilities of a forward pass, if wanted, an entry for each block.
 
         with recorded_attentions(encoder) as found:
@@ -184,16 +184,16 @@ def recorded_attentions(encoder: nn.Module, wanted: bool = True) -> Iterator[lis
     Raises:
         ConfigError: a layer reads random blocks (BigBird) of a long sequence.
     """
-    found: list[Attentions] = []
+    recorded: list[Attentions] = []
 
     def record(module: nn.Module, arguments: tuple[Any, ...]) -> None:
         """Keep the probabilities of a block that is about to run."""
         assert isinstance(module, Attention)
-        found.append(module.probabilities(*arguments[:3]))
+        recorded.append(module.probabilities(*arguments[:3]))
 
-    blocks = [module for module in encoder.modules() if wanted and isinstance(module, Attention)]
+    blocks = [module for module in encoder.modules() if enabled and isinstance(module, Attention)]
     with _hooked([block.register_forward_pre_hook(record) for block in blocks]):
-        yield found
+        yield recorded
 
 
 @contextlib.contextmanager
@@ -211,19 +211,19 @@ def recorded_projections(
     Queries and keys are as before rotary positions. Vectors of relative positions, which some
     encoders project in the same product, follow those of the tokens.
     """
-    found: dict[int, Tensor] = {}
+    recorded: dict[int, Tensor] = {}
     depth, calls = encoder.config.depth, itertools.count()
-    each = encoder.config.steps // depth
+    repeats = encoder.config.steps // depth
 
     def record(module: nn.Module, arguments: object, output: Tensor) -> None:
         """Keep what a block has made, if it is the last one of a wanted layer."""
-        layer, place = divmod(next(calls), each)
-        if place == each - 1 and layer + 1 in layers:
-            found[layer + 1] = output
+        layer, step = divmod(next(calls), repeats)
+        if step == repeats - 1 and layer + 1 in layers:
+            recorded[layer + 1] = output
 
     blocks = [module for module in encoder.modules() if isinstance(module, Attention)]
     with _hooked([block.projections.register_forward_hook(record) for block in blocks]):
-        yield found
+        yield recorded
 
 
 @contextlib.contextmanager

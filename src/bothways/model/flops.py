@@ -49,8 +49,8 @@ def _seen_in_blocks(pattern: Blocks, length: int) -> float:
     if length <= pattern.dense:
         return float(length)
     size, count = pattern.size, -(-length // pattern.size)
-    last = length - (count - 1) * size
-    outer, inner = size + last, (count - 2) * size
+    last_size = length - (count - 1) * size
+    outer, inner = size + last_size, (count - 2) * size
     # Of the inner blocks the first and the last have a global neighbour, which counts already.
     near = 3 * inner - 2 * size
     return (outer * length + inner * (outer + pattern.random * size) + size * near) / length
@@ -73,13 +73,13 @@ def forward_flops(
         length: tokens of a sequence.
         predicted: the share of tokens that the masked LM head predicts.
     """
-    wanted = with_pooler(config, heads)
-    of_heads = sum(_head_flops(config, head, length, predicted) for head in wanted)
+    specification = with_pooler(config, heads)
+    of_heads = sum(_head_flops(config, head, length, predicted) for head in specification)
     blocks = sum(_block_flops(config, layer, length) for layer in range(config.depth))
     projection = 0 if config.embedding is None else 2 * config.embedding * config.width
-    unread = (1 - _share_read(config, wanted, length, predicted)) * _tail_flops(config)
+    unread = (1 - _share_read(config, specification, length, predicted)) * _tail_flops(config)
     encoder = projection + blocks * (config.steps // config.depth) + _convolution_flops(config)
-    if MaskedHead() in wanted:
+    if MaskedHead() in specification:
         of_heads += _decoder_flops(config, length, predicted)
     return encoder - unread + of_heads
 
@@ -147,14 +147,15 @@ def _share_read(
 
     It is 1 for a pooler alone or no head: then all vectors are the result.
     """
-    wanted = set(heads)
-    if wanted <= {PoolerHead()} or (config.depth == 1 and _convolution_flops(config)):
+    specification = set(heads)
+    if specification <= {PoolerHead()} or (config.depth == 1 and _convolution_flops(config)):
         return 1.0
-    masked = predicted if MaskedHead() in wanted else 0.0
-    others = [
-        1 / length if head.reads_one_token(config) else 1.0 for head in wanted - {MaskedHead()}
+    masked = predicted if MaskedHead() in specification else 0.0
+    rest_blocks = [
+        1 / length if head.reads_one_token(config) else 1.0
+        for head in specification - {MaskedHead()}
     ]
-    return min(1.0, masked + max(others, default=0.0))
+    return min(1.0, masked + max(rest_blocks, default=0.0))
 
 
 def kept_floats(
@@ -175,17 +176,17 @@ def kept_floats(
     plain = not config.has_relative_scores
     cpu, attention = device.type == "cpu", []
     for pattern in (config.pattern(layer) for layer in range(config.depth)):
-        whole = sees_all(pattern, length)
+        full = sees_all(pattern, length)
         dtype = resolve_precision(precision, device) if cpu else torch.bfloat16
         call = AttentionCall(
             device, dtype, config.width // config.heads, length,
             pattern, config.dropout.attention, learning=True, relative=not plain,
         )  # fmt: skip
-        fused = plain and whole and not cpu
+        fused = plain and full and not cpu
         shares = 0.0 if fused else 2 * config.heads * seen(pattern, length)
         compiled = cpu and choose(call) == Compiled()
         attention.append(0.0 if compiled else 4.0 * config.width + shares)
-    blocks = [12.0 * config.width + 2 * config.intermediate_size + each for each in attention]
+    blocks = [12.0 * config.width + 2 * config.intermediate_size + value for value in attention]
     if recompute:
         return (config.steps - 1) * config.width + max(blocks)
     return sum(blocks) * (config.steps // config.depth)

@@ -102,14 +102,14 @@ class OwnOutput(nn.Module):
     Source: RoBERTa's, ELECTRA's and DistilBERT's classification heads, and all of ModernBERT's.
     """
 
-    def __init__(self, config: EncoderConfig, own: Own, outputs: int, dropout: float) -> None:
+    def __init__(self, config: EncoderConfig, inner: Own, outputs: int, dropout: float) -> None:
         super().__init__()
-        self.activation, self.reads = own.activation, own.reads
+        self.activation, self.reads = inner.activation, inner.reads
         self.causal = config.is_causal
-        self.first = Dropout(dropout if own.dropout_first else own.input_dropout)
+        self.first = Dropout(dropout if inner.dropout_first else inner.input_dropout)
         self.dropout = Dropout(dropout)
         self.inner = nn.Linear(config.width, config.width, bias=config.bias.head)
-        self.norm = layer_norm(config) if own.norm else nn.Identity()
+        self.norm = layer_norm(config) if inner.norm else nn.Identity()
         self.dense = nn.Linear(config.width, outputs)
         initialise(self, config.initial_range)
 

@@ -67,8 +67,8 @@ class MaskedHead(HeadValue):
     def build(self, config: EncoderConfig) -> nn.Module:
         """Return a `MaskedOutput`."""
         if config.readout.masked == "direct" and config.embedding is not None:
-            what = "a direct head reads the encoder's width, and the embeddings have another"
-            raise ConfigError(what, where="encoder.readout.masked", fix="Use an activation.")
+            message = "a direct head reads the encoder's width, and the embeddings have another"
+            raise ConfigError(message, where="encoder.readout.masked", fix="Use an activation.")
         return head_modules.MaskedOutput(config)
 
 
@@ -289,9 +289,13 @@ def token_head(config: EncoderConfig) -> MaskedHead | NextTokenHead:
 
 def with_pooler(config: EncoderConfig, heads: Iterable[Head]) -> tuple[Head, ...]:
     """Return these heads, with the pooler in front if one of them reads it."""
-    wanted = tuple(heads)
-    needs = any(head.reads_pooler(config) for head in wanted)
-    return (PoolerHead(), *wanted) if needs and PoolerHead() not in wanted else wanted
+    specification = tuple(heads)
+    needs = any(head.reads_pooler(config) for head in specification)
+    return (
+        (PoolerHead(), *specification)
+        if needs and PoolerHead() not in specification
+        else specification
+    )
 
 
 def _output(

@@ -44,28 +44,28 @@ class _Undrawn(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        named = kwargs or {}
+        arguments = kwargs or {}
         if func.__name__.endswith(("normal_", "uniform_")):
-            return args[0] if args else named["tensor"]
-        return func(*args, **named)
+            return args[0] if args else arguments["tensor"]
+        return func(*args, **arguments)
 
 
 def initialise(module: nn.Module, initial_range: float) -> None:
     """Initialise Linear, Conv1d, Embedding and norm layers with torch's generator."""
-    for part in module.modules():
-        match part:
+    for submodule in module.modules():
+        match submodule:
             case nn.Linear() | nn.Conv1d():
-                truncated_normal(part.weight, initial_range)
-                if part.bias is not None:
-                    nn.init.zeros_(part.bias)
+                truncated_normal(submodule.weight, initial_range)
+                if submodule.bias is not None:
+                    nn.init.zeros_(submodule.bias)
             case nn.Embedding():
-                truncated_normal(part.weight, initial_range)
+                truncated_normal(submodule.weight, initial_range)
             case nn.LayerNorm():
-                nn.init.ones_(part.weight)
-                if part.bias is not None:
-                    nn.init.zeros_(part.bias)
+                nn.init.ones_(submodule.weight)
+                if submodule.bias is not None:
+                    nn.init.zeros_(submodule.bias)
             case nn.RMSNorm():
-                nn.init.ones_(part.weight)
+                nn.init.ones_(submodule.weight)
 
 
 @torch.no_grad()

@@ -32,19 +32,19 @@ def chosen_layers(choice: LayerChoice, depth: int) -> tuple[int, ...]:
         case "embeddings":
             return (0,)
         case "second_to_last":
-            wanted = range(depth - 1, depth)
+            layers = range(depth - 1, depth)
         case "last":
-            wanted = range(depth, depth + 1)
+            layers = range(depth, depth + 1)
         case "weighted_last_four" | "concat_last_four":
-            wanted = range(depth - FOUR + 1, depth + 1)
+            layers = range(depth - FOUR + 1, depth + 1)
         case "weighted_all":
-            wanted = range(1, depth + 1)
+            layers = range(1, depth + 1)
         case _:
             assert_never(choice)
-    if wanted[0] < 1:
-        what = f"{choice!r} needs more blocks than the encoder's {depth}"
-        raise ConfigError(what, where="layers", fix="Choose last.")
-    return tuple(wanted)
+    if layers[0] < 1:
+        message = f"{choice!r} needs more blocks than the encoder's {depth}"
+        raise ConfigError(message, where="layers", fix="Choose last.")
+    return tuple(layers)
 
 
 class LayerSum(nn.Module):

@@ -139,14 +139,14 @@ class Model(nn.Module):
 
     def _check(self, batch: object) -> None:
         if not isinstance(batch, Batch):
-            what = f"a model reads a Batch, not a {type(batch).__name__}"
-            raise ConfigError(what, where="batch", fix="Give model.tokenizer.batch(texts).")
-        most = self.config.max_positions
-        if batch.layout.max_seqlen > most:
+            message = f"a model reads a Batch, not a {type(batch).__name__}"
+            raise ConfigError(message, where="batch", fix="Give model.tokenizer.batch(texts).")
+        positions = self.config.max_positions
+        if batch.layout.max_seqlen > positions:
             number, length = max(enumerate(batch.layout.lengths), key=lambda pair: pair[1])
-            what = f"text {number} has {length} tokens, and the model {most} positions"
-            fix = f"Cut longer texts: tokenizer.batch(texts, length={most})."
-            raise ConfigError(what, where="batch", fix=fix)
+            message = f"text {number} has {length} tokens, and the model {positions} positions"
+            fix = f"Cut longer texts: tokenizer.batch(texts, length={positions})."
+            raise ConfigError(message, where="batch", fix=fix)
 
     def read(self, kind: str, batch: Batch) -> Float[Tensor, "rows ..."]:
         """Return the outputs of a head, from no more vectors than it reads.
@@ -176,8 +176,8 @@ class Model(nn.Module):
             ConfigError: the model does not have the head, or it is not one of the library.
         """
         if kind not in self.heads:
-            what = f"the model has no head {kind!r}; it has {', '.join(self.heads) or 'none'}"
-            raise ConfigError(what, where="heads", fix="Name one that it has.")
+            message = f"the model has no head {kind!r}; it has {', '.join(self.heads) or 'none'}"
+            raise ConfigError(message, where="heads", fix="Name one that it has.")
         head, layout = self.heads[kind], batch.layout
         result: Tensor
         match head:
@@ -190,13 +190,15 @@ class Model(nn.Module):
             case head_modules.OwnOutput() if self._is_of_sequences(kind):
                 result = head(head.pool(hidden.last, layout))
             case head_modules.LinearOutput() if self._is_of_sequences(kind):
-                read = self.heads["pooler"](hidden.last, layout) if pooled is None else pooled
-                result = head(read)
+                inputs = self.heads["pooler"](hidden.last, layout) if pooled is None else pooled
+                result = head(inputs)
             case head_modules.LinearOutput() | head_modules.OwnOutput() | head_modules.DeepOutput():
                 result = head(hidden.last)
             case _:
-                what = f"the head {kind!r} is not one of the library"
-                raise ConfigError(what, where="heads", fix=f"Call model.heads[{kind!r}] yourself.")
+                message = f"the head {kind!r} is not one of the library"
+                raise ConfigError(
+                    message, where="heads", fix=f"Call model.heads[{kind!r}] yourself."
+                )
         return result
 
     def _value(self, kind: str) -> Head | None:

@@ -87,16 +87,24 @@ def parameter_table(config: EncoderConfig, heads: Iterable[Head] = ()) -> Parame
             model = Model(config, heads)
     except RuntimeError as error:  # torch's, for sizes beyond 64 bits
         raise ConfigError(f"the tensors would be too large: {error}", where="encoder") from error
-    parts = _PARTS | {head.title: rf"heads\.{head.kind}\..*" for head in model.specification}
-    found: dict[str, list[tuple[int, ...]]] = {part: [] for part in parts}
+    patterns = _PARTS | {head.title: rf"heads\.{head.kind}\..*" for head in model.specification}
+    shapes_by_component: dict[str, list[tuple[int, ...]]] = {
+        component: [] for component in patterns
+    }
     for name, parameter in model.named_parameters():
-        part = next(part for part, names in parts.items() if re.fullmatch(names, name))
-        found[part].append(tuple(parameter.shape))
-    entries = (_entry(part, shapes, part in _TEXTBOOK) for part, shapes in found.items() if shapes)
+        component = next(
+            component for component, names in patterns.items() if re.fullmatch(names, name)
+        )
+        shapes_by_component[component].append(tuple(parameter.shape))
+    entries = (
+        _entry(component, shapes, component in _TEXTBOOK)
+        for component, shapes in shapes_by_component.items()
+        if shapes
+    )
     return ParameterTable(tuple(entries))
 
 
-def _entry(part: str, shapes: list[tuple[int, ...]], textbook: bool) -> ParameterEntry:
+def _entry(component: str, shapes: list[tuple[int, ...]], textbook: bool) -> ParameterEntry:
     """Sum up a part: equal shapes are written once."""
     sizes = {shape: math.prod(shape) for shape in shapes}
     written = [
@@ -105,4 +113,4 @@ def _entry(part: str, shapes: list[tuple[int, ...]], textbook: bool) -> Paramete
         for shape in sizes
     ]
     count = sum(sizes[shape] for shape in shapes)
-    return ParameterEntry(part, " + ".join(written), count, textbook)
+    return ParameterEntry(component, " + ".join(written), count, textbook)

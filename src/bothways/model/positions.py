@@ -27,13 +27,13 @@ class DistanceBias:
     max_distance: int = 128
 
     def __post_init__(self) -> None:
-        where = "encoder.position.bias"
-        require_at_least(4, where, buckets=self.buckets)
+        location = "encoder.position.bias"
+        require_at_least(4, location, buckets=self.buckets)
         if self.buckets % 4:
             raise ConfigError(
-                f"must be a multiple of 4, not {self.buckets}", where=f"{where}.buckets"
+                f"must be a multiple of 4, not {self.buckets}", where=f"{location}.buckets"
             )
-        require_at_least(self.buckets // 4 + 1, where, max_distance=self.max_distance)
+        require_at_least(self.buckets // 4 + 1, location, max_distance=self.max_distance)
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ class Rotary:
     def __post_init__(self) -> None:
         require_at_least(1, "encoder.position", max_positions=self.max_positions)
         if not self.bases or not all(base > 1 for base in self.bases):
-            what = f"must be numbers above 1, not {self.bases}"
-            raise ConfigError(what, where="encoder.position.bases")
+            message = f"must be numbers above 1, not {self.bases}"
+            raise ConfigError(message, where="encoder.position.bases")
         if not self.factor > 0:
             raise ConfigError(
                 f"must be above 0, not {self.factor}", where="encoder.position.factor"
@@ -127,8 +127,8 @@ class Convolution:
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.size % 2 == 0:
-            what = f"must be odd, not {self.size}"
-            raise ConfigError(what, where="encoder.position.convolution.size")
+            message = f"must be odd, not {self.size}"
+            raise ConfigError(message, where="encoder.position.convolution.size")
         require_at_least(1, "encoder.position.convolution", groups=self.groups)
 
 
@@ -185,8 +185,8 @@ class Disentangled:
         )
         require_at_least(2, "encoder.position", buckets=self.buckets)
         if not self.terms or len(set(self.terms)) < len(self.terms):
-            what = f"must hold c2p, p2c or both, once each, not {self.terms}"
-            raise ConfigError(what, where="encoder.position.terms")
+            message = f"must hold c2p, p2c or both, once each, not {self.terms}"
+            raise ConfigError(message, where="encoder.position.terms")
         # Between these bounds the formula for buckets would divide by a logarithm ≤ 0 and yet be
         # used; see `model.disentangled.row_of`.
         low, high = 2 * (self.farthest - 1), 2 * (self.max_positions - 1)

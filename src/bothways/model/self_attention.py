@@ -95,9 +95,11 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.width, config.width, bias=config.bias.attention)
         position = config.position
         self.terms = position.terms if isinstance(position, Disentangled) else ()
-        own = isinstance(position, Disentangled) and not position.shared
-        self.position_key = _dense(config, config.bias.key) if own and "c2p" in self.terms else None
-        self.position_query = _dense(config) if own and "p2c" in self.terms else None
+        separate = isinstance(position, Disentangled) and not position.shared
+        self.position_key = (
+            _dense(config, config.bias.key) if separate and "c2p" in self.terms else None
+        )
+        self.position_query = _dense(config) if separate and "p2c" in self.terms else None
         self.position_dropout = Dropout(config.dropout_at("attention"))
 
     def forward(
@@ -152,8 +154,8 @@ class Attention(nn.Module):
         assert isinstance(self.qkv, nn.Linear), "an enhanced mask decoder has no groups"
         width = queries.shape[-1]
         bias = self.bias if self.qkv.bias is None else self.qkv.bias
-        first = self.qkv.weight[:width], None if bias is None else bias[:width]
-        q = on_round_rows(lambda rows: nn.functional.linear(rows, *first), queries)
+        query_weights = self.qkv.weight[:width], None if bias is None else bias[:width]
+        q = on_round_rows(lambda rows: nn.functional.linear(rows, *query_weights), queries)
         return torch.cat([q.view(len(q), 1, *self.shape[1:]), qkv[:, 1:]], 1)
 
     def _project(
@@ -167,13 +169,13 @@ class Attention(nn.Module):
         relative = self.position_dropout(relative).to(x.dtype)
         if self.position_key is None and self.position_query is None:
             # The same matrix for both: one product for tokens and positions together.
-            both = self._qkv(torch.cat([x, relative]))
-            positions = both[len(x) :]
+            projected = self._qkv(torch.cat([x, relative]))
+            positions = projected[len(x) :]
             keys, queries = (
-                positions[:, part] if term in self.terms else None
-                for part, term in ((1, "c2p"), (0, "p2c"))
+                positions[:, index] if term in self.terms else None
+                for index, term in ((1, "c2p"), (0, "p2c"))
             )
-            return both[: len(x)], PositionTerms(keys, queries)
+            return projected[: len(x)], PositionTerms(keys, queries)
         # Matrices of their own, as in the first version of DeBERTa.
         layers, shape = (self.position_key, self.position_query), (len(relative), *self.shape[1:])
         keys, queries = (None if layer is None else layer(relative).view(shape) for layer in layers)

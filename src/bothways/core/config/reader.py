@@ -65,17 +65,17 @@ def load(
     """
     low = read_toml(file) if file else {}
     top = overrides if isinstance(overrides, Mapping) else parse_overrides(overrides)
-    known = [*(field.name for field in _fields(cls)), *aliases]
+    names = [*(field.name for field in _fields(cls)), *aliases]
     try:
         for key in top:
-            if key not in known:
-                raise _unknown("key", key, known, key, _deeper(key, base))
+            if key not in names:
+                raise _unknown("key", key, names, key, _deeper(key, base))
         return read(cls, merge(low, top), base=base)
     except ConfigError as error:
-        place = str(error.where)
-        if depth(low, place) <= depth(top, place):
+        path = str(error.where)
+        if depth(low, path) <= depth(top, path):
             raise
-        raise ConfigError(error.what, where=f"{file}: {place}", fix=error.fix) from error
+        raise ConfigError(error.what, where=f"{file}: {path}", fix=error.fix) from error
 
 
 def read(cls: type[C], tree: Tree, *, base: C | None = None, where: str = "") -> C:
@@ -145,11 +145,11 @@ def _replaced(config: Any, base: Any, where: str) -> Iterator[str]:
         if type(new) is type(old):
             yield from _replaced(new, old, path)
         elif hasattr(new, "kind") and hasattr(old, "kind"):
-            values, chosen = flatten(to_dict(new)), _set_in(new)
+            values, explicit = flatten(to_dict(new)), _set_in(new)
             lost = [
                 f"{name}={inline(values[name])}, where {old.kind} had {inline(value)}"
                 for name, value in _set_in(old).items()
-                if name in values and name not in chosen and values[name] != value
+                if name in values and name not in explicit and values[name] != value
             ]
             if lost:
                 yield f"{path}={new.kind} has {'; '.join(lost)}"
@@ -159,9 +159,9 @@ def _set_in(config: Any) -> dict[str, object]:
     """Return the settings of a member that are not its defaults, by path."""
     hints = _hints(type(config))
     defaults = {field.name: _default(field) for field in _fields(config)}
-    known = flatten({name: _plain(hints[name], value) for name, value in defaults.items()})
+    default_values = flatten({name: _plain(hints[name], value) for name, value in defaults.items()})
     values = flatten(to_dict(config))
-    return {path: value for path, value in values.items() if known.get(path) != value}
+    return {path: value for path, value in values.items() if default_values.get(path) != value}
 
 
 def fingerprint(config: Any) -> str:
@@ -213,11 +213,11 @@ def _shape(hint: Any) -> _Shape:
                 return dataclasses.replace(shape, readers=readers, is_open=bool(members))
             return shape if members else _Shape(others=(hint,))
         case typing.Union | types.UnionType:
-            parts = [_shape(part) for part in typing.get_args(hint)]
+            shapes = [_shape(member) for member in typing.get_args(hint)]
             return _Shape(
-                tuple(cls for part in parts for cls in part.classes),
-                tuple(other for part in parts for other in part.others),
-                tuple(reader for part in parts for reader in part.readers),
+                tuple(cls for member in shapes for cls in member.classes),
+                tuple(other for member in shapes for other in member.others),
+                tuple(reader for member in shapes for reader in member.readers),
             )
         case _:
             if isinstance(hint, type) and dataclasses.is_dataclass(hint):
@@ -243,17 +243,17 @@ def _record(
 ) -> Any:
     """Build a dataclass from a table; `union` has the classes that it was chosen from."""
     fields, hints = {field.name: field for field in _fields(cls)}, _hints(cls)
-    kept = _kept(cls, base) if type(base) in union else {}
+    carried = _kept(cls, base) if type(base) in union else {}
     for key in tree:
         if key not in fields:
             _refuse_other_kind(key, union, where)
             raise _unknown("key", key, fields, join_path(where, key), _deeper(key, base))
     values = {}
     for name, field in fields.items():
-        below = getattr(base, name) if isinstance(base, cls) else kept.get(name, _default(field))
+        below = getattr(base, name) if isinstance(base, cls) else carried.get(name, _default(field))
         if name in tree:
-            known = None if below is dataclasses.MISSING else below
-            values[name] = _value(hints[name], tree[name], known, join_path(where, name))
+            base_value = None if below is dataclasses.MISSING else below
+            values[name] = _value(hints[name], tree[name], base_value, join_path(where, name))
         elif below is not dataclasses.MISSING:
             values[name] = below
         else:
@@ -291,46 +291,46 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default
 
 
-def _place(named: Any, fields: Iterable[str], where: str) -> str | None:
+def _place(error_path: Any, fields: Iterable[str], where: str) -> str | None:
     """Return the path of an error of `__post_init__`.
 
     The error may name an absolute path: in the table "encoder.dropout", which has the field
     `hidden`, "hidden" and "encoder.dropout.hidden" both become "encoder.dropout.hidden".
     """
-    names = str(named or "").split(".")
-    first = next((i for i, name in enumerate(names) if name in fields), 1)
-    inner = ".".join(names[first:])
-    return (join_path(where, inner) if inner else where) or named
+    names = str(error_path or "").split(".")
+    index = next((i for i, name in enumerate(names) if name in fields), 1)
+    inner = ".".join(names[index:])
+    return (join_path(where, inner) if inner else where) or error_path
 
 
-def _value(hint: Any, given: Any, base: Any, where: str) -> Any:
+def _value(hint: Any, raw: Any, base: Any, where: str) -> Any:
     """Build a value of any type."""
     shape = _shape(hint)
-    if shape.optional and given in (None, NONE):
+    if shape.optional and raw in (None, NONE):
         return None
     item = _item(hint)
-    if isinstance(given, str) and (item is not None or shape.classes):
-        given = read_inline(given)  # as in a TOML file
-    if item is not None and given in map(_kind, _shape(item).classes):
-        given = [given]
-    if item is not None and isinstance(given, Mapping | list | tuple):
-        return _items(item, given, base or (), where)
-    if item is not None and given is not base:
-        message = f"{given!r} is given, but it must be {_allowed(hint)}"
-        fix = _how_to_write(_shape(item), given, join_path(where, "0"))
+    if isinstance(raw, str) and (item is not None or shape.classes):
+        raw = read_inline(raw)  # as in a TOML file
+    if item is not None and raw in map(_kind, _shape(item).classes):
+        raw = [raw]
+    if item is not None and isinstance(raw, Mapping | list | tuple):
+        return _items(item, raw, base or (), where)
+    if item is not None and raw is not base:
+        message = f"{raw!r} is given, but it must be {_allowed(hint)}"
+        fix = _how_to_write(_shape(item), raw, join_path(where, "0"))
         raise ConfigError(message, where=where, fix=fix)
     if shape.classes:
-        given = _table(shape, given)
-        if isinstance(given, Mapping):
-            chosen = _member(shape.classes, given, base, where)
-            return _record(chosen, given, base, where, shape.classes)
-        if isinstance(given, shape.classes) or (shape.is_open and _is_of_python(given)):
-            return given
-    return _leaf(hint, shape, given, where)
+        raw = _table(shape, raw)
+        if isinstance(raw, Mapping):
+            member = _member(shape.classes, raw, base, where)
+            return _record(member, raw, base, where, shape.classes)
+        if isinstance(raw, shape.classes) or (shape.is_open and _is_of_python(raw)):
+            return raw
+    return _leaf(hint, shape, raw, where)
 
 
-def _is_of_python(given: Any) -> bool:
-    return callable(given) or dataclasses.is_dataclass(given)
+def _is_of_python(raw: Any) -> bool:
+    return callable(raw) or dataclasses.is_dataclass(raw)
 
 
 def _item(hint: Any) -> Any:
@@ -341,39 +341,39 @@ def _item(hint: Any) -> Any:
 
 
 def _items(
-    item: Any, given: Tree | Iterable[Any], base: tuple[Any, ...], where: str
+    item: Any, raw: Tree | Iterable[Any], base: tuple[Any, ...], where: str
 ) -> tuple[Any, ...]:
     """Build a tuple of dataclasses: a list replaces it, a table such as {"0": …} changes items."""
-    if not isinstance(given, Mapping):
+    if not isinstance(raw, Mapping):
         return tuple(
-            _value(item, value, None, join_path(where, str(place)))
-            for place, value in enumerate(given)
+            _value(item, value, None, join_path(where, str(index)))
+            for index, value in enumerate(raw)
         )
-    count = max([len(base), *(int(key) + 1 for key in given if key.isdecimal())])
-    for key in given:
-        if not key.isdecimal() or not all(str(n) in given for n in range(len(base), count)):
+    count = max([len(base), *(int(key) + 1 for key in raw if key.isdecimal())])
+    for key in raw:
+        if not key.isdecimal() or not all(str(n) in raw for n in range(len(base), count)):
             message = f"the list has {quantity(len(base), 'item(s)')}, counted from 0"
             fix = f"Change one of them, or add {len(base)} and those that follow."
             raise ConfigError(message, where=join_path(where, key), fix=fix)
     old = [*base, *(None for _ in range(len(base), count))]
     return tuple(
-        _value(item, given[str(place)], below, join_path(where, str(place)))
-        if str(place) in given
+        _value(item, raw[str(index)], below, join_path(where, str(index)))
+        if str(index) in raw
         else below
-        for place, below in enumerate(old)
+        for index, below in enumerate(old)
     )
 
 
-def _table(shape: _Shape, given: Any) -> Any:
+def _table(shape: _Shape, raw: Any) -> Any:
     """Expand the name of a member: "linear" → {"kind": "linear"}; keep other values."""
-    is_name = isinstance(given, str) and given in map(_kind, shape.classes)
-    return {"kind": given} if is_name else given
+    is_name = isinstance(raw, str) and raw in map(_kind, shape.classes)
+    return {"kind": raw} if is_name else raw
 
 
-def _member(classes: tuple[type[Any], ...], given: Tree, base: Any, where: str) -> type[Any]:
+def _member(classes: tuple[type[Any], ...], raw: Tree, base: Any, where: str) -> type[Any]:
     """Return the class of a table: by its kind, else that of the base, else the one without."""
     kinds = {_kind(cls): cls for cls in classes}
-    if "kind" not in given:
+    if "kind" not in raw:
         if type(base) in classes:
             return type(base)
         unnamed = [cls for cls in classes if not hasattr(cls, "kind")]
@@ -381,40 +381,40 @@ def _member(classes: tuple[type[Any], ...], given: Tree, base: Any, where: str) 
             message = f"is missing: it must be one of {', '.join(kinds)}"
             raise ConfigError(message, where=join_path(where, "kind"))
         return unnamed[0] if unnamed else classes[0]
-    if given["kind"] not in kinds:
-        raise _unknown("kind", str(given["kind"]), kinds, join_path(where, "kind"))
-    return kinds[given["kind"]]
+    if raw["kind"] not in kinds:
+        raise _unknown("kind", str(raw["kind"]), kinds, join_path(where, "kind"))
+    return kinds[raw["kind"]]
 
 
-def _leaf(hint: Any, shape: _Shape, given: Any, where: str) -> Any:
+def _leaf(hint: Any, shape: _Shape, raw: Any, where: str) -> Any:
     """Build a value that is not a table, or a dataclass from a text."""
     from pydantic import ValidationError
 
     failure: ConfigError | None = None
     for other in shape.others:
         try:
-            return _adapter(other).validate_python(_split(other, given))
+            return _adapter(other).validate_python(_split(other, raw))
         except ValidationError:
             continue
     for reader in shape.readers:
         try:
-            value = reader(given)
+            value = reader(raw)
         except ConfigError as error:
             failure = ConfigError(error.what, where=where, fix=error.fix)
             continue
         if isinstance(value, shape.classes):
             return value
-    message = f"{given!r} is given, but it must be {_allowed(hint)}"
-    raise failure or ConfigError(message, where=where, fix=_how_to_write(shape, given, where))
+    message = f"{raw!r} is given, but it must be {_allowed(hint)}"
+    raise failure or ConfigError(message, where=where, fix=_how_to_write(shape, raw, where))
 
 
-def _how_to_write(shape: _Shape, given: Any, where: str) -> str | None:
+def _how_to_write(shape: _Shape, raw: Any, where: str) -> str | None:
     """Return advice to choose a member of a union, or to set a field of a dataclass."""
     for cls in shape.classes:
         if not hasattr(cls, "kind"):
             return f"Set a part of it: {where}.{_fields(cls)[0].name}=VALUE."
     kinds = [_kind(cls) for cls in shape.classes]
-    near = difflib.get_close_matches(str(given), kinds, 1) or kinds
+    near = difflib.get_close_matches(str(raw), kinds, 1) or kinds
     return f"Write, for example, {where}={near[0]}." if near else None
 
 
@@ -425,21 +425,21 @@ def _adapter(hint: Any) -> Any:
     return TypeAdapter(hint)
 
 
-def _split(hint: Any, given: Any) -> Any:
+def _split(hint: Any, raw: Any) -> Any:
     """Split a text for a tuple: "0.9, 0.98" and "[0.9, 0.98]" have two parts."""
-    if not isinstance(given, str) or typing.get_origin(hint) is not tuple:
-        return given
-    parts = given.strip().removeprefix("[").removesuffix("]").split(",")
-    return [part.strip().strip("\"'") for part in parts if part.strip()]
+    if not isinstance(raw, str) or typing.get_origin(hint) is not tuple:
+        return raw
+    pieces = raw.strip().removeprefix("[").removesuffix("]").split(",")
+    return [piece.strip().strip("\"'") for piece in pieces if piece.strip()]
 
 
 def _unknown(
-    what: str, given: str, known: Iterable[str], where: str, deeper: Iterable[str] = ()
+    kind: str, raw: str, names: Iterable[str], where: str, deeper: Iterable[str] = ()
 ) -> ConfigError:
-    near = [*deeper, *difflib.get_close_matches(given, list(known), 1)]
+    near = [*deeper, *difflib.get_close_matches(raw, list(names), 1)]
     guess = f"; did you mean {near[0]}?" if near else ""
     return ConfigError(
-        f"unknown {what} {given!r}{guess}", where=where, fix=f"Known here: {', '.join(known)}."
+        f"unknown {kind} {raw!r}{guess}", where=where, fix=f"Known here: {', '.join(names)}."
     )
 
 
@@ -472,15 +472,15 @@ def _allowed(hint: Any) -> str:
     shape, arguments = _shape(hint), typing.get_args(hint)
     if shape.classes or shape.others != (hint,):
         kinds = [_kind(cls) for cls in shape.classes if hasattr(cls, "kind")]
-        named = [f"one of {', '.join(kinds)}"] if kinds else []
+        choices = [f"one of {', '.join(kinds)}"] if kinds else []
         table = ["a table"] if len(kinds) < len(shape.classes) else []
-        return " or ".join([*map(_allowed, shape.others), *table, *named])
+        return " or ".join([*map(_allowed, shape.others), *table, *choices])
     match typing.get_origin(hint):
         case typing.Literal:
             return f"one of {', '.join(map(str, arguments))}"
         case origin if origin is tuple:
-            parts = "any number" if Ellipsis in arguments else str(len(arguments))
-            return f"a list of {parts}, each {_allowed(arguments[0])}"
+            length = "any number" if Ellipsis in arguments else str(len(arguments))
+            return f"a list of {length}, each {_allowed(arguments[0])}"
         case _:
             return _WORDS.get(hint, str(hint))
 
@@ -492,9 +492,9 @@ def _plain(hint: Any, value: Any) -> Any:
     match value:
         case tuple() | list():
             item = _item(hint)
-            return [_plain(item, part) for part in value]
+            return [_plain(item, entry) for entry in value]
         case Mapping():
-            return {str(key): _plain(None, part) for key, part in value.items()}
+            return {str(key): _plain(None, entry) for key, entry in value.items()}
         case Path():
             return str(value)
         case _ if callable(value):

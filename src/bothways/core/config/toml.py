@@ -59,8 +59,8 @@ def _table(table: Mapping[str, Any], name: str) -> list[str]:
     for key, value in tables.items():
         full = f"{name}.{_key(key)}" if name else _key(key)
         single = isinstance(value, Mapping)
-        for part in [value] if single else value:
-            lines += ["", f"[{full}]" if single else f"[[{full}]]", *_table(part, full)]
+        for entry in [value] if single else value:
+            lines += ["", f"[{full}]" if single else f"[[{full}]]", *_table(entry, full)]
     return lines
 
 

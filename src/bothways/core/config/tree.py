@@ -60,7 +60,7 @@ def split_overrides(texts: Iterable[str]) -> dict[str, str]:
         path, value = path.strip(), _unquoted(value.strip())
         values.pop(path, None)
         if value == "none":
-            values = {key: kept for key, kept in values.items() if not key.startswith(f"{path}.")}
+            values = {key: other for key, other in values.items() if not key.startswith(f"{path}.")}
         values[path] = value
     return values
 
@@ -86,10 +86,10 @@ def _unquoted(value: str) -> str:
     if len(value) < 2 or value[0] != '"' or value[-1] != '"':
         return value
     try:
-        read = json.loads(value)
+        text = json.loads(value)
     except ValueError:
         return value
-    return str(read)
+    return str(text)
 
 
 def merge(low: Tree, high: Tree, where: str = "") -> dict[str, Any]:
@@ -105,8 +105,8 @@ def merge(low: Tree, high: Tree, where: str = "") -> dict[str, Any]:
 
 
 def _merged(low: Any, high: Any, where: str) -> Any:
-    for one, other in ((low, high), (high, low)):
-        if callable(one) and isinstance(other, Mapping):
+    for value, other in ((low, high), (high, low)):
+        if callable(value) and isinstance(other, Mapping):
             message = f"a function has no settings, such as {next(iter(other), 'lr')}"
             fix = "Set them in the function: functools.partial(function, lr=0.1)."
             raise ConfigError(message, where=where, fix=fix)
@@ -118,7 +118,7 @@ def _merged(low: Any, high: Any, where: str) -> Any:
         case str():  # the short form of a table: "linear" is {kind = "linear"}
             return merge({"kind": low}, high, where)
         case list():
-            table = {str(place): item for place, item in enumerate(low)}
+            table = {str(index): item for index, item in enumerate(low)}
             for key in high.keys() - table.keys():
                 message = f"there are items 0 to {len(low) - 1}"
                 raise ConfigError(message, where=join_path(where, key))
@@ -134,10 +134,10 @@ def join_path(where: str, key: str) -> str:
 
 def depth(tree: Tree, where: str) -> int:
     """Return the number of leading keys of a dotted path that a tree has."""
-    key, _, rest = where.partition(".")
+    key, _, remainder = where.partition(".")
     if key not in tree:
         return 0
-    return 1 + (depth(tree[key], rest) if isinstance(tree[key], Mapping) else 0)
+    return 1 + (depth(tree[key], remainder) if isinstance(tree[key], Mapping) else 0)
 
 
 def flatten(tree: Tree, where: str = "") -> dict[str, object]:

@@ -54,9 +54,9 @@ def map_in_order(
         RuntimeError: the function raised; the worker's traceback goes to standard error.
     """
     jobs = iter(jobs)
-    first = list(itertools.islice(jobs, 2))
-    if workers == 1 or len(first) < 2:
-        yield from map(function, itertools.chain(first, jobs))
+    head = list(itertools.islice(jobs, 2))
+    if workers == 1 or len(head) < 2:
+        yield from map(function, itertools.chain(head, jobs))
         return
     pool: list[_Worker] = []
     idle: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -82,7 +82,7 @@ def map_in_order(
     threads = ThreadPoolExecutor(workers)
     pending: deque[Future[ResultT]] = deque()
     try:
-        for job in itertools.chain(first, jobs):
+        for job in itertools.chain(head, jobs):
             if len(pool) < workers:
                 pool.append(_Worker(function, len(pool)))
                 idle.put(len(pool) - 1)
@@ -95,10 +95,10 @@ def map_in_order(
         ending.set()
         for worker in pool:  # all at once: a second Ctrl-C interrupts what follows
             worker.kill()
-        with contextlib.ExitStack() as rest:  # in spite of that, all of it is done
+        with contextlib.ExitStack() as cleanup:  # in spite of that, all of it is done
             for number in range(len(pool)):  # one may have been replaced in the meantime
-                rest.callback(lambda number=number: pool[number].close())
-            rest.callback(threads.shutdown, cancel_futures=True)
+                cleanup.callback(lambda number=number: pool[number].close())
+            cleanup.callback(threads.shutdown, cancel_futures=True)
 
 
 class _Worker:

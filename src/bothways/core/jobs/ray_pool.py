@@ -57,8 +57,8 @@ def map_on_ray(
     with optional("ray", "work on a cluster"):
         import ray
 
-    own = not ray.is_initialized()
-    if own:
+    connects = not ray.is_initialized()
+    if connects:
         _connect(cluster.address)
     try:
         gpus = int(gpu and ray.cluster_resources().get("GPU", 0) > 0)
@@ -70,10 +70,10 @@ def map_on_ray(
         try:
             yield from _dispatch(actors, ray.put(function), jobs)
         finally:
-            for each in actors:
-                ray.kill(each)
+            for handle in actors:
+                ray.kill(handle)
     finally:
-        if own:
+        if connects:
             ray.shutdown()
 
 
@@ -98,9 +98,9 @@ def _dispatch(actors: list[Any], function: Any, jobs: Iterable[Any]) -> Generato
 
     waiting, jobs = dict[Any, _Given](), iter(jobs)
 
-    def give(given: _Given) -> None:
+    def give(assignment: _Given) -> None:
         """Give an actor a job."""
-        waiting[actors[given.actor].run.remote([function], given.job)] = given
+        waiting[actors[assignment.actor].run.remote([function], assignment.job)] = assignment
 
     free = [number for _ in range(IN_FLIGHT) for number in range(len(actors))]
     job = next(jobs, None)
@@ -109,18 +109,18 @@ def _dispatch(actors: list[Any], function: Any, jobs: Iterable[Any]) -> Generato
             give(_Given(job, free.pop(0)))
             job = next(jobs, None)
         [ready], _ = ray.wait([*waiting], num_returns=1)
-        given = waiting.pop(ready)
+        assignment = waiting.pop(ready)
         try:
             result = ray.get(ready)
         except ray.exceptions.RayError as error:
             if isinstance(error, ray.exceptions.ActorUnavailableError):
-                since = given.since or time.monotonic()
+                since = assignment.since or time.monotonic()
                 if time.monotonic() - since < UNREACHABLE:
                     time.sleep(PAUSE)
-                    give(_Given(given.job, given.actor, since))
+                    give(_Given(assignment.job, assignment.actor, since))
                     continue
             raise _failed(error) from error
-        free.append(given.actor)
+        free.append(assignment.actor)
         del ready  # the object store keeps a result while a reference to it exists
         yield result
 
@@ -142,7 +142,7 @@ class _Actor:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # an actor has the cores it asked for
         self.function: Callable[[Any], Any] | None = None
 
-    def run(self, held: list[Any], job: Any) -> Any:
+    def run(self, reference: list[Any], job: Any) -> Any:
         """Return the function's result for a job; the function is fetched once.
 
         As an argument of the constructor it would be fetched again only as long as Ray keeps it,
@@ -151,7 +151,7 @@ class _Actor:
         if self.function is None:
             import ray
 
-            self.function = ray.get(held[0])
+            self.function = ray.get(reference[0])
         assert self.function is not None
         return self.function(job)
 

@@ -73,8 +73,8 @@ _DASHED: Any = {"color": FAINT, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 
 def _draw_curves(axes: Axes, chart: sections.Curves) -> None:
     number = functools.partial(sections.readable_number, percent=chart.percent)
-    for place, line in enumerate(chart.lines):
-        colour = SERIES[place % len(SERIES)]
+    for index, line in enumerate(chart.lines):
+        colour = SERIES[index % len(SERIES)]
         axes.plot(
             line.x, line.y, color=colour, linewidth=1.8, solid_capstyle="round", label=line.name
         )
@@ -119,9 +119,9 @@ def _draw_comparison(axes: Axes, chart: sections.ComparisonChart) -> None:
     ):
         axes.axvline(value, **_DASHED)
         # Baselines are often close together, so their labels are stacked.
-        place = (value, bottom + 0.2 * (line + 1))
+        position = (value, bottom + 0.2 * (line + 1))
         axes.annotate(
-            name, place, (4, 0), textcoords="offset points", va="center", fontsize=9, color=FAINT
+            name, position, (4, 0), textcoords="offset points", va="center", fontsize=9, color=FAINT
         )
     axes.set_yticks(range(len(chart.groups)), chart.groups, color=INK)
     axes.set_ylim(bottom + 0.2 * len(chart.baselines) + 0.2, -0.75)
@@ -145,10 +145,10 @@ def _draw_confusion(axes: Axes, chart: sections.ConfusionMatrix) -> None:
     for row, counts in enumerate(chart.counts):
         for column, count in enumerate(counts):
             share = count / max(1, sum(counts))
-            place = (column - 0.5, row - 0.5)
+            position = (column - 0.5, row - 0.5)
             axes.add_patch(
                 Rectangle(
-                    place, 1, 1, facecolor=SERIES[0], alpha=round(0.7 * share, 3), linewidth=0
+                    position, 1, 1, facecolor=SERIES[0], alpha=round(0.7 * share, 3), linewidth=0
                 )
             )
             if len(names) <= _WRITTEN:
@@ -165,8 +165,8 @@ def _draw_confusion(axes: Axes, chart: sections.ConfusionMatrix) -> None:
 def _draw_scatter(axes: Axes, chart: sections.Scatter) -> None:
     axes.plot(chart.x, chart.y, "o", color=SERIES[0], markersize=4, alpha=0.5, markeredgewidth=0)
     if chart.line is not None:
-        (left, bottom), (right, top) = chart.line
-        axes.plot([left, right], [bottom, top], **_DASHED)
+        (left, bottom), (end, top) = chart.line
+        axes.plot([left, end], [bottom, top], **_DASHED)
     axes.set_xlabel(chart.x_label)
     axes.set_title(chart.y_label, loc="left", fontsize=9.5, color=FAINT)
 
@@ -209,25 +209,25 @@ def _to_svg(figure: Figure) -> str:
         svg = svg.replace(colour, f"var({variable})")
     # Unreferenced ids would occur once per chart, and ids must be unique on a page.
     used = set(re.findall(r'#([\w.-]+)["\')]', svg))
-    svg = _DEFINED.sub(lambda found: found[0] if found[1] in used else "", svg)
-    return _short_svg(_FONT.sub(lambda found: f"font-size: {found[1] or found[2]}", svg))
+    svg = _DEFINED.sub(lambda match: match[0] if match[1] in used else "", svg)
+    return _short_svg(_FONT.sub(lambda match: f"font-size: {match[1] or match[2]}", svg))
 
 
 def _short_svg(svg: str) -> str:
     """Shorten an SVG: one element per line, two decimals per coordinate, no empty groups."""
-    kept: list[str] = []
+    pieces: list[str] = []
     groups: list[str] = []
-    for part in re.findall(r"<[^>]*>|[^<]+", svg):
-        if part.startswith("<g"):
-            groups.append(part)
-        if not part.isspace() and part != "<g>" and not (part == "</g>" and groups[-1] == "<g>"):
-            kept.append(_short_tag(part) if part.startswith("<") else part)
-        if part == "</g>":
+    for piece in re.findall(r"<[^>]*>|[^<]+", svg):
+        if piece.startswith("<g"):
+            groups.append(piece)
+        if not piece.isspace() and piece != "<g>" and not (piece == "</g>" and groups[-1] == "<g>"):
+            pieces.append(_short_tag(piece) if piece.startswith("<") else piece)
+        if piece == "</g>":
             groups.pop()
-    return "".join(kept).replace("><", ">\n<")
+    return "".join(pieces).replace("><", ">\n<")
 
 
 def _short_tag(tag: str) -> str:
     """Shorten a tag to one line, without invisible precision and rotations by 0°."""
-    tag = _COORDINATE.sub(lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), tag)
+    tag = _COORDINATE.sub(lambda match: f"{float(match[0]):.2f}".rstrip("0").rstrip("."), tag)
     return re.sub(r"\s+", " ", _NOT_TURNED.sub("", re.sub(r'\s+"', '"', tag)))

@@ -42,9 +42,11 @@ class FittedTable:
     ) -> Iterator[RenderableType]:
         """Yield the form that fits."""
         room = options.max_width - 1
-        cells = [self._width(place) for place in range(len(self.columns))]
-        whole = [max(n, *_widths(title)) for n, title in zip(cells, self.columns, strict=True)]
-        if sum(whole) + _FRAME * len(whole) <= room:
+        cells = [self._width(column) for column in range(len(self.columns))]
+        full_widths = [
+            max(n, *_widths(title)) for n, title in zip(cells, self.columns, strict=True)
+        ]
+        if sum(full_widths) + _FRAME * len(full_widths) <= room:
             yield self._table(self.columns, cells)
             return
         words = [
@@ -59,13 +61,11 @@ class FittedTable:
         else:
             yield from self._lines()
 
-    def _width(self, place: int) -> int:
+    def _width(self, column: int) -> int:
         """Return the least width of the cells of a column that breaks no word."""
-        texts = [row[place] for row in self.rows]
-        longest = max(_widths(*texts))
-        return min(
-            longest, max(_LONG, *_widths(*(word for text in texts for word in text.split())))
-        )
+        texts = [row[column] for row in self.rows]
+        widest = max(_widths(*texts))
+        return min(widest, max(_LONG, *_widths(*(word for text in texts for word in text.split()))))
 
     def _table(self, titles: Sequence[str], widths: Sequence[int]) -> RenderableType:
         from rich import box
@@ -74,11 +74,11 @@ class FittedTable:
 
         style = box.HEAVY_HEAD if self.framed else box.SIMPLE_HEAD
         table = Table(box=style, show_header=any(titles), pad_edge=self.framed)
-        for place, (title, width) in enumerate(zip(titles, widths, strict=True)):
-            long = max(_widths(*(row[place] for row in self.rows))) > width
+        for column, (title, width) in enumerate(zip(titles, widths, strict=True)):
+            long = max(_widths(*(row[column] for row in self.rows))) > width
             table.add_column(
                 Text(title),
-                justify="right" if self.numeric[place] else "left",
+                justify="right" if self.numeric[column] else "left",
                 no_wrap=not long,
                 min_width=width,
                 overflow="fold",
@@ -95,8 +95,8 @@ class FittedTable:
 
         [_, *titles] = self.columns
         room = max(_widths(*titles))
-        for first, *cells in self.rows:
-            yield Text(first, style="bold")
+        for label, *cells in self.rows:
+            yield Text(label, style="bold")
             for title, cell in zip(titles, cells, strict=True):
                 if cell:
                     yield Text(f"  {title:{room}}  {cell}")

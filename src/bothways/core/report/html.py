@@ -35,9 +35,9 @@ def write_html(report: Report, file: Path) -> None:
     try:
         file.write_text(page, encoding="utf8")
     except OSError as error:
-        what = f"cannot be written: {error.strerror}"
+        message = f"cannot be written: {error.strerror}"
         raise ResourceError(
-            what, where=file, fix="Free some space, or choose another path."
+            message, where=file, fix="Free some space, or choose another path."
         ) from error
 
 
@@ -60,7 +60,7 @@ def _template() -> Template:
         "chart": _chart,
     }
     environment.tests["number"] = lambda cell: isinstance(cell, int | float)
-    environment.tests["marked"] = lambda part: isinstance(part, sections.Marked)
+    environment.tests["marked"] = lambda piece: isinstance(piece, sections.Marked)
     environment.globals["kind"] = lambda section: type(section).__name__
     return environment.get_template("report.html.jinja")
 

@@ -73,8 +73,8 @@ def _grid(
     columns: Sequence[str], rows: Sequence[Sequence[sections.Cell]], total: bool = False
 ) -> FittedTable:
     """Build a table; columns of numbers are aligned to the right."""
-    places = range(len(columns))
-    numeric = [any(isinstance(row[place], int | float) for row in rows) for place in places]
+    indices = range(len(columns))
+    numeric = [any(isinstance(row[index], int | float) for row in rows) for index in indices]
     cells = [[cell_text(cell) for cell in row] for row in rows]
     return FittedTable(columns, cells, numeric, total=total)
 
@@ -96,8 +96,8 @@ def _table(table: sections.TableSection) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    shown = titled(table.title, _grid(table.columns, table.rows, table.total))
-    return Group(shown, Text(table.note, style="dim")) if table.note else shown
+    rendered = titled(table.title, _grid(table.columns, table.rows, table.total))
+    return Group(rendered, Text(table.note, style="dim")) if table.note else rendered
 
 
 def confusion_table(section: sections.ConfusionMatrix) -> sections.TableSection:
@@ -145,7 +145,7 @@ def _curves(section: sections.Curves) -> RenderableType:
 def sparkline(line: sections.Line, columns: int = _COLUMNS) -> str:
     """Draw a curve in one line of text: means of equal parts as bars of eight heights."""
     count = min(columns, len(line.y))
-    edges = [part * len(line.y) // count for part in range(count + 1)]
+    edges = [piece * len(line.y) // count for piece in range(count + 1)]
     means = [sum(line.y[i:j]) / (j - i) for i, j in itertools.pairwise(edges)]
     low, top = min(means), len(_LEVELS) - 1
     span = max(means) - low or 1.0
@@ -157,18 +157,18 @@ def _example(example: sections.ReportExample) -> RenderableType:
     from rich.text import Text
 
     text = Text()
-    for part in example.parts:
-        match part:
+    for piece in example.parts:
+        match piece:
             case sections.Marked(marked):
                 text.append(marked, style="reverse")
             case str():
-                text.append(part)
+                text.append(piece)
             case _:
-                assert_never(part)
+                assert_never(piece)
     answers = Text("→ ")
-    for place, guess in enumerate(example.guesses):
+    for index, guess in enumerate(example.guesses):
         answers.append(
-            ("  " if place else "") + guess.answer, style="bold green" if guess.right else ""
+            ("  " if index else "") + guess.answer, style="bold green" if guess.right else ""
         )
         answers.append(f" {sections.percentage(guess.probability)}", style="dim")
     answers.append(f"  (correct: {example.truth})", style="dim")

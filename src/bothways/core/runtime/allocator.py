@@ -44,7 +44,7 @@ def tune_allocator() -> bool:
     except (OSError, TypeError, AttributeError):
         return False
     # Take arrays up to 1 GiB from the heap, or 32 MiB if glibc allows no more; never trim the heap.
-    threshold = next((each for each in (2**30, 2**25) if mallopt(_MMAP_THRESHOLD, each)), 0)
+    threshold = next((size for size in (2**30, 2**25) if mallopt(_MMAP_THRESHOLD, size)), 0)
     if not (threshold and mallopt(_TRIM_THRESHOLD, -1)):
         return False
     if not _is_counted():
@@ -74,9 +74,9 @@ def _is_counted() -> bool:
     """Return True if untouched memory counts against a limit, or if that is unknown."""
     import resource  # Unix only, like all of this
 
-    limits = (resource.getrlimit(each)[0] for each in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    limits = (resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
     strict = not _OVERCOMMIT.exists() or _OVERCOMMIT.read_text(encoding="ascii").strip() == "2"
-    return strict or any(each != resource.RLIM_INFINITY for each in limits)
+    return strict or any(limit != resource.RLIM_INFINITY for limit in limits)
 
 
 def give_back(device: torch.device) -> None:

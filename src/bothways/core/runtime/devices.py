@@ -53,8 +53,8 @@ def choose_device(name: str = "auto") -> torch.device:
         message = f"{name!r} is not supported: the device must be auto, cpu, cuda or cuda:N"
         raise ConfigError(message, where="device")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        found = quantity(torch.cuda.device_count(), "CUDA device(s)")
-        message = f"there is no {name!r}: torch sees {found}"
+        devices = quantity(torch.cuda.device_count(), "CUDA device(s)")
+        message = f"there is no {name!r}: torch sees {devices}"
         fix = "Set the device to auto, which takes a GPU if there is one."
         raise ResourceError(message, where="device", fix=fix)
     return device
@@ -156,12 +156,12 @@ def gemm_rate(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) ->
     Measured once per process: the fastest of the products that fit in `seconds`.
     """
     side = 8192 if device.type == "cuda" else 1024
-    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    left, other = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     wait(device)
     times: list[float] = []
     while len(times) < 2 or sum(times) < seconds:
         start = time.perf_counter()
-        left @ right
+        left @ other
         wait(device)
         times.append(time.perf_counter() - start)
     return 2 * side**3 / min(times[1:])  # the first product is a warm-up
@@ -179,7 +179,9 @@ def memory_available(device: torch.device) -> int | None:
     lines = read_system_file("/proc/meminfo")
     kilobytes = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     available = next((count * 1024 for count in kilobytes), None)
-    return min((each for each in (available, group_memory()) if each is not None), default=None)
+    return min(
+        (amount for amount in (available, group_memory()) if amount is not None), default=None
+    )
 
 
 def disk_free(path: str | os.PathLike[str]) -> int:
@@ -236,13 +238,13 @@ def own_torch_state(dtype: torch.dtype | None = None) -> Iterator[None]:
         dtype: the default type of new tensors meanwhile, for a run whose model has weights of this
             type from a file; None for that of the calling program.
     """
-    chosen = torch.get_default_dtype()
+    default = torch.get_default_dtype()
     # The state of CUDA is only read where it exists, since reading would start CUDA.
     started = torch.cuda.is_initialized()
     count = torch.cuda.device_count() if started else 0
     with torch.inference_mode(False), torch.random.fork_rng(devices=range(count)):
-        torch.set_default_dtype(dtype or chosen)
+        torch.set_default_dtype(dtype or default)
         try:
             yield
         finally:
-            torch.set_default_dtype(chosen)
+            torch.set_default_dtype(default)

@@ -75,7 +75,7 @@ def _folders(controller: str) -> Iterator[Path]:
             continue
         root = GROUPS / controllers if controllers else GROUPS
         folder = root / path.lstrip("/")
-        yield from (each for each in (folder, *folder.parents) if each.is_relative_to(root))
+        yield from (parent for parent in (folder, *folder.parents) if parent.is_relative_to(root))
 
 
 def _number(path: Path) -> int | None:

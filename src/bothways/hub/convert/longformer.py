@@ -55,8 +55,8 @@ def lengthened(model: Model, positions: int = POSITIONS, window: int = WINDOW) -
     ):
         raise ConfigError(_OTHER, where="encoder.position", fix=_FIX)
     if positions < old.position.max_positions:
-        what = f"must be at least the model's {old.position.max_positions}, not {positions}"
-        raise ConfigError(what, where="positions")
+        message = f"must be at least the model's {old.position.max_positions}, not {positions}"
+        raise ConfigError(message, where="positions")
     head = _head_of(model)
     config = _long(old, old.pad, positions, window)
     if LONGFORMER.config_rules.write(config) is None or not _reads_alike(head, old):
@@ -82,14 +82,16 @@ def _head_of(model: Model) -> heads.Head:
         if isinstance(head, heads.LabelHead | heads.TagHead | heads.SpanHead | heads.ChoiceHead)
     ]
     if len(tuned) > 1:
-        named = " and ".join(head.title for head in tuned)
-        what = f"the model has a {named}, and a Longformer has one of them"
-        raise ConfigError(what, where="heads", fix=_FIX)
-    others = [head for head in (heads.MaskedHead(), heads.PoolerHead()) if head.kind in model.heads]
-    if not (found := [*tuned, *others]):
-        what = "a Longformer is made of a model with a masked LM head, a pooler or a tuned head"
-        raise ConfigError(what, where="heads", fix=_FIX)
-    return found[0]
+        titles = " and ".join(head.title for head in tuned)
+        message = f"the model has a {titles}, and a Longformer has one of them"
+        raise ConfigError(message, where="heads", fix=_FIX)
+    fallback = [
+        head for head in (heads.MaskedHead(), heads.PoolerHead()) if head.kind in model.heads
+    ]
+    if not (candidates := [*tuned, *fallback]):
+        message = "a Longformer is made of a model with a masked LM head, a pooler or a tuned head"
+        raise ConfigError(message, where="heads", fix=_FIX)
+    return candidates[0]
 
 
 def _reads_alike(head: heads.Head, old: EncoderConfig) -> bool:
@@ -99,8 +101,10 @@ def _reads_alike(head: heads.Head, old: EncoderConfig) -> bool:
         case heads.MaskedHead():
             return (readout.masked or old.activation) == "gelu"
         case heads.LabelHead():
-            own = readout.labels
-            plain = isinstance(own, FromPooler) or replace(own, dropout_first=False) == Own("tanh")
+            inner = readout.labels
+            plain = isinstance(inner, FromPooler) or replace(inner, dropout_first=False) == Own(
+                "tanh"
+            )
             return plain and not head.lstm
         case heads.ChoiceHead():
             return isinstance(readout.choice, FromPooler)
@@ -118,15 +122,15 @@ def _long(old: EncoderConfig, pad: int, positions: int, window: int) -> EncoderC
 
 
 def _weights(
-    model: Model, place: Learned, config: EncoderConfig, names: list[str]
+    model: Model, position: Learned, config: EncoderConfig, names: list[str]
 ) -> dict[str, Tensor]:
     state = model.state_dict()
-    unused, rows = state[_POSITIONS].split([place.offset, place.max_positions])
+    unused, rows = state[_POSITIONS].split([position.offset, position.max_positions])
     assert isinstance(config.position, Learned)
-    first = rows.new_zeros(config.position.offset, rows.shape[1])
-    first[: len(unused)] = unused[: len(first)]
-    times = -(-config.position.max_positions // place.max_positions)
-    tiled = torch.cat([first, rows.repeat(times, 1)[: config.position.max_positions]])
+    leading = rows.new_zeros(config.position.offset, rows.shape[1])
+    leading[: len(unused)] = unused[: len(leading)]
+    times = -(-config.position.max_positions // position.max_positions)
+    tiled = torch.cat([leading, rows.repeat(times, 1)[: config.position.max_positions]])
 
     def origin(name: str) -> str:
         """Return the name of the old weights that these begin as."""

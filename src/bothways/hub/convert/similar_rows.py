@@ -39,17 +39,19 @@ def token_vectors(
         uses += np.bincount(ids, minlength=size)
         for distance in range(1, min(WINDOW, len(ids) - 1) + 1):
             pair = (ids[:-distance], ids[distance:])
-            more = sparse.coo_matrix((np.ones(len(pair[0])), pair), shape=(size, size)).tocsr()
-            counts = counts + more + more.T
+            neighbours = sparse.coo_matrix(
+                (np.ones(len(pair[0])), pair), shape=(size, size)
+            ).tocsr()
+            counts = counts + neighbours + neighbours.T
     often = uses >= LEAST
     pairs = counts.tocoo()
     totals = np.asarray(counts.sum(1)).ravel()
     information = np.log(
         pairs.data * max(1.0, totals.sum()) / (totals[pairs.row] * totals[pairs.col])
     )
-    kept = information > 0
+    positive = information > 0
     matrix = sparse.csr_matrix(
-        (information[kept], (pairs.row[kept], pairs.col[kept])), shape=(size, size)
+        (information[positive], (pairs.row[positive], pairs.col[positive])), shape=(size, size)
     )
     dimensions = min(DIMENSIONS, size - 2, max(1, matrix.nnz))
     start = np.random.default_rng(0).standard_normal(size)
@@ -73,22 +75,22 @@ def similar_tokens(
     texts: Iterable[NDArray[np.int32]],
     size: int,
     new: Int[Array, " new"],
-    known: Int[Array, " known"],
+    old: Int[Array, " known"],
 ) -> dict[int, list[tuple[int, float]]]:
     """Return for new tokens the known ones to mix, with weights that add up to 1, highest first.
 
     Tokens that occur too rarely for a vector are missing.
     """
     vectors, often = token_vectors(texts, size)
-    known = known[often[known]]
+    old = old[often[old]]
     new = new[often[new]]
     result: dict[int, list[tuple[int, float]]] = {}
-    if not len(known):
+    if not len(old):
         return result
     for at in range(0, len(new), _ROWS):
         rows = new[at : at + _ROWS]
-        for id, scores in zip(rows.tolist(), vectors[rows] @ vectors[known].T, strict=True):
+        for id, scores in zip(rows.tolist(), vectors[rows] @ vectors[old].T, strict=True):
             weights = sparsemax(scores)
             order = np.argsort(-weights, kind="stable")[: int((weights > _LEAST_WEIGHT).sum())]
-            result[id] = [(int(known[n]), float(weights[n])) for n in order]
+            result[id] = [(int(old[n]), float(weights[n])) for n in order]
     return result

@@ -104,8 +104,8 @@ class VocabularyChange:
         lines = ["id\ttoken\tfate\tfrom"]
         for row in self.rows:
             names = (f"{self.old.token(id)} {weight:.3g}" for id, weight in row.sources)
-            made = "" if row.fate == "kept" else ", ".join(names)
-            lines.append(f"{row.id}\t{row.token}\t{row.fate}\t{made}")
+            origin = "" if row.fate == "kept" else ", ".join(names)
+            lines.append(f"{row.id}\t{row.token}\t{row.fate}\t{origin}")
         return "\n".join(lines) + "\n"
 
 
@@ -128,17 +128,21 @@ def convert_vocabulary(
         ConfigError: `rows` does not fit, or a line holds several words.
         FolderError, TokenizerError: a folder cannot be read, or no word is new.
     """
-    place, target, given = Path(source), Path(out), Path(vocabulary)
-    check_not_input(target, [place, given])
-    is_run = (place / "model" / "config.json").is_file() and not (place / "config.json").exists()
-    roles = [role for role in ("generator", "model") if (place / role / "config.json").is_file()]
-    places = {role: place / role for role in roles} if is_run else {"": place}
+    folder_or_run, target, word_list = Path(source), Path(out), Path(vocabulary)
+    check_not_input(target, [folder_or_run, word_list])
+    is_run = (folder_or_run / "model" / "config.json").is_file() and not (
+        folder_or_run / "config.json"
+    ).exists()
+    roles = [
+        role for role in ("generator", "model") if (folder_or_run / role / "config.json").is_file()
+    ]
+    folders = {role: folder_or_run / role for role in roles} if is_run else {"": folder_or_run}
     change: VocabularyChange | None = None
-    for role, folder in places.items():
+    for role, folder in folders.items():
         progress.stage(f"converting {role or 'the model'}")
         loaded = load_model(folder)
         if change is None:
-            change = change_vocabulary(loaded.tokenizer(), given, rows)
+            change = change_vocabulary(loaded.tokenizer(), word_list, rows)
         model = converted(loaded.model, change)
         counts = ", ".join(f"{fate}: {n:,}" for fate, n in change.counts.items())
         summary = (
@@ -161,20 +165,20 @@ def convert_vocabulary(
     return change
 
 
-def change_vocabulary(old: Tokenizer, given: Path, rows: Rows) -> VocabularyChange:
+def change_vocabulary(old: Tokenizer, word_list: Path, rows: Rows) -> VocabularyChange:
     """Return the new tokenizer of a word list or a tokenizer, and the origin of its rows."""
-    if given.is_dir() or given.name in FILES:
+    if word_list.is_dir() or word_list.name in FILES:
         if isinstance(rows, UnusedSlots):
-            what = "unused slots are for words to add, and this is a tokenizer"
-            raise ConfigError(what, where="rows", fix="Choose mean or similar.")
-        return plan_rows(old, Tokenizer.load(given), rows)
-    if not given.is_file():
+            message = "unused slots are for words to add, and this is a tokenizer"
+            raise ConfigError(message, where="rows", fix="Choose mean or similar.")
+        return plan_rows(old, Tokenizer.load(word_list), rows)
+    if not word_list.is_file():
         fix = "Give a text file with a word a line, or the folder of a tokenizer."
-        raise FolderError("no such file or folder", where=given, fix=fix)
-    lines = (line.strip() for line in read_utf8(given, FolderError).splitlines())
+        raise FolderError("no such file or folder", where=word_list, fix=fix)
+    lines = (line.strip() for line in read_utf8(word_list, FolderError).splitlines())
     words = list(dict.fromkeys(line for line in lines if line))
     if not words:
-        raise TokenizerError("there is no word", where=given, fix="Give one word a line.")
+        raise TokenizerError("there is no word", where=word_list, fix="Give one word a line.")
     return plan_rows(
         old,
         in_unused(old, words) if isinstance(rows, UnusedSlots) else with_words(old, words),
@@ -214,11 +218,11 @@ def _change(
 ) -> RowChange:
     token = new.token(id)
     form = form_of(new, token)
-    known = uses.get(id)
-    if known is None:
-        known = forms.get(form) if form is not None and forms else old.id(token)
-    if known is not None:
-        return RowChange(id, token, "kept", ((known, 1.0),))
+    old_id = uses.get(id)
+    if old_id is None:
+        old_id = forms.get(form) if form is not None and forms else old.id(token)
+    if old_id is not None:
+        return RowChange(id, token, "kept", ((old_id, 1.0),))
     pieces = pieces_of(old, form) if form is not None else []
     if not pieces:
         return RowChange(id, token, "random", ())
@@ -235,18 +239,18 @@ def _renamed(change: RowChange, fate: Fate) -> RowChange:
 
 def _by_contexts(new: Tokenizer, changes: list[RowChange], texts: Iterable[str]) -> list[RowChange]:
     """Give new rows the mixtures of tokens with similar contexts, where there is one."""
-    kept = {change.id: change.sources[0][0] for change in changes if change.fate == "kept"}
-    known = np.array([id for id in kept if not new.special[id]], dtype=np.int64)
+    old_ids = {change.id: change.sources[0][0] for change in changes if change.fate == "kept"}
+    shared_ids = np.array([id for id in old_ids if not new.special[id]], dtype=np.int64)
     fresh = np.array([change.id for change in changes if change.fate != "kept"], dtype=np.int64)
-    found = similar_tokens((new.encode(text) for text in texts), new.size, fresh, known)
+    mixtures = similar_tokens((new.encode(text) for text in texts), new.size, fresh, shared_ids)
     return [
         RowChange(
             change.id,
             change.token,
             "similar",
-            tuple((kept[id], weight) for id, weight in found[change.id]),
+            tuple((old_ids[id], weight) for id, weight in mixtures[change.id]),
         )
-        if change.id in found
+        if change.id in mixtures
         else change
         for change in changes
     ]
@@ -297,8 +301,8 @@ def _rows(old: Tensor, change: VocabularyChange, size: int, seed: int) -> Tensor
     """Return a tensor with a row for each new token."""
     exact = old.double()
     draws = torch.Generator().manual_seed(seed)
-    named = torch.from_numpy(np.flatnonzero(change.old.named))
-    mean, spread = exact[named].mean(0), exact[named].std(0)
+    named_rows = torch.from_numpy(np.flatnonzero(change.old.named))
+    mean, spread = exact[named_rows].mean(0), exact[named_rows].std(0)
     result = old.new_zeros(size, *old.shape[1:])
     result[: len(old)] = old[:size]
     for row in change.rows:
@@ -318,12 +322,12 @@ def _shift_positions(state: dict[str, Tensor], old: EncoderConfig, new: EncoderC
     """Move position rows to an offset that follows from another padding id, as RoBERTa's."""
     if not isinstance(old, EncoderConfig) or not isinstance(new, EncoderConfig):
         return
-    before, after = old.position, new.position
-    if not (isinstance(before, Learned) and isinstance(after, Learned)):
+    old_position, new_position = old.position, new.position
+    if not (isinstance(old_position, Learned) and isinstance(new_position, Learned)):
         return
-    if before.offset != after.offset:
+    if old_position.offset != new_position.offset:
         name = "encoder.embedding.position.weight"
-        unused, rows = state[name][: before.offset], state[name][before.offset :]
-        first = rows.new_zeros(after.offset, rows.shape[1])
-        first[: len(unused)] = unused[: after.offset]
-        state[name] = torch.cat([first, rows])
+        unused, rows = state[name][: old_position.offset], state[name][old_position.offset :]
+        leading = rows.new_zeros(new_position.offset, rows.shape[1])
+        leading[: len(unused)] = unused[: new_position.offset]
+        state[name] = torch.cat([leading, rows])

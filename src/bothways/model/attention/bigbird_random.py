@@ -63,12 +63,12 @@ def _draw(key: RandomBlocks, count: int, pattern: Blocks) -> BlockNumbers:
     size, random, generator = pattern.size, pattern.random, np.random.RandomState(key.layer)
     result = np.zeros((key.heads, count, random), dtype=np.int64)
     if count * size in PUBLISHED:
-        last = max(key.max_positions // size, count)
+        last_block = max(key.max_positions // size, count)
         for head in range(key.heads):
             # np.resize repeats the draws where a range holds fewer than `random` blocks.
             rows = [
-                np.resize(generator.permutation(_range(block, last, size)), random)
-                for block in range(1, last - 1)
+                np.resize(generator.permutation(_range(block, last_block, size)), random)
+                for block in range(1, last_block - 1)
             ]
             result[head, 1:-1] = rows[: count - 2]
     else:  # block by block and then head by head: the order of the generator's draws matters
@@ -82,17 +82,20 @@ def _draw(key: RandomBlocks, count: int, pattern: Blocks) -> BlockNumbers:
 def _range(block: int, count: int, size: int) -> BlockNumbers:
     """Return the blocks that a block draws from at the published lengths."""
     # 0 and count − 1 are global blocks and never drawn.
-    middle, last = np.arange(1, count - 1), REACHED // size - 1 if 2 * size < REACHED else count - 1
-    before = block - 2
+    middle, last_start = (
+        np.arange(1, count - 1),
+        REACHED // size - 1 if 2 * size < REACHED else count - 1,
+    )
+    previous = block - 2
     match block:
         case 1 | 2:
-            return middle[block + 1 : last]
-        case _ if block >= count - 3 or before > last:
-            return middle[:last]
-        case _ if block + 1 == last:
-            return middle[:before]
+            return middle[block + 1 : last_start]
+        case _ if block >= count - 3 or previous > last_start:
+            return middle[:last_start]
+        case _ if block + 1 == last_start:
+            return middle[:previous]
         case _:
-            return np.concatenate([middle[:before], middle[block + 1 : last]])
+            return np.concatenate([middle[:previous], middle[block + 1 : last_start]])
 
 
 def _first_allowed(order: NDArray[np.integer], block: int, random: int) -> BlockNumbers:

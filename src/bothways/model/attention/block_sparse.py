@@ -36,18 +36,18 @@ class GlobalTokens:
     exists: Bool[Tensor, "rows globals"]
 
     @classmethod
-    def of(cls, chosen: Bool[Tensor, "rows longest"]) -> GlobalTokens | None:
+    def of(cls, selected: Bool[Tensor, "rows longest"]) -> GlobalTokens | None:
         """Return those at the True positions; None if there are none.
 
         Example: rows [[1, 0, 1], [0, 1, 0]] give slots [[0, 2], [1, 0]] and exists
         [[True, True], [True, False]].
         """
-        count = int(chosen.sum(1).max())
+        count = int(selected.sum(1).max())
         if not count:
             return None
         # A stable sort of "not chosen" moves the chosen positions to the front, in order.
-        slots = torch.argsort(~chosen, dim=1, stable=True)[:, :count]
-        return cls(slots, chosen.gather(1, slots))
+        slots = torch.argsort(~selected, dim=1, stable=True)[:, :count]
+        return cls(slots, selected.gather(1, slots))
 
 
 @dataclass(frozen=True)
@@ -68,26 +68,26 @@ class BlockSparseMask:
 
 
 def window_mask(
-    part: Rectangle, window: Window, global_tokens: GlobalTokens | None, device: torch.device
+    rectangle: Rectangle, window: Window, global_tokens: GlobalTokens | None, device: torch.device
 ) -> BlockSparseMask:
     """Return the mask of a window, with blocks as long as its radius."""
     size = max(window.radius, TUNING.smallest_block)
-    count = -(-part.longest // size)
-    real = _real(part, device)
+    count = -(-rectangle.longest // size)
+    real = _real(rectangle, device)
     # A block of queries and its three blocks of keys: query i has the position size + i among them.
     query, key = torch.arange(size, device=device) + size, torch.arange(3 * size, device=device)
     band = (query[:, None] - key).abs() <= window.radius
-    seen = _neighbour_keys(_except_global(real, global_tokens), count, size)
-    seen = seen[:, None, :, None] & band  # (rows, 1, blocks, size, 3 · size)
+    visible = _neighbour_keys(_except_global(real, global_tokens), count, size)
+    visible = visible[:, None, :, None] & band  # (rows, 1, blocks, size, 3 · size)
     # A padding query attends to everything: the softmax of an empty row is NaN and would spoil the
     # gradients of real keys. Nothing reads its output.
-    padding = ~torch.nn.functional.pad(real, (0, count * size - part.longest))
-    seen = seen | padding.view(-1, 1, count, size, 1)
-    return BlockSparseMask(size, _neighbours(count, device), _with_globals(seen, global_tokens))
+    padding = ~torch.nn.functional.pad(real, (0, count * size - rectangle.longest))
+    visible = visible | padding.view(-1, 1, count, size, 1)
+    return BlockSparseMask(size, _neighbours(count, device), _with_globals(visible, global_tokens))
 
 
 def bigbird_mask(
-    part: Rectangle,
+    rectangle: Rectangle,
     pattern: Blocks,
     global_tokens: GlobalTokens,
     drawn: Int[Tensor, "heads blocks random"],
@@ -97,29 +97,29 @@ def bigbird_mask(
     A random block that is also a neighbour is read and counted twice, as in the reference code.
     """
     device, size, count = drawn.device, pattern.size, drawn.shape[1]
-    near = _neighbour_keys(_except_global(_real(part, device), global_tokens), count, size)
+    near = _neighbour_keys(_except_global(_real(rectangle, device), global_tokens), count, size)
     near = near[:, None, :, None].expand(-1, len(drawn), -1, -1, -1)
     # Positions of the keys of random blocks; the last block may reach beyond the sequence.
-    places = drawn[..., None] * size + torch.arange(size, device=device)
-    far = (places < part.longest).flatten(2)[None, :, :, None]
-    seen = torch.cat([near, far.expand(len(near), -1, -1, -1, -1)], -1)
+    positions = drawn[..., None] * size + torch.arange(size, device=device)
+    far = (positions < rectangle.longest).flatten(2)[None, :, :, None]
+    visible = torch.cat([near, far.expand(len(near), -1, -1, -1, -1)], -1)
     blocks = torch.cat([_neighbours(count, device).expand(len(drawn), -1, -1), drawn], -1)
-    return BlockSparseMask(size, blocks, _with_globals(seen, global_tokens))
+    return BlockSparseMask(size, blocks, _with_globals(visible, global_tokens))
 
 
-def first_and_last(part: Rectangle, size: int, device: torch.device) -> GlobalTokens:
+def first_and_last(rectangle: Rectangle, size: int, device: torch.device) -> GlobalTokens:
     """Return the tokens of the first and the last block, for rows of equal length."""
-    last = max(size, (part.longest - 1) // size * size)
-    place = torch.arange(part.longest, device=device)
-    slots = torch.cat([place[:size], place[last:]]).expand(part.rows, -1)
+    tail = max(size, (rectangle.longest - 1) // size * size)
+    position = torch.arange(rectangle.longest, device=device)
+    slots = torch.cat([position[:size], position[tail:]]).expand(rectangle.rows, -1)
     return GlobalTokens(slots, torch.ones_like(slots, dtype=torch.bool))
 
 
-def _real(part: Rectangle, device: torch.device) -> Bool[Tensor, "rows longest"]:
+def _real(rectangle: Rectangle, device: torch.device) -> Bool[Tensor, "rows longest"]:
     """Return where there is a token; a single row where nothing is padded."""
-    if part.keep is not None:
-        return part.keep
-    return torch.ones(1, part.longest, dtype=torch.bool, device=device)
+    if rectangle.keep is not None:
+        return rectangle.keep
+    return torch.ones(1, rectangle.longest, dtype=torch.bool, device=device)
 
 
 def _except_global(
@@ -128,10 +128,10 @@ def _except_global(
     """Leave out the global tokens, which are read once, in front of the blocks."""
     if global_tokens is None:
         return real
-    chosen = torch.zeros(
+    selected = torch.zeros(
         len(global_tokens.slots), real.shape[1], dtype=torch.bool, device=real.device
     )
-    return real & ~chosen.scatter(1, global_tokens.slots, global_tokens.exists)
+    return real & ~selected.scatter(1, global_tokens.slots, global_tokens.exists)
 
 
 def _neighbours(count: int, device: torch.device) -> Int[Tensor, "1 blocks 3"]:
@@ -145,20 +145,20 @@ def _neighbours(count: int, device: torch.device) -> Int[Tensor, "1 blocks 3"]:
 
 
 def _neighbour_keys(
-    shown: Bool[Tensor, "rows longest"], count: int, size: int
+    visible: Bool[Tensor, "rows longest"], count: int, size: int
 ) -> Bool[Tensor, "rows blocks keys"]:
     """Return which keys of each block's three neighbours are shown; none outside the row."""
     # One block of False in front and after the end, then windows of three blocks, one block apart.
-    padded = torch.nn.functional.pad(shown, (size, (count + 1) * size - shown.shape[1]))
+    padded = torch.nn.functional.pad(visible, (size, (count + 1) * size - visible.shape[1]))
     return padded.unfold(1, 3 * size, size)
 
 
 def _with_globals(
-    seen: Bool[Tensor, "rows heads blocks queries keys"], global_tokens: GlobalTokens | None
+    visible: Bool[Tensor, "rows heads blocks queries keys"], global_tokens: GlobalTokens | None
 ) -> Bool[Tensor, "others heads blocks queries more"]:
     """Add columns for the global tokens in front."""
     if global_tokens is None:
-        return seen
-    rows = max(len(seen), len(global_tokens.exists))
-    front = global_tokens.exists[:, None, None, None].expand(rows, *seen.shape[1:4], -1)
-    return torch.cat([front, seen.expand(rows, -1, -1, -1, -1)], -1)
+        return visible
+    rows = max(len(visible), len(global_tokens.exists))
+    front = global_tokens.exists[:, None, None, None].expand(rows, *visible.shape[1:4], -1)
+    return torch.cat([front, visible.expand(rows, -1, -1, -1, -1)], -1)

@@ -155,8 +155,8 @@ def _is_sparse(call: AttentionCall) -> bool:
     match call.pattern:
         case Window(radius):
             cpu = call.device.type == "cpu"
-            more = TUNING.masked_window_cpu if cpu else TUNING.masked_window_cuda
-            return call.max_seqlen > 2 * radius + more
+            margin = TUNING.masked_window_cpu if cpu else TUNING.masked_window_cuda
+            return call.max_seqlen > 2 * radius + margin
         case Blocks():
             return call.max_seqlen > call.pattern.dense
         case Full() | Causal():
@@ -221,37 +221,37 @@ def attend(
             return attend_gathered(qkv, view.parts, rate)
         # … or rectangle by rectangle, each with its own choice.
         case Blocked() | Padded():
-            parts = [_attend_part(qkv, global_qkv, part, call) for part in view.parts]
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
+            outputs = [_attend_part(qkv, global_qkv, segment, call) for segment in view.parts]
+            return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 def _attend_part(
-    qkv: Tensor, global_qkv: Tensor | None, part: AttentionPart, batch: AttentionCall
+    qkv: Tensor, global_qkv: Tensor | None, segment: AttentionPart, batch: AttentionCall
 ) -> Float[Tensor, "part heads d"]:
     """Attend in one rectangle."""
-    rectangle, rate = part.rectangle, batch.dropout
+    rectangle, rate = segment.rectangle, batch.dropout
     q, k, v = rectangle.pad(qkv).permute(2, 0, 3, 1, 4)  # each (rows, heads, longest, d)
     call = replace(batch, max_seqlen=rectangle.longest, rectangle=True)
     match choose(call):
         case Blocked():
-            if isinstance(part.pattern, Blocks):
+            if isinstance(segment.pattern, Blocks):
                 rate = 0.0  # BigBird's code drops no probability here
-            sparse = part.block_mask
+            sparse = segment.block_mask
             # Each block is a rectangle of its own: its length is the number of keys that it reads.
-            read = replace(call, dropout=rate, max_seqlen=sparse.mask.shape[-1])
+            sparse_call = replace(call, dropout=rate, max_seqlen=sparse.mask.shape[-1])
             outputs = reference.attend_in_blocks(
-                q, k, v, sparse, part.global_tokens, rate, padded_kernel(read)
+                q, k, v, sparse, segment.global_tokens, rate, padded_kernel(sparse_call)
             )
         case Padded(kernel):
-            outputs = reference.attend_padded(q, k, v, part.mask, rate, kernel)
+            outputs = reference.attend_padded(q, k, v, segment.mask, rate, kernel)
         case other:
             raise AssertionError(f"{other} is for a whole batch")
-    if part.global_tokens is not None:
+    if segment.global_tokens is not None:
         # Global tokens attend to all tokens, in windows through projections of their own.
-        if global_qkv is not None and isinstance(part.pattern, Window):
+        if global_qkv is not None and isinstance(segment.pattern, Window):
             q, k, v = rectangle.pad(global_qkv).permute(2, 0, 3, 1, 4)
         kernel = padded_kernel(replace(call, dropout=rate))
         outputs = reference.attend_from(
-            part.global_tokens, q, k, v, rectangle, rate, kernel, outputs
+            segment.global_tokens, q, k, v, rectangle, rate, kernel, outputs
         )
     return rectangle.unpad(outputs.transpose(1, 2))

@@ -40,11 +40,11 @@ def attend_packed(
     from torch.nn.attention.varlen import varlen_attn
 
     q, k, v = qkv.unbind(1)
-    starts, longest = view.layout.cu_seqlens_int32, view.layout.max_seqlen
+    starts, max_length = view.layout.cu_seqlens_int32, view.layout.max_seqlen
     # Sequence i is the tokens [starts[i], starts[i+1]), of queries and of keys.
     with sdpa_kernel(BACKENDS):
         outputs = varlen_attn(
-            q, k, v, starts, starts, longest, longest, window_size=_window(view.pattern)
+            q, k, v, starts, starts, max_length, max_length, window_size=_window(view.pattern)
         )
     return cast(Tensor, outputs)
 

@@ -42,21 +42,23 @@ class FlexWindow:
 
     def __init__(self, layout: Layout, radius: int, is_global: Bool[Tensor, " tokens"]) -> None:
         owner, tokens = layout.sequence_ids, layout.tokens
-        first, last = layout.cu_seqlens[owner], layout.cu_seqlens[owner + 1] - 1
-        place = torch.arange(tokens, device=owner.device)
-        self.global_tokens = chosen = is_global.nonzero()[:, 0]
+        starts, ends = layout.cu_seqlens[owner], layout.cu_seqlens[owner + 1] - 1
+        position = torch.arange(tokens, device=owner.device)
+        self.global_tokens = global_tokens = is_global.nonzero()[:, 0]
 
         # Blocks of keys within the window of each block of queries …
-        read = _reached(
-            torch.maximum(place - radius, first), torch.minimum(place + radius, last), tokens
+        needed = _reached(
+            torch.maximum(position - radius, starts), torch.minimum(position + radius, ends), tokens
         )
         # … and the block of each global token, for all blocks of queries of its sequence.
-        numbers = torch.arange(len(read), device=owner.device)
-        sees = (numbers >= first[chosen, None] // BLOCK) & (numbers <= last[chosen, None] // BLOCK)
-        held = (chosen // BLOCK)[:, None] == numbers
-        read |= (sees[:, :, None] & held[:, None]).any(0)  # (globals, queries, keys) → any
+        numbers = torch.arange(len(needed), device=owner.device)
+        sees = (numbers >= starts[global_tokens, None] // BLOCK) & (
+            numbers <= ends[global_tokens, None] // BLOCK
+        )
+        is_in_block = (global_tokens // BLOCK)[:, None] == numbers
+        needed |= (sees[:, :, None] & is_in_block[:, None]).any(0)  # (globals, queries, keys) → any
         self.near = _block_mask(
-            read,
+            needed,
             lambda _, head, q, k: (
                 (owner[q] == owner[k]) & (((q - k).abs() <= radius) | is_global[k])
             ),
@@ -65,9 +67,9 @@ class FlexWindow:
         )
         # The global tokens themselves, as queries of their own, attend to all of their sequence.
         self.far = _block_mask(
-            _reached(first[chosen], last[chosen], tokens),
-            lambda _, head, q, k: owner[chosen[q]] == owner[k],
-            len(chosen),
+            _reached(starts[global_tokens], ends[global_tokens], tokens),
+            lambda _, head, q, k: owner[global_tokens[q]] == owner[k],
+            len(global_tokens),
             tokens,
         )
 
@@ -82,8 +84,8 @@ class FlexWindow:
         if not len(self.global_tokens):
             return outputs
         q, k, v = (qkv if global_qkv is None else global_qkv).unbind(1)
-        theirs = _attend(q[self.global_tokens], k, v, self.far)
-        return outputs.index_copy(0, self.global_tokens, theirs.to(outputs.dtype))
+        global_outputs = _attend(q[self.global_tokens], k, v, self.far)
+        return outputs.index_copy(0, self.global_tokens, global_outputs.to(outputs.dtype))
 
 
 def _reached(
@@ -101,11 +103,11 @@ def _reached(
 
 
 def _block_mask(
-    read: Bool[Tensor, "blocks others"], sees: Sees, queries: int, keys: int
+    needed: Bool[Tensor, "blocks others"], sees: Sees, queries: int, keys: int
 ) -> BlockMask:
     """Build FlexAttention's mask from the blocks that are read: their count and their numbers."""
-    counts = read.sum(1, dtype=torch.int32)[None, None]
-    order = read.int().argsort(dim=1, descending=True, stable=True).to(torch.int32)[None, None]
+    counts = needed.sum(1, dtype=torch.int32)[None, None]
+    order = needed.int().argsort(dim=1, descending=True, stable=True).to(torch.int32)[None, None]
     return BlockMask.from_kv_blocks(
         counts, order, BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(queries, keys)
     )

@@ -41,18 +41,22 @@ class HeadIndex:
         Example, lengths 2 and 1 with one head: the slots are 0, 1 and 2 of 2 × 2, so tokens is
         [[0, 1], [2, −1]]; padding repeats the first token of its row: [[0, 1], [2, 2]].
         """
-        rows, longest, part = rectangle.rows, rectangle.longest, rectangle.stop - rectangle.start
-        slots = torch.arange(part) if rectangle.slots is None else rectangle.slots
-        tokens = torch.full((rows * longest,), -1).index_copy_(0, slots, torch.arange(part))
-        tokens = tokens.view(rows, 1, longest)
+        rows, max_length, count = (
+            rectangle.rows,
+            rectangle.longest,
+            rectangle.stop - rectangle.start,
+        )
+        slots = torch.arange(count) if rectangle.slots is None else rectangle.slots
+        tokens = torch.full((rows * max_length,), -1).index_copy_(0, slots, torch.arange(count))
+        tokens = tokens.view(rows, 1, max_length)
         tokens = torch.where(tokens < 0, tokens[..., :1], tokens)
         head, three = torch.arange(heads), torch.arange(3)
         # (3, rows, heads, longest): token · 3 · heads + which of q, k, v · heads + head
         which = three[:, None, None, None]
         sources = ((tokens + rectangle.start) * 3 + which) * heads + head[:, None]
         # (part, heads): row · heads · longest + head · longest + column
-        row, column = (slots // longest)[:, None], (slots % longest)[:, None]
-        outputs = row * heads * longest + head * longest + column
-        gradients = outputs[:, None] + three[:, None] * (rows * heads * longest)
+        row, column = (slots // max_length)[:, None], (slots % max_length)[:, None]
+        outputs = row * heads * max_length + head * max_length + column
+        gradients = outputs[:, None] + three[:, None] * (rows * heads * max_length)
         queries = tokens * heads + head[:, None]
         return cls(sources.flatten(), queries.flatten(), outputs.flatten(), gradients.flatten())

@@ -47,10 +47,10 @@ class RotaryTables:
 
     def __call__(self, qkv: Float[Tensor, "tokens 3 heads d"]) -> Float[Tensor, "tokens 3 heads d"]:
         """Rotate queries and keys, in fp32; values stay as they are."""
-        first, second = qkv[:, :2].float().chunk(2, -1)  # each (tokens, 2, heads, d/2)
+        left, right = qkv[:, :2].float().chunk(2, -1)  # each (tokens, 2, heads, d/2)
         # A rotation of the plane: (a, b) → (a cos − b sin, b cos + a sin).
         turned = torch.cat(
-            [first * self.cos - second * self.sin, second * self.cos + first * self.sin], -1
+            [left * self.cos - right * self.sin, right * self.cos + left * self.sin], -1
         )
         return torch.cat([turned.to(qkv.dtype), qkv[:, 2:]], 1)
 
@@ -157,8 +157,8 @@ class AttentionView:
         if isinstance(pattern, Blocks):
             rectangles = layout.even(pattern.dense)
         return tuple(
-            AttentionPart(part, pattern, device, self._global_tokens(part), self.random)
-            for part in rectangles
+            AttentionPart(rectangle, pattern, device, self._global_tokens(rectangle), self.random)
+            for rectangle in rectangles
         )
 
     @functools.cached_property
@@ -168,21 +168,21 @@ class AttentionView:
         assert isinstance(self.pattern, Window)
         return FlexWindow(self.layout, self.pattern.radius, self.global_attention_mask)
 
-    def _global_tokens(self, part: Rectangle) -> block_sparse.GlobalTokens | None:
+    def _global_tokens(self, rectangle: Rectangle) -> block_sparse.GlobalTokens | None:
         """Return a rectangle's global tokens: those of the batch, or the first and last blocks."""
         match self.pattern:
             case Window() if self.has_global_tokens:
                 assert self.global_attention_mask is not None
-                return block_sparse.GlobalTokens.of(part.pad(self.global_attention_mask))
-            case Blocks(size) if part.longest > self.pattern.dense:
-                return block_sparse.first_and_last(part, size, self.layout.positions.device)
+                return block_sparse.GlobalTokens.of(rectangle.pad(self.global_attention_mask))
+            case Blocks(size) if rectangle.longest > self.pattern.dense:
+                return block_sparse.first_and_last(rectangle, size, self.layout.positions.device)
             case _:
                 return None
 
 
 def attention_mask(
     pattern: Pattern,
-    part: Rectangle,
+    rectangle: Rectangle,
     device: torch.device,
     global_tokens: block_sparse.GlobalTokens | None = None,
 ) -> Bool[Tensor, "rows 1 queries longest"] | None:
@@ -194,26 +194,28 @@ def attention_mask(
         1 1 1     1 1 0
         0 1 1     1 1 1   ← padding, see below
     """
-    keys = None if part.keep is None else part.keep[:, None, None, :]  # (rows, 1, 1, longest)
-    place = torch.arange(part.longest, device=device)
+    keys = (
+        None if rectangle.keep is None else rectangle.keep[:, None, None, :]
+    )  # (rows, 1, 1, longest)
+    position = torch.arange(rectangle.longest, device=device)
     match pattern:
         case Full() | Blocks():  # longer sequences with blocks have a `block_mask`
             return keys
-        case _ if sees_all(pattern, part.longest):
+        case _ if sees_all(pattern, rectangle.longest):
             return keys
         # For all rows alike: (1, 1, queries, keys).
         case Window(radius):
-            near = ((place[:, None] - place).abs() <= radius)[None, None]
+            near = ((position[:, None] - position).abs() <= radius)[None, None]
         case Causal():
-            near = (place[:, None] >= place)[None, None]
+            near = (position[:, None] >= position)[None, None]
         case _:
             assert_never(pattern)
     if global_tokens is not None:
-        chosen = torch.zeros(part.rows, part.longest, dtype=torch.bool, device=device)
+        selected = torch.zeros(rectangle.rows, rectangle.longest, dtype=torch.bool, device=device)
         # All queries of a row attend to its global tokens: (rows, 1, 1, longest).
-        near = near | chosen.scatter(1, global_tokens.slots, global_tokens.exists)[:, None, None]
-    if part.keep is None or keys is None:
+        near = near | selected.scatter(1, global_tokens.slots, global_tokens.exists)[:, None, None]
+    if rectangle.keep is None or keys is None:
         return near
     # A padding query attends to everything: the softmax of an empty row is NaN and would spoil the
     # gradients of real keys.
-    return (near & keys) | ~part.keep[:, None, :, None]
+    return (near & keys) | ~rectangle.keep[:, None, :, None]

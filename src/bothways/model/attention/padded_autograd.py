@@ -26,32 +26,32 @@ from bothways.model.kernels.dropout import Mask, drop
 
 
 def attend_gathered(
-    qkv: Float[Tensor, "tokens 3 heads d"], parts: Sequence[AttentionPart], rate: float
+    qkv: Float[Tensor, "tokens 3 heads d"], segments: Sequence[AttentionPart], rate: float
 ) -> Float[Tensor, "tokens heads d"]:
     """Compute `dispatch.attend` for the calls that are `Gathered`; differentiable once."""
-    result: Tensor = _Attention.apply(qkv, parts, rate)  # type: ignore[no-untyped-call]
+    result: Tensor = _Attention.apply(qkv, segments, rate)  # type: ignore[no-untyped-call]
     return result
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, parts: Sequence[AttentionPart], rate: float) -> Tensor:
+    def forward(ctx: Any, qkv: Tensor, segments: Sequence[AttentionPart], rate: float) -> Tensor:
         """Compute attention over padded rectangles."""
         tokens, _, heads, size = qkv.shape
         saved, masks = list[Tensor | None](), list[Mask]()
         vectors, result = qkv.reshape(-1, size), qkv.new_empty(tokens * heads, size)
-        for part, index, here in _indexed(parts, heads):
+        for segment, index, here in _indexed(segments, heads):
             # (3, rows · heads, longest, d)
             q, k, v = vectors.index_select(0, index.sources).view(
-                3, -1, part.rectangle.longest, size
+                3, -1, segment.rectangle.longest, size
             )
             # beta=0 ignores the first argument: this is alpha · q @ kᵀ in one operation.
             scores = torch.baddbmm(q.new_empty(1, 1, 1), q, k.mT, beta=0, alpha=size**-0.5)
-            if part.mask is not None:
+            if segment.mask is not None:
                 # Adding the least number hides a key: e to its power is 0.
                 least = torch.finfo(scores.dtype).min
-                hidden = torch.zeros(part.mask.shape, dtype=scores.dtype)
-                _by_rows(scores, part).add_(hidden.masked_fill_(~part.mask, least))
+                hidden = torch.zeros(segment.mask.shape, dtype=scores.dtype)
+                _by_rows(scores, segment).add_(hidden.masked_fill_(~segment.mask, least))
             exact = torch.promote_types(scores.dtype, torch.float32)
             probabilities = scores.softmax(-1, dtype=exact)
             # A large mask is not kept: its seed is enough to draw it again.
@@ -60,7 +60,7 @@ class _Attention(torch.autograd.Function):
             torch.index_select(outputs.view(-1, size), 0, index.outputs, out=result[here])
             saved += [q, k, v, probabilities, mask.factors]
             masks.append(mask._replace(factors=None))
-        ctx.parts, ctx.masks = parts, masks
+        ctx.parts, ctx.masks = segments, masks
         ctx.save_for_backward(*saved)
         return result.view(tokens, heads, size)
 
@@ -71,16 +71,19 @@ class _Attention(torch.autograd.Function):
         tokens, heads, size = gradient.shape
         saved, scale = iter(ctx.saved_tensors), size**-0.5
         vectors, result = gradient.reshape(-1, size), gradient.new_empty(tokens * 3 * heads, size)
-        parts = zip(_indexed(ctx.parts, heads), ctx.masks, strict=True)
-        for (part, index, here), seeded in parts:
+        indexed = zip(_indexed(ctx.parts, heads), ctx.masks, strict=True)
+        for (segment, index, here), seeded in indexed:
             q, k, v, probabilities, factors = (next(saved) for _ in range(5))
-            mask, rectangle = seeded._replace(factors=factors).like(probabilities), part.rectangle
+            mask, rectangle = (
+                seeded._replace(factors=factors).like(probabilities),
+                segment.rectangle,
+            )
             # The gradient of O = dropout(P) V with P = softmax(S), S = scale · Q Kᵀ:
             # dV = dropout(P)ᵀ dO, dP = dropout(dO Vᵀ), dS = P ∘ (dP − Σ P ∘ dP),
             # dQ = scale · dS K, dK = scale · dSᵀ Q.
             above = vectors[here].index_select(0, index.queries).view(q.shape)  # dO
             if rectangle.keep is not None:  # padding has read a copied query: it gives no gradient
-                _by_rows(above, part).mul_(rectangle.keep[:, None, :, None])
+                _by_rows(above, segment).mul_(rectangle.keep[:, None, :, None])
             of_qkv = torch.empty(3, *q.shape, dtype=q.dtype)  # written in place, gathered once
             torch.bmm(mask.times(probabilities).to(v.dtype).mT, above, out=of_qkv[2])
             of_probabilities = mask.times_(torch.bmm(above, v.mT).to(probabilities.dtype))
@@ -95,16 +98,20 @@ class _Attention(torch.autograd.Function):
 
 
 def _by_rows(
-    x: Float[Tensor, "places longest n"], part: AttentionPart
+    x: Float[Tensor, "places longest n"], segment: AttentionPart
 ) -> Float[Tensor, "rows heads longest n"]:
     """Return a view with rows and heads apart."""
-    return x.view(part.rectangle.rows, -1, *x.shape[1:])
+    return x.view(segment.rectangle.rows, -1, *x.shape[1:])
 
 
 def _indexed(
-    parts: Sequence[AttentionPart], heads: int
+    segments: Sequence[AttentionPart], heads: int
 ) -> Iterator[tuple[AttentionPart, HeadIndex, slice]]:
     """Yield each part with its indices and its slice of the batch's `(tokens · heads)`."""
-    for part in parts:
-        rectangle = part.rectangle
-        yield part, part.head_index(heads), slice(rectangle.start * heads, rectangle.stop * heads)
+    for segment in segments:
+        rectangle = segment.rectangle
+        yield (
+            segment,
+            segment.head_index(heads),
+            slice(rectangle.start * heads, rectangle.stop * heads),
+        )

@@ -57,7 +57,7 @@ def attend_in_blocks(
     kernel: PaddedKernel,
 ) -> Float[Tensor, "rows heads longest d"]:
     """Let every block of queries attend to the global tokens and to the blocks that it reads."""
-    longest, count = q.shape[2], sparse.blocks.shape[1]
+    max_length, count = q.shape[2], sparse.blocks.shape[1]
     q, k, v = (_in_blocks(x, count, sparse.size) for x in (q, k, v))
     keys, values = (_read(x, sparse, global_tokens) for x in (k, v))
     # Blocks become the batch of one large rectangle kernel: (blocks, rows · heads, size, d).
@@ -66,7 +66,7 @@ def attend_in_blocks(
         mask = mask.expand(-1, *q.shape[:2], -1, -1)
     outputs = attend_padded(_blocks_first(q), keys, values, mask.flatten(1, 2), rate, kernel)
     outputs = outputs.reshape(count, *q.shape[:2], sparse.size, -1).permute(1, 2, 0, 3, 4)
-    return outputs.flatten(2, 3)[:, :, :longest]
+    return outputs.flatten(2, 3)[:, :, :max_length]
 
 
 def attend_from(
@@ -81,11 +81,13 @@ def attend_from(
 ) -> Float[Tensor, "rows heads longest d"]:
     """Replace the outputs of global tokens by theirs: they attend to all tokens."""
     keys = None if rectangle.keep is None else rectangle.keep[:, None, None, :]
-    theirs = attend_padded(_at(q, global_tokens), k, v, keys, rate, kernel).to(outputs.dtype)
+    global_outputs = attend_padded(_at(q, global_tokens), k, v, keys, rate, kernel).to(
+        outputs.dtype
+    )
     # Fillers of rows with fewer global tokens are written to an extra column, which is cut off.
-    places = torch.where(global_tokens.exists, global_tokens.slots, rectangle.longest)
-    places = places[:, None, :, None].expand_as(theirs)
-    return F.pad(outputs, (0, 0, 0, 1)).scatter(2, places, theirs)[:, :, : rectangle.longest]
+    rows = torch.where(global_tokens.exists, global_tokens.slots, rectangle.longest)
+    rows = rows[:, None, :, None].expand_as(global_outputs)
+    return F.pad(outputs, (0, 0, 0, 1)).scatter(2, rows, global_outputs)[:, :, : rectangle.longest]
 
 
 def _in_blocks(
@@ -109,7 +111,7 @@ def _read(
     global_tokens: GlobalTokens | None,
 ) -> Float[Tensor, "blocks places keys d"]:
     """Return the keys or values that each block of queries reads."""
-    heads, count, read = sparse.blocks.shape
+    heads, count, count_read = sparse.blocks.shape
     if heads == 1:
         near = x.index_select(2, sparse.blocks.flatten())
     else:
@@ -117,7 +119,7 @@ def _read(
         numbers = sparse.blocks + count * torch.arange(heads, device=x.device)[:, None, None]
         near = x.flatten(1, 2).index_select(1, numbers.flatten())
     # (rows, heads, blocks · read, size, d): the blocks that one block reads are neighbours.
-    near = near.reshape(*x.shape[:2], count, read * sparse.size, x.shape[-1])
+    near = near.reshape(*x.shape[:2], count, count_read * sparse.size, x.shape[-1])
     if global_tokens is None:
         return _blocks_first(near)
     front = _at(x.flatten(2, 3), global_tokens)[:, :, None].expand(-1, -1, count, -1, -1)

@@ -55,18 +55,20 @@ def attend_relative(
     assert view.distances is not None
     outputs = []
     scale = (qkv.shape[-1] * terms.count) ** -0.5
-    for part, rows in zip(view.parts, view.distances.rows, strict=True):
-        q, k, v = part.rectangle.pad(qkv).permute(2, 0, 3, 1, 4)  # each (rows, heads, longest, d)
+    for segment, rows in zip(view.parts, view.distances.rows, strict=True):
+        q, k, v = segment.rectangle.pad(qkv).permute(
+            2, 0, 3, 1, 4
+        )  # each (rows, heads, longest, d)
         call = AttentionCall(
-            qkv.device, qkv.dtype, qkv.shape[-1], part.rectangle.longest, view.pattern, rate,
+            qkv.device, qkv.dtype, qkv.shape[-1], segment.rectangle.longest, view.pattern, rate,
             relative=True, rectangle=True,
         )  # fmt: skip
         kernel = choose(call)
         assert isinstance(kernel, Padded)
         q = (q * scale).contiguous()
         bias = position_scores(q, k, terms, rows, scale)
-        found = _attend_padded(q, k, v, bias, part.mask, rate, kernel.kernel)
-        outputs.append(part.rectangle.unpad(found.transpose(1, 2)))
+        result = _attend_padded(q, k, v, bias, segment.mask, rate, kernel.kernel)
+        outputs.append(segment.rectangle.unpad(result.transpose(1, 2)))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -101,19 +103,19 @@ def position_scores(
 
     A bias alone is the same for all rows of the rectangle, and has one.
     """
-    parts = []
+    scores = []
     if terms.keys is not None:
-        parts.append(along_diagonals(_products(q, terms.keys[rows])))
+        scores.append(along_diagonals(_products(q, terms.keys[rows])))
     if terms.queries is not None:
         # Rows of this product are keys. The distance query − key grows with the query, so the order
         # of the distances is reversed, and the result transposed to queries by keys.
         products = _products(k, terms.queries[rows.flip(0)] * scale)
-        parts.append(along_diagonals(products).transpose(-2, -1))
+        scores.append(along_diagonals(products).transpose(-2, -1))
     if terms.bias is not None:
         heads, n = terms.bias.shape[1], q.shape[2]
         biases = terms.bias[rows].to(q.dtype).T[None, :, None].expand(1, heads, n, len(rows))
-        parts.append(along_diagonals(biases))
-    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        scores.append(along_diagonals(biases))
+    return scores[0] if len(scores) == 1 else scores[0] + scores[1]
 
 
 def _products(

@@ -44,12 +44,12 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 }
 
 
-def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
     sharing = Sharing(
-        read_number(raw, "num_hidden_groups", 1, where),
-        read_number(raw, "inner_group_num", 1, where),
+        read_number(raw, "num_hidden_groups", 1, location),
+        read_number(raw, "inner_group_num", 1, location),
     )
-    rate = read_number(raw, "classifier_dropout_prob", 0.1, where)
+    rate = read_number(raw, "classifier_dropout_prob", 0.1, location)
     return replace(config, sharing=sharing, readout=replace(config.readout, pair_dropout=rate))
 
 

@@ -120,8 +120,8 @@ _COMPUTED = position_buffers("bert.embeddings")
 def architectures(stem: str) -> tuple[Architecture, ...]:
     """Return BERT's classes, their names beginning with `stem`."""
     pair: frozenset[str] = frozenset({"pooler", "pair"})
-    both = classes(stem, pooled={"labels", "choice"}, pretraining={"masked", *pair})
-    return (*both, Architecture(f"{stem}ForNextSentencePrediction", pair))
+    pair_classes = classes(stem, pooled={"labels", "choice"}, pretraining={"masked", *pair})
+    return (*pair_classes, Architecture(f"{stem}ForNextSentencePrediction", pair))
 
 
 BERT = Family(

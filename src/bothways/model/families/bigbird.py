@@ -31,8 +31,8 @@ _BLOCKS = Blocks()
 
 def _with_heads(shape: EncoderConfig) -> EncoderConfig:
     """Return the shape with transformers' heads."""
-    own = Own(shape.activation, dropout_first=True)
-    return replace(shape, readout=replace(shape.readout, labels=own, span=Deep()))
+    inner = Own(shape.activation, dropout_first=True)
+    return replace(shape, readout=replace(shape.readout, labels=inner, span=Deep()))
 
 
 def _sized(shape: EncoderConfig) -> EncoderConfig:
@@ -56,17 +56,17 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 }
 
 
-def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
     size, random = (
-        config_rules.read_number(raw, name, default, where) for name, default in _SIZES.items()
+        config_rules.read_number(raw, name, default, location) for name, default in _SIZES.items()
     )
     kinds: dict[str, Pattern] = {"block_sparse": Blocks(size, random), "original_full": Full()}
-    pattern = config_rules.read_choice(raw, "attention_type", kinds, "block_sparse", where)
+    pattern = config_rules.read_choice(raw, "attention_type", kinds, "block_sparse", location)
     position = Learned(
         config.position.max_positions,
-        scaled=config_rules.read_flag(raw, "rescale_embeddings", False, where),
+        scaled=config_rules.read_flag(raw, "rescale_embeddings", False, location),
     )
-    bias = Bias(projections=config_rules.read_flag(raw, "use_bias", True, where))
+    bias = Bias(projections=config_rules.read_flag(raw, "use_bias", True, location))
     return _with_heads(replace(config, patterns=(pattern,), position=position, bias=bias))
 
 

@@ -56,9 +56,11 @@ def family_for(
         vocabulary: the model of its tokenizer; families with this one have priority.
         origin: the `model_type` of the folder that it comes from, which has priority among these.
     """
-    able = [family for family in FAMILIES if family.config_rules.write(config) is not None]
+    candidates = [family for family in FAMILIES if family.config_rules.write(config) is not None]
     # Without a vocabulary, or with one that no family is known by, all are alike.
-    same = [family for family in able if vocabulary and family.vocabulary == vocabulary] or able
+    same = [
+        family for family in candidates if vocabulary and family.vocabulary == vocabulary
+    ] or candidates
     return min(same, key=lambda family: family.model_type != origin, default=None)
 
 
@@ -88,4 +90,4 @@ def nearest_preset(name: str) -> str | None:
     """Return the preset that a name probably means: "google/Electra_Small" → "electra-small"."""
     plain = name.rpartition("/")[2].lower().replace("_", "-")
     near = difflib.get_close_matches(plain, PRESETS, n=1)
-    return next((known for known in (plain, f"{plain}-base", *near) if known in PRESETS), None)
+    return next((preset for preset in (plain, f"{plain}-base", *near) if preset in PRESETS), None)

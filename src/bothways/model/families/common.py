@@ -36,14 +36,20 @@ def classes(
         pretraining: the heads of the class for pre-training; empty if there is no such class.
         heads: those that have a class.
     """
-    first = [Architecture(f"{stem}ForPreTraining", frozenset(pretraining))] if pretraining else []
+    pretraining_class = (
+        [Architecture(f"{stem}ForPreTraining", frozenset(pretraining))] if pretraining else []
+    )
     single = [
         Architecture(stem + name, frozenset({head, "pooler"} if head in pooled else {head}))
         for name, head in _CLASSES.items()
         if head in heads
     ]
     pooler = frozenset[str]({"pooler"} if pooled else ())
-    return (*first, *single, Architecture(f"{stem}Model", pooler, bare=True, idle=pooler))
+    return (
+        *pretraining_class,
+        *single,
+        Architecture(f"{stem}Model", pooler, bare=True, idle=pooler),
+    )
 
 
 def masked_rules(dense: str, norm: str, decoder: str, bias: str | None = None) -> tuple[Rule, ...]:
@@ -61,10 +67,10 @@ def masked_rules(dense: str, norm: str, decoder: str, bias: str | None = None) -
     )
 
 
-def output_rules(others: Mapping[str, str] | None = None) -> tuple[Rule, ...]:
-    """Return the rules of fine-tuning heads; `others` are the family's deviations from BERT."""
-    names = {**(others or {}), **_OUTPUTS, **(others or {})}
-    return tuple(Rename(f"heads.{ours}", theirs) for ours, theirs in names.items())
+def output_rules(extra: Mapping[str, str] | None = None) -> tuple[Rule, ...]:
+    """Return the rules of fine-tuning heads; `extra` are the family's deviations from BERT."""
+    names = {**(extra or {}), **_OUTPUTS, **(extra or {})}
+    return tuple(Rename(f"heads.{name}", stored) for name, stored in names.items())
 
 
 def position_buffers(embeddings: str) -> tuple[str, ...]:

@@ -112,46 +112,50 @@ class ConfigRules:
     )
     write_more: Callable[[EncoderConfig], dict[str, Any]] = lambda config: {}
 
-    def read(self, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+    def read(self, raw: Mapping[str, Any], location: str) -> EncoderConfig:
         """Return our configuration.
 
         Raises:
             FolderError: a setting has no counterpart here or is malformed.
         """
-        return self.read_all(raw, where)[0]
+        return self.read_all(raw, location)[0]
 
-    def read_all(self, raw: Mapping[str, Any], where: str) -> tuple[EncoderConfig, dict[str, Any]]:
+    def read_all(
+        self, raw: Mapping[str, Any], location: str
+    ) -> tuple[EncoderConfig, dict[str, Any]]:
         """Return our configuration, and the settings that are unknown here; errors as `read`."""
-        settings = _RecordedSettings(self._without_aliases(raw, where))
-        config = self._read(settings, where)
+        settings = _RecordedSettings(self._without_aliases(raw, location))
+        config = self._read(settings, location)
         aliases = self.aliases.keys() | self.published.keys()
-        known = settings.read | IGNORED | aliases | self.ignored | self.constant.keys()
+        recognised = settings.read | IGNORED | aliases | self.ignored | self.constant.keys()
         # null stands for the default, which changes nothing.
-        unknown = {key: raw[key] for key in raw if key not in known and raw[key] is not None}
+        unknown = {key: raw[key] for key in raw if key not in recognised and raw[key] is not None}
         for key in unknown.keys() & ALTERING:
             if unknown.pop(key):
-                what = f"{key} {raw[key]!r:.60} has no counterpart in this family"
+                message = f"{key} {raw[key]!r:.60} has no counterpart in this family"
                 fix = "The outputs would differ from the model's: use its own code."
-                raise FolderError(what, where=where, fix=fix)
+                raise FolderError(message, where=location, fix=fix)
         return config, unknown
 
-    def _read(self, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+    def _read(self, raw: Mapping[str, Any], location: str) -> EncoderConfig:
         for key, value in self.fixed.items():
-            read_choice(raw, key, {value: value}, value, where)
+            read_choice(raw, key, {value: value}, value, location)
         defaults = self.defaults
         numbers = {
-            ours: read_number(raw, theirs, _at(defaults, ours), where)
-            for ours, theirs in self.numbers.items()
+            field: read_number(raw, setting, _at(defaults, field), location)
+            for field, setting in self.numbers.items()
         }
         default = defaults.position.max_positions + _offset(defaults)
-        positions = read_number(raw, self.positions, default, where) - _offset(defaults)
-        names = (name for name, ours in self.activations.items() if ours == defaults.activation)
-        activation = read_choice(raw, self.activation, self.activations, next(names), where)
+        positions = read_number(raw, self.positions, default, location) - _offset(defaults)
+        names = (name for name, field in self.activations.items() if field == defaults.activation)
+        activation = read_choice(raw, self.activation, self.activations, next(names), location)
         pad = raw.get("pad_token_id", defaults.pad)
-        pad = None if pad is None else read_number(raw, "pad_token_id", defaults.pad or 0, where)
+        pad = None if pad is None else read_number(raw, "pad_token_id", defaults.pad or 0, location)
         if defaults.pad is None and pad is not None and not 0 <= pad < numbers["vocab"]:
             pad = None  # nothing reads the id in a family without padding
-        tied = read_flag(raw, "tie_word_embeddings", defaults.readout.output == "embedding", where)
+        tied = read_flag(
+            raw, "tie_word_embeddings", defaults.readout.output == "embedding", location
+        )
         readout = replace(defaults.readout, output="embedding" if tied else "own")
         try:
             config = replace(
@@ -163,29 +167,31 @@ class ConfigRules:
                 readout=readout,
             )
             check_size(config, "encoder")
-            return self.read_more(config, raw, where)
+            return self.read_more(config, raw, location)
         except ConfigError as error:
-            raise FolderError(f"{error.where}: {error.what}", where=where, fix=error.fix) from error
+            raise FolderError(
+                f"{error.where}: {error.what}", where=location, fix=error.fix
+            ) from error
 
-    def _without_aliases(self, raw: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    def _without_aliases(self, raw: Mapping[str, Any], location: str) -> Mapping[str, Any]:
         """Return the settings under their first names."""
         aliases = {**self.published, **self.aliases}
-        found = {name: raw[alias] for alias, name in aliases.items() if alias in raw}
+        renamed = {name: raw[alias] for alias, name in aliases.items() if alias in raw}
         for alias, name in aliases.items():
             if alias in raw and raw.get(name, raw[alias]) != raw[alias]:
-                what = (
+                message = (
                     f"{name} is {raw[name]!r:.40}, and its other name {alias} is {raw[alias]!r:.40}"
                 )
-                raise FolderError(what, where=where, fix="Remove the one that is wrong.")
-        return {**raw, **found}
+                raise FolderError(message, where=location, fix="Remove the one that is wrong.")
+        return {**raw, **renamed}
 
     def write(self, config: EncoderConfig) -> dict[str, Any] | None:
         """Return the settings of a configuration, None if reading them gives another one."""
         if "segments" in self.numbers and not config.segments:
             return None  # the family always has an embedding of segments
-        names = (name for name, ours in self.activations.items() if ours == config.activation)
+        names = (name for name, field in self.activations.items() if field == config.activation)
         settings = {
-            **{theirs: _at(config, ours) for ours, theirs in self.numbers.items()},
+            **{key: _at(config, field) for field, key in self.numbers.items()},
             self.positions: config.position.max_positions + _offset(config),
             self.activation: next(names, ""),
             "pad_token_id": config.pad,
@@ -216,7 +222,7 @@ class _RecordedSettings(Mapping[str, Any]):
         return len(self._settings)
 
 
-def check_size(config: EncoderConfig, where: str) -> None:
+def check_size(config: EncoderConfig, location: str) -> None:
     """Check that a model of this configuration can be built before its weights are looked at.
 
     Raises:
@@ -226,7 +232,9 @@ def check_size(config: EncoderConfig, where: str) -> None:
     for path, value in sizes.items():
         limit = MAX_LAYERS if path in ("depth", "blocks") else MAX_SIZE
         if isinstance(value, int) and value > limit:
-            raise ConfigError(f"must be at most {limit:,}, not {value:,}", where=f"{where}.{path}")
+            raise ConfigError(
+                f"must be at most {limit:,}, not {value:,}", where=f"{location}.{path}"
+            )
 
 
 def _at(config: EncoderConfig, path: str) -> Any:
@@ -238,9 +246,9 @@ def _changes(config: EncoderConfig, values: Mapping[str, Any]) -> dict[str, Any]
     """Return the fields that change if these paths, of one or two names, have these values."""
     changed: dict[str, Any] = {}
     for path, value in values.items():
-        first, _, second = path.partition(".")
-        part = changed.get(first, getattr(config, first))
-        changed[first] = replace(part, **{second: value}) if second else value
+        head, _, second = path.partition(".")
+        group = changed.get(head, getattr(config, head))
+        changed[head] = replace(group, **{second: value}) if second else value
     return changed
 
 
@@ -248,28 +256,28 @@ def _offset(config: EncoderConfig) -> int:
     return config.position.offset if isinstance(config.position, Learned) else 0
 
 
-def read_number(raw: Mapping[str, Any], key: str, default: int | float, where: str) -> Any:
+def read_number(raw: Mapping[str, Any], key: str, default: int | float, location: str) -> Any:
     """Return a setting that must be a number of the default's type."""
     value, kind = raw.get(key, default), type(default)
     if isinstance(value, bool) or not isinstance(value, (int, kind)) or not abs(value) <= LARGEST:
         expected = "a number" if kind is float else "a whole number"
-        raise FolderError(f"{key} must be {expected}, not {value!r:.40}", where=where)
+        raise FolderError(f"{key} must be {expected}, not {value!r:.40}", where=location)
     return kind(value)
 
 
-def read_flag(raw: Mapping[str, Any], key: str, default: bool, where: str) -> bool:
+def read_flag(raw: Mapping[str, Any], key: str, default: bool, location: str) -> bool:
     """Return a setting that must be true or false."""
-    value: bool = read_choice(raw, key, {True: True, False: False}, default, where)
+    value: bool = read_choice(raw, key, {True: True, False: False}, default, location)
     return value
 
 
 def read_choice(
-    raw: Mapping[str, Any], key: str, allowed: Mapping[Any, Any], default: Any, where: str
+    raw: Mapping[str, Any], key: str, allowed: Mapping[Any, Any], default: Any, location: str
 ) -> Any:
     """Return the meaning of a setting that must be one of the keys of `allowed`."""
     value = raw.get(key, default)
     if not isinstance(value, str | bool) or value not in allowed:
         choices = ", ".join(map(repr, allowed))
-        what = f"{key} {value!r:.80} has no counterpart here: it must be one of {choices}"
-        raise FolderError(what, where=where)
+        message = f"{key} {value!r:.80} has no counterpart here: it must be one of {choices}"
+        raise FolderError(message, where=location)
     return allowed[value]

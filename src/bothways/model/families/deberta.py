@@ -89,92 +89,94 @@ _WITH_TANH: dict[str, Any] = {**config_rules.ACTIVATIONS, "tanh": "tanh"}
 
 def _activation_name(activation: Activation | str) -> str:
     """Return transformers' name of an activation, "" without one."""
-    return next((theirs for theirs, ours in _WITH_TANH.items() if ours == activation), "")
+    return next((name for name, value in _WITH_TANH.items() if value == activation), "")
 
 
 def _has_decoder(position: object) -> bool:
     return isinstance(position, Disentangled) and position.absolute == "decoder"
 
 
-def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
-    narrow = config_rules.read_number(raw, "embedding_size", config.width, where)
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
+    narrow = config_rules.read_number(raw, "embedding_size", config.width, location)
     sizes = {
         "pooler_hidden_size": config.width,
         "attention_head_size": config.width // config.heads,
     }
     for key, size in sizes.items():
         if raw.get(key) is not None and raw[key] != size:
-            what = f"{key} must be {size}, as the other settings imply, not {raw[key]!r:.40}"
-            raise FolderError(what, where=where)
-    activation = config_rules.read_choice(raw, "pooler_hidden_act", _WITH_TANH, "gelu", where)
-    own = Own(activation, input_dropout=config_rules.read_number(raw, "pooler_dropout", 0.0, where))
-    position = _read_position(raw, config.position.max_positions, config.bias.key, where)
+            message = f"{key} must be {size}, as the other settings imply, not {raw[key]!r:.40}"
+            raise FolderError(message, where=location)
+    activation = config_rules.read_choice(raw, "pooler_hidden_act", _WITH_TANH, "gelu", location)
+    inner = Own(
+        activation, input_dropout=config_rules.read_number(raw, "pooler_dropout", 0.0, location)
+    )
+    position = _read_position(raw, config.position.max_positions, config.bias.key, location)
     # Only transformers' own layout of the head has a matrix that can be tied to the embedding.
-    legacy = config_rules.read_flag(raw, "legacy", True, where)
+    legacy = config_rules.read_flag(raw, "legacy", True, location)
     untied = config.readout.output == "own" and legacy and not _has_decoder(position)
     return replace(
         config,
-        segments=config_rules.read_number(raw, "type_vocab_size", 0, where),
+        segments=config_rules.read_number(raw, "type_vocab_size", 0, location),
         position=position,
         embedding=None if narrow == config.width else narrow,
         order=PostNorm(projected=narrow != config.width),
         readout=replace(
-            config.readout, labels=own, choice=own, output="own" if untied else "embedding"
+            config.readout, labels=inner, choice=inner, output="own" if untied else "embedding"
         ),
     )
 
 
 def _write_more(config: EncoderConfig) -> dict[str, Any]:
-    own, position = config.readout.labels, config.position
+    inner, position = config.readout.labels, config.position
     return {
         "type_vocab_size": config.segments,
         **({} if config.embedding is None else {"embedding_size": config.embedding}),
         "pooler_hidden_size": config.width,
-        "pooler_hidden_act": _activation_name(own.activation) if isinstance(own, Own) else "",
-        "pooler_dropout": own.input_dropout if isinstance(own, Own) else 0.0,
+        "pooler_hidden_act": _activation_name(inner.activation) if isinstance(inner, Own) else "",
+        "pooler_dropout": inner.input_dropout if isinstance(inner, Own) else 0.0,
         **(_write_position(position) if isinstance(position, Learned | Disentangled) else {}),
     }
 
 
 def _read_position(
-    raw: Mapping[str, Any], most: int, later: bool, where: str
+    raw: Mapping[str, Any], max_positions: int, is_later: bool, location: str
 ) -> Learned | Disentangled:
     """Return the positions; version 1 ignores the settings of later versions."""
-    at_input = config_rules.read_flag(raw, "position_biased_input", True, where)
-    terms = _read_terms(raw, where)
-    size = config_rules.read_number(raw, "conv_kernel_size", 0, where) if later else 0
-    if not config_rules.read_flag(raw, "relative_attention", False, where):
+    at_input = config_rules.read_flag(raw, "position_biased_input", True, location)
+    terms = _read_terms(raw, location)
+    size = config_rules.read_number(raw, "conv_kernel_size", 0, location) if is_later else 0
+    if not config_rules.read_flag(raw, "relative_attention", False, location):
         if terms or not at_input or size > 0:
-            what = (
+            message = (
                 "without relative_attention there must be no pos_att_type, no convolution, "
                 "and position_biased_input"
             )
             fix = "Set relative_attention to true, as in the published models."
-            raise FolderError(what, where=where, fix=fix)
-        return Learned(most)
-    decoder = config_rules.read_flag(raw, "enhanced_mask_decoder", False, where)
+            raise FolderError(message, where=location, fix=fix)
+        return Learned(max_positions)
+    decoder = config_rules.read_flag(raw, "enhanced_mask_decoder", False, location)
     position = Disentangled(
-        most,
+        max_positions,
         terms,
-        max_distance=_read_positive(raw, "max_relative_positions", where),
+        max_distance=_read_positive(raw, "max_relative_positions", location),
         absolute="input" if at_input else "decoder" if decoder else "none",
     )
-    if not later:
+    if not is_later:
         return position
-    groups = config_rules.read_number(raw, "conv_groups", 1, where)
-    activation = config_rules.read_choice(raw, "conv_act", _WITH_TANH, "tanh", where)
+    groups = config_rules.read_number(raw, "conv_groups", 1, location)
+    activation = config_rules.read_choice(raw, "conv_act", _WITH_TANH, "tanh", location)
     return replace(
         position,
-        buckets=_read_positive(raw, "position_buckets", where),
-        shared=config_rules.read_flag(raw, "share_att_key", False, where),
+        buckets=_read_positive(raw, "position_buckets", location),
+        shared=config_rules.read_flag(raw, "share_att_key", False, location),
         norm=config_rules.read_choice(
-            raw, "norm_rel_ebd", {"none": False, "layer_norm": True}, "none", where
+            raw, "norm_rel_ebd", {"none": False, "layer_norm": True}, "none", location
         ),
         convolution=Convolution(size, groups, activation) if size > 0 else None,
     )
 
 
-def _read_terms(raw: Mapping[str, Any], where: str) -> tuple[Term, ...]:
+def _read_terms(raw: Mapping[str, Any], location: str) -> tuple[Term, ...]:
     """Return the terms of attention, given as a list or as one text: "p2c|c2p"."""
     value = raw.get("pos_att_type") or []
     names = value.lower().split("|") if isinstance(value, str) else value
@@ -182,14 +184,16 @@ def _read_terms(raw: Mapping[str, Any], where: str) -> tuple[Term, ...]:
     if not isinstance(names, list) or not all(
         isinstance(name, str) and name.strip() in terms for name in names
     ):
-        what = f"pos_att_type {value!r:.80} has no counterpart here: it must hold c2p, p2c or both"
-        raise FolderError(what, where=where)
+        message = (
+            f"pos_att_type {value!r:.80} has no counterpart here: it must hold c2p, p2c or both"
+        )
+        raise FolderError(message, where=location)
     return tuple(terms[name.strip()] for name in names)
 
 
-def _read_positive(raw: Mapping[str, Any], key: str, where: str) -> int | None:
+def _read_positive(raw: Mapping[str, Any], key: str, location: str) -> int | None:
     """Return a number, None where it is below 1, such as -1."""
-    number: int = config_rules.read_number(raw, key, -1, where)
+    number: int = config_rules.read_number(raw, key, -1, location)
     return number if number > 0 else None
 
 
@@ -280,11 +284,11 @@ def _keys_for(rules: tuple[Rule, ...], config: EncoderConfig) -> KeyTable:
         for rule in rules
     )
     decoder = _has_decoder(config.position)
-    ours, others = (_PUBLISHED, _LEGACY) if decoder else (_LEGACY, _PUBLISHED)
-    masked = masked_rules(ours["dense"], ours["norm"], "cls.predictions.decoder", ours["bias"])
-    every = (*_COMMON, *placed, _IN_DECODER if decoder else _AT_INPUT, *masked)
-    synonyms = tuple((others[part], ours[part]) for part in ours)
-    return KeyTable("deberta.", every, (f"{_EMBEDDINGS}.position_ids",), synonyms)
+    names, others = (_PUBLISHED, _LEGACY) if decoder else (_LEGACY, _PUBLISHED)
+    masked = masked_rules(names["dense"], names["norm"], "cls.predictions.decoder", names["bias"])
+    all_rules = (*_COMMON, *placed, _IN_DECODER if decoder else _AT_INPUT, *masked)
+    synonyms = tuple((others[kind], names[kind]) for kind in names)
+    return KeyTable("deberta.", all_rules, (f"{_EMBEDDINGS}.position_ids",), synonyms)
 
 
 def _seen(config: EncoderConfig, names: Collection[str]) -> EncoderConfig:
@@ -330,7 +334,7 @@ def _family(
         config_rules=config_rules.ConfigRules(
             defaults,
             numbers={
-                ours: theirs for ours, theirs in config_rules.NUMBERS.items() if ours != "segments"
+                field: key for field, key in config_rules.NUMBERS.items() if field != "segments"
             },
             fixed=config_rules.FIXED | {"talking_head": False},
             ignored=_CONDITIONAL,

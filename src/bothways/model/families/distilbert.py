@@ -38,10 +38,10 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 }
 
 
-def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
     return replace(
         config,
-        readout=replace(config.readout, span_dropout=read_number(raw, "qa_dropout", 0.1, where)),
+        readout=replace(config.readout, span_dropout=read_number(raw, "qa_dropout", 0.1, location)),
     )
 
 

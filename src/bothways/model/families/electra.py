@@ -47,8 +47,8 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 }
 
 
-def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
-    embedding = read_number(raw, "embedding_size", 128, where)
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
+    embedding = read_number(raw, "embedding_size", 128, location)
     return replace(config, embedding=None if embedding == config.width else embedding)
 
 

@@ -46,9 +46,9 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 }
 
 
-def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
-    rows = read_number(raw, "task_type_vocab_size", _TASKS, where)
-    return replace(config, task_types=rows if read_flag(raw, "use_task_id", False, where) else 0)
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
+    rows = read_number(raw, "task_type_vocab_size", _TASKS, location)
+    return replace(config, task_types=rows if read_flag(raw, "use_task_id", False, location) else 0)
 
 
 def _write_more(config: EncoderConfig) -> dict[str, Any]:

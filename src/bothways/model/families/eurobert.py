@@ -56,16 +56,16 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 }
 
 
-def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
     groups = config.heads
     if raw.get("num_key_value_heads") is not None:
-        groups = read_number(raw, "num_key_value_heads", groups, where)
-    of_mlp = read_flag(raw, "mlp_bias", False, where)
-    of_attention = read_flag(raw, "attention_bias", False, where)
-    reads = read_choice(raw, "classifier_pooling", _POOLINGS, "late", where)
+        groups = read_number(raw, "num_key_value_heads", groups, location)
+    of_mlp = read_flag(raw, "mlp_bias", False, location)
+    of_attention = read_flag(raw, "attention_bias", False, location)
+    reads = read_choice(raw, "classifier_pooling", _POOLINGS, "late", location)
     return replace(
         config,
-        position=read_rotary(config, raw, _THETA, where),
+        position=read_rotary(config, raw, _THETA, location),
         key_value_heads=None if groups == config.heads else groups,
         bias=Bias(attention=of_attention, mlp=of_mlp, output=of_mlp),
         readout=replace(config.readout, labels=Own("gelu", reads=reads)),
@@ -80,7 +80,9 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
         "head_dim": config.width // config.heads,
         "mlp_bias": config.bias.mlp,
         "attention_bias": config.bias.attention,
-        "classifier_pooling": next((name for name, ours in _POOLINGS.items() if ours == reads), ""),
+        "classifier_pooling": next(
+            (name for name, value in _POOLINGS.items() if value == reads), ""
+        ),
         **write_rotary(config),
         # Absent ids would be those of the published vocabulary.
         **({} if config.vocab > _PAD else {"bos_token_id": None, "eos_token_id": None}),

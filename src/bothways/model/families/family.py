@@ -80,14 +80,16 @@ class Family:
             config: the configuration.
             names: the tensors of a file; the weight names that it has most of are returned.
         """
-        own = self.keys if self.adapted is None else self.adapted(config)
-        table = max((own, *self.other_keys), key=lambda table: sum(map(table.knows, names)))
-        return untied(table) if config.readout.output == "own" else table
+        family_table = self.keys if self.adapted is None else self.adapted(config)
+        candidate = max(
+            (family_table, *self.other_keys), key=lambda candidate: sum(map(candidate.knows, names))
+        )
+        return untied(candidate) if config.readout.output == "own" else candidate
 
     def architecture_named(self, names: Iterable[str]) -> Architecture | None:
         """Return the first of these classes that the family has."""
-        known = {architecture.name: architecture for architecture in self.architectures}
-        return next((known[name] for name in names if name in known), None)
+        candidates = {architecture.name: architecture for architecture in self.architectures}
+        return next((candidates[name] for name in names if name in candidates), None)
 
     def pretrained(self, preset: str) -> Architecture:
         """Return the class that a preset is pre-trained as."""
@@ -95,7 +97,7 @@ class Family:
 
     def architecture_with(self, heads: Iterable[str]) -> Architecture | None:
         """Return the class with exactly these heads; idle ones may be missing."""
-        wanted = frozenset(heads)
-        known = (*self.architectures, *self.classless)
-        able = (a for a in known if a.heads - a.idle <= wanted <= a.heads)
-        return next(able, None)
+        kinds = frozenset(heads)
+        candidates = (*self.architectures, *self.classless)
+        matching = (a for a in candidates if a.heads - a.idle <= kinds <= a.heads)
+        return next(matching, None)

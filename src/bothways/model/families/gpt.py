@@ -45,10 +45,10 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 }
 
 
-def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
-    rate, inner = read_number(raw, "embd_pdrop", 0.1, where), 4 * config.width
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
+    rate, inner = read_number(raw, "embd_pdrop", 0.1, location), 4 * config.width
     if raw.get("n_inner") is not None:
-        inner = read_number(raw, "n_inner", inner, where)
+        inner = read_number(raw, "n_inner", inner, location)
     return replace(
         config,
         intermediate_size=inner,

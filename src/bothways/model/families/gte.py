@@ -49,11 +49,11 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 }
 
 
-def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
     return replace(
         config,
-        segments=read_number(raw, "type_vocab_size", 1, where),
-        position=read_rotary(config, raw, _THETA, where),
+        segments=read_number(raw, "type_vocab_size", 1, location),
+        position=read_rotary(config, raw, _THETA, location),
         mlp=Gated(config.dropout.hidden),
     )
 

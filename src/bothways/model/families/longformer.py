@@ -41,23 +41,23 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 }
 
 
-def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
     value = raw.get("attention_window", WINDOW)
     sizes = value if isinstance(value, list) else [value] * config.depth
-    known = all(
+    valid = all(
         isinstance(size, int) and not isinstance(size, bool) and size > 0 and size % 2 == 0
         for size in sizes
     )
-    if len(sizes) != config.depth or not known:
-        what = (
+    if len(sizes) != config.depth or not valid:
+        message = (
             "attention_window must be an even number above 0, or one for each of "
             f"{config.depth} layers, not {value!r:.60}"
         )
-        raise FolderError(what, where=where)
+        raise FolderError(message, where=location)
     patterns: tuple[Pattern, ...] = tuple(
         Window(size // 2, global_attention=True) for size in sizes
     )
-    return replace(roberta.counted_from_padding(config, raw, where), patterns=patterns).canonical
+    return replace(roberta.counted_from_padding(config, raw, location), patterns=patterns).canonical
 
 
 def _write_more(config: EncoderConfig) -> dict[str, Any]:

@@ -67,40 +67,44 @@ _THETAS = {_FULL: ("global_rope_theta", GLOBAL), _WINDOW: ("local_rope_theta", L
 """Kinds of layers, with the name of their base in older files and its default."""
 
 
-def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
-    kinds = _layers(raw, config.depth, where)
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
+    kinds = _layers(raw, config.depth, location)
     patterns: dict[str, Pattern] = {
         _FULL: Full(),
-        _WINDOW: Window(config_rules.read_number(raw, "local_attention", 128, where) // 2),
+        _WINDOW: Window(config_rules.read_number(raw, "local_attention", 128, location) // 2),
     }
-    bases = {kind: _base(raw, kind, where) for kind in set(kinds)}
+    bases = {kind: _base(raw, kind, location) for kind in set(kinds)}
     activation = config_rules.read_choice(
-        raw, "classifier_activation", config_rules.ACTIVATIONS, "gelu", where
+        raw, "classifier_activation", config_rules.ACTIVATIONS, "gelu", location
     )
     reads = config_rules.read_choice(
-        raw, "classifier_pooling", {"cls": "first", "mean": "mean"}, "cls", where
+        raw, "classifier_pooling", {"cls": "first", "mean": "mean"}, "cls", location
     )
-    own = Own(activation, norm=True, reads=reads)
-    rate = config_rules.read_number(raw, "embedding_dropout", 0.0, where)
-    both = config.dropout.attention  # also on the output of attention
+    inner = Own(activation, norm=True, reads=reads)
+    rate = config_rules.read_number(raw, "embedding_dropout", 0.0, location)
+    attention_rate = config.dropout.attention  # also on the output of attention
     bias = {
-        ours: config_rules.read_flag(raw, theirs, getattr(config.bias, ours), where)
-        for ours, theirs in _BIASES.items()
+        field: config_rules.read_flag(raw, key, getattr(config.bias, field), location)
+        for field, key in _BIASES.items()
     }
     return replace(
         config,
         position=Rotary(config.position.max_positions, tuple(bases[kind] for kind in kinds)),
         patterns=tuple(patterns[kind] for kind in kinds),
-        mlp=Gated(config_rules.read_number(raw, "mlp_dropout", 0.0, where)),
+        mlp=Gated(config_rules.read_number(raw, "mlp_dropout", 0.0, location)),
         bias=Bias(**bias),
-        dropout=replace(config.dropout, hidden=both, embedding=None if rate == both else rate),
+        dropout=replace(
+            config.dropout,
+            hidden=attention_rate,
+            embedding=None if rate == attention_rate else rate,
+        ),
         readout=replace(
             config.readout,
-            labels=own,
-            choice=own,
-            tokens=own,
+            labels=inner,
+            choice=inner,
+            tokens=inner,
             masked=activation,
-            span_dropout=config_rules.read_number(raw, "classifier_dropout", 0.0, where),
+            span_dropout=config_rules.read_number(raw, "classifier_dropout", 0.0, location),
         ),
     ).canonical
 
@@ -114,38 +118,38 @@ _BIASES = {
 }
 
 
-def _layers(raw: Mapping[str, Any], depth: int, where: str) -> list[str]:
+def _layers(raw: Mapping[str, Any], depth: int, location: str) -> list[str]:
     """Return the kind of each layer; older files have only the interval of global layers."""
-    every = config_rules.read_number(raw, "global_attn_every_n_layers", 3, where)
-    if every < 1:
-        what = f"global_attn_every_n_layers must be at least 1, not {every}"
-        raise FolderError(what, where=where)
-    usual = [_WINDOW if layer % every else _FULL for layer in range(depth)]
-    kinds, known = raw.get("layer_types") or usual, list(_THETAS)
-    if not isinstance(kinds, list) or len(kinds) != depth or any(k not in known for k in kinds):
+    interval = config_rules.read_number(raw, "global_attn_every_n_layers", 3, location)
+    if interval < 1:
+        message = f"global_attn_every_n_layers must be at least 1, not {interval}"
+        raise FolderError(message, where=location)
+    default = [_WINDOW if layer % interval else _FULL for layer in range(depth)]
+    kinds, allowed = raw.get("layer_types") or default, list(_THETAS)
+    if not isinstance(kinds, list) or len(kinds) != depth or any(k not in allowed for k in kinds):
         names = " or ".join(_THETAS)
-        what = f"layer_types must name {names} for each of {depth} layers, not {kinds!r}"
-        raise FolderError(what, where=where)
+        message = f"layer_types must name {names} for each of {depth} layers, not {kinds!r}"
+        raise FolderError(message, where=location)
     return kinds
 
 
-def _base(raw: Mapping[str, Any], kind: str, where: str) -> float:
+def _base(raw: Mapping[str, Any], kind: str, location: str) -> float:
     """Return the base of the angles in layers of a kind."""
     old, default = _THETAS[kind]
-    every = raw.get("rope_parameters") or {}
-    said = (every.get(kind) or {}) if isinstance(every, dict) else every
-    if not isinstance(said, dict):
-        what = f"rope_parameters must be a table for each kind of layers, not {every!r:.60}"
-        raise FolderError(what, where=where)
-    if raw.get("rope_scaling") or said.get("rope_type", "default") != "default":
-        scaling = raw.get("rope_scaling") or said.get("rope_type")
-        what = f"rotary positions scaled by {scaling!r} have no counterpart here"
-        raise FolderError(what, where=where)
-    if "rope_theta" in said:
-        return float(config_rules.read_number(said, "rope_theta", default, where))
+    rope = raw.get("rope_parameters") or {}
+    parameters = (rope.get(kind) or {}) if isinstance(rope, dict) else rope
+    if not isinstance(parameters, dict):
+        message = f"rope_parameters must be a table for each kind of layers, not {rope!r:.60}"
+        raise FolderError(message, where=location)
+    if raw.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
+        scaling = raw.get("rope_scaling") or parameters.get("rope_type")
+        message = f"rotary positions scaled by {scaling!r} have no counterpart here"
+        raise FolderError(message, where=location)
+    if "rope_theta" in parameters:
+        return float(config_rules.read_number(parameters, "rope_theta", default, location))
     if raw.get(old) is None and kind == _WINDOW and old in raw:
-        return _base(raw, _FULL, where)
-    return float(config_rules.read_number(raw, old, default, where))
+        return _base(raw, _FULL, location)
+    return float(config_rules.read_number(raw, old, default, location))
 
 
 def _write_more(config: EncoderConfig) -> dict[str, Any]:
@@ -160,7 +164,7 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
         kind: config.base(layers.index(kind)) if kind in layers else default
         for kind, (_, default) in _THETAS.items()
     }
-    own, gate = config.readout.tokens or _OWN, config.mlp
+    inner, gate = config.readout.tokens or _OWN, config.mlp
     return {
         "layer_types": layers,
         "local_attention": 2 * radius,
@@ -170,12 +174,12 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
         "embedding_dropout": config.dropout_at("embedding"),
         "mlp_dropout": gate.dropout if isinstance(gate, Gated) else 0.0,
         "classifier_activation": next(
-            (theirs for theirs, ours in config_rules.ACTIVATIONS.items() if ours == own.activation),
+            (key for key, field in config_rules.ACTIVATIONS.items() if field == inner.activation),
             "",
         ),
-        "classifier_pooling": {"first": "cls", "mean": "mean"}[own.reads],
+        "classifier_pooling": {"first": "cls", "mean": "mean"}[inner.reads],
         "classifier_dropout": config.readout.span_dropout,
-        **{theirs: getattr(config.bias, ours) for ours, theirs in _BIASES.items()},
+        **{key: getattr(config.bias, field) for field, key in _BIASES.items()},
         # Absent ids would be those of the published vocabulary.
         **({} if config.vocab > _PAD else dict.fromkeys(_SPECIALS)),
     }

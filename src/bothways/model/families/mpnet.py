@@ -34,15 +34,15 @@ def base() -> EncoderConfig:
 PRESETS: dict[str, Callable[[], EncoderConfig]] = {"mpnet-base": base}
 
 
-def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
     if config.pad != _PAD:
-        what = f"pad_token_id must be {_PAD}, from which positions count, not {config.pad}"
-        raise FolderError(what, where=where)
-    buckets = read_number(raw, _BUCKETS, DistanceBias().buckets, where)
+        message = f"pad_token_id must be {_PAD}, from which positions count, not {config.pad}"
+        raise FolderError(message, where=location)
+    buckets = read_number(raw, _BUCKETS, DistanceBias().buckets, location)
     if buckets != DistanceBias().buckets:
-        what = f"{_BUCKETS} must be {DistanceBias().buckets}, not {buckets}"
+        message = f"{_BUCKETS} must be {DistanceBias().buckets}, not {buckets}"
         fix = "transformers computes that many whatever the setting: use its code for other tables."
-        raise FolderError(what, where=where, fix=fix)
+        raise FolderError(message, where=location, fix=fix)
     return config
 
 

@@ -40,15 +40,15 @@ def base() -> EncoderConfig:
 PRESETS: dict[str, Callable[[], EncoderConfig]] = {"nomic-bert-2048": base}
 
 
-def _read_more(config: EncoderConfig, raw: Mapping[str, Any], where: str) -> EncoderConfig:
-    fraction = read_number(raw, "rotary_emb_fraction", 1.0, where)
+def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
+    fraction = read_number(raw, "rotary_emb_fraction", 1.0, location)
     if fraction != 1:
-        what = f"rotary_emb_fraction must be 1, not {fraction}"
-        raise FolderError(what, where=where, fix="Use the model's own code.")
-    position = read_rotary(config, raw, _THETA, where)
+        message = f"rotary_emb_fraction must be 1, not {fraction}"
+        raise FolderError(message, where=location, fix="Use the model's own code.")
+    position = read_rotary(config, raw, _THETA, location)
     if raw.get("rotary_scaling_factor"):
         # The published code scales positions only in texts longer than those it was trained on.
-        trained = read_number(raw, "max_trained_positions", 2048, where)
+        trained = read_number(raw, "max_trained_positions", 2048, location)
         position = replace(position, max_positions=min(position.max_positions, trained))
     return replace(config, position=position)
 

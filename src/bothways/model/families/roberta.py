@@ -70,11 +70,11 @@ _RULES: tuple[Rule, ...] = (
 
 
 def counted_from_padding(
-    config: EncoderConfig, raw: Mapping[str, Any], where: str
+    config: EncoderConfig, raw: Mapping[str, Any], location: str
 ) -> EncoderConfig:
     """Return the configuration with positions that count from the padding token's id."""
     if config.pad is None:
-        raise FolderError("pad_token_id is absent, and positions count from it", where=where)
+        raise FolderError("pad_token_id is absent, and positions count from it", where=location)
     position, offset = config.position, config.pad + 1
     return replace(config, position=Learned(position.max_positions + _OFFSET - offset, offset))
 

@@ -14,29 +14,33 @@ from bothways.model.positions import Rotary
 _FIX = "Use the model's own code for other scalings."
 
 
-def read_rotary(config: EncoderConfig, raw: Mapping[str, Any], theta: float, where: str) -> Rotary:
+def read_rotary(
+    config: EncoderConfig, raw: Mapping[str, Any], theta: float, location: str
+) -> Rotary:
     """Return the rotary positions of `rope_parameters`, or of `rope_theta` and `rope_scaling`.
 
     Older files of GTE have "ntk" scaling: a larger base, and angles divided by factor^(2/d).
     """
     size = config.width // config.heads
     if raw.get("head_dim") not in (None, size):
-        what = f"head_dim must be {size}, the width of a head, not {raw['head_dim']!r:.40}"
-        raise FolderError(what, where=where)
+        message = f"head_dim must be {size}, the width of a head, not {raw['head_dim']!r:.40}"
+        raise FolderError(message, where=location)
     parameters = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(parameters, dict):
-        what = f"rope_parameters must be a table, not {parameters!r:.60}"
-        raise FolderError(what, where=where)
+        message = f"rope_parameters must be a table, not {parameters!r:.60}"
+        raise FolderError(message, where=location)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
-    known = {"rope_type", "type", "rope_theta", "factor"}
-    others = [key for key, value in parameters.items() if key not in known and value is not None]
-    if kind not in ("default", "linear", "ntk") or others:
-        listed = ", ".join([f"of type {kind!r}", *others])
-        what = f"rotary positions {listed} have no counterpart here"
-        raise FolderError(what, where=where, fix=_FIX)
-    base = float(read_number(raw, "rope_theta", theta, where))
-    base = float(read_number(parameters, "rope_theta", base, where))
-    factor = 1.0 if kind == "default" else float(read_number(parameters, "factor", 1.0, where))
+    allowed = {"rope_type", "type", "rope_theta", "factor"}
+    unsupported = [
+        key for key, value in parameters.items() if key not in allowed and value is not None
+    ]
+    if kind not in ("default", "linear", "ntk") or unsupported:
+        listed = ", ".join([f"of type {kind!r}", *unsupported])
+        message = f"rotary positions {listed} have no counterpart here"
+        raise FolderError(message, where=location, fix=_FIX)
+    base = float(read_number(raw, "rope_theta", theta, location))
+    base = float(read_number(parameters, "rope_theta", base, location))
+    factor = 1.0 if kind == "default" else float(read_number(parameters, "factor", 1.0, location))
     if kind == "ntk":
         base, factor = base * factor, factor ** (2 / size)
     return Rotary(config.position.max_positions, (base,), factor)

@@ -115,21 +115,21 @@ class TensorPlacement:
     rule: Placed
     names: tuple[str, ...]
 
-    def join(self, parts: list[Tensor]) -> Tensor:
+    def join(self, pieces: list[Tensor]) -> Tensor:
         """Return our tensor, made of theirs in the order of `names`."""
         import torch
 
         match self.rule:
             case Rename():
-                return parts[0]
+                return pieces[0]
             case Stack():
-                return torch.cat(parts)
+                return torch.cat(pieces)
             case Transpose():
-                return _transposed(parts[0])
+                return _transposed(pieces[0])
             case Interleave(heads=heads):
-                return _swap_groups(parts[0], heads, 3)
+                return _swap_groups(pieces[0], heads, 3)
             case Swap():
-                return _swapped(parts[0])
+                return _swapped(pieces[0])
             case _:
                 assert_never(self.rule)
 
@@ -174,23 +174,23 @@ class _Index:
         self._prefixes = set[str]()
         for order, (name, rule) in enumerate(names):
             self._rules[name].append((order, rule))
-            parts = name.split(".")
-            self._prefixes |= {".".join(parts[:stop]) for stop in range(1, len(parts) + 1)}
+            pieces = name.split(".")
+            self._prefixes |= {".".join(pieces[:stop]) for stop in range(1, len(pieces) + 1)}
 
     def find(self, name: str) -> list[tuple[Rule, list[str], str]]:
         """Return the rules about a name in their order, with its numbers and what follows."""
-        found, numbers, prefix, end = [], list[str](), "", 0
-        for part in name.split("."):
-            number = part.isascii() and part.isdigit()
-            end += len(part) + (1 if prefix else 0)
-            prefix += ("." if prefix else "") + ("{}" if number else part)
+        matches, numbers, prefix, end = [], list[str](), "", 0
+        for piece in name.split("."):
+            number = piece.isascii() and piece.isdigit()
+            end += len(piece) + (1 if prefix else 0)
+            prefix += ("." if prefix else "") + ("{}" if number else piece)
             if prefix not in self._prefixes:
                 break
-            numbers += [part] if number else []
+            numbers += [piece] if number else []
             rules = self._rules.get(prefix, ())
-            found += [(at, rule, list(numbers), name[end:]) for at, rule in rules]
-        found.sort(key=lambda match: match[0])
-        return [(rule, values, rest) for _, rule, values, rest in found]
+            matches += [(at, rule, list(numbers), name[end:]) for at, rule in rules]
+        matches.sort(key=lambda match: match[0])
+        return [(rule, values, suffix) for _, rule, values, suffix in matches]
 
 
 @dataclass(frozen=True)
@@ -214,9 +214,9 @@ class KeyTable:
 
         A head that no class of the family has keeps our name: no file of transformers holds it.
         """
-        for rule, numbers, rest in self._by_ours.find(ours):
+        for rule, numbers, suffix in self._by_ours.find(ours):
             if not isinstance(rule, Tie | Spare):
-                names = tuple(name.format(*numbers) + rest for name in _their_names(rule))
+                names = tuple(name.format(*numbers) + suffix for name in _their_names(rule))
                 return TensorPlacement(rule, names)
         assert ours.startswith("heads."), f"no rule for {ours}"
         return TensorPlacement(Rename(ours, ours), (ours,))
@@ -249,17 +249,17 @@ class KeyTable:
         spares = (rule for rule in self.rules if isinstance(rule, Spare))
         return {self.place(rule.ours).names[0]: rule for rule in spares}
 
-    def computes(self, theirs: str) -> bool:
+    def computes(self, stored: str) -> bool:
         """Return whether a full name of theirs is that of a buffer without a weight."""
-        return bool(self._computed.find(theirs))
+        return bool(self._computed.find(stored))
 
-    def origins(self, theirs: str) -> list[Rule]:
+    def origins(self, stored: str) -> list[Rule]:
         """Return the rules about a full name of theirs: several where heads share a name."""
-        return list(dict.fromkeys(rule for rule, _, _ in self._by_theirs.find(theirs)))
+        return list(dict.fromkeys(rule for rule, _, _ in self._by_theirs.find(stored)))
 
-    def origin(self, theirs: str) -> Rule | None:
+    def origin(self, stored: str) -> Rule | None:
         """Return the first rule about a full name of theirs, None for an unknown name."""
-        return next(iter(self.origins(theirs)), None)
+        return next(iter(self.origins(stored)), None)
 
     @functools.cached_property
     def shared(self) -> frozenset[str]:
@@ -277,11 +277,11 @@ class KeyTable:
         """Return a name of a file, old or without prefix, as the rules have it, or unchanged."""
         head, dot, tail = name.rpartition(".")
         name = head + OLD_NAMES.get(dot + tail, dot + tail)
-        for rule, numbers, rest in self._synonyms.find(name)[:1]:
-            name = _their_names(rule)[0].format(*numbers) + rest
+        for rule, numbers, suffix in self._synonyms.find(name)[:1]:
+            name = _their_names(rule)[0].format(*numbers) + suffix
         prefixed = self.prefix + name
-        known = self.origin(prefixed) is not None or self.computes(prefixed)
-        return prefixed if known and self.origin(name) is None else name
+        is_known = self.origin(prefixed) is not None or self.computes(prefixed)
+        return prefixed if is_known and self.origin(name) is None else name
 
 
 def _their_names(rule: Rule) -> tuple[str, ...]:
@@ -296,19 +296,19 @@ def untied(table: KeyTable) -> KeyTable:
     its files hold under the other name.
     """
     ties = (rule for rule in table.rules if isinstance(rule, Tie))
-    own = {rule.ours: rule.theirs for rule in ties if rule.ours.startswith(rule.part)}
-    return replace(table, rules=tuple(_untied(rule, table, own) for rule in table.rules))
+    head_names = {rule.ours: rule.theirs for rule in ties if rule.ours.startswith(rule.part)}
+    return replace(table, rules=tuple(_untied(rule, table, head_names) for rule in table.rules))
 
 
-def _untied(rule: Rule, table: KeyTable, own: Mapping[str, str]) -> Rule:
-    """Return the rule of an untied model; `own` maps parts of a head that its output repeats."""
+def _untied(rule: Rule, table: KeyTable, head_names: Mapping[str, str]) -> Rule:
+    """Return the rule of an untied model; `head_names` has the tensors that an output repeats."""
     match rule:
-        case Tie(ours, _, part) if ours in own:
-            return Spare(ours, table.place(ours).names[0], part)
-        case Tie(_, theirs, part):
-            return Rename(f"{part}.output.weight", theirs)
-        case Rename(ours, _) if ours in own:
-            return Rename(ours, own[ours])
+        case Tie(name, _, piece) if name in head_names:
+            return Spare(name, table.place(name).names[0], piece)
+        case Tie(_, stored, piece):
+            return Rename(f"{piece}.output.weight", stored)
+        case Rename(name, _) if name in head_names:
+            return Rename(name, head_names[name])
         case _:
             return rule
 
@@ -316,16 +316,16 @@ def _untied(rule: Rule, table: KeyTable, own: Mapping[str, str]) -> Rule:
 def to_theirs(table: KeyTable, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return our tensors under their full names, without copies."""
     result: dict[str, Tensor] = {}
-    for ours, tensor in state.items():
-        place = table.place(ours)
-        result.update(zip(place.names, place.split(tensor), strict=True))
+    for name, tensor in state.items():
+        placement = table.place(name)
+        result.update(zip(placement.names, placement.split(tensor), strict=True))
     return result
 
 
 def _swap_groups(tensor: Tensor, outer: int, inner: int) -> Tensor:
     """Return rows ordered as `(outer, inner, …)` in the order `(inner, outer, …)`."""
-    rest = (len(tensor) // (outer * inner), *tensor.shape[1:])
-    return tensor.reshape(outer, inner, *rest).transpose(0, 1).reshape(tensor.shape)
+    suffix = (len(tensor) // (outer * inner), *tensor.shape[1:])
+    return tensor.reshape(outer, inner, *suffix).transpose(0, 1).reshape(tensor.shape)
 
 
 def _swapped(tensor: Tensor) -> Tensor:

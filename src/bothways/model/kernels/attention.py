@@ -90,9 +90,9 @@ class _PackedAttention(torch.autograd.Function):
         qkv, out, lse = ctx.saved_tensors
         grad_out, grad_qkv = grad_out.to(qkv.dtype).contiguous(), torch.empty_like(qkv)
         # `out` gives D = Σ_f grad_out · out, the correction of the softmax's gradient.
-        places = (x.data_ptr() for x in (out, grad_out, lse, grad_qkv))
+        addresses = (x.data_ptr() for x in (out, grad_out, lse, grad_qkv))
         batch = _batch_of(qkv, ctx.layout, ctx.drop)
-        call("bothways_attention_backward", ctypes.byref(batch), *places)
+        call("bothways_attention_backward", ctypes.byref(batch), *addresses)
         return grad_qkv, None, None
 
 
@@ -114,8 +114,8 @@ def attention_batch(
     offsets = layout.cu_seqlens
     readable = offsets.dtype is torch.int64 and offsets.is_contiguous() and offsets.is_cpu
     if not readable:
-        what = f"{offsets.dtype} on {offsets.device}"
-        raise ValueError(f"cu_seqlens has to be contiguous int64 on the CPU, not {what}")
+        message = f"{offsets.dtype} on {offsets.device}"
+        raise ValueError(f"cu_seqlens has to be contiguous int64 on the CPU, not {message}")
     sizes = (tokens, layout.sequences, heads, head_size)
     return abi.AttentionBatch(None, offsets.data_ptr(), *sizes, NO_DROPOUT, abi.FORMATS[dtype])
 

@@ -57,15 +57,15 @@ class _CompiledLoss(torch.autograd.Function):
         normalizers = logits.new_empty(len(logits), 2, dtype=torch.float32)
         losses = logits.new_empty(len(logits), dtype=torch.float32)
         hits = labels.new_empty(len(labels), dtype=torch.uint8)
-        places = (x.data_ptr() for x in (normalizers, losses, hits))
+        addresses = (x.data_ptr() for x in (normalizers, losses, hits))
         try:
-            call("bothways_cross_entropy", ctypes.byref(_struct(logits, labels)), *places)
+            call("bothways_cross_entropy", ctypes.byref(_struct(logits, labels)), *addresses)
         except LabelError:
             # The kernel has compared the labels anyway; only the message needs them here.
             counted = labels[labels != IGNORED]
             reach = f"{counted.min()} to {counted.max()}"
-            what = f"labels reach from {reach}, but there are {logits.shape[1]} classes"
-            raise IndexError(what) from None
+            message = f"labels reach from {reach}, but there are {logits.shape[1]} classes"
+            raise IndexError(message) from None
         count = hits.sum()
         ctx.mark_non_differentiable(count)
         ctx.save_for_backward(logits, labels, normalizers)
@@ -80,8 +80,8 @@ class _CompiledLoss(torch.autograd.Function):
         # (softmax(z) − one_hot(label)) · grad_total in one pass over the logits. The kernel reads
         # the factor through its address.
         grad_logits, grad_total = torch.empty_like(logits), grad_total.contiguous()
-        places = (x.data_ptr() for x in (normalizers, grad_total, grad_logits))
-        call("bothways_cross_entropy_backward", ctypes.byref(_struct(logits, labels)), *places)
+        addresses = (x.data_ptr() for x in (normalizers, grad_total, grad_logits))
+        call("bothways_cross_entropy_backward", ctypes.byref(_struct(logits, labels)), *addresses)
         return grad_logits, None
 
 
@@ -97,20 +97,20 @@ class _ChunkedLoss(torch.autograd.Function):
         exact = torch.promote_types(logits.dtype, torch.float32)
         total, hits = logits.new_zeros((), dtype=exact), logits.new_zeros((), dtype=torch.int64)
         grad_logits = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
-        for part in row_chunks(logits):
-            z, label = logits[part].to(exact), labels[part, None]
+        for rows in row_chunks(logits):
+            z, label = logits[rows].to(exact), labels[rows, None]
             counted = label != IGNORED
             label = label.masked_fill(~counted, 0)  # any class: its loss is multiplied by 0
             largest, best = z.max(1, keepdim=True)
             shifted = z.sub(largest)
-            chosen = shifted.gather(1, label)
+            targets = shifted.gather(1, label)
             sums = shifted.exp_().sum(1, keepdim=True)
-            total += ((sums.log() - chosen) * counted).sum()
+            total += ((sums.log() - targets) * counted).sum()
             hits += ((best == label) & counted).sum()
             if grad_logits is not None:
                 # softmax = exp(shifted) / sums; then −1 at the label.
                 shifted.mul_(counted / sums).scatter_add_(1, label, -counted.to(exact))
-                grad_logits[part] = shifted
+                grad_logits[rows] = shifted
         ctx.mark_non_differentiable(hits)
         ctx.save_for_backward(grad_logits)
         return total, hits
@@ -124,8 +124,8 @@ class _ChunkedLoss(torch.autograd.Function):
             # A CPU multiplies by a scalar in fp32, whatever the dtype of the logits.
             return grad_logits * grad_total, None
         result = torch.empty_like(grad_logits)
-        for part in row_chunks(grad_logits):
-            result[part] = grad_logits[part].to(grad_total.dtype) * grad_total
+        for rows in row_chunks(grad_logits):
+            result[rows] = grad_logits[rows].to(grad_total.dtype) * grad_total
         return result, None
 
 

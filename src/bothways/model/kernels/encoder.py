@@ -66,16 +66,16 @@ class CompiledBlockTail(CompiledPart):
             heads: the output of the attention, in fp32 or bf16.
         """
         refuse_gradients(self, residual, heads)
-        residual, heads, given = residual.float().contiguous(), as_float(heads), len(residual)
-        if residual.shape != (given, self.width) or heads.shape != (given, self.heads_width):
+        residual, heads, count = residual.float().contiguous(), as_float(heads), len(residual)
+        if residual.shape != (count, self.width) or heads.shape != (count, self.heads_width):
             shapes = f"{[*residual.shape]} and {[*heads.shape]}"
-            wanted = f"(rows, {self.width}) and (rows, {self.heads_width})"
-            raise ValueError(f"residual and heads have the shapes {wanted}, not {shapes}")
+            expected = f"(rows, {self.width}) and (rows, {self.heads_width})"
+            raise ValueError(f"residual and heads have the shapes {expected}, not {shapes}")
         residual, heads = filled(residual, self.least_rows), filled(heads, self.least_rows)
         result, rows = torch.empty_like(residual), len(residual)
         inputs = (residual.data_ptr(), heads.data_ptr(), abi.FORMATS[heads.dtype])
         call("bothways_block_tail", ctypes.byref(self.struct), *inputs, rows, result.data_ptr())
-        return result[:given]
+        return result[:count]
 
 
 class CompiledLayers(CompiledPart):
@@ -97,7 +97,7 @@ class CompiledLayers(CompiledPart):
     ) -> None:
         self.parts = qkv, tails
         self.least_rows = max(
-            *(part.least_rows for part in qkv), *(part.least_rows for part in tails)
+            *(layer.least_rows for layer in qkv), *(layer.least_rows for layer in tails)
         )
         self.width, self.dtype = tails[0].width, dtype
         self.heads, self.head_size = heads, tails[0].heads_width // heads

@@ -72,8 +72,8 @@ def quantize_activations(x: Float[Tensor, "rows width"]) -> Codes:
     rows = max(1, TUNING.int8_chunk_elements // x.shape[1])
     if len(x) <= rows:  # for a short text, splitting takes longer than the work
         return Codes(codes, _quantize_rows(x, codes[: len(x)]))
-    parts = zip(torch.split(x, rows), torch.split(codes[: len(x)], rows), strict=True)
-    return Codes(codes, torch.cat([_quantize_rows(part, place) for part, place in parts]))
+    chunks = zip(torch.split(x, rows), torch.split(codes[: len(x)], rows), strict=True)
+    return Codes(codes, torch.cat([_quantize_rows(chunk, target) for chunk, target in chunks]))
 
 
 def _quantize_rows(

@@ -98,9 +98,9 @@ def available() -> Feature:
     The first call in a process logs one line (INFO) that names the kernels.
     """
     library = _load().library
-    found = Feature(0) if library is None else Feature(library.bothways_available())
-    logger.info(_describe(found))
-    return found
+    features = Feature(0) if library is None else Feature(library.bothways_available())
+    logger.info(_describe(features))
+    return features
 
 
 _limited: Feature | None = None
@@ -123,14 +123,14 @@ def limit(features: Feature) -> Iterator[Feature]:
     global _limited  # noqa: PLW0603
     library, outer = _load().library, _limited
     # C keeps the limit for direct calls, Python for its choice of kernels.
-    before = 0 if library is None else library.bothways_limit(features)
+    previous = 0 if library is None else library.bothways_limit(features)
     _limited = features & available()
     try:
         yield _limited
     finally:
         _limited = outer
         if library is not None:
-            library.bothways_limit(before)
+            library.bothways_limit(previous)
 
 
 def is_tracing() -> bool:

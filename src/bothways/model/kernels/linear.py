@@ -48,9 +48,11 @@ def refuse_gradients(layer: object, *inputs: Tensor) -> None:
         ConfigError: they are, and the layer has none.
     """
     if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-        what = f"{type(layer).__name__} is for inference and has no gradients"
+        message = f"{type(layer).__name__} is for inference and has no gradients"
         raise ConfigError(
-            what, where="precision", fix="Train the model itself, then prepare the trained model."
+            message,
+            where="precision",
+            fix="Train the model itself, then prepare the trained model.",
         )
 
 
@@ -63,8 +65,10 @@ class InferenceLayer(nn.Module):
         Raises:
             ConfigError: always.
         """
-        what = "layers prepared for inference exist in memory only"
-        raise ConfigError(what, where="precision", fix="Save the model that they were made from.")
+        message = "layers prepared for inference exist in memory only"
+        raise ConfigError(
+            message, where="precision", fix="Save the model that they were made from."
+        )
 
 
 class CompiledPart:
@@ -125,7 +129,7 @@ class CompiledLinear(CompiledPart):
 
     def __call__(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows outputs"]:
         """Return x·Wᵀ + b of rows in fp32 or bf16; for int8 the kernel quantizes each row first."""
-        given = x.shape[0]
+        count = x.shape[0]
         x = filled(as_float(x), self.least_rows)
         if x.shape[1:] != (self.in_features,):
             raise ValueError(f"rows have {self.in_features} features, not {[*x.shape[1:]]}")
@@ -136,7 +140,7 @@ class CompiledLinear(CompiledPart):
             (out.data_ptr(), abi.FORMATS[self.dtype]),
         )
         call("bothways_linear", ctypes.byref(self.struct), *source, rows, *target)
-        return out[:given]
+        return out[:count]
 
 
 def filled(x: Tensor, least: int) -> Tensor:
@@ -251,4 +255,8 @@ def on_round_rows(
     # Products in fp32 are MKL's, which plans nothing; predictions have packed layers.
     learns = x[0].is_cpu and torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
     extra = round_rows(rows) - rows if learns and not is_tracing() else 0
-    return compute(*(F.pad(part, (0, 0, 0, extra)) for part in x))[:rows] if extra else compute(*x)
+    return (
+        compute(*(F.pad(rows_of, (0, 0, 0, extra)) for rows_of in x))[:rows]
+        if extra
+        else compute(*x)
+    )

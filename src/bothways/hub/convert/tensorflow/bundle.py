@@ -76,8 +76,8 @@ def open_bundle(index: Path) -> Weights:
     try:
         shards, entries = _read_index(_content(index))
     except MalformedError as error:
-        what = f"is not a complete TensorFlow checkpoint: {error}"
-        raise FolderError(what, where=index, fix=AGAIN) from error
+        message = f"is not a complete TensorFlow checkpoint: {error}"
+        raise FolderError(message, where=index, fix=AGAIN) from error
     files = {
         shard: _shard(index, shard, shards)
         for shard in sorted({entry.shard for entry in entries.values()})
@@ -97,31 +97,33 @@ def _content(index: Path) -> bytes:
     try:
         size = index.stat().st_size
         if size > _MOST_INDEX:
-            what = f"an index of {size:,} bytes is longer than that of any model, {_MOST_INDEX:,}"
-            raise MalformedError(what)
+            message = (
+                f"an index of {size:,} bytes is longer than that of any model, {_MOST_INDEX:,}"
+            )
+            raise MalformedError(message)
         return index.read_bytes()
     except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        raise FolderError(what, where=index, fix="Check the permissions.") from error
+        message = f"cannot be read: {error.strerror}"
+        raise FolderError(message, where=index, fix="Check the permissions.") from error
 
 
 def _shard(index: Path, shard: int, shards: int) -> Path:
     file = index.with_name(f"{index.name.removesuffix('.index')}.data-{shard:05d}-of-{shards:05d}")
     if not file.is_file():
-        what = f"needs {file.name}, which is not in its folder"
-        raise FolderError(what, where=index, fix="Fetch all files of the checkpoint.")
+        message = f"needs {file.name}, which is not in its folder"
+        raise FolderError(message, where=index, fix="Fetch all files of the checkpoint.")
     return file
 
 
 def _check_places(file: Path, entries: Mapping[str, BundleEntry]) -> None:
-    size, end, before = file.stat().st_size, 0, ""
+    size, end, previous = file.stat().st_size, 0, ""
     for name, entry in sorted(entries.items(), key=lambda pair: (pair[1].offset, pair[1].size)):
         if entry.offset < end:
-            raise FolderError(f"the bytes of {name} and {before} overlap", where=file, fix=AGAIN)
-        end, before = entry.offset + entry.size, name
+            raise FolderError(f"the bytes of {name} and {previous} overlap", where=file, fix=AGAIN)
+        end, previous = entry.offset + entry.size, name
         if end > size:
-            what = f"has {size:,} bytes, and {name} ends at {end:,}"
-            raise FolderError(what, where=file, fix=AGAIN)
+            message = f"has {size:,} bytes, and {name} ends at {end:,}"
+            raise FolderError(message, where=file, fix=AGAIN)
 
 
 def _read_tensor(file: Path, name: str, entry: BundleEntry) -> Tensor:
@@ -130,8 +132,8 @@ def _read_tensor(file: Path, name: str, entry: BundleEntry) -> Tensor:
             stream.seek(entry.offset)
             data = stream.read(entry.size)
     except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        raise FolderError(what, where=file, fix="Check the permissions.") from error
+        message = f"cannot be read: {error.strerror}"
+        raise FolderError(message, where=file, fix="Check the permissions.") from error
     if len(data) != entry.size or _masked(data) != entry.checksum:
         raise FolderError(f"the bytes of {name} do not match their checksum", where=file, fix=AGAIN)
     if not data:
@@ -147,15 +149,18 @@ def _read_index(data: bytes) -> tuple[int, dict[str, BundleEntry]]:
     _handle(footer)  # of a block about the blocks, which TensorFlow leaves empty
     index = _block(data, *_handle(footer))
     handles = [_handle(_Bytes(value)) for _, value in _entries(index)]
-    if any(offset + size > after for (offset, size), (after, _) in itertools.pairwise(handles)):
+    if any(
+        offset + size > next_offset
+        for (offset, size), (next_offset, _) in itertools.pairwise(handles)
+    ):
         raise MalformedError("its blocks overlap")
-    shards, tensors, before = None, dict[str, BundleEntry](), None
+    shards, tensors, previous = None, dict[str, BundleEntry](), None
     for key, value in itertools.chain.from_iterable(
         _entries(_block(data, *handle)) for handle in handles
     ):
-        if before is not None and key <= before:
-            raise MalformedError(f"{key!r} follows {before!r}: names must increase")
-        before = key
+        if previous is not None and key <= previous:
+            raise MalformedError(f"{key!r} follows {previous!r}: names must increase")
+        previous = key
         if not key:
             shards = _header(value)
         elif shards is None:
@@ -190,8 +195,8 @@ class _Bytes:
     def take(self, count: int) -> bytes:
         """Return the next `count` bytes; MalformedError if fewer are left."""
         if count > len(self.data) - self.at:
-            what = f"{count} bytes are needed, but only {len(self.data) - self.at} are left"
-            raise MalformedError(what)
+            message = f"{count} bytes are needed, but only {len(self.data) - self.at} are left"
+            raise MalformedError(message)
         self.at += count
         return self.data[self.at - count : self.at]
 
@@ -222,8 +227,8 @@ def _block(data: bytes, offset: int, size: int) -> bytes:
         raise MalformedError(f"the block at {offset} is compressed, which is not supported")
     restarts = int.from_bytes(content[-4:], "little")
     if len(content) < 4 * (restarts + 1):
-        what = f"the block at {offset} is too short for its {restarts} restart points"
-        raise MalformedError(what)
+        message = f"the block at {offset} is too short for its {restarts} restart points"
+        raise MalformedError(message)
     return content[: -4 * (restarts + 1)]
 
 
@@ -235,13 +240,13 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     """
     source, key = _Bytes(block), b""
     while source.at < len(block):
-        shared, rest, size = source.varint(), source.varint(), source.varint()
-        if shared > len(key) or shared + rest > _MOST_NAME:
+        shared, added, size = source.varint(), source.varint(), source.varint()
+        if shared > len(key) or shared + added > _MOST_NAME:
             raise MalformedError(
-                f"a name shares {shared} bytes with one of {len(key)} and adds {rest}; "
+                f"a name shares {shared} bytes with one of {len(key)} and adds {added}; "
                 f"{_MOST_NAME} are allowed"
             )
-        key = key[:shared] + source.take(rest)
+        key = key[:shared] + source.take(added)
         yield key, source.take(size)
 
 
@@ -255,11 +260,11 @@ def _masked(data: bytes) -> int:
 
 def _numbers(message: bytes, **numbers: int) -> dict[str, int]:
     """Return the integers in fields by name → number; 0, the format's default, if missing."""
-    whole = (
+    integers = (
         (number, value.whole if isinstance(value, Fixed) else value)
         for number, value in fields(message)
     )
-    values = {number: value for number, value in whole if isinstance(value, int)}
+    values = {number: value for number, value in integers if isinstance(value, int)}
     return {name: values.get(number, 0) for name, number in numbers.items()}
 
 
@@ -277,8 +282,10 @@ def _entry(name: str, message: bytes, shards: int) -> BundleEntry:
     numbers = _numbers(message, dtype=1, shard=3, offset=4, size=5, checksum=6)
     dtype = _TYPES.get(numbers["dtype"])
     if dtype is None:
-        what = f"{name} has type {numbers['dtype']}, which is not numeric: one of {list(_TYPES)}"
-        raise MalformedError(what)
+        description = (
+            f"{name} has type {numbers['dtype']}, which is not numeric: one of {list(_TYPES)}"
+        )
+        raise MalformedError(description)
     shapes = [
         value for number, value in fields(message) if number == 2 and isinstance(value, bytes)
     ]

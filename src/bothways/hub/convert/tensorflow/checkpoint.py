@@ -158,8 +158,8 @@ def _find_index(source: Path) -> Path:
     if source.is_dir():
         files = sorted(source.glob("*.index"))
         if len(files) > 1:
-            what = f"holds {len(files)} checkpoints: {listed(file.name for file in files)}"
-            raise FolderError(what, where=source, fix="Give the .index file of one of them.")
+            message = f"holds {len(files)} checkpoints: {listed(file.name for file in files)}"
+            raise FolderError(message, where=source, fix="Give the .index file of one of them.")
         if files:
             return files[0]
     else:
@@ -170,12 +170,12 @@ def _find_index(source: Path) -> Path:
         "Give the unpacked folder with bert_model.ckpt.index and "
         "bert_model.ckpt.data-00000-of-00001."
     )
-    what = (
+    message = (
         "holds no checkpoint of TensorFlow"
         if source.exists()
         else "no such folder, and no checkpoint of this name"
     )
-    raise FolderError(f"{what}: there is no .index file", where=source, fix=fix)
+    raise FolderError(f"{message}: there is no .index file", where=source, fix=fix)
 
 
 def _dialect(variables: Collection[str], part: ModelPart | None, index: Path) -> Dialect:
@@ -187,62 +187,73 @@ def _dialect(variables: Collection[str], part: ModelPart | None, index: Path) ->
         untied = names.UNTIED_GENERATOR if has("generator/embeddings/") else names.GENERATOR
         return replace(_DISCRIMINATOR, rules=untied) if part == "generator" else _DISCRIMINATOR
     if part is not None:
-        what = f"{part!r} is a part of an ELECTRA, which {index} is not"
-        raise ConfigError(what, where="part", fix="Leave it out.")
+        message = f"{part!r} is a part of an ELECTRA, which {index} is not"
+        raise ConfigError(message, where="part", fix="Leave it out.")
     if has("bert/encoder/transformer/"):
         return _ALBERT
     if has("bert/"):
         return _BERT
     variable_names = listed(sorted(variables)) or "none"
-    what = f"holds no BERT, ALBERT or ELECTRA of Google's code: its variables are {variable_names}"
-    raise FolderError(what, where=index, fix="Checkpoints of other code have other names.")
+    message = (
+        f"holds no BERT, ALBERT or ELECTRA of Google's code: its variables are {variable_names}"
+    )
+    raise FolderError(message, where=index, fix="Checkpoints of other code have other names.")
 
 
 def _renamed(bundle: Weights, rules: Sequence[names.NameRule]) -> Weights:
     """Return the variables that have rules, with transformers' names and layout."""
     matches = ((variable, names.find_rule(rules, variable)) for variable in bundle.shapes)
-    places = {
+    placements = {
         rule[1]: TensorPlacement(rule[0], (variable,))
         for variable, rule in matches
         if rule is not None
     }
     shapes = {
-        name: place.part_shape(bundle.shapes[place.names[0]]) for name, place in places.items()
+        name: placement.part_shape(bundle.shapes[placement.names[0]])
+        for name, placement in placements.items()
     }
     return Weights(
-        bundle.file, shapes, lambda name: places[name].join([bundle.read(places[name].names[0])])
+        bundle.file,
+        shapes,
+        lambda name: placements[name].join([bundle.read(placements[name].names[0])]),
     )
 
 
 def _settings(dialect: Dialect, weights: Weights) -> HFConfig:
     sizes = _sizes(dialect, weights)
     if dialect.config is None:
-        raw, where = {"num_attention_heads": max(1, sizes["hidden_size"] // 64)}, weights.file
+        raw, location = {"num_attention_heads": max(1, sizes["hidden_size"] // 64)}, weights.file
     else:
         raw = _read_config(weights.file.with_name(dialect.config))
-        where = weights.file.with_name(dialect.config)
-    wrong = [
+        location = weights.file.with_name(dialect.config)
+    contradictions = [
         f"{key} {raw[key]!r}, not {size}"
         for key, size in sizes.items()
         if raw.get(key, size) != size
     ]
-    if wrong:
-        what = f"does not fit the tensors of {weights.file.name}: it says {'; '.join(wrong)}"
-        raise FolderError(what, where=where, fix="Take the file that came with the checkpoint.")
-    activation = read_choice(raw, "hidden_act", GELU, "gelu", str(where))
+    if contradictions:
+        message = (
+            f"does not fit the tensors of {weights.file.name}: it says {'; '.join(contradictions)}"
+        )
+        raise FolderError(
+            message, where=location, fix="Take the file that came with the checkpoint."
+        )
+    activation = read_choice(raw, "hidden_act", GELU, "gelu", str(location))
     biases = weights.shapes.get("classifier.bias", ())
     outputs = biases[0] if len(biases) == 1 and biases[0] else 2  # transformers' default
     names = {str(at): label_name(at) for at in range(outputs)}
     settings = {**raw, **sizes, "hidden_act": activation, "id2label": names}
-    config = read_family_config(dialect.family, settings, where)
+    config = read_family_config(dialect.family, settings, location)
     return replace(config, architecture=_architecture(dialect.family, weights))
 
 
 def _read_config(file: Path) -> dict[str, Any]:
     if not file.is_file():
-        what = f"holds no {file.name}, which says what tensors cannot, such as the number of heads"
+        message = (
+            f"holds no {file.name}, which says what tensors cannot, such as the number of heads"
+        )
         raise FolderError(
-            what,
+            message,
             where=file.parent,
             fix="Put the one that came with the checkpoint there, under this name.",
         )
@@ -256,31 +267,35 @@ def _sizes(dialect: Dialect, weights: Weights) -> dict[str, int]:
     }
     for setting, name in dialect.counts.items():
         pattern = re.compile(re.escape(name).replace(r"\{\}", "[0-9]+"))
-        sizes[setting] = sum(pattern.fullmatch(held) is not None for held in weights.shapes)
+        sizes[setting] = sum(pattern.fullmatch(actual) is not None for actual in weights.shapes)
     return sizes
 
 
 def _length(weights: Weights, name: str, axis: int) -> int:
     shape: Shape = weights.shapes.get(name, ())
     if axis >= len(shape) or 0 in shape:  # an empty one could claim any length
-        held = f": it is {list(shape)}" if name in weights.shapes else ""
-        what = f"has no tensor for {name} of {axis + 1} axes or more{held}"
-        raise FolderError(what, where=weights.file, fix="Take a checkpoint of the whole encoder.")
+        actual = f": it is {list(shape)}" if name in weights.shapes else ""
+        message = f"has no tensor for {name} of {axis + 1} axes or more{actual}"
+        raise FolderError(
+            message, where=weights.file, fix="Take a checkpoint of the whole encoder."
+        )
     return shape[axis]
 
 
 def _architecture(family: Family, weights: Weights) -> Architecture:
     """Return the class with the most heads among those whose heads all have tensors."""
     kinds = {kind for name in weights.shapes for kind in _heads(family.keys, name)}
-    able = [architecture for architecture in family.architectures if architecture.heads <= kinds]
-    if not able:
-        what = (
+    candidates = [
+        architecture for architecture in family.architectures if architecture.heads <= kinds
+    ]
+    if not candidates:
+        message = (
             f"has the heads {listed(sorted(kinds)) or 'none'}, for which transformers has no class"
         )
         raise FolderError(
-            what, where=weights.file, fix="Take a checkpoint with its pooler or a head."
+            message, where=weights.file, fix="Take a checkpoint with its pooler or a head."
         )
-    return max(able, key=lambda architecture: len(architecture.heads))
+    return max(candidates, key=lambda architecture: len(architecture.heads))
 
 
 def _heads(table: KeyTable, name: str) -> Iterable[str]:
@@ -290,8 +305,8 @@ def _heads(table: KeyTable, name: str) -> Iterable[str]:
 
 def _why(variable: str, variables: Collection[str]) -> str:
     """Return the reason why a variable without a rule is not used."""
-    owner, _, last = variable.rpartition("/")
-    if owner in variables or last == "global_step":
+    owner, _, leaf = variable.rpartition("/")
+    if owner in variables or leaf == "global_step":
         return "the optimizer's state"
     match variable.partition("/")[0]:
         case "generator" | "generator_predictions":

@@ -26,53 +26,56 @@ def find_rule(rules: Iterable[NameRule], variable: str) -> tuple[NameRule, str] 
     return None
 
 
-def _dense(theirs: str, ours: str) -> tuple[NameRule, ...]:
+def _dense(variable: str, name: str) -> tuple[NameRule, ...]:
     return (
-        Transpose(f"{ours}.weight", f"{theirs}/kernel"),
-        Rename(f"{ours}.bias", f"{theirs}/bias"),
+        Transpose(f"{name}.weight", f"{variable}/kernel"),
+        Rename(f"{name}.bias", f"{variable}/bias"),
     )
 
 
-def _norm(theirs: str, ours: str) -> tuple[NameRule, ...]:
-    return (Rename(f"{ours}.weight", f"{theirs}/gamma"), Rename(f"{ours}.bias", f"{theirs}/beta"))
+def _norm(variable: str, name: str) -> tuple[NameRule, ...]:
+    return (
+        Rename(f"{name}.weight", f"{variable}/gamma"),
+        Rename(f"{name}.bias", f"{variable}/beta"),
+    )
 
 
-def _outputs(theirs: str, ours: str) -> tuple[NameRule, ...]:
+def _outputs(variable: str, name: str) -> tuple[NameRule, ...]:
     """Return the rules of a head's last layer, whose matrix is not transposed."""
     return (
-        Rename(f"{ours}.weight", f"{theirs}output_weights"),
-        Rename(f"{ours}.bias", f"{theirs}output_bias"),
+        Rename(f"{name}.weight", f"{variable}output_weights"),
+        Rename(f"{name}.bias", f"{variable}output_bias"),
     )
 
 
-def _embeddings(theirs: str, ours: str) -> tuple[NameRule, ...]:
+def _embeddings(variable: str, stem: str) -> tuple[NameRule, ...]:
     tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
     return (
         *(
-            Rename(f"{ours}.embeddings.{name}.weight", f"{theirs}/embeddings/{name}")
+            Rename(f"{stem}.embeddings.{name}.weight", f"{variable}/embeddings/{name}")
             for name in tables
         ),
-        *_norm(f"{theirs}/embeddings/LayerNorm", f"{ours}.embeddings.LayerNorm"),
+        *_norm(f"{variable}/embeddings/LayerNorm", f"{stem}.embeddings.LayerNorm"),
     )
 
 
-def _attention(theirs: str, ours: str) -> tuple[NameRule, ...]:
+def _attention(variable: str, stem: str) -> tuple[NameRule, ...]:
     return tuple(
         rule
         for name in ("query", "key", "value")
-        for rule in _dense(f"{theirs}/self/{name}", f"{ours}.{name}")
+        for rule in _dense(f"{variable}/self/{name}", f"{stem}.{name}")
     )
 
 
-def _layers(theirs: str, ours: str) -> tuple[NameRule, ...]:
-    layer, its = f"{theirs}/encoder/layer_{{}}", f"{ours}.encoder.layer.{{}}"
+def _layers(variable: str, name: str) -> tuple[NameRule, ...]:
+    layer, stem = f"{variable}/encoder/layer_{{}}", f"{name}.encoder.layer.{{}}"
     return (
-        *_attention(f"{layer}/attention", f"{its}.attention.self"),
-        *_dense(f"{layer}/attention/output/dense", f"{its}.attention.output.dense"),
-        *_norm(f"{layer}/attention/output/LayerNorm", f"{its}.attention.output.LayerNorm"),
-        *_dense(f"{layer}/intermediate/dense", f"{its}.intermediate.dense"),
-        *_dense(f"{layer}/output/dense", f"{its}.output.dense"),
-        *_norm(f"{layer}/output/LayerNorm", f"{its}.output.LayerNorm"),
+        *_attention(f"{layer}/attention", f"{stem}.attention.self"),
+        *_dense(f"{layer}/attention/output/dense", f"{stem}.attention.output.dense"),
+        *_norm(f"{layer}/attention/output/LayerNorm", f"{stem}.attention.output.LayerNorm"),
+        *_dense(f"{layer}/intermediate/dense", f"{stem}.intermediate.dense"),
+        *_dense(f"{layer}/output/dense", f"{stem}.output.dense"),
+        *_norm(f"{layer}/output/LayerNorm", f"{stem}.output.LayerNorm"),
     )
 
 
