@@ -15,7 +15,7 @@ from bothways.core.layout import Layout
 from bothways.model.config import Dropouts, EncoderConfig, PostNorm, PreNorm
 from bothways.model.families.bert import BERT, MEGATRON_BERT
 from bothways.model.families.family import Family
-from bothways.model.families.weight_names import to_theirs
+from bothways.model.families.weight_names import to_file_names
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.model.positions import Learned
@@ -92,7 +92,7 @@ def gradients(model: Model) -> Mapping[str, Tensor]:
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }
-    return to_theirs(FAMILIES[model.config.order.kind].keys_for(model.config), found)
+    return to_file_names(FAMILIES[model.config.order.kind].keys_for(model.config), found)
 
 
 @dataclass(frozen=True)

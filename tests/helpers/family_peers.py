@@ -19,7 +19,7 @@ from bothways.core.layout import Layout
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.weight_files import open_weights
 from bothways.model.families.family import Architecture, Family
-from bothways.model.families.weight_names import to_theirs
+from bothways.model.families.weight_names import to_file_names
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.text.trainers import Unigram, train_tokenizer
@@ -92,7 +92,7 @@ def assert_class_equals(
     loaded = load_model(folder / "theirs")
     assert set(loaded.model.heads) == architecture.heads
     assert not loaded.report.faults
-    spares = {spare.theirs for spare in family.keys_for(loaded.model.config).spares.values()}  # type: ignore[arg-type]
+    spares = {spare.stored for spare in family.keys_for(loaded.model.config).spares.values()}  # type: ignore[arg-type]
     assert set(loaded.report.unused) <= spares
     batch, given = read(quiet, seed)
     with torch.no_grad():
@@ -120,11 +120,11 @@ def assert_gradients_equal(
 ) -> None:
     names = [name for name, _ in theirs.named_parameters()]
     keys = family.keys_for(mine.config, names)  # type: ignore[arg-type]
-    found = to_theirs(
+    found = to_file_names(
         keys, {name: p.grad for name, p in mine.named_parameters() if p.grad is not None}
     )
     prefix = family.keys.prefix if architecture.bare else ""
-    ties = {tie.theirs: name for name, tie in keys.ties.items()}
+    ties = {tie.stored: name for name, tie in keys.ties.items()}
     full = {prefix + name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
     wanted = {ties.get(name, name): gradient for name, gradient in full.items()}
     assert found.keys() == wanted.keys()
@@ -157,7 +157,7 @@ def assert_folder_comes_back(
     before, after = open_weights(folder / "theirs"), open_weights(folder / "ours")
     assert set(after.shapes) == set(before.shapes)
     read = {
-        spare.theirs: name for name, spare in family.keys_for(loaded.model.config).spares.items()
+        spare.stored: name for name, spare in family.keys_for(loaded.model.config).spares.items()
     }  # type: ignore[arg-type]
     assert all(
         torch.equal(before.read(read.get(name, name)), after.read(name)) for name in after.shapes

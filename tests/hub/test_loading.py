@@ -251,7 +251,7 @@ def test_outputs_are_read_only_where_a_head_has_them(
     assert loaded.labels == ()
 
 
-def test_a_number_of_outputs_that_contradicts_their_names_is_refused(tmp_path: Path) -> None:
+def test_a_number_of_outputs_that_contradicts_stored_names_is_refused(tmp_path: Path) -> None:
     config = transformers.BertConfig(**BERT, intermediate_size=24, num_labels=2)
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
     file = tmp_path / "config.json"

@@ -121,8 +121,8 @@ def _folder(model: str, local: bool) -> _Found:
         return _Found(origin, settings.encoder, heads_of(settings, ()))
     settings, weights = open_model(folder)
     heads = heads_of(settings, weights.shapes)
-    _, plan = plan_model(settings, weights, heads)
-    return _Found(origin, settings.encoder, heads, plan.report)
+    _, report = plan_model(settings, weights, heads)
+    return _Found(origin, settings.encoder, heads, report)
 
 
 def _table(title: str, *columns: str) -> Table:

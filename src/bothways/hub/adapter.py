@@ -213,7 +213,7 @@ def apply_adapter(
     for full, tie in table.ties.items():
         if (
             names.get(full, full) in {*changes, *replaced}
-            and tie.part.removeprefix("heads.") in heads
+            and tie.owner.removeprefix("heads.") in heads
         ):
             message = f"changes {full}, but not the output layer that the base model ties to it"
             raise FolderError(message, where=adapter.weights.file, fix=_FIX)

@@ -26,7 +26,7 @@ def heads_of(config: HFConfig, names: Iterable[str]) -> tuple[Head, ...]:
         table = config.keys
         rules = [table.origin(table.full_name(name)) for name in names]
         module_names = (
-            rule.ours for rule in rules if rule is not None and rule.ours not in table.shared
+            rule.name for rule in rules if rule is not None and rule.name not in table.shared
         )
         kinds = {head_of(name_of) for name_of in module_names}
     return tuple(_head(config, kind) for kind in HEADS if kind in kinds)
@@ -49,21 +49,21 @@ def faults_of(
     heads: Iterable[Head],
     fresh: Collection[str] = (),
 ) -> dict[str, str]:
-    """Return what a file with tensors of these shapes lacks of heads, by kind of head.
+    """Return the faults of heads in a file with tensors of these shapes, by kind of head.
 
     A head counts with the pooler if it reads that; complete heads are left out.
     """
     has = None if config.architecture is None else config.architecture.heads
     faults = dict[str, str]()
     for head in heads:
-        report = plan_loading(config.keys, _shapes(config, head), shapes, fresh, has).report
+        report = plan_loading(config.keys, _shapes(config, head), shapes, fresh, has)
         if report.faults:
             faults[head.kind] = "; ".join(report.faults)
     return faults
 
 
 def lacks(config: HFConfig, shapes: Mapping[str, Shape], head: Head) -> bool:
-    """Return whether a folder was saved without a head: its class has none, its file no part.
+    """Return True if a folder was saved without a head: its class has none, its file no part.
 
     The head of a bare model may be absent: transformers has `add_pooling_layer=False`.
     """
@@ -71,7 +71,7 @@ def lacks(config: HFConfig, shapes: Mapping[str, Shape], head: Head) -> bool:
     kinds: set[str] = {item.kind for item in config.heads or ()}
     if architecture is not None and not architecture.bare:
         kinds |= architecture.heads
-    report = plan_loading(config.keys, _shapes(config, head), shapes, ()).report
+    report = plan_loading(config.keys, _shapes(config, head), shapes, ())
     return head.kind not in kinds and not report.loaded and not report.misshapen
 
 

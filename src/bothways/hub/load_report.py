@@ -25,6 +25,8 @@ class LoadReport:
         unread_files: files of the folder that may hold a part of the model and were not read.
         wrappers: prefixes such as `module.` that were removed from the file's names.
         adapter: a note on the adapter that changed tensors; empty without one.
+        sources: the file's own names, by full name.
+        copies: (name of a copy, name of the tensor that it must equal), in full.
     """
 
     loaded: tuple[str, ...]
@@ -36,6 +38,8 @@ class LoadReport:
     wrappers: tuple[str, ...] = ()
     unread_files: tuple[str, ...] = ()
     adapter: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False)
+    copies: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @property
     def fresh_heads(self) -> tuple[str, ...]:
@@ -77,29 +81,14 @@ def describe_unknown(settings: Mapping[str, Any]) -> str:
     return f"{quantity(len(pairs), 'unknown setting(s)')}, not used: {listed(pairs)}"
 
 
-@dataclass(frozen=True)
-class LoadPlan:
-    """The tensors that loading will take.
-
-    Attributes:
-        report: the fate of every tensor.
-        found: the file's own names, by full name.
-        copies: (name of a copy, name of the tensor that it must equal), in full.
-    """
-
-    report: LoadReport
-    found: Mapping[str, str]
-    copies: tuple[tuple[str, str], ...]
-
-
 def plan_loading(
     table: KeyTable,
     expected: Mapping[str, Shape],
     actual: Mapping[str, Shape],
     fresh: Collection[str],
     has: Collection[str] | None = None,
-) -> LoadPlan:
-    """Return what loading will do, from names and shapes alone.
+) -> LoadReport:
+    """Plan the loading of a file, from names and shapes alone.
 
     Args:
         table: the family's names.
@@ -111,33 +100,35 @@ def plan_loading(
     """
     shared = set() if has is None else {head_of(module) for module in table.shared} - set(has)
     full = {name: table.full_name(name) for name in actual}
-    names_in_file = _by_full_name(table, full)
+    sources = _by_full_name(table, full)
     loaded, missing, misshapen = [], [], {}
     random = tuple(tensor_name for tensor_name in expected if head_of(tensor_name) in fresh)
     for tensor_name in expected.keys() - set(random):
         placement = table.place(tensor_name)
         for name in placement.names:
             shape = placement.part_shape(expected[tensor_name])
-            if name not in names_in_file or head_of(tensor_name) in shared:
+            if name not in sources or head_of(tensor_name) in shared:
                 missing.append(name)
-            elif actual[names_in_file[name]] == shape:
+            elif actual[sources[name]] == shape:
                 loaded.append(name)
             else:
-                misshapen[name] = (actual[names_in_file[name]], shape)
+                misshapen[name] = (actual[sources[name]], shape)
     heads = {head_of(tensor_name) for tensor_name in expected}
     loaded_heads = heads - set(fresh)
     ties = [
-        (tie.theirs, name) for name, tie in table.ties.items() if head_of(tie.part) in loaded_heads
+        (tie.stored, name) for name, tie in table.ties.items() if head_of(tie.owner) in loaded_heads
     ]
-    copies = tuple((source, name) for source, name in ties if source in names_in_file)
-    taken = {names_in_file[name] for name in (*loaded, *misshapen)}
+    copies = tuple((source, name) for source, name in ties if source in sources)
+    taken = {sources[name] for name in (*loaded, *misshapen)}
     unused = {
-        name: _reason(table, name, full[name], names_in_file, heads, fresh)
+        name: _reason(table, name, full[name], sources, heads, fresh)
         for name in actual
         if name not in taken
     }
-    report = LoadReport(tuple(sorted(loaded)), tuple(sorted(missing)), misshapen, unused, random)
-    return LoadPlan(report, names_in_file, copies)
+    return LoadReport(
+        tuple(sorted(loaded)), tuple(sorted(missing)), misshapen, unused, random,
+        sources=sources, copies=copies,
+    )  # fmt: skip
 
 
 def head_of(name: str) -> str | None:
@@ -148,32 +139,32 @@ def head_of(name: str) -> str | None:
 
 def _by_full_name(table: KeyTable, full: Mapping[str, str]) -> dict[str, str]:
     """Return the file's names by full name; a lone copy or spare replaces the original."""
-    names_in_file: dict[str, str] = {}
+    sources: dict[str, str] = {}
     # A name that is already full has priority over others that become the same.
     for name in sorted(full, key=lambda name: (full[name] != name, name)):
-        names_in_file.setdefault(full[name], name)
+        sources.setdefault(full[name], name)
     for name, other in (table.ties | table.spares).items():
-        if other.theirs in names_in_file:
-            names_in_file.setdefault(name, names_in_file[other.theirs])
-    return names_in_file
+        if other.stored in sources:
+            sources.setdefault(name, sources[other.stored])
+    return sources
 
 
 def _reason(
     table: KeyTable,
     name: str,
     full: str,
-    names_in_file: Mapping[str, str],
+    sources: Mapping[str, str],
     heads: Collection[str | None],
     fresh: Collection[str],
 ) -> str:
-    """Return why a tensor of the file is not taken."""
-    if names_in_file[full] != name:
-        return f"{names_in_file[full]} is the same"
+    """Return the reason why a tensor of the file is not taken."""
+    if sources[full] != name:
+        return f"{sources[full]} is the same"
     rules = table.origins(full)
     if not rules:
         return "computed here" if table.computes(full) else "not a known part of this family"
     by_head = {
-        head_of(rule.part if isinstance(rule, Tie | Spare) else rule.ours): rule for rule in rules
+        head_of(rule.owner if isinstance(rule, Tie | Spare) else rule.name): rule for rule in rules
     }
     kind = next((head for head in by_head if head in heads), None)
     if kind is not None and kind in fresh:

@@ -147,7 +147,7 @@ def run_of(until: Duration, progress: RunState) -> str:
 def limits_of_pretrained(
     encoder: EncoderConfig, lengths: Iterable[int], tokens: int, corpus_tokens: int
 ) -> tuple[str, ...]:
-    """Return what a pre-trained model cannot be relied on for.
+    """Return the limits of a pre-trained model.
 
     Args:
         lengths: of the sequences that it was trained on.

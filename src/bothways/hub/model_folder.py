@@ -30,7 +30,7 @@ from bothways.core.terminal import listed
 from bothways.hub import hf_config
 from bothways.hub.adapter import CONFIG, TrainedAdapter, read_adapter
 from bothways.hub.infer_heads import faults_of, heads_of, lacks
-from bothways.hub.load_report import LoadPlan, LoadReport, head_of, plan_loading
+from bothways.hub.load_report import LoadReport, head_of, plan_loading
 from bothways.hub.model_card import Card, render_card
 from bothways.hub.resolve import (
     ADAPTER,
@@ -46,7 +46,7 @@ from bothways.hub.resolve import (
 from bothways.hub.weight_files import AGAIN, Weights, unread_files
 from bothways.model.families.catalogue import family_named
 from bothways.model.families.family import Architecture
-from bothways.model.families.weight_names import KeyTable, to_theirs
+from bothways.model.families.weight_names import KeyTable, to_file_names
 from bothways.model.heads import Head, LabelHead, PoolerHead, TagHead, with_pooler
 from bothways.model.init import without_weights
 from bothways.model.model import Model
@@ -225,22 +225,22 @@ def build_model(
             finite.
     """
     specification = tuple(heads)
-    model, plan = plan_model(config, weights, specification, fresh)
+    model, report = plan_model(config, weights, specification, fresh)
     table = config.keys
-    _check_report(plan.report, table, weights.file, {head.kind for head in specification})
-    state = _read_state(plan, table, model.state_dict(), weights)
+    _check_report(report, table, weights.file, {head.kind for head in specification})
+    state = _read_state(report, table, model.state_dict(), weights)
     for head in specification:
         if head.kind in fresh:
             initial = head.build(config.encoder).state_dict()
             state |= {f"heads.{head.kind}.{name}": tensor for name, tensor in initial.items()}
     model.load_state_dict(state, assign=True)
-    return model.eval(), plan.report
+    return model.eval(), report
 
 
 def plan_model(
     config: hf_config.HFConfig, weights: Weights, heads: Iterable[Head], fresh: Collection[str] = ()
-) -> tuple[Model, LoadPlan]:
-    """Return the model without memory for its weights, and what loading would do.
+) -> tuple[Model, LoadReport]:
+    """Return the model without memory for its weights, and the plan of its loading.
 
     Only names and shapes are read.
     """
@@ -248,15 +248,14 @@ def plan_model(
         model = Model(config.encoder, heads)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     has = None if config.architecture is None else config.architecture.heads
-    plan = plan_loading(config.keys, shapes, weights.shapes, fresh, has)
     report = replace(
-        plan.report,
+        plan_loading(config.keys, shapes, weights.shapes, fresh, has),
         unknown_settings=config.unknown,
         wrappers=weights.wrappers,
         adapter=weights.adapter,
         unread_files=unread_files(weights.file.parent, weights.file),
     )
-    return model, replace(plan, report=report)
+    return model, report
 
 
 def _check_depth(config: hf_config.HFConfig, weights: Weights) -> None:
@@ -274,7 +273,7 @@ def _check_report(report: LoadReport, table: KeyTable, file: Path, kinds: Collec
     if not faulty:
         return
     # A head that no class of the family keeps has our names.
-    names_of = {name: [rule.ours for rule in table.origins(name)] or [name] for name in faulty}
+    names_of = {name: [rule.name for rule in table.origins(name)] or [name] for name in faulty}
     heads = {head_of(subject) for module_names in names_of.values() for subject in module_names}
     if None in heads:
         subject, fix = "the encoder", AGAIN
@@ -288,20 +287,20 @@ def _check_report(report: LoadReport, table: KeyTable, file: Path, kinds: Collec
 
 
 def _read_state(
-    plan: LoadPlan, table: KeyTable, names: Iterable[str], weights: Weights
+    report: LoadReport, table: KeyTable, names: Iterable[str], weights: Weights
 ) -> dict[str, Tensor]:
     """Return our tensors in fp32, without fresh heads."""
-    for copy, name in plan.copies:
-        if not torch.equal(weights.read(plan.found[copy]), weights.read(plan.found[name])):
+    for copy, name in report.copies:
+        if not torch.equal(weights.read(report.sources[copy]), weights.read(report.sources[name])):
             message = (
                 f"holds different values for {copy} and {name}, which config.json declares tied"
             )
             fix = 'If they differ on purpose, set "tie_word_embeddings": false.'
             raise FolderError(message, where=weights.file, fix=fix)
     state, not_finite = {}, []
-    for tensor_name in set(names) - set(plan.report.fresh):
+    for tensor_name in set(names) - set(report.fresh):
         placement = table.place(tensor_name)
-        chunks = [_read_exact(weights, plan.found[name]) for name in placement.names]
+        chunks = [_read_exact(weights, report.sources[name]) for name in placement.names]
         not_finite += [
             n for n, chunk in zip(placement.names, chunks, strict=True) if not _is_finite(chunk)
         ]
@@ -318,7 +317,7 @@ def _read_state(
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Return whether all numbers are finite, without memory for an answer per number."""
+    """Check that all numbers are finite, without memory for an answer per number."""
     # NaN and infinity reach the sum, which is faster than the extremes; a sum of finite numbers
     # can overflow.
     return math.isfinite(tensor.sum()) or all(map(math.isfinite, tensor.aminmax()))
@@ -445,7 +444,7 @@ def check_adapter_only(source: str, model: Model, tokenizer: Tokenizer) -> None:
 
 
 def file_content(tree: Any) -> bytes:
-    """Return what a file holds: JSON of a tree, or bytes as they are."""
+    """Return the content of a file: JSON of a tree, or bytes as they are."""
     if isinstance(tree, bytes):
         return tree
     return (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode()
@@ -466,7 +465,7 @@ def check_replaceable(path: Path) -> None:
 
 
 def _needs_pooler(model: Model, architecture: Architecture) -> bool:
-    """Return whether the class has a pooler that the model has not, and that nothing reads."""
+    """Return True if the class has a pooler that the model has not, and that nothing reads."""
     return "pooler" in architecture.idle - set(model.heads)
 
 
@@ -490,8 +489,8 @@ def _tensors(
 ) -> dict[str, Tensor]:
     """Return the weights by their names in the file."""
     prefix = table.prefix if architecture.bare else ""
-    tensors = to_theirs(table, state)
+    tensors = to_file_names(table, state)
     tensors |= {
-        spare.theirs: tensors[name] for name, spare in table.spares.items() if name in tensors
+        spare.stored: tensors[name] for name, spare in table.spares.items() if name in tensors
     }
     return {name.removeprefix(prefix): tensor.clone() for name, tensor in tensors.items()}

@@ -54,7 +54,7 @@ class NativeConfig:
 
 
 def native_architecture(heads: Iterable[Head]) -> Architecture:
-    """Return what takes the place of a class of transformers."""
+    """Return the stand-in for a class of transformers."""
     return Architecture("bothways.Model", frozenset(head.kind for head in heads), own=True)
 
 

@@ -159,7 +159,7 @@ def _inner(folder: Path) -> str:
 
 
 def is_inside(name: str) -> bool:
-    """Return whether a name from `modules.json` is that of an entry of the folder itself."""
+    """Return True for a name from `modules.json` that is an entry of the folder itself."""
     return name not in ("", ".", "..") and len(name) < 256 and not set(name) & set("/\\\0")
 
 

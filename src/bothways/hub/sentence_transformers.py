@@ -102,7 +102,7 @@ class Projection(nn.Module):
 
 @dataclass(frozen=True)
 class SentenceEncoderConfig:
-    """How the vectors of tokens become the vector of a text.
+    """Settings of a sentence encoder: how the vectors of tokens become the vector of a text.
 
     Attributes:
         pooling: how the vectors of tokens are pooled; of several ways the vectors are joined.
@@ -125,7 +125,7 @@ class SentenceEncoderConfig:
 
 @dataclass(frozen=True)
 class CrossEncoderConfig:
-    """How a label head scores a pair of texts.
+    """Settings of a cross-encoder: how a label head scores a pair of texts.
 
     Attributes:
         activation: what is made of the logit.
@@ -248,7 +248,7 @@ def _has_activation(section: Any) -> bool:
 
 
 def _read_activation(names: list[Any], folder: Path) -> ScoreActivation:
-    """Return the last activation that is named, by its class; without any that of one label."""
+    """Return the last activation that is named, by its class; the default is the sigmoid."""
     name = next(
         (candidate for candidate in reversed(names) if candidate is not None),
         _SCORE_ACTIVATIONS["sigmoid"],
@@ -288,7 +288,7 @@ def _read_modules(file: Path) -> list[tuple[str, str]]:
 
 
 def _read_pooling(file: Path) -> tuple[Pooling | tuple[Pooling, ...], bool]:
-    """Return how tokens are pooled, and whether those of a prompt are."""
+    """Return the pooling modes, and whether the tokens of a prompt are pooled."""
     raw = read_object(file, FolderError)
     modes: Any = raw.get("pooling_mode")
     if modes is None:

@@ -181,7 +181,7 @@ def _open_safetensors(file: Path) -> Weights:
 
 
 def _state(file: Path) -> tuple[int, ...]:
-    """Return what changes when a file is replaced or written to."""
+    """Return values that change when a file is replaced or written to."""
     status = os.stat(file)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -211,7 +211,7 @@ def _open_pickle(file: Path) -> Weights:
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether this is a tensor with a number for each of its elements."""
+    """Return True for a tensor with a number for each of its elements."""
     return (
         isinstance(value, Tensor) and value.layout == torch.strided and value.device.type != "meta"
     )

@@ -102,7 +102,7 @@ class Block(nn.Module):
     def rest(
         self, start: Float[Tensor, "asked width"], heads: Float[Tensor, "asked width"]
     ) -> Float[Tensor, "asked width"]:
-        """Return what follows attention, each token by itself.
+        """Compute the part of the block after attention, each token by itself.
 
         Args:
             start: the beginning of the residual path.

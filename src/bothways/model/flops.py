@@ -28,7 +28,7 @@ and of the weights."""
 
 
 def seen(pattern: Pattern, length: int) -> float:
-    """Return how many tokens of a sequence a token attends to, on average."""
+    """Return the mean number of tokens of a sequence that a token attends to."""
     match pattern:
         case Full():
             return float(length)

@@ -21,7 +21,7 @@ from bothways.model.readout import FromPooler, Own
 
 
 class HeadValue:
-    """What a head says of itself; these defaults are for a head that reads every token."""
+    """Base class of head specifications; its defaults are for a head that reads every token."""
 
     kind: str
     title: ClassVar[str]
@@ -48,11 +48,11 @@ class HeadValue:
         raise NotImplementedError
 
     def reads_one_token(self, config: EncoderConfig) -> bool:
-        """Return whether it reads one token of each sequence, that of the pooler, and no other."""
+        """Return True if it reads one token of each sequence, that of the pooler, and no other."""
         return False
 
     def reads_pooler(self, config: EncoderConfig) -> bool:
-        """Return whether it reads the pooled vector."""
+        """Return True if it reads the pooled vector."""
         return False
 
 
@@ -81,7 +81,7 @@ class _PooledValue(HeadValue):
         return FromPooler()
 
     def reads_pooler(self, config: EncoderConfig) -> bool:
-        """Return whether it has no dense layer of its own."""
+        """Return True if it has no dense layer of its own."""
         return isinstance(self._source(config), FromPooler)
 
     def reads_one_token(self, config: EncoderConfig) -> bool:

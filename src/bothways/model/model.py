@@ -20,7 +20,7 @@ from bothways.model.heads import HEADS, Head, with_pooler
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """What a model computes of a batch. `batch.split` divides tensors of tokens by sequence.
+    """The outputs of a model for a batch. `batch.split` divides tensors of tokens by sequence.
 
     Attributes:
         last_hidden_state: `(tokens, width)`, the vector of each token after the last layer.
@@ -75,7 +75,7 @@ class Model(nn.Module):
     def before_masked(
         self, batch: Batch, hidden: Hidden, only: Int[Tensor, " asked"] | None = None
     ) -> Float[Tensor, "tokens width"]:
-        """Return what the masked LM head reads of an encoded batch.
+        """Return the vectors that the masked LM head reads of an encoded batch.
 
         These are the last vectors or, with an enhanced mask decoder, its output for the tokens
         `only`, for which the encoder must have been asked, too. The decoder's first queries are the

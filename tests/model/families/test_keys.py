@@ -21,7 +21,7 @@ from bothways.model.families.weight_names import (
     TensorPlacement,
     Tie,
     Transpose,
-    to_theirs,
+    to_file_names,
 )
 from bothways.model.heads import (
     ChoiceHead,
@@ -43,7 +43,7 @@ TABLE = KeyTable(
         Rename("blocks.{}.part_norm", "net.layer.{}.part"),
         Stack("blocks.{}.qkv", ("net.layer.{}.q", "net.layer.{}.k", "net.layer.{}.v")),
         Transpose("blocks.{}.turned", "net.layer.{}.conv"),
-        Tie("plain.weight", "decoder.weight", part="heads.out"),
+        Tie("plain.weight", "decoder.weight", owner="heads.out"),
     ),
     computed=("net.position_ids",),
 )
@@ -62,14 +62,14 @@ SHAPES = {
 @given(st.sets(st.sampled_from(sorted(SHAPES))))
 def test_there_and_back_is_the_same(names: set[str]) -> None:
     state = {name: torch.randn(SHAPES[name]) for name in names}
-    theirs = to_theirs(TABLE, state)
+    theirs = to_file_names(TABLE, state)
     places = {name: TABLE.place(name) for name in names}
     back = {
         name: place.join([theirs[part] for part in place.names]) for name, place in places.items()
     }
     assert back.keys() == state.keys()
     assert all(torch.equal(back[name], state[name]) for name in names)
-    again = to_theirs(TABLE, back)
+    again = to_file_names(TABLE, back)
     assert again.keys() == theirs.keys()
     assert all(torch.equal(again[name], theirs[name]) for name in theirs)
 
@@ -83,7 +83,7 @@ def test_the_shape_of_a_part_is_known_before_it_is_read(name: str) -> None:
 
 def test_rules_follow_numbers_and_what_stands_below_a_module() -> None:
     state = {name: torch.randn(shape) for name, shape in SHAPES.items()}
-    assert set(to_theirs(TABLE, state)) == {
+    assert set(to_file_names(TABLE, state)) == {
         "net.a.plain.weight",
         "net.layer.0.part.dense.weight",
         "net.layer.10.part.dense.bias",
@@ -92,15 +92,15 @@ def test_rules_follow_numbers_and_what_stands_below_a_module() -> None:
         "net.layer.1.conv.weight",
         "net.layer.1.conv.bias",
     }
-    assert to_theirs(TABLE, state)["net.layer.1.conv.weight"].shape == (7, 2)
+    assert to_file_names(TABLE, state)["net.layer.1.conv.weight"].shape == (7, 2)
     assert torch.equal(
-        to_theirs(TABLE, state)["net.layer.1.k.weight"], state["blocks.1.qkv.weight"][2:4]
+        to_file_names(TABLE, state)["net.layer.1.k.weight"], state["blocks.1.qkv.weight"][2:4]
     )
 
 
 def test_copies_are_never_written_and_known_by_what_they_copy() -> None:
     assert TABLE.ties == {
-        "net.a.plain.weight": Tie("plain.weight", "decoder.weight", part="heads.out")
+        "net.a.plain.weight": Tie("plain.weight", "decoder.weight", owner="heads.out")
     }
     assert isinstance(TABLE.origin("decoder.weight"), Tie)
 
@@ -174,7 +174,7 @@ def test_every_tensor_of_every_class_has_its_name_and_shape(
     model = Model(config, [HEADS[kind] for kind in sorted(architecture.heads)])
     found = {
         name: tuple(tensor.shape)
-        for name, tensor in to_theirs(family.keys, model.state_dict()).items()
+        for name, tensor in to_file_names(family.keys, model.state_dict()).items()
     }
     assert found == wanted
     names = {name for name, _ in theirs.named_parameters()}

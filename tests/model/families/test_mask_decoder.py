@@ -21,7 +21,7 @@ from torch import Tensor
 from bothways.core.targets import TokenTargets
 from bothways.hub.model_folder import load_model
 from bothways.model.families.deberta import DEBERTA
-from bothways.model.families.weight_names import to_theirs
+from bothways.model.families.weight_names import to_file_names
 from bothways.objectives.masked_lm import MaskedLMModule
 
 LAYER = "deberta.encoder.layer.{}"
@@ -131,7 +131,7 @@ def test_version_1_decodes_by_the_formulas(changes: dict[str, Any], tmp_path: Pa
     (found * weights).sum().backward()
     (wanted * weights).sum().backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    mine = to_theirs(DEBERTA.keys_for(model.config), gradients)  # type: ignore[arg-type]
+    mine = to_file_names(DEBERTA.keys_for(model.config), gradients)  # type: ignore[arg-type]
     assert mine.keys() == w.keys()
     largest = max(float(gradient.abs().max()) for gradient in mine.values())
     for name, tensor in w.items():
@@ -169,7 +169,7 @@ def test_training_decodes_the_masked_tokens_by_the_formulas(
     (losses["masked"].total + 0.1 * losses["z"].total).backward()
     (expected["masked"] + 0.1 * expected["z"]).backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    mine = to_theirs(DEBERTA.keys_for(model.config), gradients)  # type: ignore[arg-type]
+    mine = to_file_names(DEBERTA.keys_for(model.config), gradients)  # type: ignore[arg-type]
     largest = max(float(gradient.abs().max()) for gradient in mine.values())
     for name, tensor in w.items():
         assert tensor.grad is not None

@@ -153,6 +153,6 @@ def test_tables_among_texts_are_written_in_line() -> None:
 
 def test_masks_in_old_files_are_no_weights() -> None:
     held = {"h.0.attn.bias": (1, 1, 8, 8), "wte.weight": (9, 4)}
-    plan = plan_loading(GPT2.keys, {"encoder.embedding.token.weight": (9, 4)}, held, ())
-    assert plan.report.loaded == ("transformer.wte.weight",)
-    assert plan.report.unused == {"h.0.attn.bias": "computed here"}
+    report = plan_loading(GPT2.keys, {"encoder.embedding.token.weight": (9, 4)}, held, ())
+    assert report.loaded == ("transformer.wte.weight",)
+    assert report.unused == {"h.0.attn.bias": "computed here"}

@@ -95,7 +95,7 @@ def _head_of(model: Model) -> heads.Head:
 
 
 def _reads_alike(head: heads.Head, old: EncoderConfig) -> bool:
-    """Return whether Longformer's head of this kind computes the same from its weights."""
+    """Return True if Longformer's head of this kind computes the same from its weights."""
     readout = old.readout
     match head:
         case heads.MaskedHead():

@@ -281,7 +281,7 @@ def converted(model: Model, change: VocabularyChange, seed: int = 0) -> Model:
 
 
 def _extends(change: VocabularyChange) -> bool:
-    """Return whether each token that was kept has its old id."""
+    """Return True if each token that was kept has its old id."""
     return all(row.sources[0][0] == row.id for row in change.rows if row.fate == "kept")
 
 

@@ -37,7 +37,7 @@ class GlobalTokens:
 
     @classmethod
     def of(cls, selected: Bool[Tensor, "rows longest"]) -> GlobalTokens | None:
-        """Return those at the True positions; None if there are none.
+        """Select the tokens at the True positions; None if there are none.
 
         Example: rows [[1, 0, 1], [0, 1, 0]] give slots [[0, 2], [1, 0]] and exists
         [[True, True], [True, False]].
@@ -116,7 +116,7 @@ def first_and_last(rectangle: Rectangle, size: int, device: torch.device) -> Glo
 
 
 def _real(rectangle: Rectangle, device: torch.device) -> Bool[Tensor, "rows longest"]:
-    """Return where there is a token; a single row where nothing is padded."""
+    """Return True at the slots of tokens; a single row where nothing is padded."""
     if rectangle.keep is not None:
         return rectangle.keep
     return torch.ones(1, rectangle.longest, dtype=torch.bool, device=device)
@@ -147,7 +147,7 @@ def _neighbours(count: int, device: torch.device) -> Int[Tensor, "1 blocks 3"]:
 def _neighbour_keys(
     visible: Bool[Tensor, "rows longest"], count: int, size: int
 ) -> Bool[Tensor, "rows blocks keys"]:
-    """Return which keys of each block's three neighbours are shown; none outside the row."""
+    """Return the visible keys of each block's three neighbours; none outside the row."""
     # One block of False in front and after the end, then windows of three blocks, one block apart.
     padded = torch.nn.functional.pad(visible, (size, (count + 1) * size - visible.shape[1]))
     return padded.unfold(1, 3 * size, size)

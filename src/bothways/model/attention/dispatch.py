@@ -166,7 +166,7 @@ def _is_sparse(call: AttentionCall) -> bool:
 
 
 def padded_kernel(call: AttentionCall) -> reference.PaddedKernel:
-    """Return how a rectangle of `call.max_seqlen` keys is computed.
+    """Choose the kernel for a rectangle of `call.max_seqlen` keys.
 
     | device | dropout | learning | dtype | keys | kernel |
     |---|---|---|---|---|---|

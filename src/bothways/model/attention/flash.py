@@ -27,7 +27,7 @@ BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 
 
 def supports_packed(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
-    """Return whether `attend_packed` computes heads of this size here: what FlashAttention does."""
+    """Return True if `attend_packed` computes heads of this size here, as FlashAttention does."""
     # FlashAttention reads vectors of 8 half-precision numbers (16 bytes) at once.
     half = dtype in {torch.bfloat16, torch.float16}
     return half and head_size % 8 == 0 and head_size <= 256 and has_varlen(device)
@@ -50,7 +50,7 @@ def attend_packed(
 
 
 def _window(pattern: Pattern) -> tuple[int, int]:
-    """Return how many tokens a query attends to on its left and right; −1 for all."""
+    """Return the number of tokens that a query sees on its left and right; −1 for all."""
     match pattern:
         case Full():
             return (-1, -1)

@@ -90,7 +90,7 @@ class AttentionPart:
     _indices: dict[int, HeadIndex] = field(default_factory=dict, init=False, compare=False)
 
     def head_index(self, heads: int) -> HeadIndex:
-        """Return where the vectors of this many heads are stored; computed once."""
+        """Return the storage order of the vectors of this many heads; computed once."""
         if heads not in self._indices:
             self._indices[heads] = HeadIndex.of(self.rectangle, heads)
         return self._indices[heads]
@@ -186,7 +186,7 @@ def attention_mask(
     device: torch.device,
     global_tokens: block_sparse.GlobalTokens | None = None,
 ) -> Bool[Tensor, "rows 1 queries longest"] | None:
-    """Return which keys the queries of a rectangle attend to; None if all.
+    """Return the keys that the queries of a rectangle attend to; None if all.
 
     Padding is attended to by padding alone. Example, a window of radius 1 over the lengths 3 and 2:
 

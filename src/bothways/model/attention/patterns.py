@@ -79,7 +79,7 @@ Pattern = Full | Window | Blocks | Causal
 
 
 def sees_all(pattern: Pattern, length: int) -> bool:
-    """Return whether every token of a sequence of this length attends to all of it."""
+    """Return True if every token of a sequence of this length attends to all of it."""
     match pattern:
         case Full():
             return True

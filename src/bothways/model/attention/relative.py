@@ -99,7 +99,7 @@ def position_scores(
     rows: Int[Tensor, " distances"],
     scale: float,
 ) -> Float[Tensor, "*rows heads n n"]:
-    """Return what relative positions add to the scores of scaled queries.
+    """Compute the terms that relative positions add to the scores of scaled queries.
 
     A bias alone is the same for all rows of the rectangle, and has one.
     """

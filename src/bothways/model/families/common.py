@@ -57,12 +57,12 @@ def masked_rules(dense: str, norm: str, decoder: str, bias: str | None = None) -
 
     The bias is the decoder's, or has the name `bias` and a copy in the decoder.
     """
-    copy = [Tie("heads.masked.bias", f"{decoder}.bias", part="heads.masked")] if bias else []
+    copy = [Tie("heads.masked.bias", f"{decoder}.bias", owner="heads.masked")] if bias else []
     return (
         Rename("heads.masked.dense", dense),
         Rename("heads.masked.norm", norm),
         Rename("heads.masked.bias", bias or f"{decoder}.bias"),
-        Tie("encoder.embedding.token.weight", f"{decoder}.weight", part="heads.masked"),
+        Tie("encoder.embedding.token.weight", f"{decoder}.weight", owner="heads.masked"),
         *copy,
     )
 

@@ -31,6 +31,8 @@ NUMBERS = {
     "initial_range": "initializer_range",
 }
 """Our fields, by dotted path, with the names that most families give them."""
+UNSEGMENTED = {field: key for field, key in NUMBERS.items() if field != "segments"}
+"""The same for families that read the number of segments with another default, or have none."""
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu", "gelu_python": "gelu", "gelu_pytorch_tanh": "gelu_tanh",

@@ -333,9 +333,7 @@ def _family(
         classless=classless,
         config_rules=config_rules.ConfigRules(
             defaults,
-            numbers={
-                field: key for field, key in config_rules.NUMBERS.items() if field != "segments"
-            },
+            numbers=config_rules.UNSEGMENTED,
             fixed=config_rules.FIXED | {"talking_head": False},
             ignored=_CONDITIONAL,
             read_more=_read_more,

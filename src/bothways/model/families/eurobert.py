@@ -98,7 +98,7 @@ def _keys_for(config: EncoderConfig) -> KeyTable:
             *layer_rules("model.layers.{}", "input_layernorm", "post_attention_layernorm", grouped),
             Rename("encoder.norm", "model.norm"),
             Rename("heads.masked.bias", "lm_head.bias"),
-            Tie("encoder.embedding.token.weight", "lm_head.weight", part="heads.masked"),
+            Tie("encoder.embedding.token.weight", "lm_head.weight", owner="heads.masked"),
             *output_rules({"labels.inner": "dense"}),
         ),
     )

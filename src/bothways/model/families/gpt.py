@@ -63,7 +63,7 @@ _BLOCKS: tuple[Rule, ...] = (
     Rename("encoder.blocks.{}.mlp_norm", "transformer.h.{}.ln_2"),
     Transpose("encoder.blocks.{}.mlp.up", "transformer.h.{}.mlp.c_fc"),
     Transpose("encoder.blocks.{}.mlp.down", "transformer.h.{}.mlp.c_proj"),
-    Tie("encoder.embedding.token.weight", "lm_head.weight", part="heads.causal"),
+    Tie("encoder.embedding.token.weight", "lm_head.weight", owner="heads.causal"),
 )
 _FIRST: tuple[Rule, ...] = (
     Rename("encoder.embedding.token", "transformer.tokens_embed"),

@@ -12,11 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated
-from bothways.model.families import bert
-from bothways.model.families.common import classes, masked_rules, output_rules
-from bothways.model.families.config_rules import FIXED, NUMBERS, ConfigRules, read_number
+from bothways.model.families import bert, rotary
+from bothways.model.families.common import masked_rules, output_rules
+from bothways.model.families.config_rules import FIXED, UNSEGMENTED, ConfigRules, read_number
 from bothways.model.families.family import Family
-from bothways.model.families.rotary import post_norm_rules, read_rotary, write_rotary
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Swap
 from bothways.model.positions import Rotary
 from bothways.model.readout import Readout
@@ -53,7 +52,7 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> 
     return replace(
         config,
         segments=read_number(raw, "type_vocab_size", 1, location),
-        position=read_rotary(config, raw, _THETA, location),
+        position=rotary.read_rotary(config, raw, _THETA, location),
         mlp=Gated(config.dropout.hidden),
     )
 
@@ -64,10 +63,7 @@ def _heads(norm: str) -> tuple[Rule, ...]:
 
 def _rules(stem: str) -> tuple[Rule, ...]:
     layer = f"{stem}.encoder.layer.{{}}"
-    return (
-        Rename("encoder.embedding.token", f"{stem}.embeddings.word_embeddings"),
-        Rename("encoder.embedding.segment", f"{stem}.embeddings.token_type_embeddings"),
-        Rename("encoder.embedding.norm", f"{stem}.embeddings.LayerNorm"),
+    layers: tuple[Rule, ...] = (
         Rename("encoder.blocks.{}.attention.qkv", f"{layer}.attention.qkv_proj"),
         Rename("encoder.blocks.{}.attention.out", f"{layer}.attention.o_proj"),
         # The activation is applied to the second half, the first one here.
@@ -75,30 +71,29 @@ def _rules(stem: str) -> tuple[Rule, ...]:
         Rename("encoder.blocks.{}.mlp.down", f"{layer}.mlp.down_proj"),
         Rename("encoder.blocks.{}.attention_norm", f"{layer}.attn_ln"),
         Rename("encoder.blocks.{}.mlp_norm", f"{layer}.mlp_ln"),
-        Rename("heads.pooler.dense", f"{stem}.pooler.dense"),
-        *_heads("lm_head.norm"),
     )
+    return (*rotary.post_norm_rules(stem, layers), *_heads("lm_head.norm"))
 
 
 GTE = Family(
     model_type="gte",
     keys=KeyTable("gte.", _rules("gte")),
-    architectures=(
-        *classes("Gte", pooled={"labels"}, heads={"masked", "labels", "tags"})[:-1],
-        *classes("Gte", heads=()),
-    ),
+    architectures=rotary.pooled_classes("Gte"),
     config_rules=ConfigRules(
         sized(bert.base(MULTILINGUAL), 1, _THETA, 1.0, 1),
-        numbers={ours: theirs for ours, theirs in NUMBERS.items() if ours != "segments"},
+        numbers=UNSEGMENTED,
         fixed=FIXED
         | {"position_embedding_type": "rope", "layer_norm_type": "layer_norm"}
         | {"pack_qkv": True, "logn_attention_scale": False},
         read_more=_read_more,
-        write_more=lambda config: {"type_vocab_size": config.segments, **write_rotary(config)},
+        write_more=lambda config: {
+            "type_vocab_size": config.segments,
+            **rotary.write_rotary(config),
+        },
     ),
     other_keys=(
         KeyTable("new.", _rules("new"), ("new.embeddings.position_ids",)),
-        KeyTable("gte.", (*post_norm_rules("gte"), *_heads("lm_head.layer_norm"))),
+        KeyTable("gte.", (*rotary.post_norm_rules("gte"), *_heads("lm_head.layer_norm"))),
     ),
     other_types=("new",),
 )

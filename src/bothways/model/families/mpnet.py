@@ -16,7 +16,7 @@ from bothways.core.errors import FolderError
 from bothways.model.config import EncoderConfig
 from bothways.model.families import bert, roberta
 from bothways.model.families.common import classes, masked_rules, output_rules, position_buffers
-from bothways.model.families.config_rules import NUMBERS, ConfigRules, read_number
+from bothways.model.families.config_rules import UNSEGMENTED, ConfigRules, read_number
 from bothways.model.families.family import Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Stack
 from bothways.model.positions import DistanceBias, Learned
@@ -58,7 +58,7 @@ _RULES: tuple[Rule, ...] = (
     *(
         rule
         for rule in (*bert.encoder_rules("mpnet"), *bert.post_norm_rules("mpnet"))
-        if ".attention" not in rule.ours and "segment" not in rule.ours
+        if ".attention" not in rule.name and "segment" not in rule.name
     ),
     Rename("heads.pooler.dense", "mpnet.pooler.dense"),
     *masked_rules("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
@@ -72,7 +72,7 @@ MPNET = Family(
     config_rules=ConfigRules(
         # The defaults are those of transformers' class, which the published models do not have.
         replace(base(), norm_epsilon=1e-12, position=replace(base().position, max_positions=510)),
-        numbers={ours: theirs for ours, theirs in NUMBERS.items() if ours != "segments"},
+        numbers=UNSEGMENTED,
         constant={_BUCKETS: DistanceBias().buckets},
         read_more=_read_more,
     ),

@@ -14,11 +14,10 @@ from typing import Any
 
 from bothways.core.errors import FolderError
 from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated
-from bothways.model.families import bert
-from bothways.model.families.common import classes, masked_rules, output_rules, position_buffers
+from bothways.model.families import bert, rotary
+from bothways.model.families.common import masked_rules, output_rules, position_buffers
 from bothways.model.families.config_rules import ACTIVATIONS, FIXED, ConfigRules, read_number
 from bothways.model.families.family import Family
-from bothways.model.families.rotary import post_norm_rules, read_rotary, write_rotary
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Stack
 from bothways.model.positions import Rotary
 
@@ -45,7 +44,7 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> 
     if fraction != 1:
         message = f"rotary_emb_fraction must be 1, not {fraction}"
         raise FolderError(message, where=location, fix="Use the model's own code.")
-    position = read_rotary(config, raw, _THETA, location)
+    position = rotary.read_rotary(config, raw, _THETA, location)
     if raw.get("rotary_scaling_factor"):
         # The published code scales positions only in texts longer than those it was trained on.
         trained = read_number(raw, "max_trained_positions", 2048, location)
@@ -83,10 +82,7 @@ _HEADS: tuple[Rule, ...] = (
 
 def _rules(stem: str) -> tuple[Rule, ...]:
     layer = f"{stem}.encoder.layers.{{}}"
-    return (
-        Rename("encoder.embedding.token", f"{stem}.embeddings.word_embeddings"),
-        Rename("encoder.embedding.segment", f"{stem}.embeddings.token_type_embeddings"),
-        Rename("encoder.embedding.norm", f"{stem}.emb_ln"),
+    layers: tuple[Rule, ...] = (
         Rename("encoder.blocks.{}.attention.qkv", f"{layer}.attn.Wqkv"),
         Rename("encoder.blocks.{}.attention.out", f"{layer}.attn.out_proj"),
         # The activation is applied to `fc12`, the first half here.
@@ -94,18 +90,14 @@ def _rules(stem: str) -> tuple[Rule, ...]:
         Rename("encoder.blocks.{}.mlp.down", f"{layer}.mlp.fc2"),
         Rename("encoder.blocks.{}.attention_norm", f"{layer}.norm1"),
         Rename("encoder.blocks.{}.mlp_norm", f"{layer}.norm2"),
-        Rename("heads.pooler.dense", f"{stem}.pooler.dense"),
-        *_HEADS,
     )
+    return (*rotary.post_norm_rules(stem, layers, "emb_ln"), *_HEADS)
 
 
 NOMIC_BERT = Family(
     model_type="nomic_bert",
     keys=KeyTable("nomic_bert.", _rules("nomic_bert"), position_buffers("nomic_bert.embeddings")),
-    architectures=(
-        *classes("NomicBert", pooled={"labels"}, heads={"masked", "labels", "tags"})[:-1],
-        *classes("NomicBert", heads=()),
-    ),
+    architectures=rotary.pooled_classes("NomicBert"),
     config_rules=ConfigRules(
         base(),
         activations={**ACTIVATIONS, "swiglu": "silu"},
@@ -115,11 +107,11 @@ NOMIC_BERT = Family(
         read_more=_read_more,
         write_more=lambda config: {
             "head_dim": config.width // config.heads,
-            **write_rotary(config),
+            **rotary.write_rotary(config),
         },
     ),
     other_keys=(
         KeyTable("bert.", _rules("bert")),
-        KeyTable("nomic_bert.", (*post_norm_rules("nomic_bert"), *_HEADS)),
+        KeyTable("nomic_bert.", (*rotary.post_norm_rules("nomic_bert"), *_HEADS)),
     ),
 )

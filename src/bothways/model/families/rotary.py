@@ -1,4 +1,4 @@
-"""What families with rotary positions share: their settings, and the names of Llama's layers."""
+"""Common parts of families with rotary positions: settings, classes, names of Llama's layers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 from bothways.core.errors import FolderError
 from bothways.model.config import EncoderConfig
+from bothways.model.families.common import classes
 from bothways.model.families.config_rules import read_number
+from bothways.model.families.family import Architecture
 from bothways.model.families.weight_names import Rename, Rule, Stack
 from bothways.model.positions import Rotary
 
@@ -84,12 +86,27 @@ def layer_rules(
     )
 
 
-def post_norm_rules(stem: str) -> tuple[Rule, ...]:
-    """Return the names of an encoder's tensors in post-norm order, and of the pooler."""
+def post_norm_rules(
+    stem: str, layers: tuple[Rule, ...] = (), embedding_norm: str = "embeddings.LayerNorm"
+) -> tuple[Rule, ...]:
+    """Return the names of an encoder's tensors in post-norm order, and of the pooler.
+
+    Args:
+        stem: the beginning of the names.
+        layers: the rules of the blocks; empty for Llama's names.
+        embedding_norm: the name of the norm after the embeddings.
+    """
+    norms = "post_attention_layernorm", "post_mlp_layernorm"
     return (
         Rename("encoder.embedding.token", f"{stem}.embeddings.word_embeddings"),
         Rename("encoder.embedding.segment", f"{stem}.embeddings.token_type_embeddings"),
-        Rename("encoder.embedding.norm", f"{stem}.embeddings.LayerNorm"),
-        *layer_rules(f"{stem}.layers.{{}}", "post_attention_layernorm", "post_mlp_layernorm"),
+        Rename("encoder.embedding.norm", f"{stem}.{embedding_norm}"),
+        *(layers or layer_rules(f"{stem}.layers.{{}}", *norms)),
         Rename("heads.pooler.dense", f"{stem}.pooler.dense"),
     )
+
+
+def pooled_classes(stem: str) -> tuple[Architecture, ...]:
+    """Return the classes of GTE and Nomic BERT: the head for labels reads a pooler of its own."""
+    with_heads = classes(stem, pooled={"labels"}, heads={"masked", "labels", "tags"})
+    return (*with_heads[:-1], *classes(stem, heads=()))

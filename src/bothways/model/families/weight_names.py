@@ -26,74 +26,79 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Rename:
-    """Our tensor is theirs under another name."""
+    """Our tensor is the file's under another name.
 
-    ours: str
-    theirs: str
+    Attributes, of all rules:
+        name: our name, with `{}` for a number.
+        stored: the name or names in the file.
+    """
+
+    name: str
+    stored: str
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Our tensor is several of theirs, of one size, concatenated along the first axis.
+    """Our tensor is several of the file's, of one size, concatenated along the first axis.
 
     Example: query, key and value as one matrix.
     """
 
-    ours: str
-    theirs: tuple[str, ...]
+    name: str
+    stored: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Transpose:
-    """Our matrix is theirs transposed; vectors are equal."""
+    """Our matrix is the file's transposed; vectors are equal."""
 
-    ours: str
-    theirs: str
+    name: str
+    stored: str
 
 
 @dataclass(frozen=True)
 class Interleave:
-    """Our query, key and value follow one another; theirs alternate head by head.
+    """Our query, key and value follow one another; the file's alternate head by head.
 
     Attributes:
         heads: the number of heads, which `Family.keys_for` fills in.
     """
 
-    ours: str
-    theirs: str
+    name: str
+    stored: str
     heads: int = 1
 
 
 @dataclass(frozen=True)
 class Swap:
-    """The two halves of our tensor are theirs in the other order."""
+    """The file has the two halves of our tensor in the other order."""
 
-    ours: str
-    theirs: str
+    name: str
+    stored: str
 
 
 @dataclass(frozen=True)
 class Tie:
-    """Their file may hold our tensor a second time, in `part` of ours.
+    """The file may hold our tensor a second time, in our part `owner`.
 
     The copy is compared when it is read, and left out when the model is saved.
     """
 
-    ours: str
-    theirs: str
-    part: str
+    name: str
+    stored: str
+    owner: str
 
 
 @dataclass(frozen=True)
 class Spare:
-    """Their file holds a second tensor next to ours, which nothing reads.
+    """The file holds a second tensor next to ours, which nothing reads.
 
     It replaces ours where ours is missing, and is written equal to ours.
     """
 
-    ours: str
-    theirs: str
-    part: str
+    name: str
+    stored: str
+    owner: str
 
 
 Placed = Rename | Stack | Transpose | Interleave | Swap
@@ -105,7 +110,7 @@ OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 
 @dataclass(frozen=True)
 class TensorPlacement:
-    """The place of one of our tensors in their file.
+    """The place of one of our tensors in the file.
 
     Attributes:
         rule: the rule that applies.
@@ -116,7 +121,7 @@ class TensorPlacement:
     names: tuple[str, ...]
 
     def join(self, pieces: list[Tensor]) -> Tensor:
-        """Return our tensor, made of theirs in the order of `names`."""
+        """Return our tensor, made of the file's in the order of `names`."""
         import torch
 
         match self.rule:
@@ -134,7 +139,7 @@ class TensorPlacement:
                 assert_never(self.rule)
 
     def split(self, tensor: Tensor) -> list[Tensor]:
-        """Return their tensors, in the order of `names`, made of ours."""
+        """Return the file's tensors, in the order of `names`, made of ours."""
         match self.rule:
             case Rename():
                 return [tensor]
@@ -150,7 +155,7 @@ class TensorPlacement:
                 assert_never(self.rule)
 
     def part_shape(self, shape: Shape) -> Shape:
-        """Return the shape of each of their tensors, given the shape of ours."""
+        """Return the shape of each of the file's tensors, given the shape of ours."""
         match self.rule:
             case Rename() | Interleave() | Swap():
                 return shape
@@ -209,25 +214,25 @@ class KeyTable:
     computed: tuple[str, ...] = ()
     synonyms: tuple[tuple[str, str], ...] = ()
 
-    def place(self, ours: str) -> TensorPlacement:
+    def place(self, name: str) -> TensorPlacement:
         """Return the place of our tensor of this name.
 
         A head that no class of the family has keeps our name: no file of transformers holds it.
         """
-        for rule, numbers, suffix in self._by_ours.find(ours):
+        for rule, numbers, suffix in self._by_name.find(name):
             if not isinstance(rule, Tie | Spare):
-                names = tuple(name.format(*numbers) + suffix for name in _their_names(rule))
+                names = tuple(name.format(*numbers) + suffix for name in _stored_names(rule))
                 return TensorPlacement(rule, names)
-        assert ours.startswith("heads."), f"no rule for {ours}"
-        return TensorPlacement(Rename(ours, ours), (ours,))
+        assert name.startswith("heads."), f"no rule for {name}"
+        return TensorPlacement(Rename(name, name), (name,))
 
     @functools.cached_property
-    def _by_ours(self) -> _Index:
-        return _Index((rule.ours, rule) for rule in self.rules)
+    def _by_name(self) -> _Index:
+        return _Index((rule.name, rule) for rule in self.rules)
 
     @functools.cached_property
-    def _by_theirs(self) -> _Index:
-        return _Index((name, rule) for rule in self.rules for name in _their_names(rule))
+    def _by_stored(self) -> _Index:
+        return _Index((name, rule) for rule in self.rules for name in _stored_names(rule))
 
     @functools.cached_property
     def _computed(self) -> _Index:
@@ -241,36 +246,38 @@ class KeyTable:
     def ties(self) -> dict[str, Tie]:
         """The rules about copies, by the name of the tensor that the copy must equal."""
         ties = (rule for rule in self.rules if isinstance(rule, Tie))
-        return {self.place(rule.ours).names[0]: rule for rule in ties}
+        return {self.place(rule.name).names[0]: rule for rule in ties}
 
     @property
     def spares(self) -> dict[str, Spare]:
         """The rules about tensors that nothing reads, by the name of the one that is read."""
         spares = (rule for rule in self.rules if isinstance(rule, Spare))
-        return {self.place(rule.ours).names[0]: rule for rule in spares}
+        return {self.place(rule.name).names[0]: rule for rule in spares}
 
     def computes(self, stored: str) -> bool:
-        """Return whether a full name of theirs is that of a buffer without a weight."""
+        """Return True for the full name of a buffer in a file, which holds no weight."""
         return bool(self._computed.find(stored))
 
     def origins(self, stored: str) -> list[Rule]:
-        """Return the rules about a full name of theirs: several where heads share a name."""
-        return list(dict.fromkeys(rule for rule, _, _ in self._by_theirs.find(stored)))
+        """Return the rules about a full name of a file: several where heads share a name."""
+        return list(dict.fromkeys(rule for rule, _, _ in self._by_stored.find(stored)))
 
     def origin(self, stored: str) -> Rule | None:
-        """Return the first rule about a full name of theirs, None for an unknown name."""
+        """Return the first rule about a full name of a file, None for an unknown name."""
         return next(iter(self.origins(stored)), None)
 
     @functools.cached_property
     def shared(self) -> frozenset[str]:
-        """Our modules that share a name of theirs; only the model's class decides between them."""
-        counts = Counter(name for rule in self.rules for name in _their_names(rule))
+        """Our modules that share a name in files; only the model's class decides between them."""
+        counts = Counter(name for rule in self.rules for name in _stored_names(rule))
         return frozenset(
-            rule.ours for rule in self.rules if any(counts[name] > 1 for name in _their_names(rule))
+            rule.name
+            for rule in self.rules
+            if any(counts[name] > 1 for name in _stored_names(rule))
         )
 
     def knows(self, name: str) -> bool:
-        """Return whether a rule is about a name of a file."""
+        """Return True if a rule is about a name of a file."""
         return self.origin(self.full_name(name)) is not None
 
     def full_name(self, name: str) -> str:
@@ -278,14 +285,14 @@ class KeyTable:
         head, dot, tail = name.rpartition(".")
         name = head + OLD_NAMES.get(dot + tail, dot + tail)
         for rule, numbers, suffix in self._synonyms.find(name)[:1]:
-            name = _their_names(rule)[0].format(*numbers) + suffix
+            name = _stored_names(rule)[0].format(*numbers) + suffix
         prefixed = self.prefix + name
         is_known = self.origin(prefixed) is not None or self.computes(prefixed)
         return prefixed if is_known and self.origin(name) is None else name
 
 
-def _their_names(rule: Rule) -> tuple[str, ...]:
-    return rule.theirs if isinstance(rule, Stack) else (rule.theirs,)
+def _stored_names(rule: Rule) -> tuple[str, ...]:
+    return rule.stored if isinstance(rule, Stack) else (rule.stored,)
 
 
 def untied(table: KeyTable) -> KeyTable:
@@ -296,7 +303,7 @@ def untied(table: KeyTable) -> KeyTable:
     its files hold under the other name.
     """
     ties = (rule for rule in table.rules if isinstance(rule, Tie))
-    head_names = {rule.ours: rule.theirs for rule in ties if rule.ours.startswith(rule.part)}
+    head_names = {rule.name: rule.stored for rule in ties if rule.name.startswith(rule.owner)}
     return replace(table, rules=tuple(_untied(rule, table, head_names) for rule in table.rules))
 
 
@@ -313,7 +320,7 @@ def _untied(rule: Rule, table: KeyTable, head_names: Mapping[str, str]) -> Rule:
             return rule
 
 
-def to_theirs(table: KeyTable, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_file_names(table: KeyTable, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return our tensors under their full names, without copies."""
     result: dict[str, Tensor] = {}
     for name, tensor in state.items():

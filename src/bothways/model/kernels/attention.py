@@ -34,7 +34,7 @@ HEAD_STEP = 16
 
 
 def supports(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
-    """Return whether the kernel runs on this device for heads of this dtype and size."""
+    """Return True if the kernel runs on this device for heads of this dtype and size."""
     floating = dtype in {torch.float32, torch.bfloat16}
     return head_size % HEAD_STEP == 0 and floating and runs_on(device)
 

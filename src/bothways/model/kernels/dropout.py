@@ -90,7 +90,7 @@ def dropped_product(
 
 
 def _is_large(x: Tensor) -> bool:
-    """Return whether drawing the mask again is worth the memory."""
+    """Return True if drawing the mask again is worth the memory."""
     return x.numel() > TUNING.dropout_mask_elements and x.requires_grad and torch.is_grad_enabled()
 
 

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class Feature(enum.IntFlag):
-    """What the kernels use of a processor; the bits of `csrc`."""
+    """CPU features that the kernels use; the bits of `csrc`."""
 
     AVX512 = 1
     VNNI = 2
@@ -58,7 +58,7 @@ _NAMES = {
 class _Loaded(NamedTuple):
     library: ctypes.CDLL | None
     problem: str
-    """Why there is none."""
+    """The reason why there is none."""
 
 
 @functools.cache
@@ -87,13 +87,13 @@ def _load() -> _Loaded:
 
 
 def is_loaded() -> bool:
-    """Return whether there are compiled kernels, whatever this processor can run of them."""
+    """Return True if there are compiled kernels, whether or not this processor can run them."""
     return _load().library is not None
 
 
 @functools.cache
 def available() -> Feature:
-    """Return what this processor has of what the kernels use; nothing if they are not loaded.
+    """Return the CPU features that the compiled kernels can use; none if they are not loaded.
 
     The first call in a process logs one line (INFO) that names the kernels.
     """
@@ -134,14 +134,14 @@ def limit(features: Feature) -> Iterator[Feature]:
 
 
 def is_tracing() -> bool:
-    """Return whether PyTorch traces a program, which has to consist of its operators alone."""
+    """Return True if PyTorch traces a program, which has to consist of its operators alone."""
     if torch.compiler.is_compiling():
         return True
     return bool(torch.jit.is_tracing())  # type: ignore[no-untyped-call, attr-defined]
 
 
 def runs_on(device: torch.device) -> bool:
-    """Return whether there are kernels in fp32 for this device now.
+    """Return True if there are kernels in fp32 for this device now.
 
     That is a CPU with AVX-512, unless PyTorch's operators are observed: when a program is traced,
     operations are counted, or tensors are fake.
@@ -158,7 +158,7 @@ _NEEDED = {"fp32": Feature.AVX512, "bf16": Feature.BF16, "int8": Feature.VNNI}
 
 
 def multiplies(precision: Literal["fp32", "bf16", "int8"]) -> bool:
-    """Return whether there is a linear layer in this precision for this processor."""
+    """Return True if there is a linear layer in this precision for this processor."""
     return _NEEDED[precision] in kernel_features()
 
 

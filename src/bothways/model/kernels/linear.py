@@ -72,7 +72,7 @@ class InferenceLayer(nn.Module):
 
 
 class CompiledPart:
-    """What a kernel reads: addresses of tensors that this object holds and nobody changes.
+    """Input of a kernel: addresses of tensors that this object holds and nobody changes.
 
     A deep copy is the object itself.
     """
@@ -159,7 +159,7 @@ def as_fp32(x: Tensor | None) -> Tensor | None:
 
 
 def address(x: Tensor | None) -> int | None:
-    """Return where the data of a tensor begin."""
+    """Return the address of a tensor's data."""
     return None if x is None else x.data_ptr()
 
 

@@ -299,7 +299,7 @@ def _architecture(family: Family, weights: Weights) -> Architecture:
 
 
 def _heads(table: KeyTable, name: str) -> Iterable[str]:
-    kinds = (head_of(rule.ours) for rule in table.origins(name) if not isinstance(rule, Tie))
+    kinds = (head_of(rule.name) for rule in table.origins(name) if not isinstance(rule, Tie))
     return (kind for kind in kinds if kind is not None)
 
 

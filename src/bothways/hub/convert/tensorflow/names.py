@@ -14,15 +14,15 @@ from collections.abc import Iterable
 from bothways.model.families.weight_names import Rename, Transpose
 
 NameRule = Rename | Transpose
-"""Here `ours` is transformers' name and `theirs` is TensorFlow's."""
+"""Here `name` is transformers' name and `stored` is TensorFlow's."""
 
 
 def find_rule(rules: Iterable[NameRule], variable: str) -> tuple[NameRule, str] | None:
     """Return the rule for a variable and its name in transformers; None if there is no rule."""
     for rule in rules:
-        match = re.fullmatch(re.escape(rule.theirs).replace(r"\{\}", "([0-9]+)"), variable)
+        match = re.fullmatch(re.escape(rule.stored).replace(r"\{\}", "([0-9]+)"), variable)
         if match is not None:
-            return rule, rule.ours.format(*match.groups())
+            return rule, rule.name.format(*match.groups())
     return None
 
 
