@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
-from bothways.model.config import Dropouts, EncoderConfig, PostNorm, PreNorm
+from bothways.model.config import Dropouts, EncoderConfig, PostNorm, PreNorm, Readout
 from bothways.model.families.bert import BERT, MEGATRON_BERT
 from bothways.model.families.family import Family
 from bothways.model.families.weight_names import to_file_names
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.model.readout import Readout
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 STEMS = {"post": "Bert", "pre": "MegatronBert"}

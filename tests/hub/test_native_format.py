@@ -27,10 +27,13 @@ from bothways.model.config import (
     Bias,
     Dropouts,
     EncoderConfig,
+    FromPooler,
     Gated,
+    Own,
     Plain,
     PostNorm,
     PreNorm,
+    Readout,
     Sharing,
 )
 from bothways.model.families.catalogue import family_for, preset
@@ -48,7 +51,6 @@ from bothways.model.heads import (
 )
 from bothways.model.model import Model
 from bothways.model.positions import Learned, Rotary, Sinusoidal
-from bothways.model.readout import FromPooler, Own, Readout
 
 VOCAB = 23
 LENGTHS = [4, 1, 6]

@@ -10,10 +10,9 @@ import torch
 
 from bothways.core.errors import ConfigError
 from bothways.model.attention.patterns import Blocks, Full, Window
-from bothways.model.config import Dropouts, EncoderConfig, Gated
+from bothways.model.config import Dropouts, EncoderConfig, Gated, Readout
 from bothways.model.heads import LabelHead, NextTokenHead
 from bothways.model.positions import Disentangled, DistanceBias, Learned, Rotary
-from bothways.model.readout import Readout
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,9 @@ from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.hub.model_folder import load_model
 from bothways.model.attention.patterns import Causal
-from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.config import Dropouts, EncoderConfig, Own, Readout
 from bothways.model.heads import LabelHead
 from bothways.model.model import Model
-from bothways.model.readout import Own, Readout
 
 CLS, SEP, GOOD, BAD = 1, 2, 3, 4
 

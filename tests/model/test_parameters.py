@@ -21,7 +21,17 @@ from bothways.model.attention.patterns import (
     Pattern,
     Window,  # fmt: skip
 )
-from bothways.model.config import Bias, EncoderConfig, Gated, Plain, PostNorm, PreNorm, Sharing
+from bothways.model.config import (
+    Bias,
+    EncoderConfig,
+    Gated,
+    Own,
+    Plain,
+    PostNorm,
+    PreNorm,
+    Readout,
+    Sharing,
+)
 from bothways.model.families import bert
 from bothways.model.flops import forward_flops, seen
 from bothways.model.heads import (
@@ -39,7 +49,6 @@ from bothways.model.heads import (
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.model.positions import Rotary
-from bothways.model.readout import Own, Readout
 
 PRETRAINING = (PoolerHead(), MaskedHead(), PairHead())
 

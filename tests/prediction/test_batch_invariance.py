@@ -14,12 +14,12 @@ from torch import Tensor
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.model.attention.patterns import Causal, Full
+from bothways.model.config import Readout
 from bothways.model.families.catalogue import preset
 from bothways.model.heads import Head, MaskedHead, NextTokenHead
 from bothways.model.kernels import library
 from bothways.model.kernels.library import Feature
 from bothways.model.model import Model
-from bothways.model.readout import Readout
 from bothways.prediction.engine import predict_sequences
 from bothways.prediction.predictor import Predictor, read_input
 from bothways.prediction.prepared_model import PredictPrecision, PreparedModel, prepare_model

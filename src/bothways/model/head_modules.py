@@ -12,13 +12,12 @@ from typing_extensions import assert_never
 
 from bothways.core.layout import Layout
 from bothways.model.activation import activate
-from bothways.model.config import EncoderConfig
+from bothways.model.config import EncoderConfig, Own
 from bothways.model.init import initialise, layer_norm
 from bothways.model.kernels.dropout import Dropout
 from bothways.model.kernels.linear import on_round_rows
 from bothways.model.lstm import BiLSTM
 from bothways.model.positions import Disentangled
-from bothways.model.readout import Own
 
 
 class MaskedOutput(nn.Module):

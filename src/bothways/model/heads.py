@@ -16,8 +16,7 @@ from torch import nn
 from bothways.core.config.checks import require_at_least, require_probability
 from bothways.core.errors import ConfigError
 from bothways.model import head_modules
-from bothways.model.config import EncoderConfig
-from bothways.model.readout import FromPooler, Own
+from bothways.model.config import EncoderConfig, FromPooler, Own
 
 
 class HeadValue:

@@ -17,11 +17,10 @@ from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import AnyToken, Masking, NGrams, RareTokens
-from bothways.model.config import EncoderConfig
+from bothways.model.config import EncoderConfig, Readout
 from bothways.model.families.catalogue import family_for
 from bothways.model.families.electra import READOUT
 from bothways.model.positions import Learned
-from bothways.model.readout import Readout
 from bothways.objectives import distillation
 from bothways.objectives.catalogue import default_objective
 from bothways.objectives.masked_lm import MaskedLM, MaskedObjective, with_masking

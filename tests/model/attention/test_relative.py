@@ -24,7 +24,7 @@ from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.patterns import Causal, Full, Pattern, Window
 from bothways.model.attention.reference import PaddedKernel
 from bothways.model.attention.relative import PositionTerms, along_diagonals, attend_relative
-from bothways.model.config import Bias, EncoderConfig, PostNorm, PreNorm
+from bothways.model.config import Bias, EncoderConfig, Own, PostNorm, PreNorm
 from bothways.model.disentangled import distances_of, row_of
 from bothways.model.encoder import Encoder
 from bothways.model.flops import forward_flops
@@ -32,7 +32,6 @@ from bothways.model.heads import Head, LabelHead, MaskedHead, ReplacedHead
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.model.positions import Convolution, Disentangled
-from bothways.model.readout import Own
 
 HEADS, SIZE = 2, 5
 

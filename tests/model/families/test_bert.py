@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bothways.core.errors import ConfigError, FolderError
-from bothways.model.config import Dropouts, EncoderConfig, PostNorm, PreNorm
+from bothways.model.config import Dropouts, EncoderConfig, PostNorm, PreNorm, Readout
 from bothways.model.families import bert
 from bothways.model.families.catalogue import (
     PRESETS,
@@ -25,7 +25,6 @@ from bothways.model.families.catalogue import (
 )
 from bothways.model.families.config_rules import ACTIVATIONS
 from bothways.model.positions import Learned
-from bothways.model.readout import Readout
 
 CLASSES = {"bert": transformers.BertConfig, "megatron-bert": transformers.MegatronBertConfig}
 FAMILIES = {"bert": bert.BERT, "megatron-bert": bert.MEGATRON_BERT}

@@ -19,12 +19,12 @@ from bothways.core.layout import Layout
 from bothways.finetuning.stability import level
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.weight_files import open_weights
+from bothways.model.config import Own
 from bothways.model.families.catalogue import family_for, preset
 from bothways.model.families.deberta import DEBERTA, DEBERTA_V2
 from bothways.model.heads import ChoiceHead, LabelHead, MaskedHead, ReplacedHead
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Learned, Sinusoidal
-from bothways.model.readout import Own
 
 LENGTHS = [7, 11, 1, 9]
 TABLE = "deberta.embeddings.position_embeddings.weight"

@@ -17,7 +17,7 @@ from bothways.core.errors import FolderError
 from bothways.hub.model_folder import load_model
 from bothways.hub.sentence_transformers import Pooling, Projection, SentenceEncoderConfig
 from bothways.model.attention.patterns import Blocks, Causal, Full, Window
-from bothways.model.config import Bias, EncoderConfig, Gated, PreNorm, Sharing
+from bothways.model.config import Bias, EncoderConfig, Gated, Own, PreNorm, Readout, Sharing
 from bothways.model.families.catalogue import FAMILIES
 from bothways.model.families.family import Architecture, Family
 from bothways.model.heads import HEADS, Head, LabelHead
@@ -30,7 +30,6 @@ from bothways.model.positions import (
     Rotary,
     Sinusoidal,
 )
-from bothways.model.readout import Own, Readout
 from bothways.prediction.export.encoder_graph import Separators
 from bothways.prediction.export.folder import convert_to_openvino
 from bothways.prediction.export.model_graph import ExportedPart, HeadKind, build_graph, head_kind

@@ -16,13 +16,12 @@ from torch import Tensor
 from bothways.core.errors import ConfigError
 from bothways.model import heads
 from bothways.model.attention.patterns import Window
-from bothways.model.config import EncoderConfig
+from bothways.model.config import EncoderConfig, FromPooler, Own
 from bothways.model.families import roberta
 from bothways.model.families.longformer import LONGFORMER
 from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.model.readout import FromPooler, Own
 
 _POSITIONS = "encoder.embedding.position.weight"
 _INNER = "heads.labels.inner."

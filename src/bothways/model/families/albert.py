@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from bothways.model.config import Dropouts, EncoderConfig, Sharing
+from bothways.model.config import Dropouts, EncoderConfig, Readout, Sharing
 from bothways.model.families.common import classes, masked_rules, output_rules, position_buffers
 from bothways.model.families.config_rules import NUMBERS, ConfigRules, read_number
 from bothways.model.families.family import Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Stack
-from bothways.model.readout import Readout
 
 VOCABULARY = 30_000
 

@@ -16,13 +16,12 @@ from dataclasses import replace
 from typing import Any
 
 from bothways.model.attention.patterns import Blocks, Full, Pattern
-from bothways.model.config import Bias, Dropouts, EncoderConfig
+from bothways.model.config import Bias, Deep, Dropouts, EncoderConfig, Own
 from bothways.model.families import bert, config_rules
 from bothways.model.families.common import output_rules, position_buffers
 from bothways.model.families.family import Architecture, Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule
 from bothways.model.positions import Learned
-from bothways.model.readout import Deep, Own
 
 VOCABULARY = 50_358
 _SEPARATOR = 66

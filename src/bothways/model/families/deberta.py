@@ -26,13 +26,12 @@ from typing import Any, get_args
 
 from bothways.core.errors import FolderError
 from bothways.model.activation import Activation
-from bothways.model.config import Bias, EncoderConfig, PostNorm
+from bothways.model.config import Bias, EncoderConfig, Own, PostNorm, Readout
 from bothways.model.families import bert, config_rules
 from bothways.model.families.common import classes, masked_rules, output_rules
 from bothways.model.families.family import Architecture, Family
 from bothways.model.families.weight_names import Interleave, KeyTable, Rename, Rule, Stack
 from bothways.model.positions import Convolution, Disentangled, Learned, Term
-from bothways.model.readout import Own, Readout
 
 ENGLISH_BYTES = 50_265
 ENGLISH = 128_100

@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.config import Dropouts, EncoderConfig, Own, Readout
 from bothways.model.families import bert
 from bothways.model.families.common import classes, masked_rules, output_rules
 from bothways.model.families.config_rules import ConfigRules, read_number
 from bothways.model.families.family import Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Stack
-from bothways.model.readout import Own, Readout
 
 _HEAD = Own("relu")
 

@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from bothways.model.config import EncoderConfig
+from bothways.model.config import EncoderConfig, Own, Readout
 from bothways.model.families import bert
 from bothways.model.families.common import classes, masked_rules, output_rules, position_buffers
 from bothways.model.families.config_rules import FIXED, NUMBERS, ConfigRules, read_number
 from bothways.model.families.family import Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule
-from bothways.model.readout import Own, Readout
 
 READOUT = Readout(labels=Own("gelu", dropout_first=True), choice=Own("gelu"), masked="gelu")
 """What the heads of ELECTRA read; a BERT with it is an ELECTRA."""

@@ -13,14 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated, PreNorm
+from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated, Own, PreNorm, Readout
 from bothways.model.families.common import classes, output_rules
 from bothways.model.families.config_rules import ConfigRules, read_choice, read_flag, read_number
 from bothways.model.families.family import Family
 from bothways.model.families.rotary import layer_rules, read_rotary, write_rotary
 from bothways.model.families.weight_names import KeyTable, Rename, Tie
 from bothways.model.positions import Rotary
-from bothways.model.readout import Own, Readout
 
 _VOCAB, _PAD, _THETA = 128_256, 128_001, 10_000.0
 _POOLINGS: dict[str, Any] = {"bos": "first", "mean": "mean", "late": "late"}

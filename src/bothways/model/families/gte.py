@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated
+from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated, Readout
 from bothways.model.families import bert, rotary
 from bothways.model.families.common import masked_rules, output_rules
 from bothways.model.families.config_rules import FIXED, UNSEGMENTED, ConfigRules, read_number
 from bothways.model.families.family import Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Swap
 from bothways.model.positions import Rotary
-from bothways.model.readout import Readout
 
 _THETA = 160_000.0
 ENGLISH, MULTILINGUAL = 30_528, 250_048

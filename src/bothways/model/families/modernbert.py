@@ -14,13 +14,12 @@ from typing import Any
 
 from bothways.core.errors import FolderError
 from bothways.model.attention.patterns import Full, Pattern, Window
-from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated, PreNorm
+from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated, Own, PreNorm, Readout
 from bothways.model.families import config_rules
 from bothways.model.families.common import classes, masked_rules
 from bothways.model.families.family import Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule
 from bothways.model.positions import Rotary
-from bothways.model.readout import Own, Readout
 
 GLOBAL, LOCAL = 160_000.0, 10_000.0
 _PAD = 50_283

@@ -13,14 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 from bothways.core.errors import FolderError
-from bothways.model.config import EncoderConfig
+from bothways.model.config import EncoderConfig, Own, Readout
 from bothways.model.families import bert
 from bothways.model.families.common import classes, masked_rules, output_rules, position_buffers
 from bothways.model.families.config_rules import ConfigRules
 from bothways.model.families.family import Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule
 from bothways.model.positions import Learned
-from bothways.model.readout import Own, Readout
 
 ENGLISH = 50_265
 MULTILINGUAL = 250_002

@@ -30,8 +30,8 @@ from bothways.core.finding import Finding
 from bothways.core.loss import Loss
 from bothways.core.sequence import Ids, Sequence
 from bothways.core.targets import SpanTargets
+from bothways.model.config import Deep
 from bothways.model.heads import Head, SpanHead
-from bothways.model.readout import Deep
 from bothways.objectives.losses import span_loss
 from bothways.tasks import base
 from bothways.tasks.predictions import AnswerPrediction, AnswerSpan
