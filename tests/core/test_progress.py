@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bothways.core.progress import SILENT, Part, track
+from bothways.core.progress import Part, track
 
 
 class _Record:
@@ -39,9 +39,3 @@ def test_parts_of_a_job_give_a_warning_once() -> None:
         "b: note: b",
         "b: step 1",
     ]
-
-
-def test_silent_progress_accepts_everything() -> None:
-    SILENT.stage("reading", 3)
-    SILENT.advance(1)
-    SILENT.message("done")

@@ -14,13 +14,10 @@ from bothways.hub.model_card import (
     limits_of_finetuned,
     limits_of_pretrained,
     render_card,
-    run_of,
 )
 from bothways.model.config import EncoderConfig
 from bothways.model.families.family import Architecture
 from bothways.model.positions import Learned
-from bothways.training.durations import Epochs
-from bothways.training.state import RunState
 
 FINDINGS = (
     Finding("balance", "warning", "97 % of the training examples are 'x'"),
@@ -60,14 +57,6 @@ def test_warnings_of_the_preflight_are_limits_and_notes_are_not() -> None:
     assert "Nothing was measured: there was no dev data." in limits_of_finetuned(
         128, 7, (), evaluated=False
     )
-
-
-def test_a_run_that_ended_early_is_as_long_as_it_was() -> None:
-    assert (
-        run_of(Epochs(20.0), RunState(epochs=2.0, early=True))
-        == "2 of at most 20 epochs, ended early"
-    )
-    assert run_of(Epochs(20.0), RunState(epochs=20.0)) == "20 epochs"
 
 
 def test_a_pretrained_model_tells_which_positions_are_untrained(corpus: Corpus) -> None:

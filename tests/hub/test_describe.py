@@ -12,7 +12,7 @@ from transformers import ElectraConfig
 
 from bothways.cli.main import app
 from bothways.core.config.reader import load
-from bothways.core.errors import BothwaysError, ConfigError, FolderError
+from bothways.core.errors import FolderError
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
 from model_folders import VOCAB, WIDTH, change_settings, folder_of, peer, with_decoder
@@ -145,15 +145,6 @@ def test_a_folder_goes_before_a_preset_of_its_name(
     folder_of(peer("Bert", "ForMaskedLM"), tmp_path / "bert-base")
     monkeypatch.chdir(tmp_path)
     assert rows(described(capsys, "bert-base"))["width"] == ["16"]
-
-
-def test_mistakes_are_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="length: must be at least 1, not 0"):
-        app(["describe", "bert-base", "--length", "0"], result_action="return_value")
-    with pytest.raises(FolderError, match="is not a model folder: it has no config"):
-        app(["describe", str(tmp_path)], result_action="return_value")
-    with pytest.raises(BothwaysError, match="no such folder"):
-        app(["describe", str(tmp_path / "missing")], result_action="return_value")
 
 
 def test_a_mistyped_preset_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,14 +197,3 @@ def test_a_failure_says_what_to_do(
     hub(monkeypatch, fail)
     with pytest.raises(FolderError, match=re.escape(message)):
         resolve("some/model")
-
-
-def test_offline_without_a_cache_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real client, told that there is no network."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(
-        FolderError,
-        match="some/model: is not a folder here, and could not be downloaded from the Hub: ",
-    ):
-        resolve("some/model")

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from bothways.cli.main import app
-from bothways.core.errors import ConfigError, FolderError
+from bothways.core.errors import ConfigError
 from bothways.hub.convert.longformer import lengthened
 from bothways.hub.model_folder import load_model
 from bothways.model.families.catalogue import preset
@@ -164,15 +164,6 @@ def test_of_berts_heads_the_masked_one_stays(tmp_path: Path) -> None:
     assert not list((tmp_path / "long").glob("tokenizer*"))
 
 
-def test_a_folder_without_tokenizer_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bert().save_pretrained(tmp_path / "short")
-    converted(tmp_path / "short", tmp_path / "long", "--positions", "2000")
-    said = f"neither has the new one\nwrote {tmp_path / 'long'}: a Longformer of 2,000 positions, window 512\n"
-    assert said in capsys.readouterr().err
-
-
 def test_a_model_folder_does_not_become_one_unasked(tmp_path: Path) -> None:
     bert().save_pretrained(tmp_path / "short")
     with pytest.raises(
@@ -213,22 +204,6 @@ def test_encoders_of_another_build(name: str) -> None:
         model = Model(preset(name), (MaskedHead(), PoolerHead()))
     with pytest.raises(ConfigError, match="differs from Longformer's by more than the attention"):
         lengthened(model, 10_000)
-
-
-def test_a_part_is_of_checkpoints_alone(tmp_path: Path) -> None:
-    bert().save_pretrained(tmp_path / "short")
-    with pytest.raises(FolderError, match=r"there is no \.index file"):
-        app(
-            [
-                "convert",
-                str(tmp_path / "short"),
-                "--out",
-                str(tmp_path / "out"),
-                "--part",
-                "generator",
-            ],
-            result_action="return_value",
-        )
 
 
 @pytest.mark.parametrize(

@@ -260,12 +260,6 @@ def test_no_room_leaves_the_older_model_whole(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["ours"]
 
 
-def test_no_permission_is_said(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ResourceError, match="cannot be written: Not a directory"):
-        save_model(tmp_path / "file" / "ours", own("Model"))
-
-
 def test_an_interruption_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bothways.cli.main import app
 from bothways.core.batch import Batch
-from bothways.core.errors import ConfigError, FolderError
+from bothways.core.errors import FolderError
 from bothways.core.layout import Layout
 from bothways.hub.convert.tensorflow.checkpoint import read_tensorflow
 from bothways.hub.model_folder import load_model
@@ -370,16 +370,6 @@ def test_an_alberts_tokenizer_is_its_sentencepiece_file(tmp_path: Path) -> None:
     assert read_tensorflow(source).tokenizer is None
 
 
-def test_without_a_vocabulary_there_is_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = write_folder(tmp_path / "google", bert_variables(bert()), google())
-    (source / "vocab.txt").unlink()
-    converted(source, tmp_path / "out")
-    assert "the folder has no tokenizer" in capsys.readouterr().err
-    assert not (tmp_path / "out" / "vocab.txt").exists()
-
-
 def test_a_checkpoint_is_named_by_folder_index_or_prefix(tmp_path: Path) -> None:
     source = write_folder(
         tmp_path / "google",
@@ -520,18 +510,6 @@ def test_an_embedding_without_a_width_is_refused(tmp_path: Path) -> None:
         match=r"no tensor for electra.embeddings.word_embeddings.weight of 2 axes or more: it is \[60\]",
     ):
         read_tensorflow(write_folder(tmp_path / "google", found, None))
-
-
-def test_the_configuration_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(FolderError, match=r"holds no bert_config.json"):
-        read_tensorflow(write_folder(tmp_path / "google", bert_variables(bert()), None))
-
-
-def test_only_an_electra_has_parts(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'generator' is a part of an ELECTRA"):
-        read_tensorflow(
-            write_folder(tmp_path / "google", bert_variables(bert()), google()), "generator"
-        )
 
 
 def test_of_heads_without_a_class_the_most_are_kept(tmp_path: Path) -> None:

@@ -209,15 +209,6 @@ def test_a_confusion_is_as_dark_as_its_share_of_the_row():
     assert axes.get_ylim() == (1.5, -0.5)  # the first row is the upper one
 
 
-def test_a_cloud_has_its_points_and_its_line():
-    points, line = axes_of(
-        figures._draw_scatter,
-        Scatter("", "true", "predicted", [1, 2, 3], [4, 6, 5], ((0, 1), (2, 3))),
-    ).lines
-    assert [list(values) for values in points.get_data()] == [[1, 2, 3], [4, 6, 5]]
-    assert [list(values) for values in line.get_data()] == [[0, 2], [1, 3]]
-
-
 def test_a_comparison_has_a_band_of_one_deviation_to_each_side_of_the_mean():
     axes = axes_of(
         figures._draw_comparison,
@@ -253,13 +244,6 @@ def test_curves_have_their_points_and_short_numbers_at_the_axis():
         "2.5 M",
         "1 G",
     ]
-
-
-def test_confusion_of_many_labels_is_a_picture_without_figures():
-    names = [f"a label with a long name {place}" for place in range(12)]
-    svg = draw(ConfusionMatrix("", names, [[77] * 12] * 12))
-    assert "77" not in re.findall(r">([^<]*)</text>", svg)
-    assert "a label with …" in svg
 
 
 def test_same_report_gives_same_bytes():
@@ -320,15 +304,6 @@ def test_sparkline_shows_lowest_and_highest(values):
     if max(values) > min(values) + 1e-3:
         assert line[int(np.argmax(values))] == "█"
         assert line[int(np.argmin(values))] == "▁"
-
-
-def test_sparkline_of_a_curve_that_hardly_moves():
-    assert sparkline(Line("", range(3), [0.0, 5e-324, 0.0]), columns=3) == "▁█▁"
-    assert sparkline(Line("", range(2), [1.0, 1.0]), columns=2) == "▁▁"
-
-
-def test_sparkline_shortens_a_long_curve():
-    assert sparkline(Line("", range(64), range(64)), columns=8) == "▁▂▃▄▅▆▇█"
 
 
 def test_file_that_cannot_be_written_is_an_error_of_the_users(tmp_path):
