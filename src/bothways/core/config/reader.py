@@ -102,14 +102,14 @@ def to_toml(config: Any) -> str:
     return write_toml(to_dict(config))
 
 
-def changeable_settings(config: Any, where: str = "") -> frozenset[str]:
+def changeable_settings(config: Any, location: str = "") -> frozenset[str]:
     """Return the paths of the settings that may change when a run is resumed.
 
     A field with metadata "fixed" has a configuration of which these names may not change.
     """
     paths = set[str]()
     for field in dataclasses.fields(config):
-        path, value = join_path(where, field.name), getattr(config, field.name)
+        path, value = join_path(location, field.name), getattr(config, field.name)
         if "changeable" in field.metadata:
             paths.add(path)
         elif dataclasses.is_dataclass(value):
@@ -136,10 +136,10 @@ def replaced_members(config: Any, base: Any) -> list[str]:
     return list(_replaced(config, base, ""))
 
 
-def _replaced(config: Any, base: Any, where: str) -> Iterator[str]:
+def _replaced(config: Any, base: Any, location: str) -> Iterator[str]:
     for field in _fields(config):
         new, old = getattr(config, field.name), getattr(base, field.name)
-        path = join_path(where, field.name)
+        path = join_path(location, field.name)
         if new == old or not (dataclasses.is_dataclass(new) and dataclasses.is_dataclass(old)):
             continue
         if type(new) is type(old):
@@ -239,34 +239,32 @@ def _kind(cls: type[Any]) -> str:
 
 
 def _record(
-    cls: type[Any], tree: Any, base: Any, where: str, union: Iterable[type[Any]] = ()
+    cls: type[Any], tree: Any, base: Any, location: str, union: Iterable[type[Any]] = ()
 ) -> Any:
     """Build a dataclass from a table; `union` has the classes that it was chosen from."""
     fields, hints = {field.name: field for field in _fields(cls)}, _hints(cls)
     carried = _kept(cls, base) if type(base) in union else {}
     for key in tree:
         if key not in fields:
-            _refuse_other_kind(key, union, where)
-            raise _unknown("key", key, fields, join_path(where, key), _deeper(key, base))
+            _refuse_other_kind(key, union, location)
+            raise _unknown("key", key, fields, join_path(location, key), _deeper(key, base))
     values = {}
     for name, field in fields.items():
         below = getattr(base, name) if isinstance(base, cls) else carried.get(name, _default(field))
         if name in tree:
             base_value = None if below is dataclasses.MISSING else below
-            values[name] = _value(hints[name], tree[name], base_value, join_path(where, name))
+            values[name] = _value(hints[name], tree[name], base_value, join_path(location, name))
         elif below is not dataclasses.MISSING:
             values[name] = below
         else:
-            message, path = (
-                f"is missing: it must be {_allowed(hints[name])}",
-                join_path(where, name),
-            )
+            message = f"is missing: it must be {_allowed(hints[name])}"
+            path = join_path(location, name)
             raise ConfigError(message, where=path, fix=f"Set it: {path}=VALUE.")
     try:
         return cls(**values)
     except ConfigError as error:
         raise ConfigError(
-            error.what, where=_place(error.where, fields, where), fix=error.fix
+            error.what, where=_place(error.where, fields, location), fix=error.fix
         ) from error
 
 
@@ -291,7 +289,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default
 
 
-def _place(error_path: Any, fields: Iterable[str], where: str) -> str | None:
+def _place(error_path: Any, fields: Iterable[str], location: str) -> str | None:
     """Return the path of an error of `__post_init__`.
 
     The error may name an absolute path: in the table "encoder.dropout", which has the field
@@ -300,10 +298,10 @@ def _place(error_path: Any, fields: Iterable[str], where: str) -> str | None:
     names = str(error_path or "").split(".")
     index = next((i for i, name in enumerate(names) if name in fields), 1)
     inner = ".".join(names[index:])
-    return (join_path(where, inner) if inner else where) or error_path
+    return (join_path(location, inner) if inner else location) or error_path
 
 
-def _value(hint: Any, raw: Any, base: Any, where: str) -> Any:
+def _value(hint: Any, raw: Any, base: Any, location: str) -> Any:
     """Build a value of any type."""
     shape = _shape(hint)
     if shape.optional and raw in (None, NONE):
@@ -314,19 +312,19 @@ def _value(hint: Any, raw: Any, base: Any, where: str) -> Any:
     if item is not None and raw in map(_kind, _shape(item).classes):
         raw = [raw]
     if item is not None and isinstance(raw, Mapping | list | tuple):
-        return _items(item, raw, base or (), where)
+        return _items(item, raw, base or (), location)
     if item is not None and raw is not base:
         message = f"{raw!r} is given, but it must be {_allowed(hint)}"
-        fix = _how_to_write(_shape(item), raw, join_path(where, "0"))
-        raise ConfigError(message, where=where, fix=fix)
+        fix = _how_to_write(_shape(item), raw, join_path(location, "0"))
+        raise ConfigError(message, where=location, fix=fix)
     if shape.classes:
         raw = _table(shape, raw)
         if isinstance(raw, Mapping):
-            member = _member(shape.classes, raw, base, where)
-            return _record(member, raw, base, where, shape.classes)
+            member = _member(shape.classes, raw, base, location)
+            return _record(member, raw, base, location, shape.classes)
         if isinstance(raw, shape.classes) or (shape.is_open and _is_of_python(raw)):
             return raw
-    return _leaf(hint, shape, raw, where)
+    return _leaf(hint, shape, raw, location)
 
 
 def _is_of_python(raw: Any) -> bool:
@@ -341,12 +339,12 @@ def _item(hint: Any) -> Any:
 
 
 def _items(
-    item: Any, raw: Tree | Iterable[Any], base: tuple[Any, ...], where: str
+    item: Any, raw: Tree | Iterable[Any], base: tuple[Any, ...], location: str
 ) -> tuple[Any, ...]:
     """Build a tuple of dataclasses: a list replaces it, a table such as {"0": …} changes items."""
     if not isinstance(raw, Mapping):
         return tuple(
-            _value(item, value, None, join_path(where, str(index)))
+            _value(item, value, None, join_path(location, str(index)))
             for index, value in enumerate(raw)
         )
     count = max([len(base), *(int(key) + 1 for key in raw if key.isdecimal())])
@@ -354,10 +352,10 @@ def _items(
         if not key.isdecimal() or not all(str(n) in raw for n in range(len(base), count)):
             message = f"the list has {quantity(len(base), 'item(s)')}, counted from 0"
             fix = f"Change one of them, or add {len(base)} and those that follow."
-            raise ConfigError(message, where=join_path(where, key), fix=fix)
+            raise ConfigError(message, where=join_path(location, key), fix=fix)
     old = [*base, *(None for _ in range(len(base), count))]
     return tuple(
-        _value(item, raw[str(index)], below, join_path(where, str(index)))
+        _value(item, raw[str(index)], below, join_path(location, str(index)))
         if str(index) in raw
         else below
         for index, below in enumerate(old)
@@ -370,7 +368,7 @@ def _table(shape: _Shape, raw: Any) -> Any:
     return {"kind": raw} if is_name else raw
 
 
-def _member(classes: tuple[type[Any], ...], raw: Tree, base: Any, where: str) -> type[Any]:
+def _member(classes: tuple[type[Any], ...], raw: Tree, base: Any, location: str) -> type[Any]:
     """Return the class of a table: by its kind, else that of the base, else the one without."""
     kinds = {_kind(cls): cls for cls in classes}
     if "kind" not in raw:
@@ -379,14 +377,14 @@ def _member(classes: tuple[type[Any], ...], raw: Tree, base: Any, where: str) ->
         unnamed = [cls for cls in classes if not hasattr(cls, "kind")]
         if len(classes) > 1 and len(unnamed) != 1:
             message = f"is missing: it must be one of {', '.join(kinds)}"
-            raise ConfigError(message, where=join_path(where, "kind"))
+            raise ConfigError(message, where=join_path(location, "kind"))
         return unnamed[0] if unnamed else classes[0]
     if raw["kind"] not in kinds:
-        raise _unknown("kind", str(raw["kind"]), kinds, join_path(where, "kind"))
+        raise _unknown("kind", str(raw["kind"]), kinds, join_path(location, "kind"))
     return kinds[raw["kind"]]
 
 
-def _leaf(hint: Any, shape: _Shape, raw: Any, where: str) -> Any:
+def _leaf(hint: Any, shape: _Shape, raw: Any, location: str) -> Any:
     """Build a value that is not a table, or a dataclass from a text."""
     from pydantic import ValidationError
 
@@ -400,22 +398,22 @@ def _leaf(hint: Any, shape: _Shape, raw: Any, where: str) -> Any:
         try:
             value = reader(raw)
         except ConfigError as error:
-            failure = ConfigError(error.what, where=where, fix=error.fix)
+            failure = ConfigError(error.what, where=location, fix=error.fix)
             continue
         if isinstance(value, shape.classes):
             return value
     message = f"{raw!r} is given, but it must be {_allowed(hint)}"
-    raise failure or ConfigError(message, where=where, fix=_how_to_write(shape, raw, where))
+    raise failure or ConfigError(message, where=location, fix=_how_to_write(shape, raw, location))
 
 
-def _how_to_write(shape: _Shape, raw: Any, where: str) -> str | None:
+def _how_to_write(shape: _Shape, raw: Any, location: str) -> str | None:
     """Return advice to choose a member of a union, or to set a field of a dataclass."""
     for cls in shape.classes:
         if not hasattr(cls, "kind"):
-            return f"Set a part of it: {where}.{_fields(cls)[0].name}=VALUE."
+            return f"Set a part of it: {location}.{_fields(cls)[0].name}=VALUE."
     kinds = [_kind(cls) for cls in shape.classes]
     near = difflib.get_close_matches(str(raw), kinds, 1) or kinds
-    return f"Write, for example, {where}={near[0]}." if near else None
+    return f"Write, for example, {location}={near[0]}." if near else None
 
 
 @functools.cache
@@ -434,22 +432,22 @@ def _split(hint: Any, raw: Any) -> Any:
 
 
 def _unknown(
-    kind: str, raw: str, names: Iterable[str], where: str, deeper: Iterable[str] = ()
+    kind: str, raw: str, names: Iterable[str], location: str, deeper: Iterable[str] = ()
 ) -> ConfigError:
     near = [*deeper, *difflib.get_close_matches(raw, list(names), 1)]
     guess = f"; did you mean {near[0]}?" if near else ""
     return ConfigError(
-        f"unknown {kind} {raw!r}{guess}", where=where, fix=f"Known here: {', '.join(names)}."
+        f"unknown {kind} {raw!r}{guess}", where=location, fix=f"Known here: {', '.join(names)}."
     )
 
 
-def _refuse_other_kind(key: str, union: Iterable[type[Any]], where: str) -> None:
+def _refuse_other_kind(key: str, union: Iterable[type[Any]], location: str) -> None:
     """Raise ConfigError if a setting is one of other kinds than the one that a table has."""
     kinds = [_kind(cls) for cls in union if key in {field.name for field in _fields(cls)}]
     if kinds:
         message = f"is a setting of {' and '.join(kinds)}, which is not the kind chosen here"
-        fix = f"Choose the kind, too: {where}.kind={kinds[0]}, or leave {key} out."
-        raise ConfigError(message, where=join_path(where, key), fix=fix)
+        fix = f"Choose the kind, too: {location}.kind={kinds[0]}, or leave {key} out."
+        raise ConfigError(message, where=join_path(location, key), fix=fix)
 
 
 def _deeper(key: str, config: Any) -> list[str]:

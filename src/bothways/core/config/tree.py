@@ -92,58 +92,58 @@ def _unquoted(value: str) -> str:
     return str(text)
 
 
-def merge(low: Tree, high: Tree, where: str = "") -> dict[str, Any]:
+def merge(low: Tree, high: Tree, location: str = "") -> dict[str, Any]:
     """Merge two trees; values of `high` win. In a list of `low`, a number as a key is an index.
 
     Raises:
         ConfigError: such an index is out of range, or a function gets settings.
     """
-    return {
-        **low,
-        **{key: _merged(low.get(key), value, join_path(where, key)) for key, value in high.items()},
+    merged = {
+        key: _merged(low.get(key), value, join_path(location, key)) for key, value in high.items()
     }
+    return {**low, **merged}
 
 
-def _merged(low: Any, high: Any, where: str) -> Any:
+def _merged(low: Any, high: Any, location: str) -> Any:
     for value, other in ((low, high), (high, low)):
         if callable(value) and isinstance(other, Mapping):
             message = f"a function has no settings, such as {next(iter(other), 'lr')}"
             fix = "Set them in the function: functools.partial(function, lr=0.1)."
-            raise ConfigError(message, where=where, fix=fix)
+            raise ConfigError(message, where=location, fix=fix)
     if not isinstance(high, Mapping):
         return high
     match low:
         case Mapping():
-            return merge(low, high, where)
+            return merge(low, high, location)
         case str():  # the short form of a table: "linear" is {kind = "linear"}
-            return merge({"kind": low}, high, where)
+            return merge({"kind": low}, high, location)
         case list():
             table = {str(index): item for index, item in enumerate(low)}
             for key in high.keys() - table.keys():
                 message = f"there are items 0 to {len(low) - 1}"
-                raise ConfigError(message, where=join_path(where, key))
-            return list(merge(table, high, where).values())
+                raise ConfigError(message, where=join_path(location, key))
+            return list(merge(table, high, location).values())
         case _:
             return high
 
 
-def join_path(where: str, key: str) -> str:
+def join_path(location: str, key: str) -> str:
     """Append a key to a dotted path."""
-    return f"{where}.{key}" if where else key
+    return f"{location}.{key}" if location else key
 
 
-def depth(tree: Tree, where: str) -> int:
+def depth(tree: Tree, location: str) -> int:
     """Return the number of leading keys of a dotted path that a tree has."""
-    key, _, remainder = where.partition(".")
+    key, _, remainder = location.partition(".")
     if key not in tree:
         return 0
     return 1 + (depth(tree[key], remainder) if isinstance(tree[key], Mapping) else 0)
 
 
-def flatten(tree: Tree, where: str = "") -> dict[str, object]:
+def flatten(tree: Tree, location: str = "") -> dict[str, object]:
     """Return the values of nested tables by dotted path."""
     rows: dict[str, object] = {}
     for key, value in tree.items():
-        path = join_path(where, key)
+        path = join_path(location, key)
         rows |= flatten(value, path) if isinstance(value, Mapping) else {path: value}
     return rows
