@@ -167,6 +167,7 @@ def _base_folder(name: Any, file: Path) -> Path:
     )
     if not isinstance(name, str) or not name:
         raise FolderError("names no base model", where=file, fix=fix)
+    # A path that exists from the current folder goes first.
     beside = file.parent / name
     try:
         base = resolve(
@@ -294,6 +295,7 @@ class LowRankChange:
             full[block], used[block] = self.out[number], 1.0
         # A transposed weight has the same factors; PEFT's fan_in_fan_out turns their product.
         turned = isinstance(placement.rule, Transpose)
+        # The mask goes through the same rule, so it shows which columns a tensor of the file needs.
         chunks, masks = ([matrix] if turned else placement.split(matrix) for matrix in (full, used))
         for name, chunk, mask in zip(placement.names, chunks, masks, strict=True):
             columns = mask.any(0)
@@ -345,6 +347,7 @@ class TrainedAdapter:
                     module = module_name if module_name in _WHOLE else name.rpartition(".")[0]
                     heads[module] = None
                     tensors[f"{_PREFIX}{name}"] = chunk
+        # PEFT has one rank, and patterns for modules that deviate from it.
         rank = min(ranks.values())
         suffix = next(
             (t for t, end in _TASK_TYPES.items() if architecture.name.endswith(end)), None

@@ -34,6 +34,7 @@ def heads_of(config: HFConfig, names: Iterable[str]) -> tuple[Head, ...]:
 
 def _head(config: HFConfig, kind: str) -> Head:
     """Return a head with as many outputs as there are labels, and its own dropout."""
+    # Only the fields that this kind has: the pooler has neither outputs nor a dropout.
     fields = HEADS[kind].__dataclass_fields__
     settings: dict[str, Any] = {}
     if "count" in fields:

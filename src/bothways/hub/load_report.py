@@ -98,6 +98,7 @@ def plan_loading(
         has: kinds of heads of the file's class, None where it is unknown. It decides between
             heads with the same names.
     """
+    # Heads of several classes may have one name in files: the class decides which one it is.
     shared = set() if has is None else {head_of(module) for module in table.shared} - set(has)
     full = {name: table.full_name(name) for name in actual}
     sources = _by_full_name(table, full)
@@ -115,10 +116,12 @@ def plan_loading(
                 misshapen[name] = (actual[sources[name]], shape)
     heads = {head_of(tensor_name) for tensor_name in expected}
     loaded_heads = heads - set(fresh)
+    # A copy matters only if its head is read: an unused one may hold anything.
     ties = [
         (tie.stored, name) for name, tie in table.ties.items() if head_of(tie.owner) in loaded_heads
     ]
     copies = tuple((source, name) for source, name in ties if source in sources)
+    # A tensor of another shape is a fault of its own, not an unused one.
     taken = {sources[name] for name in (*loaded, *misshapen)}
     unused = {
         name: _reason(table, name, full[name], sources, heads, fresh)

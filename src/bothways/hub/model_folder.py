@@ -189,6 +189,7 @@ def load_model(
     if not set(fresh) <= kinds:
         message = f"{sorted(fresh)} must be among the model's heads, {sorted(kinds)}"
         raise ConfigError(message, where="fresh")
+    # Fresh heads that read a pooler: if the folder was saved without one, it is fresh, too.
     reading = [h for h in selected if h.kind in fresh and h.reads_pooler(config.encoder)]
     if reading and lacks(config, weights.shapes, PoolerHead()):
         fresh = {*fresh, "pooler"}

@@ -89,6 +89,7 @@ def read_native(
         config = configs.read(NativeConfig, tree, where=NATIVE)
         _compare(tree, configs.to_dict(config), NATIVE)
         check_size(config.encoder, f"{NATIVE}.encoder")
+        # Impossible shapes are found by building, which allocates nothing here.
         with without_weights():
             Model(config.encoder, (*config.heads, *outside))
     except ConfigError as error:

@@ -60,6 +60,7 @@ def digest_of_folder(name: str) -> str:
         FolderError: as `resolve`.
     """
     folder = resolve(resolve_run(name))
+    # Where both exist, only safetensors are read: a pickle next to them changes nothing.
     pickles = () if any(folder.glob("*model*.safetensors")) else PICKLE_FILES
     digest = _digest_of_files(folder, (*MODEL_FILES, *pickles))
     adapter = read_adapter(folder)

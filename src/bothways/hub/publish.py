@@ -68,6 +68,7 @@ def _upload(folder: Path, repo_id: str, private: bool | None, message: str) -> s
     failures: tuple[type[Exception], ...] = (HfHubHTTPError, OSError, ValueError)
     if installed("httpx"):
         failures += (importlib.import_module("httpx").HTTPError,)
+    # The patterns keep other files of the folder, such as notebooks, out of a public repository.
     api, patterns = HfApi(), [*MODEL_FILES, "README.md"]
     try:
         repo = api.create_repo(repo_id, private=private, exist_ok=True)

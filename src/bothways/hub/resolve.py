@@ -97,8 +97,10 @@ def resolve(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
         fix = f"Did you mean {near}?" if near else _FIX
         raise FolderError("no such folder, and not the id of a Hub model", where=name, fix=fix)
     snapshot = _download(hub_id, files)
+    # Which folder holds the Transformer is known only once modules.json is here.
     if inner := _inner(snapshot):
         snapshot = _download(hub_id, files, inner)
+    # A pickle is fetched only where it is the only form of the weights.
     if files is MODEL_FILES and not any(snapshot.glob("*model*.safetensors")):
         snapshot = _download(hub_id, PICKLE_FILES, inner)
     return snapshot

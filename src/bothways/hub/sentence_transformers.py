@@ -158,6 +158,7 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
     settings = folder / "config.json"  # an adapter has none
     config = read_object(settings, FolderError) if settings.is_file() else {}
     section: Any = config.get(_SECTION)
+    # A longer one in the files cannot be computed: there are no positions for it.
     length = min(positions, _read_length(folder) or positions)
     activations = [config[_OLDEST]] if _OLDEST in config else []
     activations += [section["activation_fn"]] if _has_activation(section) else []
@@ -407,6 +408,7 @@ def program_files(
             ]
             modes = (config.pooling,) if isinstance(config.pooling, str) else config.pooling
             pooling: dict[str, Any] = {key: mode in modes for key, mode in _KEYS.items()}
+            # The keys of the older form are a set, and the order of joined vectors matters.
             if modes != tuple(mode for mode in _KEYS.values() if mode in modes):
                 pooling = {"pooling_mode": modes}  # in an order that older files cannot express
             similarity = model.kept.get(PROGRAM, {}).get(SIMILARITY, "cosine")

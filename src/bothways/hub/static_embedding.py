@@ -73,6 +73,7 @@ class StaticEncoder(nn.Module):
     def __init__(self, table: Float[Tensor, "vocab width"], max_positions: int) -> None:
         super().__init__()
         rows, width = table.shape
+        # The last row is the vector of a text without tokens.
         self.token = nn.Embedding.from_pretrained(torch.cat([table, table.new_zeros(1, width)]))
         # Settings of layers do not matter: there are none.
         self.config = EncoderConfig(
@@ -154,6 +155,7 @@ def _read_tokenizer(file: Path) -> tuple[StaticTokenizer, int]:
 
 def _tokenizer_from(content: str) -> StaticTokenizer:
     backend = tokenizers.Tokenizer.from_str(content)
+    # Length and padding are the caller's, as for every other tokenizer.
     backend.no_truncation()
     backend.no_padding()
     backend.post_processor = processors.TemplateProcessing("$A", "$A $B", [])

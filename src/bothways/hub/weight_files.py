@@ -105,6 +105,7 @@ def _unwrap(weights: Weights) -> Weights:
         while match := _WRAPPERS.search(bare):
             wrappers[match[0]] = None
             bare = bare[: match.start()] + bare[match.end() :]
+        # Where two names would become one, all names stay as they are, below.
         original.setdefault(bare, name)
     if not wrappers or len(original) < len(weights.shapes):
         return weights

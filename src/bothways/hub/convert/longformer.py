@@ -128,6 +128,7 @@ def _weights(
     assert isinstance(config.position, Learned)
     leading = rows.new_zeros(config.position.offset, rows.shape[1])
     leading[: len(unused)] = unused[: len(leading)]
+    # The authors found copies of the learned positions a far better start than new ones.
     times = -(-config.position.max_positions // position.max_positions)
     tiled = torch.cat([leading, rows.repeat(times, 1)[: config.position.max_positions]])
 

@@ -54,6 +54,7 @@ def token_vectors(
         (information[positive], (pairs.row[positive], pairs.col[positive])), shape=(size, size)
     )
     dimensions = min(DIMENSIONS, size - 2, max(1, matrix.nnz))
+    # A fixed start makes the decomposition, and so the converted model, reproducible.
     start = np.random.default_rng(0).standard_normal(size)
     left, values, _ = svds(matrix, k=dimensions, v0=start)
     vectors = left * values  # the cosines are those of the rows of the matrix

@@ -287,6 +287,7 @@ def _extends(change: VocabularyChange) -> bool:
 
 def _by_token(model: Model) -> list[str]:
     """Return the names of the tensors with a row for each token: those that grow with it."""
+    # A model with one token more shows which tensors have a row for each token.
     size = model.config.vocab + 1
     with without_weights():
         larger = Model(
@@ -299,6 +300,7 @@ def _by_token(model: Model) -> list[str]:
 
 def _rows(old: Tensor, change: VocabularyChange, size: int, seed: int) -> Tensor:
     """Return a tensor with a row for each new token."""
+    # Sums in double precision: the mean of many pieces is exact in fp32.
     exact = old.double()
     draws = torch.Generator().manual_seed(seed)
     named_rows = torch.from_numpy(np.flatnonzero(change.old.named))
