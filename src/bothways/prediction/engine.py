@@ -76,7 +76,7 @@ class PredictionCounts:
         self._last = len(encoded)
         self.examples += self._last
         self.cut += sum(item.cut > 0 for item in encoded)
-        self.blank += sum(not all(text.strip() for text in each) for each in texts)
+        self.blank += sum(not all(text.strip() for text in example) for example in texts)
 
     def note(self, share: float) -> None:
         """Report the share of the last window that is done."""
@@ -91,8 +91,8 @@ class PredictionCounts:
         }
         return [render(f"note: {note}") for note in self.notes] + [
             "warning: "
-            + quantity(count, f"of {self.examples:,} examples ({count / self.examples:.1%}) {what}")
-            for what, count in counts.items()
+            + quantity(count, f"of {self.examples:,} examples ({count / self.examples:.1%}) {text}")
+            for text, count in counts.items()
             if count
         ]
 
@@ -120,8 +120,8 @@ def prepare_learner(
 ) -> TaskModel[E, P]:
     """Return the task in evaluation mode with its model prepared, see `prepare_model`."""
     model = prepared_model.prepare_model(learner.model, precision, batch_invariant=batch_invariant)
-    made = type(learner)(learner.task, model, learner.tokenizer, learner.labels, learner.length)
-    return made.eval()
+    prepared = type(learner)(learner.task, model, learner.tokenizer, learner.labels, learner.length)
+    return prepared.eval()
 
 
 def predict(
@@ -167,8 +167,8 @@ def predict_encoded(
     outputs = predict_sequences(learner, sequences, config, on_share)
     ordered, pairs = iter(outputs), []
     for example, item in zip(examples, encoded, strict=True):
-        own = list(itertools.islice(ordered, len(item.sequences)))
-        pairs.append((example, decode_finite(learner, example, item, own)))
+        item_outputs = list(itertools.islice(ordered, len(item.sequences)))
+        pairs.append((example, decode_finite(learner, example, item, item_outputs)))
     return pairs
 
 
@@ -197,15 +197,15 @@ def predict_sequences(
     if training or learner.model.training:
         learner.eval()
     try:
-        for places, batch in _in_batches(learner.model, sequences, tokens, device):
+        for indices, batch in _in_batches(learner.model, sequences, tokens, device):
             with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
                 results = learner.outputs(batch)
-            outputs.update(zip(places, results, strict=True))
+            outputs.update(zip(indices, results, strict=True))
             on_share(len(outputs) / len(sequences))
     finally:
         if training:
             learner.train()
-    return [outputs[place] for place in range(len(sequences))]
+    return [outputs[index] for index in range(len(sequences))]
 
 
 def _in_batches(
@@ -216,8 +216,8 @@ def _in_batches(
         yield from in_batches(sequences, tokens, device)
         return
     short = [n for n, sequence in enumerate(sequences) if len(sequence) <= model.longest_fused]
-    for places, batch in in_batches([sequences[n] for n in short], tokens, device):
-        yield [short[place] for place in places], batch
+    for indices, batch in in_batches([sequences[n] for n in short], tokens, device):
+        yield [short[index] for index in indices], batch
     for n in sorted({*range(len(sequences))} - {*short}):
         [(_, batch)] = in_batches([sequences[n]], tokens, device)
         yield [n], batch
@@ -237,9 +237,9 @@ def decode_finite(
 
 def _check_finite(outputs: Many[Output], example: object) -> None:
     if not all(np.isfinite(output).all() for output in outputs):
-        what = "the model's output is not finite (NaN or infinity)"
+        message = "the model's output is not finite (NaN or infinity)"
         fix = "Its weights are damaged, or its training diverged: use another model."
-        raise DivergedError(what, where=getattr(example, "where", None), fix=fix)
+        raise DivergedError(message, where=getattr(example, "where", None), fix=fix)
 
 
 def window_size(

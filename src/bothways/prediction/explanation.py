@@ -103,18 +103,18 @@ def words_of(tokenizer: Tokenizer, example: Any) -> list[Word]:
         DataError: its task is not for one text or two.
     """
     if isinstance(example, TagExample):
-        spans, whole = example.spans, example.whole
+        spans, sentence = example.spans, example.whole
         rows = tokenizer.encode(list(example.words))
         unknown = (tokenizer.specials.unknown,)  # a word without a token is read as [UNK]
         return [
-            Word(whole[start:stop], start, stop, 0, tuple(row.tolist()) or unknown)
+            Word(sentence[start:stop], start, stop, 0, tuple(row.tolist()) or unknown)
             for (start, stop), row in zip(spans, rows, strict=True)
         ]
     texts = [getattr(example, name, None) for name in ("text", "text_b")]
     if not isinstance(texts[0], str):
         raise DataError("only texts and pairs of texts can be explained", where="method")
     words = []
-    for part, text in enumerate(text for text in texts if isinstance(text, str)):
+    for number, text in enumerate(text for text in texts if isinstance(text, str)):
         (encoded,) = tokenizer.encode_with_offsets([text])
         columns = (encoded.words.tolist(), encoded.ids.tolist(), encoded.offsets.tolist())
         tokens_by_word = itertools.groupby(zip(*columns, strict=True), key=lambda row: row[0])
@@ -122,27 +122,29 @@ def words_of(tokenizer: Tokenizer, example: Any) -> list[Word]:
             tokens = list(group)
             start, stop = min(t[2][0] for t in tokens), max(t[2][1] for t in tokens)
             start += len(text[start:stop]) - len(text[start:stop].lstrip())
-            words.append(Word(text[start:stop], start, stop, part, tuple(t[1] for t in tokens)))
+            words.append(Word(text[start:stop], start, stop, number, tuple(t[1] for t in tokens)))
     return words
 
 
 # ---- leave one out ----
 
 
-def without(example: Any, words: Many[Word], place: int) -> Any:
+def without(example: Any, words: Many[Word], index: int) -> Any:
     """Return an example without one of its words, and without the space before or after it."""
-    word = words[place]
+    word = words[index]
     if isinstance(example, TagExample):
-        rest = (*example.words[:place], *example.words[place + 1 :])
-        return TagExample(rest, where=example.where, before=example.before, after=example.after)
+        words_left = (*example.words[:index], *example.words[index + 1 :])
+        return TagExample(
+            words_left, where=example.where, before=example.before, after=example.after
+        )
     name = "text_b" if word.part else "text"
     text = getattr(example, name)
-    before, after = text[: word.start], text[word.stop :]
-    if after[:1].isspace() and (not before or before[-1].isspace()):
-        after = after[1:]
-    elif not after and before[-1:].isspace():
-        before = before[:-1]
-    return dataclasses.replace(example, **{name: before + after})
+    left, right = text[: word.start], text[word.stop :]
+    if right[:1].isspace() and (not left or left[-1].isspace()):
+        right = right[1:]
+    elif not right and left[-1:].isspace():
+        left = left[:-1]
+    return dataclasses.replace(example, **{name: left + right})
 
 
 def value_of(prediction: Any, target: ExplainedOutput, labels: Many[str]) -> float:
@@ -157,30 +159,30 @@ def value_of(prediction: Any, target: ExplainedOutput, labels: Many[str]) -> flo
         case predictions.ScorePrediction():
             return prediction.score
         case predictions.TagPrediction():
-            place = [*labels].index(_known(target.label, labels))
+            index = [*labels].index(_known(target.label, labels))
             if not 0 <= target.word < len(prediction.words):
                 raise _no_word(target.word, len(prediction.words))
-            return float(prediction.probabilities[target.word, place])
+            return float(prediction.probabilities[target.word, index])
         case predictions.VectorPrediction() if prediction.cosine is not None:
             return prediction.cosine
         case predictions.VectorPrediction():
             raise DataError("give two texts: their cosine is explained", where="inputs")
         case _:
-            what = f"a {type(prediction).__name__} has no number that a word could change"
-            raise DataError(what, where="method")
+            message = f"a {type(prediction).__name__} has no number that a word could change"
+            raise DataError(message, where="method")
 
 
 def effect_without(
-    prediction: Any, place: int, target: ExplainedOutput, labels: Many[str]
+    prediction: Any, index: int, target: ExplainedOutput, labels: Many[str]
 ) -> float:
     """Return `value_of` for a prediction that was made without a word.
 
     NaN for the word whose own tag is the target.
     """
     if isinstance(prediction, predictions.TagPrediction):
-        if place == target.word:
+        if index == target.word:
             return float("nan")
-        target = target._replace(word=target.word - (place < target.word))
+        target = target._replace(word=target.word - (index < target.word))
     return value_of(prediction, target, labels)
 
 
@@ -223,13 +225,13 @@ class GradientPath:
         """Return the path in parts of at most `size` points."""
         return [slice(at, at + size) for at in range(0, len(self.points), size)]
 
-    def attribution(self, parts: Many[PathPart]) -> Attribution:
+    def attribution(self, segments: Many[PathPart]) -> Attribution:
         """Return the sum of all parts, by word."""
-        tokens = sum((part.effects for part in parts), np.zeros(len(self.owners)))
-        values = [value for part in parts for value in part.values]
+        tokens = sum((segment.effects for segment in segments), np.zeros(len(self.owners)))
+        values = [value for segment in segments for value in segment.values]
         effects = np.zeros(len(self.words))
-        known = self.owners >= 0
-        np.add.at(effects, self.owners[known], tokens[known])
+        owned = self.owners >= 0
+        np.add.at(effects, self.owners[owned], tokens[owned])
         return Attribution(self.words, effects, values[-1], values[0])
 
 
@@ -253,8 +255,8 @@ def gradient_path(
     """
     explained = TextClassifier | MultilabelClassifier | Regressor | Tagger | MaskFiller
     if not isinstance(learner, explained):
-        what = f"integrated gradients are not available for the task {learner.task.name!r}"
-        raise DataError(what, where="method", fix="Use another method.")
+        message = f"integrated gradients are not available for the task {learner.task.name!r}"
+        raise DataError(message, where="method", fix="Use another method.")
     _check_target(learner, encoded, target)
     if len(encoded.sequences) != 1:
         raise DataError("the text is read in several windows", where="inputs", fix=WHOLE_TEXT)
@@ -271,7 +273,7 @@ def gradient_path(
     )
 
 
-def path_part(learner: TaskModel[Any, Any], path: GradientPath, part: slice) -> PathPart:
+def path_part(learner: TaskModel[Any, Any], path: GradientPath, segment: slice) -> PathPart:
     """Compute a part of a path by a model as it is saved, whose weights need no gradients.
 
     Raises:
@@ -280,7 +282,7 @@ def path_part(learner: TaskModel[Any, Any], path: GradientPath, part: slice) -> 
     encoder = learner.model.encoder
     if not isinstance(encoder, Encoder):
         raise ConfigError("gradients are for Transformer encoders", where="method")
-    points, table = path.points[part], encoder.embedding.token
+    points, table = path.points[segment], encoder.embedding.token
     batch = pack([path.sequence] * len(points)).to(table.weight.device)
     ids = torch.from_numpy(path.sequence.ids.astype(np.int64)).to(table.weight.device)
     base = torch.from_numpy(path.owners >= 0).to(ids.device) & (
@@ -294,7 +296,7 @@ def path_part(learner: TaskModel[Any, Any], path: GradientPath, part: slice) -> 
         with _embedded_as(table, x):
             values = target_values(learner, batch, path.target)
         (gradient,) = torch.autograd.grad(values.sum(), x)
-    weights = torch.tensor(path.weights[part], dtype=torch.float64, device=ids.device)
+    weights = torch.tensor(path.weights[segment], dtype=torch.float64, device=ids.device)
     slopes = gradient.view(len(points), len(ids), -1).double() * (end - start).double()
     effects = (slopes.sum(-1) * weights[:, None]).sum(0)
     return PathPart(effects.cpu().numpy(), values.detach().double().tolist())
@@ -315,7 +317,7 @@ def integrated_gradients(
     """
     (encoded,) = learner.encode([example])
     path = gradient_path(learner, example, encoded, target, steps)
-    return path.attribution([path_part(learner, path, part) for part in path.parts(8)])
+    return path.attribution([path_part(learner, path, segment) for segment in path.parts(8)])
 
 
 def target_values(
@@ -330,15 +332,15 @@ def target_values(
             scores = learner.scores(batch)
             return _log_odds(scores, learner.labels.index(_known(target.label, learner.labels)))
         case MultilabelClassifier():
-            place = learner.labels.index(_known(target.label, learner.labels))
-            return learner.scores(batch)[:, place]
+            label = learner.labels.index(_known(target.label, learner.labels))
+            return learner.scores(batch)[:, label]
         case Regressor():
             return learner.scores(batch)
         case Tagger():
             scores = learner.scores(batch)
             scores = scores.view(batch.layout.sequences, -1, scores.shape[1])
-            place = learner.labels.index(_known(target.label, learner.labels))
-            return _log_odds(scores[:, target.word], place)
+            label = learner.labels.index(_known(target.label, learner.labels))
+            return _log_odds(scores[:, target.word], label)
         case MaskFiller():
             index = torch.as_tensor(batch.target("masked", TokenTargets).index)
             rows = index.view(batch.layout.sequences, -1)[:, target.word]
@@ -350,9 +352,9 @@ def target_values(
             raise TypeError(type(learner))
 
 
-def _log_odds(scores: Float[Tensor, "rows classes"], place: int) -> Float[Tensor, " rows"]:
-    others = torch.cat([scores[:, :place], scores[:, place + 1 :]], 1)
-    return scores[:, place] - others.logsumexp(1)
+def _log_odds(scores: Float[Tensor, "rows classes"], index: int) -> Float[Tensor, " rows"]:
+    rivals = torch.cat([scores[:, :index], scores[:, index + 1 :]], 1)
+    return scores[:, index] - rivals.logsumexp(1)
 
 
 def _check_target(
@@ -364,15 +366,17 @@ def _check_target(
         case Tagger():
             _known(target.label, learner.labels)
             if isinstance(encoded, EncodedSentence) and encoded.word_tokens:
-                what = "the tags of this model come from all tokens of a word"
-                raise DataError(what, where="method", fix="Use leave_one_out.")
+                message = "the tags of this model come from all tokens of a word"
+                raise DataError(message, where="method", fix="Use leave_one_out.")
             count = sum(_targets(sequence, "tag") for sequence in encoded.sequences)
             if not 0 <= target.word < count:
                 raise _no_word(target.word, count)
         case MaskFiller():
             if target.label is None or learner.tokenizer.id(target.label) is None:
-                what = f"there is no token {target.label!r}"
-                raise DataError(what, where="label", fix="Give a token as the prediction has it.")
+                message = f"there is no token {target.label!r}"
+                raise DataError(
+                    message, where="label", fix="Give a token as the prediction has it."
+                )
             count = _targets(encoded.sequences[0], "masked")
             if not 0 <= target.word < count:
                 raise _no_word(target.word, count)
@@ -386,9 +390,9 @@ def _targets(sequence: Sequence, name: str) -> int:
 
 def _known(label: str | None, labels: Many[str]) -> str:
     if label is None or label not in labels:
-        given = "is missing" if label is None else f"{label[:100]!r} is not one of the model's"
-        what = f"the label {given}; there are {len(labels)}"
-        raise DataError(what, where="label", fix="Give one of those in a prediction.")
+        fault = "is missing" if label is None else f"{label[:100]!r} is not one of the model's"
+        message = f"the label {fault}; there are {len(labels)}"
+        raise DataError(message, where="label", fix="Give one of those in a prediction.")
     return label
 
 
@@ -403,23 +407,23 @@ def _owners(tokenizer: Tokenizer, words: Many[Word], sequence: Sequence) -> NDAr
         DataError: the sequence is not the beginning of the words.
     """
     template, owners, ids = tokenizer.template, [], []
-    for part in (0, 1):
-        pairs = [(n, id) for n, word in enumerate(words) if word.part == part for id in word.ids]
+    for number in (0, 1):
+        pairs = [(n, id) for n, word in enumerate(words) if word.part == number for id in word.ids]
         owners.append([n for n, _ in pairs])
         ids.append(np.array([id for _, id in pairs], dtype=np.int32))
     if any(word.part for word in words):
-        kept = truncated(len(ids[0]), len(ids[1]), len(sequence) - template.pair)
+        lengths = truncated(len(ids[0]), len(ids[1]), len(sequence) - template.pair)
         gaps = tuple(map(len, (template.first, template.between, template.last)))
-        bare = assemble(ids[0][: kept[0]], ids[1][: kept[1]], template)
+        bare = assemble(ids[0][: lengths[0]], ids[1][: lengths[1]], template)
     else:
-        kept = (len(sequence) - template.single, 0)
+        lengths = (len(sequence) - template.single, 0)
         gaps = (len(template.before), len(template.after), 0)
-        bare = assemble(ids[0][: kept[0]], None, template)
+        bare = assemble(ids[0][: lengths[0]], None, template)
     if not np.array_equal(bare.ids, sequence.ids):
-        what = "the model reads another part of the text than its beginning"
-        raise DataError(what, where="inputs", fix=WHOLE_TEXT)
-    first, middle, last = ([-1] * gap for gap in gaps)
-    return np.array([*first, *owners[0][: kept[0]], *middle, *owners[1][: kept[1]], *last])
+        message = "the model reads another part of the text than its beginning"
+        raise DataError(message, where="inputs", fix=WHOLE_TEXT)
+    lead, middle, trail = ([-1] * gap for gap in gaps)
+    return np.array([*lead, *owners[0][: lengths[0]], *middle, *owners[1][: lengths[1]], *trail])
 
 
 @contextmanager
@@ -453,9 +457,9 @@ def attentions(learner: TaskModel[Any, Any], sequence: Sequence) -> HeadWeights:
         sequence.ids, sequence.segments, {}, sequence.parts, sequence.global_attention_mask
     )
     batch = pack([bare]).to(encoder.embedding.token.weight.device)
-    with torch.no_grad(), recorded_attentions(encoder) as found:
+    with torch.no_grad(), recorded_attentions(encoder) as layers:
         encoder(batch)
-    return [layer[0].float().cpu().numpy() for layer in found]
+    return [layer[0].float().cpu().numpy() for layer in layers]
 
 
 def rollout(layers: HeadWeights) -> Float64[np.ndarray, "n n"]:

@@ -46,8 +46,8 @@ class Int8Report:
     @property
     def points_lost(self) -> float:
         """Hundredths of the metric; where lower is better, percent of its value in fp32."""
-        before, after = self.fp32.metrics[self.metric], self.int8.metrics[self.metric]
-        points = 100 * (before - after if self.direction == "highest" else after / before - 1)
+        fp32, int8 = self.fp32.metrics[self.metric], self.int8.metrics[self.metric]
+        points = 100 * (fp32 - int8 if self.direction == "highest" else int8 / fp32 - 1)
         return round(points, 9)  # 0.9 - 0.895 is a little more than half a point
 
     @property
@@ -58,12 +58,12 @@ class Int8Report:
     def check(self, limit: float = MAX_LOSS) -> None:
         """Raise ConfigError if more points than `limit` are lost, or the loss is not a number."""
         if not self.points_lost <= limit:
-            what = (
+            message = (
                 f"int8 loses {self.points_lost:#.3g} points of {self.metric} here; "
                 f"the limit is {limit:g}"
             )
             fix = f"Predict in fp32, or allow more: {argument(limit='POINTS')}."
-            raise ConfigError(what, where="precision", fix=fix)
+            raise ConfigError(message, where="precision", fix=fix)
 
     def __str__(self) -> str:
         change = "gains" if self.points_lost < 0 else "loses"
@@ -72,9 +72,9 @@ class Int8Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, as `bothways evaluate --json` writes them."""
-        both = {"fp32": dict(self.fp32.metrics), "int8": dict(self.int8.metrics)}
+        metrics = {"fp32": dict(self.fp32.metrics), "int8": dict(self.int8.metrics)}
         summary = {"points_lost": self.points_lost, "speedup": self.speedup}
-        return {"metric": self.metric, **summary, **both}
+        return {"metric": self.metric, **summary, **metrics}
 
 
 def measure_int8(

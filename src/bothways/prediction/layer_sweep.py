@@ -113,33 +113,34 @@ def sweep(
         DataError: an example is a single text, a score is not a number, or there are fewer than
             two pairs.
     """
-    every = _AllLayers(learner.task, learner.model, learner.tokenizer, (), learner.length).train(
-        learner.training
-    )
+    all_layers = _AllLayers(
+        learner.task, learner.model, learner.tokenizer, (), learner.length
+    ).train(learner.training)
     agreement = Agreement()
-    for example, prediction in predict(every, examples, PredictConfig(window=WINDOW), counts):
+    for example, prediction in predict(all_layers, examples, PredictConfig(window=WINDOW), counts):
         agreement.add(gold_score(example), prediction.vectors)
-    places = itertools.product(range(learner.model.config.depth + 1), POOLINGS)
+    cell_names = itertools.product(range(learner.model.config.depth + 1), POOLINGS)
     cells = tuple(
-        Cell(*place, value) for place, value in zip(places, agreement.cells(), strict=True)
+        Cell(*cell_name, value)
+        for cell_name, value in zip(cell_names, agreement.cells(), strict=True)
     )
     return Sweep(cells, len(agreement.scores))
 
 
-def check_out(place: Path, source: str) -> None:
+def check_out(path: Path, source: str) -> None:
     """Check a file that vectors are to be written to.
 
     Raises:
         ConfigError: the suffix is not supported.
         ResourceError: see `check_output_path`.
     """
-    check_output_path(place, [source])
-    if place.suffix not in (".npy", ".parquet", ".jsonl"):
-        what = f"{place.name!r} must end in .npy, .parquet or .jsonl"
-        raise ConfigError(what, where="out", fix="Choose one by its suffix.")
+    check_output_path(path, [source])
+    if path.suffix not in (".npy", ".parquet", ".jsonl"):
+        message = f"{path.name!r} must end in .npy, .parquet or .jsonl"
+        raise ConfigError(message, where="out", fix="Choose one by its suffix.")
 
 
-def write_vectors(place: Path, vectors: Iterable[Vector], width: int) -> None:
+def write_vectors(path: Path, vectors: Iterable[Vector], width: int) -> None:
     """Write one vector per text into a .npy `(texts, width)`, .parquet or .jsonl file.
 
     Vectors are written one by one; the file appears when it is complete.
@@ -147,8 +148,8 @@ def write_vectors(place: Path, vectors: Iterable[Vector], width: int) -> None:
     Raises:
         ResourceError: the disk is full, or permission is denied.
     """
-    write = {".npy": _write_npy, ".parquet": _write_parquet, ".jsonl": _write_jsonl}[place.suffix]
-    replace_file(place, lambda file: write(file, iter(vectors), width))
+    write = {".npy": _write_npy, ".parquet": _write_parquet, ".jsonl": _write_jsonl}[path.suffix]
+    replace_file(path, lambda file: write(file, iter(vectors), width))
 
 
 def _write_npy(file: Path, vectors: Iterator[Vector], width: int) -> None:

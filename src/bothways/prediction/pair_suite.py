@@ -54,11 +54,11 @@ class SuiteScores:
         default_factory=lambda: {name: {} for name in GROUPS}
     )
 
-    def add(self, groups: dict[str, str], right: bool) -> None:
+    def add(self, groups: dict[str, str], correct: bool) -> None:
         """Count a pair in its groups."""
         for name, value in groups.items():
             count = self.groups[name].setdefault(value, PairCount())
-            count.pairs, count.right = count.pairs + 1, count.right + right
+            count.pairs, count.right = count.pairs + 1, count.right + correct
 
     @property
     def pairs(self) -> int:
@@ -97,9 +97,9 @@ def open_pairs(
 
     Arguments and errors as `open_learner`.
     """
-    given = tuple(settings)
-    learner = open_learner(folder, "prefer", length=length, device=device, settings=given)
-    if learner.task == MinimalPairTask() and not given:
+    overrides = tuple(settings)
+    learner = open_learner(folder, "prefer", length=length, device=device, settings=overrides)
+    if learner.task == MinimalPairTask() and not overrides:
         learner.task = MinimalPairTask(variant="word_l2r")
     return learner
 
@@ -118,7 +118,6 @@ def evaluate_suite(predictor: Predictor, folder: Path, progress: Progress = SILE
     waiting = deque[dict[str, str]]()
 
     def examples() -> Iterator[TextExample]:
-        """Yield the pairs of all files, and remember the groups of each."""
         for groups, example in read_suite(folder, progress):
             waiting.append(groups)
             yield example
@@ -140,8 +139,8 @@ def read_suite(
     for done, (name, file) in enumerate(files.items()):
         progress.advance(done, name)
         for row in open_table(str(file)).rows:
-            named = {key: str(row.values[key]) for key in GROUPS[1:] if row.values.get(key)}
-            yield {"phenomenon": name, **named}, example_of(row.values, COLUMNS, row.where)
+            groups = {key: str(row.values[key]) for key in GROUPS[1:] if row.values.get(key)}
+            yield {"phenomenon": name, **groups}, example_of(row.values, COLUMNS, row.where)
 
 
 def suite_files(folder: Path) -> dict[str, Path]:

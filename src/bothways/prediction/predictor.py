@@ -131,9 +131,9 @@ class Predictor:
 
     def _folder_reader(self) -> Callable[[], TaskModel[Any, Any]]:
         if self._reopen is None:
-            what = "this predictor has no model folder to read its weights from again"
+            message = "this predictor has no model folder to read its weights from again"
             fix = "Save the model, and open its folder with bothways.load(FOLDER)."
-            raise ConfigError(what, where="predictor", fix=fix)
+            raise ConfigError(message, where="predictor", fix=fix)
         return self._reopen
 
     def __repr__(self) -> str:
@@ -257,8 +257,8 @@ class Predictor:
         return prediction.answer
 
     def _missing(self, name: str) -> MissingMethod:
-        what = f"a predictor for the task {self.learner.task.name!r} has no {name}"
-        return MissingMethod(what, where="task", fix="Call it: predictor(inputs).")
+        message = f"a predictor for the task {self.learner.task.name!r} has no {name}"
+        return MissingMethod(message, where="task", fix="Call it: predictor(inputs).")
 
     def stream(
         self, inputs: Given, config: engine.PredictConfig = engine.DEFAULT_PREDICT
@@ -299,14 +299,14 @@ class Predictor:
             DataError: an input has two texts.
         """
         if not isinstance(self.learner, Embedder):
-            what = (
+            message = (
                 f"encode is for the task 'embed', and this predictor has {self.learner.task.name!r}"
             )
-            raise ConfigError(what, where="task", fix='Open the model with task="embed".')
+            raise ConfigError(message, where="task", fix='Open the model with task="embed".')
         require_at_least(1, truncate_dim=truncate_dim)
         lead = self.learner.task.prompt_text(prompt_name, prompt)
-        one = isinstance(texts, str | Mapping)
-        rows = [texts] if one else given_rows(texts, "texts")
+        single = isinstance(texts, str | Mapping)
+        rows = [texts] if single else given_rows(texts, "texts")
         items = ((read_input(self.learner, row, at), at) for at, row in enumerate(rows, 1))
         inputs = (_prompted(example, lead, at) for example, at in items)
         with shown_progress(show_progress_bar) as progress:
@@ -321,8 +321,8 @@ class Predictor:
         if normalize_embeddings:
             matrix = _unit(matrix)
         if convert_to_tensor:
-            return torch.from_numpy(matrix[0] if one else matrix)
-        return matrix[0] if one else matrix if convert_to_numpy else list(matrix)
+            return torch.from_numpy(matrix[0] if single else matrix)
+        return matrix[0] if single else matrix if convert_to_numpy else list(matrix)
 
     def similarity(self, first: Any, second: Any) -> Float32[np.ndarray, "first second"]:
         """Return the similarity of each of the first texts or vectors with each of the second.
@@ -417,8 +417,8 @@ class Predictor:
         items = [inputs] if _is_one(inputs) else [*given_rows(inputs, "inputs")]
         values = [answers] if _is_one(inputs) else [*given_rows(answers, "answers")]
         if len(items) != len(values):
-            what = f"there are {quantity(len(values), 'answer(s)')} for {len(items):,} inputs"
-            raise DataError(what, where="answers", fix="Give one for each input.")
+            message = f"there are {quantity(len(values), 'answer(s)')} for {len(items):,} inputs"
+            raise DataError(message, where="answers", fix="Give one for each input.")
         return [
             self.learner.task.answered(read_input(self.learner, item, number), plain_value(value))
             for number, (item, value) in enumerate(zip(items, values, strict=True), 1)
@@ -454,9 +454,9 @@ def _prompted(example: Any, prompt: str, number: int) -> Any:
         DataError: it has two texts, of which `encode` would leave one out.
     """
     if isinstance(example, TextExample) and example.text_b is not None:
-        what = "has two texts, and encode returns one vector for each input"
+        message = "has two texts, and encode returns one vector for each input"
         fix = "Give one text, or call the predictor, which returns a vector for each of the two."
-        raise DataError(what, where=f"input {number}", fix=fix)
+        raise DataError(message, where=f"input {number}", fix=fix)
     if isinstance(example, PromptedText) or not isinstance(example, TextExample):
         return example
     return PromptedText(**vars(example), prompt=prompt)
@@ -472,24 +472,24 @@ def read_input(learner: TaskModel[Any, Any], value: Any, number: int) -> Any:
 
 
 def _read_row(learner: TaskModel[Any, Any], row: TableRow) -> Any:
-    task, where = learner.task, row.where
+    task, location = learner.task, row.where
     match value := plain_value(row.values):
         case str():
-            return task.from_texts((value,), where=where)
+            return task.from_texts((value,), where=location)
         case (str(), str()):
-            return task.from_texts(tuple(value), where=where)
+            return task.from_texts(tuple(value), where=location)
         case (str(query), [*documents]) if all(isinstance(text, str) for text in documents):
-            return task.from_texts((query, *documents), where=where)
+            return task.from_texts((query, *documents), where=location)
         case Mapping():
-            return task.example(value, where=where)
+            return task.example(value, where=location)
         case _ if is_example(value):
             return value
         case _:
-            what = (
+            message = (
                 f"is of type {type(value).__name__}: it must be a text, a tuple of two texts or of "
                 "a query and its documents, or a dict"
             )
-            raise DataError(what, where=where)
+            raise DataError(message, where=location)
 
 
 class FolderRecord(NamedTuple):
@@ -553,12 +553,12 @@ def open_task(
         )
         learner = reopen()
         if isinstance(learner.model, StaticModel) and precision not in ("auto", "fp32"):
-            what = f"a StaticEmbedding folder has no matrix products, and none in {precision}"
-            raise ConfigError(what, where="precision", fix="Set the precision to fp32.")
+            message = f"a StaticEmbedding folder has no matrix products, and none in {precision}"
+            raise ConfigError(message, where="precision", fix="Set the precision to fp32.")
     else:
         if device not in ("auto", "cpu"):
-            what = f"an exported model runs on the CPU, not on {device}"
-            raise ConfigError(what, where="device", fix="Set the device to cpu.")
+            message = f"an exported model runs on the CPU, not on {device}"
+            raise ConfigError(message, where="device", fix="Set the device to cpu.")
         loaded = open_session(resolve_run(str(folder)), precision, runtime)
         learner = _bind(loaded, task, length=length, settings=settings)
     return Predictor(learner, precision, batch_invariant=batch_invariant, reopen=reopen)
@@ -601,8 +601,8 @@ def _bind(
     if "length" in settings:
         length = configs.read(_RecordFields, {"length": settings.pop("length")}).length
     if "task" in settings:  # as in the settings of a run
-        what = "a setting of the task has no prefix here"
-        raise ConfigError(what, where="task", fix="Write, for example, columns.text=body.")
+        message = "a setting of the task has no prefix here"
+        raise ConfigError(message, where="task", fix="Write, for example, columns.text=body.")
     record = _record(loaded, None if name is None else task_kind(name))
     task = configs.load(type(record.task), base=record.task, overrides=settings)
     _check_heads(task, loaded)
@@ -611,11 +611,11 @@ def _bind(
     )
     if projection is not None:
         loaded.model.heads[sentence_transformers.PROJECTION] = projection
-    known = (length, record.length, loaded.model.config.max_positions)
-    longest = next(value for value in known if value is not None)
+    lengths = (length, record.length, loaded.model.config.max_positions)
+    max_length = next(value for value in lengths if value is not None)
     tokenizer = loaded.tokenizer()
-    report_findings(check_model(loaded.model.config, tokenizer, longest))
-    learner: TaskModel[Any, Any] = task.learner(loaded.model, tokenizer, loaded.labels, longest)
+    report_findings(check_model(loaded.model.config, tokenizer, max_length))
+    learner: TaskModel[Any, Any] = task.learner(loaded.model, tokenizer, loaded.labels, max_length)
     return learner.eval()
 
 
@@ -625,37 +625,37 @@ def _check_heads(task: AnyTask, loaded: LoadedModel) -> None:
     name = task.name
     if not needed <= set(loaded.model.heads):
         heads = " and ".join(map(repr, sorted(needed)))
-        what = f"the task {name!r} needs the head {heads}; this model has: {_heads(loaded)}"
+        message = f"the task {name!r} needs the head {heads}; this model has: {_heads(loaded)}"
         fix = _FINETUNE_FIRST if name in TASKS else _NEEDS_MASKED_HEAD
-        raise FolderError(what, where=loaded.folder, fix=fix)
+        raise FolderError(message, where=loaded.folder, fix=fix)
     if not needed and isinstance(loaded.model, SessionModel) and loaded.model.heads:
-        what = f"the task {name!r} reads vectors; this export ends in the head {_heads(loaded)}"
+        message = f"the task {name!r} reads vectors; this export ends in the head {_heads(loaded)}"
         fix = f"Export the model for it: {call('export', 'MODEL', out='FOLDER', task=name)}"
-        raise FolderError(what, where=loaded.folder, fix=fix)
+        raise FolderError(message, where=loaded.folder, fix=fix)
     if task.problem is not None and loaded.problem not in (None, task.problem):
-        what = f"its label head is for {loaded.problem}, not for {task.problem}"
-        raise FolderError(what, where=loaded.folder, fix=_CHOOSE_OTHER)
+        message = f"its label head is for {loaded.problem}, not for {task.problem}"
+        raise FolderError(message, where=loaded.folder, fix=_CHOOSE_OTHER)
     if isinstance(task, RegressionTask | RerankingTask) and len(loaded.labels) > 1:
         outputs = f"{quantity(len(loaded.labels), 'output(s)')} ({listed(loaded.labels)})"
-        what = f"its label head has {outputs}, and {name} has one"
-        raise FolderError(what, where=loaded.folder, fix=_CHOOSE_OTHER)
+        message = f"its label head has {outputs}, and {name} has one"
+        raise FolderError(message, where=loaded.folder, fix=_CHOOSE_OTHER)
     if "labels" in needed:
         label, count = max(Counter(loaded.labels).items(), key=lambda item: item[1])
         if count > 1:
-            what = (
+            message = (
                 f"id2label gives the name {label!r} to {count} outputs, and the task tells outputs "
                 "apart by name"
             )
             config = loaded.folder / "config.json"
-            raise FolderError(what, where=config, fix="Give each output its own name there.")
+            raise FolderError(message, where=config, fix="Give each output its own name there.")
 
 
 def _record(loaded: LoadedModel, kind: str | None) -> FolderRecord:
     """Return the record for this task: ours, that of sentence-transformers, or by the heads."""
     fields = {name: loaded.extra[name] for name in ("length", "task") if name in loaded.extra}
-    ours = configs.read(_RecordFields, fields, where=RECORD)
-    if ours.task is not None and kind in (None, ours.task.name):
-        return FolderRecord(ours.task, ours.length)
+    record = configs.read(_RecordFields, fields, where=RECORD)
+    if record.task is not None and kind in (None, record.task.name):
+        return FolderRecord(record.task, record.length)
     if kind in (None, "embed", "rerank"):
         match sentence_transformers.read_program_config(
             loaded.folder, loaded.model.config.max_positions
@@ -666,14 +666,14 @@ def _record(loaded: LoadedModel, kind: str | None) -> FolderRecord:
                 kind != "embed" and len(loaded.labels) == 1
             ):
                 return FolderRecord(cross_encoder(reranker), reranker.length)
-    return FolderRecord(_default_task(loaded, kind), ours.length)
+    return FolderRecord(_default_task(loaded, kind), record.length)
 
 
 def _default_task(loaded: LoadedModel, kind: str | None) -> AnyTask:
     """Return the task of this kind with its defaults, or the first one for the folder's heads."""
     if kind is not None:
-        read = configs.read(_RecordFields, {"task": {"kind": kind}}).task or ClassificationTask()
-        return read.fitted({*loaded.model.heads})
+        default = configs.read(_RecordFields, {"task": {"kind": kind}}).task or ClassificationTask()
+        return default.fitted({*loaded.model.heads})
     # A single output without a problem type is a score, as in transformers.
     problem = loaded.problem or ("regression" if len(loaded.labels) == 1 else None)
     for cls in TASKS.values():
@@ -682,11 +682,11 @@ def _default_task(loaded: LoadedModel, kind: str | None) -> AnyTask:
         fits = task.problem is None or problem in (None, task.problem)
         if needed <= set(loaded.model.heads) and fits:
             return task
-    what = f"is for no known task: its heads are {_heads(loaded)}"
+    message = f"is for no known task: its heads are {_heads(loaded)}"
     untrained = ("likelihood", "fill", "embed") if "masked" in loaded.model.heads else ("embed",)
     tasks = " or ".join(argument(task=kind) for kind in untrained)
     fix = f"{_FINETUNE_FIRST} Or name a task that needs no training: {tasks}."
-    raise FolderError(what, where=loaded.folder, fix=fix)
+    raise FolderError(message, where=loaded.folder, fix=fix)
 
 
 def _heads(loaded: LoadedModel) -> str:

@@ -145,12 +145,12 @@ class PreparedEncoder(Encoder):
         self.embedding, self.relative = encoder.embedding, encoder.relative
         self.convolution, self.norm = encoder.convolution, encoder.norm
         decodes = isinstance(self.config.position, Disentangled)
-        last = encoder.layer(self.config.depth - 1)[-1]
+        last_block = encoder.layer(self.config.depth - 1)[-1]
         self.blocks = encoder.blocks
         for parent in list(self.blocks.modules()):
             for name, block in parent.named_children():
                 if isinstance(block, Block):
-                    plain = decodes and block is last
+                    plain = decodes and block is last_block
                     setattr(parent, name, PreparedBlock(block, pack, plain_queries=plain))
         self.embed = PreparedEmbedding(self.embedding)
         self.max_tokens = 0.0
@@ -265,12 +265,12 @@ class PreparedModel(Model):
         """
         forked = os.getpid() != self._process and self.device.type == "cpu"
         if forked and torch.get_num_threads() > 1:
-            what = "the model was opened before this process was forked, so its threads are gone"
+            message = "the model was opened before this process was forked, so its threads are gone"
             fix = (
                 "Call torch.set_num_threads(1) first in the new process, or begin it with "
                 'multiprocessing.get_context("spawn").'
             )
-            raise ResourceError(what, where="model", fix=fix)
+            raise ResourceError(message, where="model", fix=fix)
 
 
 def prepare_model(
@@ -301,8 +301,8 @@ def prepare_model(
         dtype = devices.resolve_precision(precision, device)
         resolved = "bf16" if dtype is torch.bfloat16 else "fp32"
         pack = layer_packer(device, dtype, batch_invariant=batch_invariant)
-    own = batch_invariant and devices.packs_weights(device) and _has_kernels(dtype)
-    pack_head = layer_packer(device, dtype, batch_invariant=True) if own else None
+    packs_heads = batch_invariant and devices.packs_weights(device) and _has_kernels(dtype)
+    pack_head = layer_packer(device, dtype, batch_invariant=True) if packs_heads else None
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return PreparedModel(copy.deepcopy(model, tensors), pack, resolved, pack_head)
 
@@ -346,9 +346,9 @@ def gains_at_bulk(model: Model) -> bool:
 
 def _check_int8(model: Model, device: torch.device) -> None:
     if not devices.has_int8(device):
-        what = f"int8 needs instructions that {devices.describe_device(device)} does not have"
+        message = f"int8 needs instructions that {devices.describe_device(device)} does not have"
         fix = "Set the precision to auto or fp32, or the device to cpu."
-        raise ConfigError(what, where="precision", fix=fix)
+        raise ConfigError(message, where="precision", fix=fix)
 
 
 def _pack_layers(module: nn.Module, names: tuple[str, ...], pack: PackLayer) -> None:

@@ -72,18 +72,18 @@ class SessionEncoder(nn.Module):
             ConfigError: other layers than the last one are asked for.
         """
         if keep_layers:
-            what = "an exported model has its last layer alone"
+            message = "an exported model has its last layer alone"
             raise ConfigError(
-                what, where="layers", fix=f"Set layers=[-1], or use {argument(runtime='torch')}."
+                message, where="layers", fix=f"Set layers=[-1], or use {argument(runtime='torch')}."
             )
-        found = self._run(padded_inputs(self.config, self.head, batch))
+        outputs = self._run(padded_inputs(self.config, self.head, batch))
         match self.head:
             case "none":
-                values = found["last_hidden_state"]
+                values = outputs["last_hidden_state"]
             case "span":
-                values = np.stack([found["start_logits"], found["end_logits"]], -1)
+                values = np.stack([outputs["start_logits"], outputs["end_logits"]], -1)
             case _:
-                values = found["logits"]
+                values = outputs["logits"]
         rows = values if self.head in POOLED else values[_places(batch)]
         if self.head == "replaced":
             rows = rows[:, None]
@@ -92,16 +92,16 @@ class SessionEncoder(nn.Module):
 
 def padded_inputs(config: EncoderConfig, head: str, batch: Batch) -> Arrays:
     """Return the inputs of a graph `(rows, longest)`, padded on the right."""
-    place, shape = _places(batch), (batch.layout.sequences, batch.layout.max_seqlen)
+    positions, shape = _places(batch), (batch.layout.sequences, batch.layout.max_seqlen)
     ids = np.full(shape, config.pad or 0, dtype=np.int64)
     mask, segments = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-    ids[place], mask[place], segments[place] = batch.ids, 1, batch.segments
-    given = {"input_ids": ids, "attention_mask": mask}
+    ids[positions], mask[positions], segments[positions] = batch.ids, 1, batch.segments
+    inputs = {"input_ids": ids, "attention_mask": mask}
     if config.segments > 1:
-        given["token_type_ids"] = segments
+        inputs["token_type_ids"] = segments
     if head == "choice":  # each sequence is a question with one choice
-        given = {name: values[:, None] for name, values in given.items()}
-    return given
+        inputs = {name: values[:, None] for name, values in inputs.items()}
+    return inputs
 
 
 def _places(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -141,14 +141,13 @@ class SessionModel(PreparedModel):
     def outputs(
         self, kind: str, batch: Batch, hidden: Hidden, pooled: Tensor | None = None
     ) -> Float[Tensor, "rows ..."]:
-        """Return the outputs of the head, which the graph has computed."""
         return hidden.last
 
 
 class _Given(nn.Module):
     """A head whose outputs the graph has computed."""
 
-    def forward(self, x: Tensor, *rest: object) -> Tensor:
+    def forward(self, x: Tensor, *arguments: object) -> Tensor:
         """Return `x`."""
         return x
 
@@ -166,26 +165,26 @@ def open_session(
         ConfigError: the runtime does not compute in this precision.
         ResourceError: the runtime is not installed.
     """
-    chosen: Literal["fp32", "int8"] = "int8" if precision == "int8" else "fp32"
+    resolved: Literal["fp32", "int8"] = "int8" if precision == "int8" else "fp32"
     if precision not in ("auto", "fp32", "int8"):
-        what = f"an exported model is in fp32 or in int8, not in {precision}"
-        raise ConfigError(what, where="precision", fix="Set the precision to fp32 or int8.")
-    place, name = resolve(folder), FILES[runtime][chosen]
-    config, file = read_hf_config(place), place / name
+        message = f"an exported model is in fp32 or in int8, not in {precision}"
+        raise ConfigError(message, where="precision", fix="Set the precision to fp32 or int8.")
+    path, name = resolve(folder), FILES[runtime][resolved]
+    config, file = read_hf_config(path), path / name
     if not file.is_file():
         options = {"to": "openvino"} if runtime == "openvino" else {}
-        options |= {"int8": "LABELLED_DATA"} if chosen == "int8" else {}
+        options |= {"int8": "LABELLED_DATA"} if resolved == "int8" else {}
         fix = f"Export the model first: {call('export', 'MODEL', out='FOLDER', **options)}"
-        raise FolderError(f"has no {name}", where=place, fix=fix)
+        raise FolderError(f"has no {name}", where=path, fix=fix)
     session = Session(file) if runtime == "onnxruntime" else CompiledModel(file)
     head = session.metadata.get(HEAD)
     if head is None:
-        what = "was not written by bothways export, so its head is unknown"
-        raise FolderError(what, where=file, fix="Export the model with bothways.")
-    model = SessionModel(config.encoder, head, session, chosen)
+        message = "was not written by bothways export, so its head is unknown"
+        raise FolderError(message, where=file, fix="Export the model with bothways.")
+    model = SessionModel(config.encoder, head, session, resolved)
     labels = config.labels() if head in ("labels", "tags") else ()
-    extra = read_record(place)
-    return LoadedModel(model, LoadReport(()), place, labels, config.problem, extra)
+    extra = read_record(path)
+    return LoadedModel(model, LoadReport(()), path, labels, config.problem, extra)
 
 
 class Session:
@@ -209,15 +208,15 @@ class Session:
         try:
             self._session = onnxruntime.InferenceSession(str(file), options, providers)
         except Exception as error:  # onnxruntime has no base class of its errors
-            what = f"onnxruntime cannot open it: {str(error).splitlines()[0][:200]}"
-            raise FolderError(what, where=file, fix="Export the model again.") from error
+            message = f"onnxruntime cannot open it: {str(error).splitlines()[0][:200]}"
+            raise FolderError(message, where=file, fix="Export the model again.") from error
         self._outputs = [output.name for output in self._session.get_outputs()]
         self.metadata: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
 
-    def __call__(self, given: Arrays) -> Mapping[str, NDArray[np.float32]]:
+    def __call__(self, inputs: Arrays) -> Mapping[str, NDArray[np.float32]]:
         """Compute all outputs."""
-        found = self._session.run(self._outputs, dict(given))
-        return dict(zip(self._outputs, found, strict=True))
+        outputs = self._session.run(self._outputs, dict(inputs))
+        return dict(zip(self._outputs, outputs, strict=True))
 
 
 class CompiledModel:
@@ -246,8 +245,8 @@ class CompiledModel:
             model = _openvino_core().read_model(file)
             self._model = _openvino_core().compile_model(model, "CPU", hints)
         except RuntimeError as error:
-            what = f"OpenVINO cannot open it: {str(error).strip().splitlines()[-1][:200]}"
-            raise FolderError(what, where=file, fix="Export the model again.") from error
+            message = f"OpenVINO cannot open it: {str(error).strip().splitlines()[-1][:200]}"
+            raise FolderError(message, where=file, fix="Export the model again.") from error
         # The converter drops nodes that only rename, so an output may have several names.
         self._names = [sorted(output.get_names()) for output in model.outputs]
         noted = model.has_rt_info(HEAD)
@@ -255,10 +254,10 @@ class CompiledModel:
             {HEAD: model.get_rt_info(HEAD).astype(str)} if noted else {}
         )
 
-    def __call__(self, given: Arrays) -> Mapping[str, NDArray[np.float32]]:
+    def __call__(self, inputs: Arrays) -> Mapping[str, NDArray[np.float32]]:
         """Compute all outputs."""
-        found = self._model(dict(given))
-        return {name: found[number] for number, names in enumerate(self._names) for name in names}
+        outputs = self._model(dict(inputs))
+        return {name: outputs[number] for number, names in enumerate(self._names) for name in names}
 
 
 @cache

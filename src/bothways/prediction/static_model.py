@@ -46,7 +46,6 @@ class StaticFolder(LoadedModel):
     texts: Tokenizer | None = None
 
     def tokenizer(self) -> Tokenizer:
-        """Return the folder's tokenizer."""
         assert self.texts is not None
         return self.texts
 
@@ -62,11 +61,11 @@ def open_static(name: str | Path, device: str) -> LoadedModel | None:
     if (inner := static_folder(folder)) is None:
         return None
     if device not in ("auto", "cpu"):
-        what = f"vectors of a StaticEmbedding folder are computed on the CPU, not on {device}"
-        raise ConfigError(what, where="device", fix="Set the device to cpu.")
+        message = f"vectors of a StaticEmbedding folder are computed on the CPU, not on {device}"
+        raise ConfigError(message, where="device", fix="Set the device to cpu.")
     encoder, tokenizer = read_static(inner)
     model, program = StaticModel(encoder), folder / PROGRAM
-    kept = read_object(program, FolderError) if program.is_file() else {}
-    model.kept = {"config.json": {}, PROGRAM: kept}
+    program_config = read_object(program, FolderError) if program.is_file() else {}
+    model.kept = {"config.json": {}, PROGRAM: program_config}
     report = LoadReport((TABLE,))
     return StaticFolder(model, report, folder, extra=read_record(folder), texts=tokenizer)

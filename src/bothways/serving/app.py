@@ -117,11 +117,11 @@ class App:
             try:
                 await self.warm_up(model)
             except RequestError as error:
-                what = f"the model cannot compute a text: {error.message}"
+                message = f"the model cannot compute a text: {error.message}"
                 fix = (
                     "Run bothways predict or bothways embed with its folder; try --precision fp32."
                 )
-                raise FolderError(what, where=model.name, fix=fix) from error
+                raise FolderError(message, where=model.name, fix=fix) from error
         self._warm = True
         self.metrics.ready(self.is_ready())
 
@@ -269,8 +269,8 @@ class App:
             return play.MOVED
         name, path = self._split(path)
         posts = path in self._posts
-        known = posts or path in self._gets(name)
-        if not known:
+        exists = posts or path in self._gets(name)
+        if not exists:
             raise RequestError("not_found", f"there is no {path[:200]!r}; GET /info lists models")
         exchange.route = "/ready" if (method, path) == ("GET", "/") else path  # POST / computes
         allowed = [m for m, has in (("GET", path in self._gets(name)), ("POST", posts)) if has]
@@ -286,10 +286,10 @@ class App:
         deadline = time.monotonic() + self._seconds(headers)
         request = self._work(len(data) > INLINE_BYTES, deadline)
         url = scope.get("query_string", b"")
-        read = await request(self._query, path, data, url, name)
-        if not isinstance(read, tuple):
-            return read
-        query, examples = read
+        reading = await request(self._query, path, data, url, name)
+        if not isinstance(reading, tuple):
+            return reading
+        query, examples = reading
         return await self._answer(query, examples, request, deadline, headers, receive, exchange)
 
     def _work(self, large: bool, deadline: float) -> Work:
@@ -300,7 +300,6 @@ class App:
         """
 
         async def call(function: Callable[..., T], *arguments: Any) -> T:
-            """Return what a function returns."""
             seconds = deadline - time.monotonic()
             if seconds <= 0:
                 raise late()
@@ -328,11 +327,11 @@ class App:
         """Return the model that a path names, if any, and the route without it."""
         for prefix in ("/models/", "/v1/models/"):
             if path.startswith(prefix):
-                name, _, rest = path.removeprefix(prefix).partition("/")
+                name, _, route = path.removeprefix(prefix).partition("/")
                 self.models.named(name)
                 if prefix == "/v1/models/":
-                    return name, "/v1/models/{name}" + (f"/{rest}" if rest else "")
-                return name, f"/{rest}"
+                    return name, "/v1/models/{name}" + (f"/{route}" if route else "")
+                return name, f"/{route}"
         return None, path
 
     def _gets(self, name: str | None) -> dict[str, Callable[[], Any]]:
@@ -394,8 +393,8 @@ class App:
         if not self._keys:
             return
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        sent = given.encode("latin-1")  # the bytes of the header
+        key_text = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        sent = key_text.encode("latin-1")  # the bytes of the header
         matches = [hmac.compare_digest(key, sent) for key in self._keys]
         if not any(matches):
             challenge = {"www-authenticate": "Bearer"}
@@ -420,24 +419,26 @@ class App:
         # In chunks: after each the limits and the deadline are looked at, and others have a turn.
         for start, stop in chunks(model, examples):
             encoded += await work(model.encode, examples[start:stop])
-            tokens = sum(len(each) for item in encoded for each in item.sequences)
+            tokens = sum(len(sequence) for item in encoded for sequence in item.sequences)
             if tokens > self.limits.request_tokens:
-                what = "tokens" + (
+                subject = "tokens" + (
                     "" if stop == len(examples) else f" of the first {stop:,} inputs"
                 )
-                limit = (what, tokens, "request_tokens", self.limits.request_tokens)
+                limit = (subject, tokens, "request_tokens", self.limits.request_tokens)
                 raise over_limit("too_many_tokens", *limit)
         if not query.truncate and any(item.cut for item in encoded):
-            most = model.learner.length
-            message = f"a text is longer than the model reads, {most} tokens, and truncate is false"
+            length = model.learner.length
+            message = (
+                f"a text is longer than the model reads, {length} tokens, and truncate is false"
+            )
             raise RequestError("text_too_long", message, param="inputs")
         units: Any = encoded
         if query.jobs is not None:  # it may have to read weights
             units = await loop.run_in_executor(self._tokenizers, query.jobs, examples, encoded)
         exchange.phases.append(("tokenize", began, time.perf_counter()))
-        asked = exchange.route, stated_size(headers)
+        source = exchange.route, stated_size(headers)
         answered = loop.create_future()
-        ticket = Ticket(model, examples, units, deadline, answered, *asked, exchange.id)
+        ticket = Ticket(model, examples, units, deadline, answered, *source, exchange.id)
         self.batcher.submit(ticket)
         predictions = await self._wait(ticket, receive)
         answer = Answer(model, examples, encoded, predictions)
@@ -457,11 +458,11 @@ class App:
 
     def _seconds(self, headers: Mapping[str, str]) -> float:
         """Return how long a request may take: the limit, or less if the client asks for it."""
-        asked = headers.get("x-request-timeout")
-        if asked is None:
+        value = headers.get("x-request-timeout")
+        if value is None:
             return self.limits.deadline_seconds
         try:
-            seconds = float(asked)
+            seconds = float(value)
         except ValueError:
             seconds = 0.0
         if not seconds > 0:
@@ -524,8 +525,8 @@ def app(
         >>> list(application.models.by_name)
         ['default']
     """
-    named = {"default": predictors} if isinstance(predictors, Predictor) else predictors
-    now = int(time.time())
-    models = {name: ServedModel(name, each, now) for name, each in named.items()}
+    by_name = {"default": predictors} if isinstance(predictors, Predictor) else predictors
+    created = int(time.time())
+    models = {name: ServedModel(name, predictor, created) for name, predictor in by_name.items()}
     spans = None if tracer is None else Tracing(tracer)
     return App(models, limits, keys, hosts, spans, playground)

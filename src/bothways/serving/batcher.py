@@ -221,9 +221,9 @@ class Batcher:
         Raises:
             RequestError: it has too many tokens, or there is no room for it.
         """
-        most = self.limits.request_tokens
-        if ticket.tokens > most:
-            raise over_limit("too_many_tokens", "tokens", ticket.tokens, "request_tokens", most)
+        limit = self.limits.request_tokens
+        if ticket.tokens > limit:
+            raise over_limit("too_many_tokens", "tokens", ticket.tokens, "request_tokens", limit)
         if (fault := self.fault(math.inf)) is not None:
             raise RequestError("internal", fault)
         if not ticket.units:
@@ -259,9 +259,9 @@ class Batcher:
             self._tickets.remove(ticket)
             self._drop(ticket)
 
-    def _queue(self, more: int) -> None:
-        self.queued_tokens += more
-        if more < 0:
+    def _queue(self, added: int) -> None:
+        self.queued_tokens += added
+        if added < 0:
             self.refusals = Refusals()
         self.metrics.queue(self.queued_tokens)
 
@@ -302,22 +302,22 @@ class Batcher:
 
     def _take(self) -> list[Unit]:
         """Take the next batch: of the oldest request's model, one unit of each request in turn."""
-        now = time.monotonic()
-        for ticket in [ticket for ticket in self._tickets if ticket.deadline < now]:
+        moment = time.monotonic()
+        for ticket in [ticket for ticket in self._tickets if ticket.deadline < moment]:
             self._tickets.remove(ticket)
             self._drop(ticket)
             self._deliver(ticket, late())
         if not self._tickets:
             return []
-        model, most = self._tickets[0].model, self.limits.batch_tokens
+        model, max_tokens = self._tickets[0].model, self.limits.batch_tokens
         taken: list[Unit] = []
         turn = deque(ticket for ticket in self._tickets if ticket.model is model)
         tokens = 0
         while turn:
             ticket = turn.popleft()
             unit = ticket.units[0]
-            alone = unit.sequence is None or (taken and taken[0].sequence is None)
-            if taken and (tokens + unit.tokens > most or alone):
+            is_single = unit.sequence is None or (taken and taken[0].sequence is None)
+            if taken and (tokens + unit.tokens > max_tokens or is_single):
                 continue  # later ones may still fit
             taken.append(ticket.units.popleft())
             tokens += unit.tokens
@@ -328,8 +328,8 @@ class Batcher:
         shares = {id(unit.ticket) for unit in taken}
         waiting = [ticket for ticket in self._tickets if ticket.units]
         served = [ticket for ticket in waiting if id(ticket) in shares]
-        others = [ticket for ticket in waiting if id(ticket) not in shares]
-        self._tickets = deque([*others, *served])
+        unserved = [ticket for ticket in waiting if id(ticket) not in shares]
+        self._tickets = deque([*unserved, *served])
         return taken
 
     def _compute(self, units: list[Unit]) -> None:
@@ -354,10 +354,10 @@ class Batcher:
         try:
             if units[0].sequence is None:
                 return [self._prediction(unit) for unit in units]
-            parts = [(unit.ticket.encoded[unit.example], unit.sequence) for unit in units]
+            pairs = [(unit.ticket.encoded[unit.example], unit.sequence) for unit in units]
             sequences = [
                 item.sequences[k]
-                for item, k in parts
+                for item, k in pairs
                 if k is not None and isinstance(item, EncodedExample)
             ]
             return list(predict_sequences(learner, sequences, config))

@@ -104,23 +104,23 @@ def named_models(models: Many[str], task: str | None = None) -> dict[str, NamedM
     if not models:
         fix = "Name one: bothways serve FOLDER, or NAME=FOLDER."
         raise ConfigError("there is no model to serve", where="models", fix=fix)
-    found: dict[str, NamedModel] = {}
+    models_by_name: dict[str, NamedModel] = {}
     for word in models:
-        name, equals, named = word.partition("=")
+        name, equals, target = word.partition("=")
         if not equals or Path(word).exists():
-            name, named = "", word
-        folder, own = _folder_and_task(named)
+            name, target = "", word
+        folder, named_task = _folder_and_task(target)
         if not name:
-            place = Path(folder)
-            name = place.resolve().name if place.exists() else place.name
+            path = Path(folder)
+            name = path.resolve().name if path.exists() else path.name
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
-            what = f'{name!r} is not a name of letters, digits, ".", "_" and "-"'
-            raise ConfigError(what, where="models", fix="Give one: NAME=FOLDER.")
-        if name in found:
-            what = f"two models are called {name!r}"
-            raise ConfigError(what, where="models", fix="Give each a name: NAME=FOLDER.")
-        found[name] = NamedModel(folder, own or task)
-    return found
+            message = f'{name!r} is not a name of letters, digits, ".", "_" and "-"'
+            raise ConfigError(message, where="models", fix="Give one: NAME=FOLDER.")
+        if name in models_by_name:
+            message = f"two models are called {name!r}"
+            raise ConfigError(message, where="models", fix="Give each a name: NAME=FOLDER.")
+        models_by_name[name] = NamedModel(folder, named_task or task)
+    return models_by_name
 
 
 def _folder_and_task(word: str) -> tuple[str, str | None]:

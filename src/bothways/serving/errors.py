@@ -64,8 +64,8 @@ class RequestError(Exception):
     ) -> None:
         super().__init__(message)
         self.code, self.message, self.param = code, message, param
-        again = retry_after(1) if self.status in TRY_AGAIN else {}
-        self.headers = {**again, **(headers or {})}
+        retry = retry_after(1) if self.status in TRY_AGAIN else {}
+        self.headers = {**retry, **(headers or {})}
 
     @property
     def status(self) -> int:
@@ -79,9 +79,9 @@ class RequestError(Exception):
         return {"error": error, "error_type": self.code}
 
 
-def over_limit(code: str, what: str, given: int, name: str, most: int) -> RequestError:
+def over_limit(code: str, subject: str, value: int, name: str, limit: int) -> RequestError:
     """Return the error for a request beyond a limit, with the name of the limit."""
-    message = f"{what}: {given:,} is above the limit of {most:,} ({name})"
+    message = f"{subject}: {value:,} is above the limit of {limit:,} ({name})"
     return RequestError(code, message, param=name)
 
 

@@ -53,8 +53,8 @@ class Exchange:
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> Exchange:
         """Return the exchange that begins now, with the client's own id if it gives a fit one."""
-        given = headers.get("x-request-id", "")
-        return cls(given if _ID.fullmatch(given) else uuid.uuid4().hex)
+        request_id = headers.get("x-request-id", "")
+        return cls(request_id if _ID.fullmatch(request_id) else uuid.uuid4().hex)
 
     def milliseconds(self, phase: str) -> float:
         """Return how long a phase took; 0 if the request did not reach it."""
@@ -79,13 +79,13 @@ async def read_body(headers: Mapping[str, str], receive: Receive, limits: Limits
         ClientLeft: the client closed the connection.
     """
     _check_media_type(headers)
-    most, size = limits.body_bytes, stated_size(headers)
-    if size is not None and size > most:
+    limit, size = limits.body_bytes, stated_size(headers)
+    if size is not None and size > limit:
         if "expect" not in headers:  # else the client sends it once this server reads it
             await _discard(receive)
-        raise over_limit("body_too_large", "bytes", size, "body_bytes", most)
+        raise over_limit("body_too_large", "bytes", size, "body_bytes", limit)
     try:
-        return await asyncio.wait_for(_read(receive, most), limits.body_seconds)
+        return await asyncio.wait_for(_read(receive, limit), limits.body_seconds)
     except asyncio.TimeoutError:
         message = f"the body took more than {limits.body_seconds:g} s (body_seconds)"
         raise RequestError("request_timeout", message) from None
@@ -129,30 +129,30 @@ def _check_media_type(headers: Mapping[str, str]) -> None:
         identity = {"accept-encoding": "identity"}
         raise RequestError("unsupported_media_type", message, headers=identity)
     if kind.strip() != "application/json":
-        given = kind.strip() or "nothing"
-        message = f"send JSON, with content-type: application/json, not {given[:50]!r}"
+        media_type = kind.strip() or "nothing"
+        message = f"send JSON, with content-type: application/json, not {media_type[:50]!r}"
         raise RequestError("unsupported_media_type", message)
     if charset is not None and charset[1] not in ("utf-8", "utf8", "us-ascii"):
         message = f"JSON is in UTF-8, not in charset={charset[1][:50]}"
         raise RequestError("unsupported_media_type", message)
 
 
-async def _read(receive: Receive, most: int) -> bytes:
+async def _read(receive: Receive, limit: int) -> bytes:
     """Return a whole body."""
-    parts, size = [], 0
+    chunks, size = [], 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientLeft
-        part = message.get("body", b"")
-        size += len(part)
-        if size > most:
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
             if message.get("more_body", False):
                 await _discard(receive)
-            raise over_limit("body_too_large", "bytes", size, "body_bytes", most)
-        parts.append(part)
+            raise over_limit("body_too_large", "bytes", size, "body_bytes", limit)
+        chunks.append(chunk)
         if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 async def _discard(receive: Receive) -> None:
@@ -162,11 +162,11 @@ async def _discard(receive: Receive) -> None:
     A client that has stopped for `PAUSE_SECONDS` waits for the answer.
     """
     until = time.monotonic() + DISCARD_SECONDS
-    more = True
+    pending = True
     with contextlib.suppress(asyncio.TimeoutError):
-        while more and time.monotonic() < until:
+        while pending and time.monotonic() < until:
             message = await asyncio.wait_for(receive(), PAUSE_SECONDS)
-            more = message["type"] == "http.request" and message.get("more_body", False)
+            pending = message["type"] == "http.request" and message.get("more_body", False)
 
 
 async def respond(

@@ -146,10 +146,10 @@ def explain(models: Models, request: ExplainRequest) -> Query:
             return _attention(model, value, layer)
 
 
-def _leave_one_out(model: ServedModel, given: Any, target: ExplainedOutput) -> Query:
+def _leave_one_out(model: ServedModel, item: Any, target: ExplainedOutput) -> Query:
     learner = model.learner
     try:
-        example = model.example(given)
+        example = model.example(item)
         words = words_of(learner.tokenizer, example)
         if len(words) > MOST_WORDS:
             limit = ("words to leave out", len(words), "explained_words", MOST_WORDS)
@@ -159,13 +159,12 @@ def _leave_one_out(model: ServedModel, given: Any, target: ExplainedOutput) -> Q
         raise as_request_error(error) from error
 
     def write(answer: Answer) -> WordEffects:
-        """Return how far the output falls without each word."""
-        first, *others = answer.predictions
+        full, *shortened_predictions = answer.predictions
         try:
-            value = value_of(first, target, learner.labels)
+            value = value_of(full, target, learner.labels)
             effects = [
                 value - effect_without(other, n, target, learner.labels)
-                for n, other in enumerate(others)
+                for n, other in enumerate(shortened_predictions)
             ]
         except BothwaysError as error:
             raise as_request_error(error) from error
@@ -180,12 +179,11 @@ def _leave_one_out(model: ServedModel, given: Any, target: ExplainedOutput) -> Q
 
 
 def _integrated_gradients(
-    model: ServedModel, given: Any, target: ExplainedOutput, steps: int
+    model: ServedModel, item: Any, target: ExplainedOutput, steps: int
 ) -> Query:
     planned: list[GradientPath] = []
 
     def jobs(examples: Many[Any], encoded: Many[EncodedExample]) -> list[ModelJob]:
-        """Return the points of the path in parts that are computed together."""
         try:
             path = gradient_path(model.learner, examples[0], encoded[0], target, steps)
             learner = model.predictor.unprepared()
@@ -196,14 +194,13 @@ def _integrated_gradients(
         size = max(1, 1024 // length)
         return [
             ModelJob(
-                (1 + BACKWARD) * length * (part.stop - part.start),
-                functools.partial(path_part, learner, path, part),
+                (1 + BACKWARD) * length * (segment.stop - segment.start),
+                functools.partial(path_part, learner, path, segment),
             )
-            for part in path.parts(size)
+            for segment in path.parts(size)
         ]
 
     def write(answer: Answer) -> Attributions:
-        """Return the attribution of each word."""
         (path,) = planned
         result = path.attribution(answer.predictions)
         if not math.isfinite(result.value):
@@ -218,14 +215,13 @@ def _integrated_gradients(
             "words": _words(result.words, result.effects.tolist()),
         }
 
-    return Query(model, [given], write, jobs=jobs)
+    return Query(model, [item], write, jobs=jobs)
 
 
-def _attention(model: ServedModel, given: Any, layer: int) -> Query:
+def _attention(model: ServedModel, item: Any, layer: int) -> Query:
     tokenizer = model.learner.tokenizer
 
     def jobs(examples: Many[Any], encoded: Many[EncodedExample]) -> list[ModelJob]:
-        """Return the one pass that keeps the attentions."""
         sequence = encoded[0].sequences[0] if encoded[0].sequences else None
         if sequence is None or sequence.parts:
             message = f"attentions are not shown for the task {model.kind!r}"
@@ -240,7 +236,6 @@ def _attention(model: ServedModel, given: Any, layer: int) -> Query:
         return [ModelJob(len(sequence), functools.partial(attentions, learner, sequence))]
 
     def write(answer: Answer) -> Any:
-        """Return the attentions of one layer."""
         (layers,) = answer.predictions
         ids = answer.encoded[0].sequences[0].ids.tolist()
         return {
@@ -255,7 +250,7 @@ def _attention(model: ServedModel, given: Any, layer: int) -> Query:
             "rollout": rollout(layers).round(4),
         }
 
-    return Query(model, [given], write, jobs=jobs)
+    return Query(model, [item], write, jobs=jobs)
 
 
 def _words(words: Many[Word], effects: Many[float]) -> list[WordEffect]:

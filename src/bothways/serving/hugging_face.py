@@ -219,7 +219,6 @@ def _text_classification(model: ServedModel, request: ClassificationRequest) -> 
     inputs = [_classified(item) for item in (value if isinstance(value, list) else [value])]
 
     def write(answer: shapes.Answer) -> list[list[shapes.LabelScore]]:
-        """Return labels with scores, the highest first, for each text."""
         # A list of lists for a single text too: the clients take its first element.
         labels = answer.model.learner.labels
         return [shapes.class_scores(prediction, labels)[:top] for prediction in answer.predictions]
@@ -251,7 +250,6 @@ def _token_classification(model: ServedModel, request: TaggingRequest) -> shapes
     texts, several = shapes.as_list(request.inputs), isinstance(request.inputs, list)
 
     def write(answer: shapes.Answer) -> list[EntityGroup] | list[list[EntityGroup]]:
-        """Return the entities of each text, or its words with their tags."""
         pairs = zip(answer.examples, answer.predictions, strict=True)
         rows: list[list[EntityGroup]] = [
             _words(example, prediction, ignored)
@@ -301,12 +299,11 @@ def _question_answering(model: ServedModel, request: AnswerRequest) -> shapes.Qu
     if parameters.max_answer_len is not None:
         settings["longest"] = parameters.max_answer_len
     if parameters.handle_impossible_answer is not None:
-        usual = 0.0 if task.threshold is None else task.threshold
-        settings["threshold"] = usual if parameters.handle_impossible_answer else None
+        default = 0.0 if task.threshold is None else task.threshold
+        settings["threshold"] = default if parameters.handle_impossible_answer else None
     model = model.with_task(replace(task, **settings))
 
     def write(answer: shapes.Answer) -> Any:
-        """Return the best answers to each question."""
         rows: list[Any] = []
         for prediction in answer.predictions:
             if top == 1:
@@ -334,7 +331,6 @@ def _fill_mask(model: ServedModel, request: FillRequest) -> shapes.Query:
         raise RequestError("invalid", message, param="parameters.top_k")
 
     def write(answer: shapes.Answer) -> Any:
-        """Return the best tokens for each mask."""
         pairs = zip(answer.examples, answer.predictions, strict=True)
         rows = [_fillings(model, example.text, p, top) for example, p in pairs]
         return rows if several else rows[0]
@@ -355,9 +351,9 @@ def _fillings(
         for guess, filling in zip(guesses[:top], prediction.fillings, strict=False):
             id = tokenizer.id(guess.token)
             assert id is not None
-            piece, parts = tokenizer.decode([id]), text.split(mask)
-            left, right = mask.join(parts[: number + 1]), mask.join(parts[number + 1 :])
-            sequence = filling.text if single else left + piece + right
+            piece, gaps = tokenizer.decode([id]), text.split(mask)
+            left, tail = mask.join(gaps[: number + 1]), mask.join(gaps[number + 1 :])
+            sequence = filling.text if single else left + piece + tail
             fillings.append(
                 {
                     "score": guess.probability,

@@ -46,12 +46,12 @@ class Limits:
         for field in fields(self):
             value = getattr(self, field.name)
             if not value > 0:
-                what = f"must be above 0, not {value}"
-                raise ConfigError(what, where=f"limits.{field.name}")
+                message = f"must be above 0, not {value}"
+                raise ConfigError(message, where=f"limits.{field.name}")
         if self.request_tokens > self.queue_tokens:
-            what = f"{self.request_tokens} tokens do not fit in a queue of {self.queue_tokens}"
+            message = f"{self.request_tokens} tokens do not fit in a queue of {self.queue_tokens}"
             fix = "Set limits.queue_tokens to at least as many."
-            raise ConfigError(what, where="limits.request_tokens", fix=fix)
+            raise ConfigError(message, where="limits.request_tokens", fix=fix)
 
 
 DEFAULT_LIMITS = Limits()

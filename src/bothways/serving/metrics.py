@@ -26,29 +26,29 @@ class Metrics:
             from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
         self.registry = CollectorRegistry()
-        kept: dict[str, Any] = {"registry": self.registry}
-        counter = functools.partial(Counter, **kept)
-        seconds = functools.partial(Histogram, buckets=SECONDS, **kept)
-        sizes = functools.partial(Histogram, buckets=SIZES, **kept)
-        gauge = functools.partial(Gauge, **kept)
+        options: dict[str, Any] = {"registry": self.registry}
+        counter = functools.partial(Counter, **options)
+        seconds = functools.partial(Histogram, buckets=SECONDS, **options)
+        sizes = functools.partial(Histogram, buckets=SIZES, **options)
+        gauge = functools.partial(Gauge, **options)
         labels = ("route", "model", "status")
         self._requests = counter("bothways_requests", "Requests answered.", labels)
-        said = "From the first byte of a request to its answer."
-        self._seconds = seconds("bothways_request_seconds", said, ("route",))
+        description = "From the first byte of a request to its answer."
+        self._seconds = seconds("bothways_request_seconds", description, ("route",))
         self._queue = seconds("bothways_queue_seconds", "From queue to model.")
         self._batch_seconds = seconds("bothways_batch_seconds", "Computation of a batch.")
         self._batch_tokens = sizes("bothways_batch_tokens", "Tokens of a batch.")
         self._batch_sequences = sizes("bothways_batch_sequences", "Sequences of a batch.")
         self._texts = counter("bothways_texts", "Inputs answered.", ("model",))
         self._tokens = counter("bothways_tokens", "Tokens of inputs answered.", ("model",))
-        said = "Inputs longer than the model reads."
-        self._cut = counter("bothways_truncated_texts", said, ("model",))
+        description = "Inputs longer than the model reads."
+        self._cut = counter("bothways_truncated_texts", description, ("model",))
         self._queued = gauge("bothways_queue_tokens", "Tokens that wait.")
-        said = "Tokens that may wait; more are refused."
-        gauge("bothways_queue_limit_tokens", said).set(queue_tokens)
+        description = "Tokens that may wait; more are refused."
+        gauge("bothways_queue_limit_tokens", description).set(queue_tokens)
         self._ready = gauge("bothways_ready", "1 while new requests are welcome, else 0.")
-        said = "When the model was opened, in seconds since 1970."
-        self._loaded = gauge("bothways_model_opened_seconds", said, ("model",))
+        description = "When the model was opened, in seconds since 1970."
+        self._loaded = gauge("bothways_model_opened_seconds", description, ("model",))
 
     def request(self, route: str, model: str, status: int, seconds: float) -> None:
         """Count a request, answered or refused."""

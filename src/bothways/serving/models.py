@@ -232,11 +232,11 @@ class Models:
             raise RequestError("invalid", "model must be a text", param="model")
         fitting = [m for m in self.by_name.values() if not kinds or m.kind in kinds]
         if name is not None and len(self.by_name) > 1:
-            chosen = self.named(name)
+            model = self.named(name)
         elif len(fitting) == 1:
             return fitting[0]
         elif len(self.by_name) == 1:
-            (chosen,) = self.by_name.values()
+            (model,) = self.by_name.values()
         elif fitting:
             names = ", ".join(m.name for m in fitting)
             message = f"there are several models: set model to one of {names}"
@@ -245,10 +245,10 @@ class Models:
             served = ", ".join(f"{m.name!r} is for {m.kind}" for m in self.by_name.values())
             message = f"no model is for {', '.join(kinds)}: {served}; {_HOW}"
             raise RequestError("wrong_task", message, param="model")
-        if kinds and chosen.kind not in kinds:
+        if kinds and model.kind not in kinds:
             message = (
-                f"the model {chosen.name!r} is for {chosen.kind}, and this route is for "
+                f"the model {model.name!r} is for {model.kind}, and this route is for "
                 f"{', '.join(kinds)}; {_HOW}"
             )
             raise RequestError("wrong_task", message, param="model")
-        return chosen
+        return model

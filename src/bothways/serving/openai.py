@@ -71,7 +71,6 @@ def embeddings(models: Models, request: EmbeddingsRequest) -> Query:
     inputs = prompted(model, _texts(request.input, model), request.prompt_name)
 
     def write(answer: Answer) -> Embeddings:
-        """Return a vector for each text, as numbers or in base64."""
         vectors = shortened(answer, count, normalise=True)
         data: list[Any] = [
             base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
@@ -93,11 +92,11 @@ def embeddings(models: Models, request: EmbeddingsRequest) -> Query:
 
 
 def _texts(value: Any, model: ServedModel) -> list[str]:
-    many = value if isinstance(value, list) else [value]
+    items = value if isinstance(value, list) else [value]
     if value and isinstance(value, list) and all(_is_id(item) for item in value):
-        many = [many]
+        items = [items]
     texts = []
-    for item in many:
+    for item in items:
         if isinstance(item, list) and item and all(_is_id(id) for id in item):
             texts.append(text_of_ids(item, model))
         elif isinstance(item, str):
@@ -121,9 +120,9 @@ def text_of_ids(ids: list[int], model: ServedModel) -> str:
         RequestError: an id that the vocabulary does not have.
     """
     tokenizer = model.learner.tokenizer
-    wrong = [id for id in ids if not 0 <= id < tokenizer.size]
-    if wrong:
-        message = f"{wrong[0]} is not a token id: ids are 0 to {tokenizer.size - 1}"
+    invalid = [id for id in ids if not 0 <= id < tokenizer.size]
+    if invalid:
+        message = f"{invalid[0]} is not a token id: ids are 0 to {tokenizer.size - 1}"
         raise RequestError("invalid", message, param="input")
     return tokenizer.decode(ids)
 

@@ -90,8 +90,8 @@ def _error_schema() -> Schema:
         "param": {"type": ["string", "null"]},
     }
     error = {"type": "object", "properties": fields, "required": list(fields)}
-    both = {"error": error, "error_type": {"enum": CODES}}
-    return {"type": "object", "properties": both, "required": list(both)}
+    properties = {"error": error, "error_type": {"enum": CODES}}
+    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def _responses() -> dict[str, Any]:

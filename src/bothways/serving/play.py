@@ -63,8 +63,8 @@ def pages() -> Mapping[str, Page]:
     """Return the files of the playground by path: the page itself is `/play`."""
     folder = resources.files("bothways.serving") / "page"
     names = ("style.css", *(f"{name}.js" for name in SCRIPTS))
-    found = {
+    files = {
         f"/play/{name}": Page((folder / name).read_bytes(), KINDS[name.rpartition(".")[2]])
         for name in names
     }
-    return {"/play": Page((folder / "index.html").read_bytes(), KINDS["html"]), **found}
+    return {"/play": Page((folder / "index.html").read_bytes(), KINDS["html"]), **files}

@@ -69,8 +69,8 @@ def bounded(value: Any, info: ValidationInfo) -> Any:
     if isinstance(limits, Limits) and isinstance(value, list):
         if value and isinstance(value[0], int):  # token ids of one text
             if len(value) > limits.text_characters:
-                most = limits.text_characters
-                raise over_limit("text_too_long", "token ids", len(value), "text_characters", most)
+                limit = limits.text_characters
+                raise over_limit("text_too_long", "token ids", len(value), "text_characters", limit)
         elif len(value) > limits.texts:
             raise over_limit(
                 "too_many_texts", info.field_name or "", len(value), "texts", limits.texts
@@ -92,9 +92,9 @@ def _direction(value: Any) -> Any:
     return "right"
 
 
-def list_of(items: Schema, **more: Any) -> Schema:
+def list_of(items: Schema, **constraints: Any) -> Schema:
     """Return the schema of a list."""
-    return {"type": "array", "items": items, **more}
+    return {"type": "array", "items": items, **constraints}
 
 
 def either(*schemas: Schema) -> Schema:
@@ -150,9 +150,9 @@ class Fields(BaseModel):
     def _null_is_absent(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        known = cls.model_fields
+        declared = cls.model_fields
         return {
-            name: value for name, value in data.items() if value is not None or name not in known
+            name: value for name, value in data.items() if value is not None or name not in declared
         }
 
 
@@ -206,12 +206,11 @@ def _refusal(request: type[Fields], fault: Any) -> RequestError:
     match fault["type"]:
         case "extra_forbidden":
             fields = _fields_at(request, names[:-1])
-            known = [field for field in fields.model_fields if field != "model"]
+            field_names = [field for field in fields.model_fields if field != "model"]
             reason = fields.refused.get(name)
             if reason is None:
-                reason = (
-                    f"is unknown{did_you_mean(name, known) or '; there are'} {', '.join(known)}"
-                )
+                near = did_you_mean(name, field_names) or "; there are"
+                reason = f"is unknown{near} {', '.join(field_names)}"
             message = f"{path[:100]} {reason}"
         case "missing":
             message = f"{path} is missing"
@@ -219,8 +218,8 @@ def _refusal(request: type[Fields], fault: Any) -> RequestError:
             message = f"{path} must be an object"
         case _:
             message = message.removeprefix("Value error, ").replace("Input should be", "must be")
-            shown = f", not {value!r:.50}" if isinstance(value, str | int | float) else ""
-            message = f"{path} {message}{shown if 'must be' in message else ''}"
+            value_text = f", not {value!r:.50}" if isinstance(value, str | int | float) else ""
+            message = f"{path} {message}{value_text if 'must be' in message else ''}"
     return RequestError("invalid", message, param=path[:100])
 
 

@@ -101,7 +101,6 @@ def rerank(models: Models, request: RerankRequest) -> Query:
     with_text = bool(request.return_text or request.return_documents)
 
     def write(answer: Answer) -> Ranking | list[TextScore]:
-        """Return the documents by falling score."""
         logits = np.array([prediction.logits[0] for prediction in answer.predictions])
         scores = logits if raw else sigmoid(logits)
         order = np.argsort(-logits, kind="stable")[:top].tolist()

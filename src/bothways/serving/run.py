@@ -101,7 +101,7 @@ class Connection(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            rest = data[upgrade.args[0] :]
+            remaining = data[upgrade.args[0] :]
             if self.parser.get_method() == b"CONNECT":
                 self._refuse("method_not_allowed", "CONNECT is not served")
                 return
@@ -114,7 +114,7 @@ class Connection(HttpToolsProtocol):
             ]
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-            self._parse(b"\r\n".join([*lines, b"", b""]) + rest)
+            self._parse(b"\r\n".join([*lines, b"", b""]) + remaining)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection of a client that sends no more, and waits for its answer.
@@ -178,8 +178,10 @@ class Connection(HttpToolsProtocol):
     def _refused_unread(self) -> tuple[Exchange, Mapping[str, str], RequestError] | None:
         """Return a request that is refused, and why; None if it goes to the app."""
         app = self._app
-        first = self.cycle is None or self.cycle.response_complete  # none before it to be answered
-        if not first or self.expect_100_continue or not app.batcher.refusals:
+        is_first = (
+            self.cycle is None or self.cycle.response_complete
+        )  # none before it to be answered
+        if not is_first or self.expect_100_continue or not app.batcher.refusals:
             return None
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers}
         size, path = stated_size(headers), self.url.partition(b"?")[0].decode("latin-1")
@@ -231,7 +233,7 @@ class Connection(HttpToolsProtocol):
             return
         self._write(RequestError(code, message), {}, close=True)
 
-    def _write(self, error: RequestError, more: Mapping[str, str], *, close: bool) -> int:
+    def _write(self, error: RequestError, extra: Mapping[str, str], *, close: bool) -> int:
         """Write an error as a response with further headers; return the bytes of its body."""
         body = orjson.dumps(error.to_json())
         headers = {
@@ -239,7 +241,7 @@ class Connection(HttpToolsProtocol):
             "content-length": str(len(body)),
             "x-content-type-options": "nosniff",
             **({"connection": "close"} if close else {}),
-            **more,
+            **extra,
             **error.headers,
         }
         lines = [f"HTTP/1.1 {error.status} ", *(f"{k}: {v}" for k, v in headers.items()), "", ""]
@@ -341,8 +343,8 @@ def bind(host: str, port: int) -> socket.socket:
             raise
     except OSError as error:
         fix = "Choose another: --port PORT --host ADDRESS; --port 0 takes any that is free."
-        what = f"cannot be listened on: {error.strerror}"
-        raise ResourceError(what, where=f"{host}:{port}", fix=fix) from error
+        message = f"cannot be listened on: {error.strerror}"
+        raise ResourceError(message, where=f"{host}:{port}", fix=fix) from error
     return bound
 
 
@@ -386,7 +388,7 @@ def logged_as_json(*, requests: bool) -> Iterator[None]:
     handler.setFormatter(_JsonLines())
     roots = [logging.getLogger(name) for name in ("bothways.serving", "uvicorn.error")]
     loggers = [*roots, requests_log]
-    before = [(logger, logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    states = [(logger, logger.handlers, logger.propagate, logger.level) for logger in loggers]
     for logger in roots:
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.WARNING)
@@ -394,7 +396,7 @@ def logged_as_json(*, requests: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        for logger, handlers, propagate, level in before:
+        for logger, handlers, propagate, level in states:
             logger.handlers, logger.propagate = handlers, propagate
             logger.setLevel(level)
 

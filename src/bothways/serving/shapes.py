@@ -163,9 +163,9 @@ def shortened(answer: Answer, count: int | None, *, normalise: bool) -> Vectors:
     return result
 
 
-def cosines(one: Float32[np.ndarray, " width"], others: Vectors) -> list[float]:
+def cosines(vector: Float32[np.ndarray, " width"], vectors: Vectors) -> list[float]:
     """Return the cosine of a vector with each of others."""
-    a, b = one.astype(np.float64), others.astype(np.float64)
+    a, b = vector.astype(np.float64), vectors.astype(np.float64)
     lengths = np.linalg.norm(a) * np.linalg.norm(b, axis=1)
     result: list[float] = (b @ a / np.maximum(lengths, 1e-24)).tolist()
     return result
@@ -194,13 +194,11 @@ def own(kind: str) -> Route:
     """
 
     def read(models: Models, request: OwnRequest) -> Query:
-        """Read a request for models of this task."""
         model, value = models.choose(request.model, (kind,)), request.inputs
         several = isinstance(value, list)
         inputs = [as_input(item) for item in (value if several else [value])]
 
         def write(answer: Answer) -> Any:
-            """Return each prediction as `bothways predict` writes it."""
             lines = [prediction.to_json() for prediction in answer.predictions]
             return lines if several else lines[0]
 

@@ -56,7 +56,6 @@ def embed(models: Models, request: EmbedRequest, *, normalise: bool = True) -> s
         normalise = normalise if choice is None else choice
 
     def write(answer: shapes.Answer) -> Any:
-        """Return a vector for each text."""
         return list(shapes.shortened(answer, request.dimensions, normalise=normalise))
 
     prompt = request.prompt_name or parameters.prompt_name
@@ -99,18 +98,17 @@ def predict(models: Models, request: PredictRequest) -> shapes.Query:
     if raw and model.kind not in ("rerank", "regress"):
         message = f"raw_scores must be false: the scores for {model.kind} are probabilities"
         raise RequestError("invalid", message, param="raw_scores")
-    one = isinstance(value, str) or (
+    single = isinstance(value, str) or (
         isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
     )
-    if not one and not isinstance(value, list):
+    if not single and not isinstance(value, list):
         _pair(value)
-    inputs = [_pair(item) for item in ([value] if one else value)]
+    inputs = [_pair(item) for item in ([value] if single else value)]
 
     def write(answer: shapes.Answer) -> list[shapes.LabelScore] | list[list[shapes.LabelScore]]:
-        """Return labels with scores, the highest first, for each text."""
         labels = answer.model.learner.labels
         rows = [shapes.class_scores(p, labels, raw=raw) for p in answer.predictions]
-        return rows[0] if one else rows
+        return rows[0] if single else rows
 
     return shapes.Query(model, inputs, write, request.truncate)
 
@@ -155,7 +153,6 @@ def similarity(models: Models, request: SimilarityRequest) -> shapes.Query:
         raise RequestError("empty", "sentences is an empty list", param="sentences")
 
     def write(answer: shapes.Answer) -> Any:
-        """Return the cosine of each sentence with the source sentence."""
         return shapes.cosines(answer.vectors[0], answer.vectors[1:])
 
     texts = [request.inputs.source_sentence, *request.inputs.sentences]
@@ -212,11 +209,11 @@ def _tokens(model: ServedModel, text: str, *, special: bool) -> list[TextToken]:
     ]
     if not special:
         return inner
-    before, after = (
+    head_tokens, tail_tokens = (
         [_special(tokenizer, int(id)) for id in gap.ids]
         for gap in (tokenizer.template.before, tokenizer.template.after)
     )
-    return [*before, *inner, *after]
+    return [*head_tokens, *inner, *tail_tokens]
 
 
 def _special(tokenizer: Tokenizer, id: int) -> TextToken:
@@ -300,8 +297,8 @@ def _described(model: ServedModel) -> ModelInfo:
 
 def _long_texts(model: ServedModel) -> str:
     """Return how texts beyond the length are read, as `LongTextTask.long_texts`."""
-    usual = "windows" if model.kind in ("tag", "answer", "likelihood", "prefer") else "truncate"
-    return getattr(model.learner.task, "long_texts", usual)
+    default = "windows" if model.kind in ("tag", "answer", "likelihood", "prefer") else "truncate"
+    return getattr(model.learner.task, "long_texts", default)
 
 
 def _dtype(model: ServedModel) -> str:

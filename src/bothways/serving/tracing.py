@@ -70,8 +70,8 @@ class Tracing:
             span.set_status(self._trace.StatusCode.ERROR)
         within = self._trace.set_span_in_context(span)
         for name, start, end in exchange.phases:
-            part = self._tracer.start_span(name, context=within, start_time=clock(start))
-            part.end(clock(end))
+            phase_span = self._tracer.start_span(name, context=within, start_time=clock(start))
+            phase_span.end(clock(end))
         span.end(clock(time.perf_counter()))
 
 
@@ -82,14 +82,14 @@ def require_tracing(endpoint: str) -> SplitResult:
         ConfigError: it is no URL.
         ResourceError: a package of the extra `otel` is not installed.
     """
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
+    url = urlsplit(endpoint)
+    if url.scheme not in ("http", "https") or not url.netloc:
         fix = "Give one like http://localhost:4318."
         raise ConfigError(f"{endpoint!r} is no URL", where="traces", fix=fix)
     with optional("otel", "tracing"):
         import opentelemetry.exporter.otlp.proto.http
         import opentelemetry.sdk  # noqa: F401
-    return parts
+    return url
 
 
 def tracing(endpoint: str) -> Tracing:
@@ -104,7 +104,7 @@ def tracing(endpoint: str) -> Tracing:
     Raises:
         ConfigError, ResourceError: as `require_tracing`.
     """
-    parts = require_tracing(endpoint)
+    url = require_tracing(endpoint)
     with optional("otel", "tracing"):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -115,8 +115,8 @@ def tracing(endpoint: str) -> Tracing:
 
     from bothways import __version__
 
-    where = endpoint if parts.path.strip("/") else f"{endpoint.rstrip('/')}/v1/traces"
+    address = endpoint if url.path.strip("/") else f"{endpoint.rstrip('/')}/v1/traces"
     names = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "bothways"}
     provider = TracerProvider(resource=Resource.create(names))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(where)))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(address)))
     return Tracing(provider.get_tracer("bothways.serving", __version__))

@@ -57,8 +57,8 @@ class AnswerAnalysis(TaskAnalysis[Question, AnswerPrediction]):
 
     def add(self, example: Question, prediction: AnswerPrediction) -> None:
         self.kinds[classify_answer(example, prediction)] += 1
-        right = bool(grade_answer(prediction.text, example).exact)
-        self.calibration.add(prediction.confidence, right)
+        exact = bool(grade_answer(prediction.text, example).exact)
+        self.calibration.add(prediction.confidence, exact)
 
     def judge(self, example: Question, prediction: AnswerPrediction) -> Judgement:
         """Doubt the label where a sure answer shares no word with a right one."""
@@ -67,16 +67,16 @@ class AnswerAnalysis(TaskAnalysis[Question, AnswerPrediction]):
         return Judgement(confidence * (1 - f1), confidence if sure else None)
 
     def show(self, example: Question, prediction: AnswerPrediction) -> s.ReportExample:
-        right = bool(grade_answer(prediction.text, example).exact)
-        answer = s.ReportGuess(prediction.text or NONE, prediction.confidence, right)
-        others = [
+        exact = bool(grade_answer(prediction.text, example).exact)
+        answer = s.ReportGuess(prediction.text or NONE, prediction.confidence, exact)
+        spans = [
             s.ReportGuess(span.text, span.probability, bool(grade_answer(span.text, example).exact))
             for span in prediction.spans
         ]
-        best = [answer, *(guess for guess in others if guess.answer != answer.answer)][:GUESSES]
+        best = [answer, *(guess for guess in spans if guess.answer != answer.answer)][:GUESSES]
         truth = " / ".join(sorted({text for text, _ in example.answers})) or NONE
-        parts = [f"{example.question} ‖ ", *_context(example.context, prediction)]
-        return s.ReportExample(parts, truth, best, example.where)
+        pieces = [f"{example.question} ‖ ", *_context(example.context, prediction)]
+        return s.ReportExample(pieces, truth, best, example.where)
 
     def baseline(self) -> Metrics:
         """Return the share of questions without an answer, for which giving none is right."""

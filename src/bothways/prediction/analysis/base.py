@@ -131,9 +131,11 @@ def confusion_sections(labels: Sequence[str], counts: Confusion) -> list[s.Secti
             f"The {MAX_CLASSES} of {len(labels)} classes with the most errors; confusion with "
             "other classes is not shown."
         )
-        wrong = [(-count, pair) for pair, count in counts.pairs.items() if pair[0] != pair[1]]
+        errors_by_pair = [
+            (-count, pair) for pair, count in counts.pairs.items() if pair[0] != pair[1]
+        ]
         totals, rows = counts.true, list[Sequence[s.Cell]]()
-        for count, (true, predicted) in sorted(wrong)[:CONFUSIONS]:
+        for count, (true, predicted) in sorted(errors_by_pair)[:CONFUSIONS]:
             share = s.percentage(-count / int(totals[true]))
             rows.append([labels[true], labels[predicted], -count, share])
         columns = ["class", "predicted as", "examples", "share of the class"]
@@ -163,7 +165,7 @@ def rates_table(title: str, kind: str, rows: Sequence[tuple[str, int, int, int]]
     cells: list[Sequence[s.Cell]] = []
     for name, hits, true, predicted in rows:
         ratios = ((hits, predicted), (hits, true), (2 * hits, true + predicted))
-        rates = [s.percentage(part / total) if total else None for part, total in ratios]
+        rates = [s.percentage(numerator / total) if total else None for numerator, total in ratios]
         cells.append([name, true, predicted, *rates])
     columns = [kind, "examples", "predicted", "precision", "recall", "F1"]
     return s.TableSection(title, columns, cells, note=note)

@@ -46,10 +46,10 @@ class Calibration:
         # By bin: the number of predictions, and the sums of their confidence and accuracy.
         self._even, self._fine = np.zeros((3, bins)), np.zeros((3, len(_FINE) + 1))
 
-    def add(self, confidence: float, right: bool) -> None:
+    def add(self, confidence: float, correct: bool) -> None:
         """Count a prediction with this probability."""
         for edges, sums in ((self._edges, self._even), (_FINE, self._fine)):
-            sums[:, np.searchsorted(edges, confidence)] += (1, confidence, right)
+            sums[:, np.searchsorted(edges, confidence)] += (1, confidence, correct)
 
     @property
     def bins(self) -> list[Bin]:
@@ -77,5 +77,5 @@ class Calibration:
 
 
 def _bin(sums: NDArray[np.float64]) -> Bin:
-    count, confidence, right = sums.tolist()
-    return Bin(int(count), confidence / count, right / count)
+    count, confidence, correct = sums.tolist()
+    return Bin(int(count), confidence / count, correct / count)

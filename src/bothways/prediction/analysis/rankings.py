@@ -58,14 +58,14 @@ class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
         labels, chances = _labels(example), _chances(prediction)
         ranking = [ranked.index for ranked in prediction.ranking]
         best = next(((n, index) for n, index in enumerate(ranking, 1) if labels[index] > 0), None)
-        shown, truth = ranking[:GUESSES], "no relevant document"
+        indices, truth = ranking[:GUESSES], "no relevant document"
         if best is not None:
             rank, index = best
-            shown += [] if index in shown else [index]
+            indices += [] if index in indices else [index]
             truth = f"{clip(example.documents[index])} (place {rank:,} of {len(ranking):,})"
         answers = [
             s.ReportGuess(clip(example.documents[i]), float(chances[i]), labels[i] > 0)
-            for i in shown
+            for i in indices
         ]
         return s.ReportExample([clip(example.query)], truth, answers, example.where)
 

@@ -82,8 +82,8 @@ class TagAnalysis(base.TaskAnalysis[TagExample, TagPrediction]):
         truth, predicted = self._indices(gold), self._indices(prediction.tags)
         self.confusion.pairs.update(zip(truth.tolist(), predicted.tolist(), strict=True))
         confidences = prediction.probabilities.max(1).tolist()
-        for confidence, right in zip(confidences, (truth == predicted).tolist(), strict=True):
-            self.calibration.add(confidence, right)
+        for confidence, correct in zip(confidences, (truth == predicted).tolist(), strict=True):
+            self.calibration.add(confidence, correct)
         if self._entities:
             pairs = outcomes(chunks(gold), chunks(prediction.tags))
             self.outcomes.update((chunk.type, outcome) for chunk, outcome in pairs)
@@ -101,14 +101,14 @@ class TagAnalysis(base.TaskAnalysis[TagExample, TagPrediction]):
         """Show the sentence with its wrongly tagged words marked, and the tags of the worst."""
         gold, tags, words = self._gold(example), prediction.tags, example.words
         top = prediction.probabilities.max(1) if len(words) else np.zeros(0)
-        wrong = [index for index, (a, b) in enumerate(zip(gold, tags, strict=True)) if a != b]
-        worst = sorted(wrong, key=lambda index: -top[index])[:GUESSES]
+        errors = [index for index, (a, b) in enumerate(zip(gold, tags, strict=True)) if a != b]
+        worst = sorted(errors, key=lambda index: -top[index])[:GUESSES]
         answers = [s.ReportGuess(f"{words[i]}: {tags[i]}", float(top[i]), False) for i in worst]
         truth = ", ".join(f"{words[index]}: {gold[index]}" for index in worst) or "as predicted"
-        parts: list[str | s.Marked] = []
+        pieces: list[str | s.Marked] = []
         for index, word in enumerate(words):
-            parts += [s.Marked(word) if index in wrong else word, " "]
-        return s.ReportExample(parts, truth, answers, example.where)
+            pieces += [s.Marked(word) if index in errors else word, " "]
+        return s.ReportExample(pieces, truth, answers, example.where)
 
     def baseline(self) -> Metrics:
         """Compute the accuracy of the most frequent tag; its F1 is 0 where tags spell entities."""

@@ -66,8 +66,8 @@ class ClassAnalysis(TaskAnalysis[TextExample, p.ClassPrediction]):
     def judge(self, example: TextExample, prediction: p.ClassPrediction) -> Judgement:
         chance = prediction.probabilities[_label(example)]
         top = prediction.probabilities[prediction.label]
-        wrong = prediction.label != example.label and top >= SURE
-        return Judgement(negative_log(chance), top - chance if wrong else None)
+        sure_error = prediction.label != example.label and top >= SURE
+        return Judgement(negative_log(chance), top - chance if sure_error else None)
 
     def show(self, example: TextExample, prediction: p.ClassPrediction) -> s.ReportExample:
         best = base.guesses(prediction.probabilities, example.label)
@@ -109,8 +109,8 @@ class LabelSetAnalysis(TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
         self.true += truth
         self.predicted += predicted
         chances = prediction.probabilities.values()
-        for chance, right in zip(chances, truth.tolist(), strict=True):
-            self.calibration.add(chance, right)
+        for chance, holds in zip(chances, truth.tolist(), strict=True):
+            self.calibration.add(chance, holds)
 
     def judge(self, example: MultilabelExample, prediction: p.MultilabelPrediction) -> Judgement:
         misses = self._misses(example, prediction)
@@ -130,8 +130,8 @@ class LabelSetAnalysis(TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
 
     def baseline(self) -> Metrics:
         answer = constant_labels(self.true, self.examples)
-        right = np.where(answer, self.true, 0)
-        return multilabel_metrics(right, self.true + answer * self.examples - 2 * right)
+        hits = np.where(answer, self.true, 0)
+        return multilabel_metrics(hits, self.true + answer * self.examples - 2 * hits)
 
     def sections(self) -> list[s.Section]:
         columns = (self.hits.tolist(), self.true.tolist(), self.predicted.tolist())
@@ -167,8 +167,8 @@ class ChoiceAnalysis(TaskAnalysis[ChoiceExample, p.ChoicePrediction]):
     def judge(self, example: ChoiceExample, prediction: p.ChoicePrediction) -> Judgement:
         assert example.label is not None
         top, chance = max(prediction.probabilities), prediction.probabilities[example.label]
-        wrong = prediction.index != example.label and top >= SURE
-        return Judgement(negative_log(chance), top - chance if wrong else None)
+        sure_error = prediction.index != example.label and top >= SURE
+        return Judgement(negative_log(chance), top - chance if sure_error else None)
 
     def show(self, example: ChoiceExample, prediction: p.ChoicePrediction) -> s.ReportExample:
         assert example.label is not None

@@ -86,22 +86,22 @@ class BulkFolder:
             ConfigError: it was begun with other settings.
             DataError: it was begun with another revision of a data set of the Hub.
         """
-        asked, place = self.request.record(self.form), self.out / JOB
-        if place.exists():
-            _check_same(read_object(place), asked, place)
+        record, job_file = self.request.record(self.form), self.out / JOB
+        if job_file.exists():
+            _check_same(read_object(job_file), record, job_file)
         else:
             passed = {LOCK, OWNER}
-            found = [each.name for each in self.out.iterdir() if each.name not in passed]
-            others = [name for name in found if not name.startswith(HIDDEN)]
-            if others:
-                what = f"holds other files, such as {sorted(others)[0]!r}"
+            names = [path.name for path in self.out.iterdir() if path.name not in passed]
+            foreign = [name for name in names if not name.startswith(HIDDEN)]
+            if foreign:
+                message = f"holds other files, such as {sorted(foreign)[0]!r}"
                 fix = "Choose a new or empty folder."
-                raise ResourceError(what, where=self.out, fix=fix)
+                raise ResourceError(message, where=self.out, fix=fix)
         for name in (PARTS, REJECTS, FILES):
             make_folder(self.out / name)
-        named = [replace(each, name=without_revision(each.name)) for each in self.origins]
-        check_versions(self.out / FILES, named)
-        _write_json(place, asked)
+        origins = [replace(x, name=without_revision(x.name)) for x in self.origins]
+        check_versions(self.out / FILES, origins)
+        _write_json(job_file, record)
 
     def finished_part(self, job: PartJob) -> PartMarker | None:
         """Return the marker of a part that is finished for the same rows."""
@@ -115,11 +115,12 @@ class BulkFolder:
         """
         if not self.request.files[number].startswith(HUB):
             self.origins[number] = _origin(self.request.files[number])
-        now, marker = self.origins[number], _read(self._finished(number), FileMarker)
-        if marker is None or (marker.size, marker.modified) != (now.size, now.modified):
+        origin, marker = self.origins[number], _read(self._finished(number), FileMarker)
+        if marker is None or (marker.size, marker.modified) != (origin.size, origin.modified):
             return None
-        parts = [self._marker(number, part) for part in range(marker.parts)]
-        return None if None in parts else [part for part in parts if part is not None]
+        markers = [self._marker(number, part) for part in range(marker.parts)]
+        complete = [item for item in markers if item is not None]
+        return complete if len(complete) == marker.parts else None
 
     def write(self, result: PartResult) -> None:
         """Write a part, its rejected rows, then its marker.
@@ -128,12 +129,12 @@ class BulkFolder:
             ResourceError: no space, or no permission.
         """
         self._reopen()
-        part, rejects, place = self._places(result.file, result.part)
+        part_file, rejects, marker_file = self._places(result.file, result.part)
         content = result.content
         if content is None:
-            part.unlink(missing_ok=True)
+            part_file.unlink(missing_ok=True)
         else:
-            replace_file(part, lambda file: file.write_bytes(content))
+            replace_file(part_file, lambda file: file.write_bytes(content))
         if result.rejected:
             replace_file(rejects, lambda file: file.write_bytes(_lines(result.rejected)))
         else:
@@ -142,15 +143,15 @@ class BulkFolder:
             result.digest, result.share, None if content is None else len(content),
             result.rows, len(result.rejected), result.cut, result.blank,
         )  # fmt: skip
-        _write_json(place, asdict(marker))
+        _write_json(marker_file, asdict(marker))
 
     def finish_file(self, number: int, parts: int) -> None:
         """Mark a file whose parts are all finished; remove parts beyond them of an earlier try."""
         beyond = parts
-        while any(place.exists() for place in self._places(number, beyond)):
+        while any(path.exists() for path in self._places(number, beyond)):
             self._reopen()
-            for place in self._places(number, beyond):
-                place.unlink(missing_ok=True)
+            for path in self._places(number, beyond):
+                path.unlink(missing_ok=True)
             beyond += 1
         origin = self.origins[number]
         marker = FileMarker(parts, origin.size, origin.modified)
@@ -166,8 +167,8 @@ class BulkFolder:
 
     def _marker(self, number: int, part: int) -> PartMarker | None:
         """Return the marker of a part whose file is there."""
-        content, _, place = self._places(number, part)
-        marker: PartMarker | None = _read(place, PartMarker)
+        content, _, marker_file = self._places(number, part)
+        marker: PartMarker | None = _read(marker_file, PartMarker)
         if marker is None or marker.size is None:
             return marker
         return marker if content.is_file() and content.stat().st_size == marker.size else None
@@ -189,27 +190,27 @@ def _origin(name: str) -> Origin:
     return origin_of(name if name.startswith(HUB) else str(file_at(name)))
 
 
-def _check_same(old: Mapping[str, Any], new: Mapping[str, Any], place: Path) -> None:
+def _check_same(old: Mapping[str, Any], new: Mapping[str, Any], path: Path) -> None:
     """Raise ConfigError for the first setting that differs."""
     for name in {**new, **old}:
         if old.get(name) != new.get(name):
-            what = f"the folder was begun with {name} = {old.get(name)!r}, not {new.get(name)!r}"
+            message = f"the folder was begun with {name} = {old.get(name)!r}, not {new.get(name)!r}"
             other = argument(out="FOLDER")
             fix = f"Continue with the same settings, or choose another folder: {other}."
-            raise ConfigError(what, where=place, fix=fix)
+            raise ConfigError(message, where=path, fix=fix)
 
 
-def _read(place: Path, kind: type[Any]) -> Any:
+def _read(path: Path, kind: type[Any]) -> Any:
     """Return a marker; None if it is not there or not one."""
     try:
-        return configs.read(kind, read_object(place)) if place.is_file() else None
+        return configs.read(kind, read_object(path)) if path.is_file() else None
     except BothwaysError:
         return None
 
 
-def _write_json(place: Path, value: Mapping[str, Any]) -> None:
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
-    replace_file(place, lambda file: file.write_text(text, encoding="utf8", errors="replace"))
+    replace_file(path, lambda file: file.write_text(text, encoding="utf8", errors="replace"))
 
 
 def _lines(rejected: tuple[RejectedRow, ...]) -> bytes:

@@ -52,8 +52,8 @@ def part_format(request: BulkRequest, out: Path) -> PartFormat:
     spans = request.form == "spans" and out.suffix == ".jsonl"
     form: PartFormat = "spans" if spans else SUFFIXES[out.suffix]
     if request.form not in (None, form):
-        what = f"{request.form!r} is not the format of {out.name}"
-        raise ConfigError(what, where="format", fix="Leave it out: the ending names the format.")
+        message = f"{request.form!r} is not the format of {out.name}"
+        raise ConfigError(message, where="format", fix="Leave it out: the ending names the format.")
     for name in request.files:
         if not name.startswith(HUB) and file_at(name).resolve() == out.resolve():
             raise DataError("is the input, too", where=out, fix="Choose another file.")

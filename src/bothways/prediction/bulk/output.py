@@ -44,13 +44,13 @@ def part_content(
     form: PartFormat,
     predictions: Many[Any],
     top: int | None,
-    kept: dict[str, list[Any]],
+    columns: dict[str, list[Any]],
     types: tuple[Any, ...] | None,
 ) -> bytes:
     """Return the bytes of a part's file; there is at least one prediction.
 
     Args:
-        kept: columns that precede the prediction's own.
+        columns: columns that precede the prediction's own.
         types: their Arrow types, for Parquet.
 
     Raises:
@@ -60,38 +60,41 @@ def part_content(
     match form:
         case "npy":
             stream = io.BytesIO()
-            np.save(stream, np.stack([each.vectors[0] for each in predictions]).astype("<f4"))
+            np.save(
+                stream,
+                np.stack([prediction.vectors[0] for prediction in predictions]).astype("<f4"),
+            )
             return stream.getvalue()
         case "jsonl" | "spans":
-            rows = [prediction_values(each, top, form) for each in predictions]
+            rows = [prediction_values(prediction, top, form) for prediction in predictions]
             lines = []
             for number, row in enumerate(rows):
-                own = {name: values[number] for name, values in kept.items()}
-                values = kept_values(own, row)
+                row_columns = {name: values[number] for name, values in columns.items()}
+                values = kept_values(row_columns, row)
                 lines.append(json.dumps(values, ensure_ascii=False, allow_nan=False))
             return ("\n".join(lines) + "\n").encode(errors="replace")
         case "parquet":
-            return _parquet(predictions, top, kept, types or ())
+            return _parquet(predictions, top, columns, types or ())
         case _:
             assert_never(form)
 
 
-def kept_values(kept: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+def kept_values(columns: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     """Return the values of kept columns, as JSON has them, followed by those of a prediction.
 
     Raises:
         ConfigError: a kept column has the name of a field of the prediction.
     """
-    _check_names(kept, row)
-    return {name: _plain(value) for name, value in kept.items()} | row
+    _check_names(columns, row)
+    return {name: _plain(value) for name, value in columns.items()} | row
 
 
-def _check_names(kept: dict[str, Any], row: dict[str, Any]) -> None:
-    for name in kept:
+def _check_names(columns: dict[str, Any], row: dict[str, Any]) -> None:
+    for name in columns:
         if name in row:
-            what = f"{name!r} is also a field of the prediction"
+            message = f"{name!r} is also a field of the prediction"
             raise ConfigError(
-                what, where="keep", fix=f"Rename it: {argument(keep=f'{name}=given_{name}')}"
+                message, where="keep", fix=f"Rename it: {argument(keep=f'{name}=given_{name}')}"
             )
 
 
@@ -103,16 +106,16 @@ def _plain(value: Any) -> Any:
         case None | bool() | int() | str():
             return value
         case dict():
-            return {str(name): _plain(each) for name, each in value.items()}
+            return {str(name): _plain(item) for name, item in value.items()}
         case list() | tuple():
-            return [_plain(each) for each in value]
+            return [_plain(item) for item in value]
         case bytes():
             return value.hex()
         case _:
             return str(value)
 
 
-def column_types(kept: Many[Many[Any]], names: Many[str], where: str) -> tuple[Any, ...]:
+def column_types(rows: Many[Many[Any]], names: Many[str], location: str) -> tuple[Any, ...]:
     """Return the Arrow types of columns, by the values of the first part.
 
     Raises:
@@ -121,15 +124,15 @@ def column_types(kept: Many[Many[Any]], names: Many[str], where: str) -> tuple[A
     with optional("data", "writing Parquet files"):
         import pyarrow
 
-    found = []
-    for name, values in zip(names, zip(*kept, strict=True), strict=True):
+    types = []
+    for name, values in zip(names, zip(*rows, strict=True), strict=True):
         try:
             kind = pyarrow.array(values).type
         except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError) as error:
-            what = f"the values of {name!r} have no type of Parquet in common ({error})"
-            raise DataError(what, where=where, fix=_AS_LINES) from error
-        found.append(pyarrow.string() if pyarrow.types.is_null(kind) else kind)
-    return tuple(found)
+            message = f"the values of {name!r} have no type of Parquet in common ({error})"
+            raise DataError(message, where=location, fix=_AS_LINES) from error
+        types.append(pyarrow.string() if pyarrow.types.is_null(kind) else kind)
+    return tuple(types)
 
 
 def file_types(name: str, columns: Many[str]) -> tuple[Any, ...]:
@@ -152,7 +155,7 @@ def fits_type(value: Any, kind: Any) -> bool:
 
 
 def _parquet(
-    predictions: Many[Any], top: int | None, kept: dict[str, list[Any]], types: tuple[Any, ...]
+    predictions: Many[Any], top: int | None, columns: dict[str, list[Any]], types: tuple[Any, ...]
 ) -> bytes:
     with optional("data", "writing Parquet files"):
         import pyarrow
@@ -160,27 +163,27 @@ def _parquet(
 
     arrays = {
         name: pyarrow.array(values, kind)
-        for (name, values), kind in zip(kept.items(), types, strict=True)
+        for (name, values), kind in zip(columns.items(), types, strict=True)
     }
     if isinstance(predictions[0], VectorPrediction) and len(predictions[0].vectors) == 1:
-        own = {"vector": _vectors(predictions)}
+        predicted = {"vector": _vectors(predictions)}
     else:
-        rows = [prediction_values(each, top) for each in predictions]
+        rows = [prediction_values(prediction, top) for prediction in predictions]
         fields = _fields(type(predictions[0]))
-        own = {
+        predicted = {
             name: pyarrow.array([_arrow_value(row.get(name), kind) for row in rows], kind)
             for name, kind in fields.items()
         }
-    _check_names(kept, own)
+    _check_names(columns, predicted)
     stream = io.BytesIO()
-    parquet.write_table(pyarrow.table(arrays | own), stream)
+    parquet.write_table(pyarrow.table(arrays | predicted), stream)
     return stream.getvalue()
 
 
 def _vectors(predictions: Many[VectorPrediction]) -> Any:
     import pyarrow
 
-    rows = np.stack([each.vectors[0] for each in predictions])
+    rows = np.stack([prediction.vectors[0] for prediction in predictions])
     return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(rows.reshape(-1)), rows.shape[1])
 
 
@@ -193,8 +196,8 @@ def _arrow_value(value: Any, kind: Any) -> Any:
     if pyarrow.types.is_list(kind) and pyarrow.types.is_struct(kind.value_type):
         names = [kind.value_type.field(at).name for at in range(kind.value_type.num_fields)]
         return value and [
-            each if isinstance(each, dict) else dict(zip(names, each, strict=True))
-            for each in value
+            item if isinstance(item, dict) else dict(zip(names, item, strict=True))
+            for item in value
         ]
     return value
 
@@ -208,5 +211,5 @@ def _fields(prediction: type) -> dict[str, Any]:
     try:
         return arrow_fields(prediction)
     except TypeError as error:
-        what = f"Parquet has no columns for {prediction.__name__}"
-        raise ConfigError(what, where="format", fix=_AS_LINES) from error
+        message = f"Parquet has no columns for {prediction.__name__}"
+        raise ConfigError(message, where="format", fix=_AS_LINES) from error

@@ -39,9 +39,9 @@ class RejectedRow:
     error: str
 
     @classmethod
-    def of(cls, error: BothwaysError, where: str) -> RejectedRow:
+    def of(cls, error: BothwaysError, location: str) -> RejectedRow:
         """Return the row that has this error."""
-        return cls(str(error.where or where), error.what)
+        return cls(str(error.where or location), error.what)
 
 
 @dataclass(frozen=True)
@@ -124,21 +124,21 @@ class FileReader:
             return
         reading = self.task.read(name, request.columns(self.task), labelled=False)
         self.columns = getattr(reading.task, "columns", None)
-        rows, before = self._rows(reading, name), 0.0
+        rows, start = self._rows(reading, name), 0.0
         while True:
             chunk = tuple(itertools.islice(rows, request.rows))
             if not chunk and not self._rejected:
                 return
-            after = 1.0 if reading.share is None else reading.share()
+            end = 1.0 if reading.share is None else reading.share()
             rejected, self._rejected = tuple(self._rejected), []
             # A data set may be named with its revision when the work is continued.
             text = repr((chunk, rejected)).replace(name, without_revision(name))
             key = hashlib.sha256(text.encode(errors="backslashreplace"))
             self.parts += 1
             yield PartJob(
-                self.number, self.parts - 1, chunk, rejected, key.hexdigest(), after - before
+                self.number, self.parts - 1, chunk, rejected, key.hexdigest(), end - start
             )
-            before = after
+            start = end
 
     def _rows(self, reading: Reading[Any], name: str) -> Iterator[BulkRow]:
         old = [column for column, _ in self.request.kept]
@@ -166,10 +166,10 @@ class FileReader:
                 continue
             yield BulkRow(example, tuple(row.values.get(column) for column in old))
 
-    def _reject(self, error: DataError, where: str) -> None:
+    def _reject(self, error: DataError, location: str) -> None:
         if not self.request.rejects:
             raise error
-        self._rejected.append(RejectedRow.of(error, where))
+        self._rejected.append(RejectedRow.of(error, location))
 
 
 def _is_empty(name: str) -> bool:
@@ -189,8 +189,8 @@ def _is_empty(name: str) -> bool:
 
 
 def _no_table(option: str, name: str) -> ConfigError:
-    what = f"{name} is not a table with columns that can be read row by row"
-    return ConfigError(what, where=option, fix=f"Leave {option} out.")
+    message = f"{name} is not a table with columns that can be read row by row"
+    return ConfigError(message, where=option, fix=f"Leave {option} out.")
 
 
 def predict_kept(
@@ -220,7 +220,6 @@ def predict_kept(
     waiting = collections.deque[dict[str, Any]]()  # of rows that are read, a window ahead
 
     def examples() -> Iterator[Any]:
-        """Yield the examples of the rows."""
         for row in table.rows:
             waiting.append({new: row.values.get(old) for old, new in columns})
             yield parse(row)

@@ -105,10 +105,10 @@ class BulkRequest:
         Raises:
             ConfigError: the task has no such column.
         """
-        named = {"text": self.text, "text_b": self.text_b}
-        given = {role: name for role, name in named.items() if name is not None}
+        roles = {"text": self.text, "text_b": self.text_b}
+        chosen_names = {role: name for role, name in roles.items() if name is not None}
         kind = type(task.columns)  # type: ignore[attr-defined]
-        return configs.read(kind, given, where="columns") if given else None
+        return configs.read(kind, chosen_names, where="columns") if chosen_names else None
 
     def form_for(self, task: Task[Any, Any]) -> PartFormat:
         """Return the format of the parts.
@@ -119,11 +119,11 @@ class BulkRequest:
         vectors = isinstance(task, SentenceEmbeddingTask)
         check_format(self.form, task)
         if self.form == "npy" and not vectors:
-            what = f"npy holds vectors, and the task is {task.name!r}"
-            raise ConfigError(what, where="format", fix="Choose jsonl or parquet.")
+            message = f"npy holds vectors, and the task is {task.name!r}"
+            raise ConfigError(message, where="format", fix="Choose jsonl or parquet.")
         if self.form == "npy" and self.keep:
-            what = "npy holds no columns to keep"
-            raise ConfigError(what, where="format", fix="Choose parquet or jsonl.")
+            message = "npy holds no columns to keep"
+            raise ConfigError(message, where="format", fix="Choose parquet or jsonl.")
         if self.form is not None:
             return self.form
         if all(name.endswith(".parquet") for name in self.files):
@@ -144,17 +144,17 @@ class BulkRequest:
 def check_format(form: PartFormat | None, task: Task[Any, Any]) -> None:
     """Raise ConfigError for spans of a task that does not tag words."""
     if form == "spans" and not isinstance(task, TaggingTask):
-        what = f"spans are of the task 'tag', and the task is {task.name!r}"
-        raise ConfigError(what, where="format", fix="Choose jsonl or parquet.")
+        message = f"spans are of the task 'tag', and the task is {task.name!r}"
+        raise ConfigError(message, where="format", fix="Choose jsonl or parquet.")
 
 
 def check_not_inside(out: Path, files: tuple[str, ...]) -> None:
     """Raise DataError if a file is in the folder that is written to."""
     for name in files:
         if not name.startswith(HUB) and file_at(name).parent.resolve() == out.resolve():
-            what = "is in the folder of the output"
+            message = "is in the folder of the output"
             raise DataError(
-                what, where=name, fix=f"Choose another folder: {argument(out='FOLDER')}."
+                message, where=name, fix=f"Choose another folder: {argument(out='FOLDER')}."
             )
 
 
@@ -167,8 +167,8 @@ def kept_columns(keep: tuple[str, ...]) -> list[tuple[str, str]]:
     pairs = [(old, new or old) for old, _, new in (name.partition("=") for name in keep)]
     new = [name for _, name in pairs]
     if len({*new}) < len(new):
-        what = f"names a column twice: {', '.join(new)}"
+        message = f"names a column twice: {', '.join(new)}"
         raise ConfigError(
-            what, where="keep", fix=f"Rename one, such as {argument(keep='old=new')}."
+            message, where="keep", fix=f"Rename one, such as {argument(keep='old=new')}."
         )
     return pairs

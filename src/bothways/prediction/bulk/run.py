@@ -110,8 +110,8 @@ def predict_files(
     task = request.read_task() if opened is None else opened.learner.task
     form = request.form_for(task)
     worker = PartWorker(request, form, _threads(workers), opened)
-    first = _first_part(request, task)  # what cannot be read, before any work
-    types = _types(request, first) if form == "parquet" else None
+    first_job = _first_part(request, task)  # what cannot be read, before any work
+    types = _types(request, first_job) if form == "parquet" else None
     with lock_folder(out), discard_begun(out, BEGUN, FINISHED):
         folder = BulkFolder(out, request, form)
         folder.begin()
@@ -129,8 +129,8 @@ def _predict_one_file(
 ) -> BulkResult:
     check_output_path(out)
     folder = parts_folder(out)
-    whole = replace(request, form=part_format(request, out))
-    result = predict_files(whole, folder, workers, progress)
+    parts_request = replace(request, form=part_format(request, out))
+    result = predict_files(parts_request, folder, workers, progress)
     progress.stage(f"writing {out.name}")
     join_parts(folder, out, flat=request.top is None)
     shutil.rmtree(folder)
@@ -157,23 +157,23 @@ def _first_part(request: BulkRequest, task: Task[Any, Any]) -> PartJob | None:
     return None
 
 
-def _types(request: BulkRequest, first: PartJob | None) -> tuple[Any, ...]:
+def _types(request: BulkRequest, first_job: PartJob | None) -> tuple[Any, ...]:
     """Return the Arrow types of the kept columns: of the file of the first rows, or by these."""
     old = [column for column, _ in request.kept]
-    if first is None or not old:
+    if first_job is None or not old:
         return ()
-    name = request.files[first.file]
+    name = request.files[first_job.file]
     if name.endswith(".parquet"):
         return file_types(name, old)
-    return column_types([row.kept for row in first.rows], old, name)
+    return column_types([row.kept for row in first_job.rows], old, name)
 
 
 def _computed(worker: PartWorker, job: _BulkRun, workers: Workers) -> Computed:
     """Yield the results of the parts, in any order."""
     match workers:
         case LocalWorkers(1):
-            for part in job.jobs():
-                yield worker(part, functools.partial(job.advance, part))
+            for part_job in job.jobs():
+                yield worker(part_job, functools.partial(job.advance, part_job))
         case LocalWorkers() | RayWorkers():
             gpu = job.request.device != "cpu"
             yield from map_jobs(worker, job.jobs(), workers, attempts=ATTEMPTS, gpu=gpu)
@@ -223,12 +223,12 @@ class _BulkRun:
             self.error = error
 
     def _jobs_of(self, number: int) -> Iterator[PartJob]:
-        known = self.folder.finished_file(number)
-        if known is not None:
-            for marker in known:
+        markers = self.folder.finished_file(number)
+        if markers is not None:
+            for marker in markers:
                 self._skip(number, marker)
             return
-        before = self._status(number)
+        status = self._status(number)
         reader, self._open[number] = FileReader(self.request, self.task, number), 0
         for job in reader.read():
             if job.part == 0:
@@ -239,7 +239,7 @@ class _BulkRun:
                 continue
             self._open[number] += 1
             yield replace(job, types=self.types)
-        self._check_unchanged(number, before)
+        self._check_unchanged(number, status)
         self._read[number] = reader.parts
         self._close(number)
 
@@ -251,22 +251,22 @@ class _BulkRun:
         status = file_at(name).stat()
         return status.st_ino, status.st_size, status.st_mtime_ns
 
-    def _check_unchanged(self, number: int, before: tuple[int, int, int] | None) -> None:
+    def _check_unchanged(self, number: int, old: tuple[int, int, int] | None) -> None:
         """Raise DataError if a file was written to; one that was replaced was read as it was."""
-        now = self._status(number)
-        if before and now and now[0] == before[0] and now != before:
-            what = "has changed while it was read"
+        new = self._status(number)
+        if old and new and new[0] == old[0] and new != old:
+            message = "has changed while it was read"
             fix = "Run the same command again: rows that are the same are not predicted again."
-            raise DataError(what, where=self.request.files[number], fix=fix)
+            raise DataError(message, where=self.request.files[number], fix=fix)
 
     def _skip(self, number: int, marker: PartMarker) -> None:
         self.result.add(marker)
         self.done += marker.share * self._bytes(number)
 
     def _say_guess(self, reader: FileReader, number: int) -> None:
-        name, usual = self.request.files[number], getattr(self.task, "columns", None)
+        name, trained = self.request.files[number], getattr(self.task, "columns", None)
         guessed = self.request.text is None and ".txt" not in name
-        if guessed and not reads_as_trained(reader.columns, usual):
+        if guessed and not reads_as_trained(reader.columns, trained):
             self.progress.message(f"note: {name}: the columns are guessed: {reader.columns}")
 
     def advance(self, job: PartJob, share: float) -> None:

@@ -61,24 +61,27 @@ class PartWorker:
     def _predict(self, job: PartJob, on_share: Callable[[float], object]) -> PartResult:
         learner, rejects, done = self.opened.learner, _Rejects(self.request.rejects), 0
         rows = [row for row in job.rows if self._fits(row, job, rejects)]
-        counts, kept, predictions = engine.PredictionCounts(), list[tuple[Any, ...]](), list[Any]()
+        counts, predictions = engine.PredictionCounts(), list[Any]()
+        columns_by_row: list[tuple[Any, ...]] = []
         size = min(engine.DEFAULT_PREDICT.window, learner.task.window)
         for window in engine.grouped(rows, size, lambda row: learner.task.shared(row.example)):
             readable, encoded = _encode(learner, window, rejects)
             examples = [row.example for row in readable]
             counts.add(map(learner.task.texts, examples), encoded)
-            start, part = done / len(rows), len(window) / len(rows)
+            offset, size_share = done / len(rows), len(window) / len(rows)
             pairs = engine.predict_encoded(
                 learner, examples, encoded,
-                on_share=lambda share, start=start, part=part: on_share(start + share * part),
+                on_share=lambda share, a=offset, b=size_share: on_share(a + share * b),
             )  # fmt: skip
             predictions += [prediction for _, prediction in pairs]
-            kept += [row.kept for row in readable]
+            columns_by_row += [row.kept for row in readable]
             done += len(window)
         content = None
         if predictions:
             names = [new for _, new in self.request.kept]
-            columns = {name: [values[at] for values in kept] for at, name in enumerate(names)}
+            columns = {
+                name: [values[at] for values in columns_by_row] for at, name in enumerate(names)
+            }
             content = part_content(self.form, predictions, self.request.top, columns, job.types)
         return PartResult(
             job.file, job.part, job.digest, job.share, content, len(predictions),
@@ -91,10 +94,10 @@ class PartWorker:
             return True
         for (name, _), value, kind in zip(self.request.kept, row.kept, job.types, strict=True):
             if not fits_type(value, kind):
-                what = f"{name!r} is {value!r}, not of the type {kind} of the first rows"
+                message = f"{name!r} is {value!r}, not of the type {kind} of the first rows"
                 where = str(getattr(row.example, "where", "a row"))
                 fix = f"Write JSON lines ({argument(format='jsonl')}), or correct the row."
-                rejects.add(DataError(what, where=where, fix=fix), row)
+                rejects.add(DataError(message, where=where, fix=fix), row)
                 return False
         return True
 

@@ -112,8 +112,10 @@ class GraphBuilder:
             return self.op("Mul", self.op("Div", x, root), self.weight(layer.weight))
         if not isinstance(layer, nn.LayerNorm):
             return x
-        given = [part for part in (layer.weight, layer.bias) if part is not None]
-        weights = map(self.weight, given)
+        parameters = [
+            parameter for parameter in (layer.weight, layer.bias) if parameter is not None
+        ]
+        weights = map(self.weight, parameters)
         return self.op("LayerNormalization", x, *weights, axis=-1, epsilon=layer.eps)
 
     def activate(self, name: str, x: str) -> str:

@@ -98,14 +98,14 @@ class EncoderGraph:
         self.graph.scope = "/norm"
         return [*result[:-1], self.graph.norm(x, self.encoder.norm)]
 
-    def decode(self, before: str, positions: Tensor) -> str:
+    def decode(self, hidden: str, positions: Tensor) -> str:
         """Apply the last block twice with other queries, see `Encoder.decode`."""
-        last = self.config.depth - 1
-        block = self.encoder.layer(last)[-1]
+        layer = self.config.depth - 1
+        block = self.encoder.layer(layer)[-1]
         assert isinstance(block, Block)
-        queries = self.graph.op("Add", before, self._first_rows(self.graph.weight(positions)))
+        queries = self.graph.op("Add", hidden, self._first_rows(self.graph.weight(positions)))
         for _ in range(2):
-            queries = self.block(block, before, last, queries)
+            queries = self.block(block, hidden, layer, queries)
         return self.graph.norm(queries, self.encoder.norm)
 
     def block(self, block: Block, x: str, layer: int, queries: str | None = None) -> str:
@@ -158,8 +158,8 @@ class EncoderGraph:
         return self._project(graph.norm(x, embedding.norm))
 
     def _sinusoids(self, width: int, interleaved: bool) -> NDArray[np.float32]:
-        places = torch.arange(self.config.max_positions)
-        values: NDArray[np.float32] = sinusoids(places, width, interleaved).numpy()
+        positions = torch.arange(self.config.max_positions)
+        values: NDArray[np.float32] = sinusoids(positions, width, interleaved).numpy()
         return values
 
     def _project(self, x: str) -> str:
@@ -198,10 +198,10 @@ class EncoderGraph:
         added = self._position_scores(module, q, k, scale)
         result = self._product(q, k, v, [*added, self._bias(pattern)])
         if self.global_tokens is not None and module.global_qkv is not None:
-            theirs = self._split_heads(graph.dense(x, module.global_qkv))
-            found = self._attend_from_global(*theirs, scale)
-            chosen = graph.unsqueeze(self.global_tokens, 1, 3)  # (rows, 1, length, 1)
-            result = graph.op("Where", chosen, found, result)
+            global_heads = self._split_heads(graph.dense(x, module.global_qkv))
+            global_result = self._attend_from_global(*global_heads, scale)
+            is_global = graph.unsqueeze(self.global_tokens, 1, 3)  # (rows, 1, length, 1)
+            result = graph.op("Where", is_global, global_result, result)
         joined = graph.op("Transpose", result, perm=(0, 2, 1, 3))
         return graph.op("Reshape", joined, graph.wholes(0, 0, config.width))
 
@@ -213,14 +213,14 @@ class EncoderGraph:
             return x
         query, value = module.bias.detach().chunk(2)
         name = f"{self.graph.scope}.qkv.bias"
-        whole = torch.cat([query, torch.zeros_like(query), value])
-        return self.graph.op("Add", x, self.graph.array(name, whole.numpy()))
+        bias = torch.cat([query, torch.zeros_like(query), value])
+        return self.graph.op("Add", x, self.graph.array(name, bias.numpy()))
 
     def _grouped(self, projection: GroupedProjection, x: str) -> str:
         """Return queries, keys and values, those of a group repeated for its heads."""
         graph, heads, size = self.graph, self.config.heads, projection.size
-        parts = graph.dense(x, projection.key_value)  # (rows, length, 2 · groups · size)
-        apart = graph.op("Reshape", parts, graph.wholes(0, 0, 2 * projection.groups, size))
+        projected = graph.dense(x, projection.key_value)  # (rows, length, 2 · groups · size)
+        apart = graph.op("Reshape", projected, graph.wholes(0, 0, 2 * projection.groups, size))
         # The group of each head: those of keys, then those of values.
         numbers = torch.arange(2 * projection.groups).repeat_interleave(projection.repeats)
         name = f"groups_{projection.groups}"
@@ -231,11 +231,11 @@ class EncoderGraph:
     def _split_heads(self, x: str) -> tuple[str, str, str]:
         """Return queries, keys and values `(rows, heads, length, d)`."""
         graph, width, heads = self.graph, self.config.width, self.config.heads
-        parts = graph.split("Split", (x, graph.wholes(width, width, width)), 3, axis=-1)
+        tensors = graph.split("Split", (x, graph.wholes(width, width, width)), 3, axis=-1)
         shape = graph.wholes(0, 0, heads, width // heads)
         q, k, v = (
-            graph.op("Transpose", graph.op("Reshape", part, shape), perm=(0, 2, 1, 3))
-            for part in parts
+            graph.op("Transpose", graph.op("Reshape", tensor, shape), perm=(0, 2, 1, 3))
+            for tensor in tensors
         )
         return q, k, v
 
@@ -251,9 +251,9 @@ class EncoderGraph:
         """Rotate queries or keys, see `RotaryTables`."""
         graph, pairs = self.graph, self.config.width // self.config.heads // 2
         if base not in self._rotary:
-            places, position = torch.arange(self.config.max_positions), self.config.position
+            positions, position = torch.arange(self.config.max_positions), self.config.position
             factor = position.factor if isinstance(position, Rotary) else 1.0
-            tables = RotaryTables.of(places, 2 * pairs, base, factor)
+            tables = RotaryTables.of(positions, 2 * pairs, base, factor)
             names = (f"rotary_{base}.{name}" for name in ("cos", "sin"))
             cos, sin = (
                 self._first_rows(graph.array(name, table.flatten(1).numpy()))
@@ -261,10 +261,10 @@ class EncoderGraph:
             )
             self._rotary[base] = cos, sin
         cos, sin = self._rotary[base]
-        first, second = graph.split("Split", (x, graph.wholes(pairs, pairs)), 2, axis=-1)
+        half, second = graph.split("Split", (x, graph.wholes(pairs, pairs)), 2, axis=-1)
         turned = (
-            graph.op("Sub", graph.op("Mul", first, cos), graph.op("Mul", second, sin)),
-            graph.op("Add", graph.op("Mul", second, cos), graph.op("Mul", first, sin)),
+            graph.op("Sub", graph.op("Mul", half, cos), graph.op("Mul", second, sin)),
+            graph.op("Add", graph.op("Mul", second, cos), graph.op("Mul", half, sin)),
         )
         return graph.op("Concat", *turned, axis=-1)
 
@@ -286,29 +286,29 @@ class EncoderGraph:
             return None
         keep = graph.op("Cast", self.mask, to=9)
         if rule == "first":
-            first = graph.op("Less", self.places, graph.whole(1))
-            return graph.op("And", graph.unsqueeze(first, 0), keep)
+            is_first = graph.op("Less", self.places, graph.whole(1))
+            return graph.op("And", graph.unsqueeze(is_first, 0), keep)
         assert self.separators is not None
-        found = graph.op("Equal", self.ids, graph.whole(self.separators.id))
-        found = graph.op("And", found, keep)
-        at = graph.op("ArgMax", graph.op("Cast", found, to=7), axis=1, keepdims=1)
+        is_separator = graph.op("Equal", self.ids, graph.whole(self.separators.id))
+        is_separator = graph.op("And", is_separator, keep)
+        at = graph.op("ArgMax", graph.op("Cast", is_separator, to=7), axis=1, keepdims=1)
         if rule == "question":
             return graph.op("Less", self.places, at)
         begin = graph.op("Add", at, graph.whole(self.separators.between))
-        chosen = graph.op("GreaterOrEqual", self.places, begin)
-        return graph.op("And", chosen, keep)
+        is_ending = graph.op("GreaterOrEqual", self.places, begin)
+        return graph.op("And", is_ending, keep)
 
     def _bias(self, pattern: Pattern) -> str:
         """Return what is added to scores: 0 where a query attends to a key; computed once."""
         if pattern not in self._masks:
-            graph, before = self.graph, self.graph.scope
+            graph, scope = self.graph, self.graph.scope
             graph.scope = "/mask"
             zero, lowest = graph.number(0.0), graph.number(LOWEST)
             if isinstance(pattern, Blocks):
                 self._masks[pattern] = self._block_bias(pattern)
             else:
                 self._masks[pattern] = graph.op("Where", self._seen(pattern), zero, lowest)
-            graph.scope = before
+            graph.scope = scope
         return self._masks[pattern]
 
     def _seen(self, pattern: Full | Window | Causal) -> str:
@@ -337,21 +337,23 @@ class EncoderGraph:
         graph, op, size = self.graph, self.graph.op, pattern.size
         zero, lowest = graph.number(0.0), graph.number(LOWEST)
         lengths = graph.unsqueeze(op("ReduceSum", self.mask, graph.wholes(1)), 2, 3)
-        last = op("Div", op("Sub", lengths, graph.whole(1)), graph.whole(size))  # (rows, 1, 1, 1)
+        end_block = op(
+            "Div", op("Sub", lengths, graph.whole(1)), graph.whole(size)
+        )  # (rows, 1, 1, 1)
         key = op("Div", self.places, graph.whole(size))
         query = graph.unsqueeze(key, 1)
-        ends = [self._is_end(block, last) for block in (query, key)]
+        ends = [self._is_end(block, end_block) for block in (query, key)]
         near = op("LessOrEqual", op("Abs", op("Sub", query, key)), graph.whole(1))
         short = op("LessOrEqual", lengths, graph.whole(pattern.dense))
-        whole = op("Or", short, ends[0])  # rows of queries that attend to all
-        seen = op("And", op("Or", op("Or", near, ends[1]), whole), self.keep)
-        repeated = op("And", op("Equal", key, graph.whole(0)), op("Not", whole))
+        dense_rows = op("Or", short, ends[0])  # rows of queries that attend to all
+        visible = op("And", op("Or", op("Or", near, ends[1]), dense_rows), self.keep)
+        repeated = op("And", op("Equal", key, graph.whole(0)), op("Not", dense_rows))
         often = op("Where", repeated, graph.number(math.log(1 + pattern.random)), zero)
-        return op("Where", seen, often, lowest)
+        return op("Where", visible, often, lowest)
 
-    def _is_end(self, block: str, last: str) -> str:
+    def _is_end(self, block: str, end_block: str) -> str:
         op = self.graph.op
-        return op("Or", op("Equal", block, self.graph.whole(0)), op("Equal", block, last))
+        return op("Or", op("Equal", block, self.graph.whole(0)), op("Equal", block, end_block))
 
     # Relative positions
 
@@ -365,11 +367,11 @@ class EncoderGraph:
         if not isinstance(position, Disentangled):
             return None
         graph.scope = "/relative"
-        most = position.max_positions
-        start = graph.op("Sub", graph.wholes(most), self.length)
-        stop = graph.op("Add", graph.wholes(most), self.length)
-        falling = row_of(position, torch.arange(most - 1, -most - 1, -1)).numpy()
-        rising = row_of(position, torch.arange(1 - most, most + 1)).numpy()
+        max_positions = position.max_positions
+        start = graph.op("Sub", graph.wholes(max_positions), self.length)
+        stop = graph.op("Add", graph.wholes(max_positions), self.length)
+        falling = row_of(position, torch.arange(max_positions - 1, -max_positions - 1, -1)).numpy()
+        rising = row_of(position, torch.arange(1 - max_positions, max_positions + 1)).numpy()
         return (
             graph.slice(graph.array("falling_distances", falling), start, stop, 0),
             graph.slice(graph.array("rising_distances", rising), start, stop, 0),
@@ -382,10 +384,10 @@ class EncoderGraph:
         if not isinstance(position, Learned) or not isinstance(relative, ScoreBias):
             return None
         assert isinstance(position.bias, DistanceBias)
-        graph.scope, most = "/relative", position.max_positions
-        buckets = bucket_of(position.bias, torch.arange(1 - most, most)).numpy()
+        graph.scope, max_positions = "/relative", position.max_positions
+        buckets = bucket_of(position.bias, torch.arange(1 - max_positions, max_positions)).numpy()
         query = graph.unsqueeze(self.places, 1)
-        distances = op("Add", op("Sub", query, self.places), graph.whole(most - 1))
+        distances = op("Add", op("Sub", query, self.places), graph.whole(max_positions - 1))
         rows = op("Gather", graph.array("buckets", buckets), distances)
         values = op("Gather", graph.weight(relative.table.weight), rows)  # (length, length, heads)
         return graph.unsqueeze(op("Transpose", values, perm=(2, 0, 1)), 0)
@@ -413,16 +415,16 @@ class EncoderGraph:
         """Return keys and queries of relative positions `(rows, width)`, constant in the graph."""
         graph, width = self.graph, self.config.width
         if module.position_key is None and module.position_query is None:
-            both = self._qkv(module, table)
+            projected = self._qkv(module, table)
             queries, keys, _ = graph.split(
-                "Split", (both, graph.wholes(width, width, width)), 3, axis=-1
+                "Split", (projected, graph.wholes(width, width, width)), 3, axis=-1
             )
             return keys if "c2p" in module.terms else None, (
                 queries if "p2c" in module.terms else None
             )
         keys_queries = (module.position_key, module.position_query)
-        found = [None if layer is None else graph.dense(table, layer) for layer in keys_queries]
-        return found[0], found[1]
+        vectors = [None if layer is None else graph.dense(table, layer) for layer in keys_queries]
+        return vectors[0], vectors[1]
 
     def _diagonals(self, x: str, vectors: str) -> str:
         """Return the product of token i with the vector n − 1 − i + j at (i, j).
@@ -435,14 +437,14 @@ class EncoderGraph:
         from the number n − 1 on: each row begins one place further left. See
         `attention.relative.along_diagonals`.
         """
-        graph, op, one = self.graph, self.graph.op, self.graph.wholes(1)
+        graph, op, single = self.graph, self.graph.op, self.graph.wholes(1)
         heads = self.config.heads
         apart = op("Reshape", vectors, graph.wholes(0, heads, self.config.width // heads))
         products = op("MatMul", x, op("Transpose", apart, perm=(1, 2, 0)))
         flat = op("Reshape", products, graph.wholes(0, 0, -1))
-        start = op("Sub", self.length, one)
+        start = op("Sub", self.length, single)
         row = op("Add", self.length, start)  # 2n − 1
         stop = op("Add", start, op("Mul", self.length, row))
-        part = graph.slice(flat, start, stop, 2)
+        diagonal = graph.slice(flat, start, stop, 2)
         shape = op("Concat", graph.wholes(0, 0), self.length, row, axis=0)
-        return graph.slice(op("Reshape", part, shape), graph.wholes(0), self.length, 3)
+        return graph.slice(op("Reshape", diagonal, shape), graph.wholes(0), self.length, 3)

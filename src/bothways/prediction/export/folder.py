@@ -132,24 +132,24 @@ def write_export(
     require("export", "exporting a model", "onnx", "onnxruntime")
     if "openvino" in formats:
         require("export", "exporting to OpenVINO", "openvino")
-    source, place = resolve(resolve_run(str(folder))), Path(out)
-    check_not_input(place, [source])
-    _check_replaceable(place)
+    source, target = resolve(resolve_run(str(folder))), Path(out)
+    check_not_input(target, [source])
+    _check_replaceable(target)
     progress.stage("building the graph")
     learner = open_learner(source, task, length=length, device="cpu", settings=settings)
-    part = exported_part(learner)
-    with replace_folder(place) as hidden:
-        _write_companions(hidden, source, learner, part)
-        _save(build_graph(learner.model, part), hidden / ONNX["fp32"])
+    exported = exported_part(learner)
+    with replace_folder(target) as hidden:
+        _write_companions(hidden, source, learner, exported)
+        _save(build_graph(learner.model, exported), hidden / ONNX["fp32"])
         progress.stage("comparing with onnxruntime")
         session = Session(hidden / ONNX["fp32"])
-        comparisons = [compare(learner.model, part, session, "onnxruntime")]
+        comparisons = [compare(learner.model, exported, session, "onnxruntime")]
         if "openvino" in formats:
             progress.stage("converting to OpenVINO")
             file = hidden / OPENVINO["fp32"]
-            convert_to_openvino(hidden / ONNX["fp32"], file, part.head)
+            convert_to_openvino(hidden / ONNX["fp32"], file, exported.head)
             progress.stage("comparing with OpenVINO")
-            comparisons.append(compare(learner.model, part, CompiledModel(file), "OpenVINO"))
+            comparisons.append(compare(learner.model, exported, CompiledModel(file), "OpenVINO"))
         for comparison in comparisons:
             comparison.check()
         reports: dict[GraphRuntime, Int8Report] = {}
@@ -157,7 +157,7 @@ def write_export(
             _quantise(hidden, progress)
             reports["onnxruntime"] = _gate(hidden, int8, "onnxruntime", progress)
         if int8 is not None and "openvino" in formats:
-            _store_int8(hidden, learner.model, part, progress)
+            _store_int8(hidden, learner.model, exported, progress)
             reports["openvino"] = _gate(hidden, int8, "openvino", progress)
         if "onnx" not in formats:
             shutil.rmtree((hidden / ONNX["fp32"]).parent)
@@ -166,7 +166,7 @@ def write_export(
             for name in ("onnx", "openvino")
             for path in sorted((hidden / name).glob("*"))
         }
-    return ExportResult(place, learner.task.name, tuple(comparisons), reports, sizes)
+    return ExportResult(target, learner.task.name, tuple(comparisons), reports, sizes)
 
 
 def exported_part(learner: TaskModel[Any, Any]) -> ExportedPart:
@@ -186,7 +186,7 @@ def exported_part(learner: TaskModel[Any, Any]) -> ExportedPart:
 
 
 def _write_companions(
-    hidden: Path, source: Path, learner: TaskModel[Any, Any], part: ExportedPart
+    hidden: Path, source: Path, learner: TaskModel[Any, Any], exported: ExportedPart
 ) -> None:
     """Write the configuration, the tokenizer and the records of programs."""
     model, tokenizer = learner.model, learner.tokenizer
@@ -205,8 +205,8 @@ def _write_companions(
     }
     files: dict[str, Any] = {RECORD: record, **learner.task.program_files(learner.length)}
     files["config.json"] = {**read_hf_config(source).raw, **files.get("config.json", {})}
-    if part.sentence is not None:
-        files |= program_files(part.sentence, model)
+    if exported.sentence is not None:
+        files |= program_files(exported.sentence, model)
     for name, tree in files.items():
         (hidden / name).parent.mkdir(exist_ok=True)
         (hidden / name).write_bytes(file_content(tree))
@@ -244,12 +244,12 @@ def _quantise(hidden: Path, progress: Progress) -> None:
         logger.setLevel(level)
 
 
-def _store_int8(hidden: Path, model: Model, part: ExportedPart, progress: Progress) -> None:
+def _store_int8(hidden: Path, model: Model, exported: ExportedPart, progress: Progress) -> None:
     """Write the OpenVINO model with weights in int8."""
     progress.stage("quantising for OpenVINO")
     source = hidden / "onnx" / "int8_weights.onnx"
-    _save(with_int8_weights(build_graph(model, part)), source)
-    convert_to_openvino(source, hidden / OPENVINO["int8"], part.head)
+    _save(with_int8_weights(build_graph(model, exported)), source)
+    convert_to_openvino(source, hidden / OPENVINO["int8"], exported.head)
     for file in source.parent.glob(f"{source.name}*"):
         file.unlink()
 
@@ -269,15 +269,17 @@ def _gate(hidden: Path, gate: Int8Gate, runtime: GraphRuntime, progress: Progres
     return report
 
 
-def _check_replaceable(place: Path) -> None:
+def _check_replaceable(folder: Path) -> None:
     """Raise FolderError for a folder that is not an earlier export."""
-    if place.exists() and not place.is_dir():
-        raise FolderError("is a file, not a folder", where=place, fix="Choose another folder.")
-    held = sorted(path.name for path in place.iterdir()) if place.exists() else []
-    foreign = [name for name in held if not any(fnmatch.fnmatch(name, own) for own in _OURS)]
+    if folder.exists() and not folder.is_dir():
+        raise FolderError("is a file, not a folder", where=folder, fix="Choose another folder.")
+    names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    foreign = [
+        name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in _OURS)
+    ]
     if foreign:
-        what = f"holds files that are not of an export, which would be lost: {listed(foreign)}"
-        raise FolderError(what, where=place, fix="Choose an empty or a new folder.")
+        message = f"holds files that are not of an export, which would be lost: {listed(foreign)}"
+        raise FolderError(message, where=folder, fix="Choose an empty or a new folder.")
 
 
 def convert_to_openvino(source: Path, target: Path, head: str) -> None:

@@ -23,8 +23,8 @@ def with_int8_weights(graph: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of a graph with its matrices in int8, each stored once."""
     readers = defaultdict(list)
     for node in graph.graph.node:
-        for place, name in enumerate(node.input):
-            readers[name].append((node.op_type, place))
+        for position, name in enumerate(node.input):
+            readers[name].append((node.op_type, position))
     matrices = {
         tensor.name: tensor
         for tensor in graph.graph.initializer
@@ -37,11 +37,11 @@ def with_int8_weights(graph: onnx.ModelProto) -> onnx.ModelProto:
         for name in (name for name in node.input if name in dense and name not in done):
             codes, scales = rounded(numpy_helper.to_array(matrices[name]), 0)
             zeros = numpy_helper.from_array(np.zeros(len(scales), np.int8), f"{name}.zero")
-            parts = [*_parts(name, codes, scales), zeros]
-            initializers += parts
-            given = [part.name for part in parts]
+            tensors = [*_parts(name, codes, scales), zeros]
+            initializers += tensors
+            tensor_names = [part.name for part in tensors]
             nodes.append(
-                helper.make_node("DequantizeLinear", given, [name], f"{name}.fp32", axis=1)
+                helper.make_node("DequantizeLinear", tensor_names, [name], f"{name}.fp32", axis=1)
             )
             done.add(name)
         name = node.input[0] if node.input else ""
@@ -57,8 +57,8 @@ def with_int8_weights(graph: onnx.ModelProto) -> onnx.ModelProto:
     result.CopyFrom(graph)
     del result.graph.node[:], result.graph.initializer[:]
     result.graph.node.extend(nodes)
-    kept = (each for each in graph.graph.initializer if each.name not in done)
-    result.graph.initializer.extend([*kept, *initializers])
+    unchanged = (each for each in graph.graph.initializer if each.name not in done)
+    result.graph.initializer.extend([*unchanged, *initializers])
     return result
 
 

@@ -71,14 +71,14 @@ def head_kind(kind: str) -> HeadKind:
     Raises:
         FolderError: it cannot.
     """
-    known: dict[str, HeadKind] = {each: each for each in get_args(HeadKind)}
-    if kind not in known:
-        what = f"the head {kind!r} cannot be exported"
-        raise FolderError(what, fix=f"Heads that can are {', '.join(known)}.")
-    return known[kind]
+    kinds: dict[str, HeadKind] = {name: name for name in get_args(HeadKind)}
+    if kind not in kinds:
+        message = f"the head {kind!r} cannot be exported"
+        raise FolderError(message, fix=f"Heads that can are {', '.join(kinds)}.")
+    return kinds[kind]
 
 
-def build_graph(model: Model, part: ExportedPart) -> onnx.ModelProto:
+def build_graph(model: Model, exported: ExportedPart) -> onnx.ModelProto:
     """Return the ONNX model of an encoder with one head, for any batch size and length.
 
     Examples:
@@ -90,10 +90,10 @@ def build_graph(model: Model, part: ExportedPart) -> onnx.ModelProto:
     Raises:
         FolderError: the head is a BiLSTM.
     """
-    encoder, kind = model.encoder, part.head
+    encoder, kind = model.encoder, exported.head
     if kind != "none" and isinstance(model.heads[kind], head_modules.LSTMOutput):
-        what = "has a BiLSTM between the encoder and the labels, which cannot be exported"
-        raise FolderError(what, fix="Serve it with bothways.")
+        message = "has a BiLSTM between the encoder and the labels, which cannot be exported"
+        raise FolderError(message, fix="Serve it with bothways.")
     graph = GraphBuilder({id(p): name for name, p in model.named_parameters()})
     names = ["input_ids", "attention_mask"]
     names += ["token_type_ids"] if encoder.config.segments > 1 else []
@@ -101,12 +101,12 @@ def build_graph(model: Model, part: ExportedPart) -> onnx.ModelProto:
     axes = (ROWS, "choices", LENGTH) if choice else (ROWS, LENGTH)
     rows = list(names)
     if choice:
-        last = graph.op("Shape", "input_ids", start=2)
-        shape = graph.op("Concat", graph.wholes(-1), last, axis=0)
+        length = graph.op("Shape", "input_ids", start=2)
+        shape = graph.op("Concat", graph.wholes(-1), length, axis=0)
         rows = [graph.op("Reshape", name, shape) for name in names]
     inputs = rows[0], rows[1], rows[2] if len(rows) > 2 else None
-    vectors = EncoderGraph(graph, encoder, inputs, part.global_rule, part.separators)
-    outputs = _HeadGraph(graph, vectors, model).outputs(part)
+    vectors = EncoderGraph(graph, encoder, inputs, exported.global_rule, exported.separators)
+    outputs = _HeadGraph(graph, vectors, model).outputs(exported)
     return graph.model(dict.fromkeys(names, axes), outputs, {HEAD: kind}, ("bothways", __version__))
 
 
@@ -118,22 +118,22 @@ class _HeadGraph:
         self.layers = encoder.layers()
         self.causal = encoder.config.is_causal
 
-    def outputs(self, part: ExportedPart) -> dict[str, tuple[str | int, ...]]:
+    def outputs(self, exported: ExportedPart) -> dict[str, tuple[str | int, ...]]:
         """Append the head; return the outputs with their axes."""
-        graph, x, kind = self.graph, self.layers[-1], part.head
+        graph, x, kind = self.graph, self.layers[-1], exported.head
         graph.scope = f"/{kind}"
         head = nn.Identity() if kind == "none" else self.model.heads[kind]
         width = self.encoder.config.width
         match kind:
             case "none":
                 graph.rename(x, "last_hidden_state")
-                known: dict[str, tuple[str | int, ...]] = {
+                axes: dict[str, tuple[str | int, ...]] = {
                     "last_hidden_state": (ROWS, LENGTH, width)
                 }
-                if part.sentence is not None:
-                    graph.rename(self._sentence(x, part.sentence), "sentence_embedding")
-                    known["sentence_embedding"] = (ROWS, self._width(part.sentence))
-                return known
+                if exported.sentence is not None:
+                    graph.rename(self._sentence(x, exported.sentence), "sentence_embedding")
+                    axes["sentence_embedding"] = (ROWS, self._width(exported.sentence))
+                return axes
             case "span":
                 starts, ends = graph.split(
                     "Split", (self._rows(head, x), graph.wholes(1, 1)), 2, axis=-1
@@ -142,9 +142,9 @@ class _HeadGraph:
                     graph.rename(graph.op("Squeeze", value, graph.wholes(-1)), name)
                 return {"start_logits": (ROWS, LENGTH), "end_logits": (ROWS, LENGTH)}
             case "choice":
-                found = self._rows(head, self._pooled(head, x))
+                logits = self._rows(head, self._pooled(head, x))
                 shape = graph.op("Shape", "input_ids", start=0, end=2)
-                graph.rename(graph.op("Reshape", found, shape), "logits")
+                graph.rename(graph.op("Reshape", logits, shape), "logits")
                 return {"logits": (ROWS, "choices")}
             case "labels" | "pair":
                 count = self._head_outputs(kind)
@@ -197,11 +197,11 @@ class _HeadGraph:
     def _hidden(self, head: head_modules.OwnOutput, x: str) -> str:
         return self.graph.activate(head.activation, self.graph.dense(x, head.inner))
 
-    def _tokens(self, x: str, own: nn.Linear | None) -> str:
+    def _tokens(self, x: str, matrix: nn.Linear | None) -> str:
         """Multiply by the token embedding, which is stored once, or by the head's own matrix."""
         graph = self.graph
-        if own is not None:
-            return graph.dense(x, own)
+        if matrix is not None:
+            return graph.dense(x, matrix)
         table = graph.weight(self.model.encoder.embedding.token.weight)
         return graph.op("MatMul", x, graph.op("Transpose", table, perm=(1, 0)))
 
@@ -224,8 +224,8 @@ class _HeadGraph:
         graph = self.graph
         if not self.causal:
             return graph.op("Squeeze", self._first(x), graph.wholes(1))
-        last = graph.op("Sub", self._lengths(), graph.whole(1))  # (rows, 1)
-        return graph.op("GatherND", x, last, batch_dims=1)
+        end = graph.op("Sub", self._lengths(), graph.whole(1))  # (rows, 1)
+        return graph.op("GatherND", x, end, batch_dims=1)
 
     def _lengths(self) -> str:
         return self.graph.op("ReduceSum", self.encoder.mask, self.graph.wholes(1), keepdims=1)
@@ -252,14 +252,14 @@ class _HeadGraph:
             case "cls":
                 return graph.op("Squeeze", self._first(x), graph.wholes(1))
             case "lasttoken":
-                last = graph.op("Sub", self._lengths(), graph.whole(1))  # (rows, 1)
-                return graph.op("GatherND", x, last, batch_dims=1)
+                end = graph.op("Sub", self._lengths(), graph.whole(1))  # (rows, 1)
+                return graph.op("GatherND", x, end, batch_dims=1)
             case "mean":
                 return self._mean(x)
             case "max":
                 keep = graph.unsqueeze(graph.op("Cast", self.encoder.mask, to=9), 2)
-                shown = graph.op("Where", keep, x, graph.number(LOWEST))
-                return graph.op("ReduceMax", shown, axes=(1,), keepdims=0)
+                masked = graph.op("Where", keep, x, graph.number(LOWEST))
+                return graph.op("ReduceMax", masked, axes=(1,), keepdims=0)
             case "mean_sqrt_len_tokens":
                 count = graph.op("Max", graph.op("Cast", self._lengths(), to=1), graph.number(1.0))
                 return graph.op("Mul", self._mean(x), graph.op("Sqrt", count))

@@ -49,12 +49,12 @@ class Comparison:
     def check(self) -> None:
         """Raise DivergedError if the difference is too large, or not a number."""
         if not self.largest <= self.tolerance:
-            what = (
+            message = (
                 f"its outputs in {self.runtime} differ from the model's by {self.largest:.1e}; "
                 f"the limit is {self.tolerance:g}"
             )
             fix = "Nothing was written. Use another version of the runtime, or serve with bothways."
-            raise DivergedError(what, where="export", fix=fix)
+            raise DivergedError(message, where="export", fix=fix)
 
     def __str__(self) -> str:
         largest = f"{self.largest:.1e} of at most {self.tolerance:g}"
@@ -62,7 +62,7 @@ class Comparison:
 
 
 @torch.inference_mode()
-def compare(model: Model, part: ExportedPart, run: Run, runtime: str) -> Comparison:
+def compare(model: Model, exported: ExportedPart, run: Run, runtime: str) -> Comparison:
     """Compare all outputs of a graph with those of the model, at every token.
 
     Args:
@@ -70,17 +70,17 @@ def compare(model: Model, part: ExportedPart, run: Run, runtime: str) -> Compari
         run: computes the graph in the runtime.
     """
     config = model.config
-    session, shapes, shares = SessionModel(config, part.head, run), [], []
-    for batch in probes(config, part):
+    session, shapes, shares = SessionModel(config, exported.head, run), [], []
+    for batch in probes(config, exported):
         shapes.append((batch.layout.sequences, batch.layout.max_seqlen))
-        ours = head_outputs(model, part.head, batch)
-        shares.append(_share(ours, head_outputs(session, part.head, batch)) / TOLERANCE)
-        if part.sentence is not None:
-            vectors = sentence_vectors(model, ours, batch.layout, part.sentence)
-            given = padded_inputs(config, part.head, batch)
-            theirs = torch.from_numpy(run(given)["sentence_embedding"])
-            limit = UNIT_TOLERANCE if part.sentence.normalised else TOLERANCE
-            shares.append(_share(vectors, theirs) / limit)
+        outputs = head_outputs(model, exported.head, batch)
+        shares.append(_share(outputs, head_outputs(session, exported.head, batch)) / TOLERANCE)
+        if exported.sentence is not None:
+            vectors = sentence_vectors(model, outputs, batch.layout, exported.sentence)
+            inputs = padded_inputs(config, exported.head, batch)
+            actual = torch.from_numpy(run(inputs)["sentence_embedding"])
+            limit = UNIT_TOLERANCE if exported.sentence.normalised else TOLERANCE
+            shares.append(_share(vectors, actual) / limit)
     # `max` would lose a NaN.
     return Comparison(runtime, float(np.max(shares)) * TOLERANCE, TOLERANCE, tuple(shapes))
 
@@ -104,17 +104,17 @@ def sentence_vectors(
     return vectors[:, : config.components]
 
 
-def probes(config: EncoderConfig, part: ExportedPart) -> Iterator[Batch]:
+def probes(config: EncoderConfig, exported: ExportedPart) -> Iterator[Batch]:
     """Yield batches of random tokens: one token, short rows of mixed lengths, the longest rows."""
     reached = max(_reach(config.pattern(layer)) for layer in range(config.depth))
-    most = min(config.max_positions, max(LONGEST, reached))
+    max_length = min(config.max_positions, max(LONGEST, reached))
     draw = torch.Generator().manual_seed(0)
-    for lengths in ([1], [7], [2, 64, 1, 33], [most, 5, most // 2 + 1]):
-        held = [min(length, config.max_positions) for length in lengths]
-        ids = torch.randint(config.vocab, (sum(held),), generator=draw)
-        segments = torch.randint(max(1, config.segments), (sum(held),), generator=draw)
-        batch = Batch(ids, segments, Layout.of(held))
-        yield _with_global_tokens(batch, part) if config.has_global_attention else batch
+    for lengths in ([1], [7], [2, 64, 1, 33], [max_length, 5, max_length // 2 + 1]):
+        row_lengths = [min(length, config.max_positions) for length in lengths]
+        ids = torch.randint(config.vocab, (sum(row_lengths),), generator=draw)
+        segments = torch.randint(max(1, config.segments), (sum(row_lengths),), generator=draw)
+        batch = Batch(ids, segments, Layout.of(row_lengths))
+        yield _with_global_tokens(batch, exported) if config.has_global_attention else batch
 
 
 def _reach(pattern: Pattern) -> int:
@@ -128,18 +128,18 @@ def _reach(pattern: Pattern) -> int:
             return 0
 
 
-def _with_global_tokens(batch: Batch, part: ExportedPart) -> Batch:
+def _with_global_tokens(batch: Batch, exported: ExportedPart) -> Batch:
     """Return the batch with a separator in each text, and global tokens as tasks mark them."""
-    layout, rule = batch.layout, part.global_rule
-    if part.separators is None or rule in ("none", "first"):
+    layout, rule = batch.layout, exported.global_rule
+    if exported.separators is None or rule in ("none", "first"):
         return dataclasses.replace(batch, global_attention_mask=global_tokens(batch, rule, 0, 0))
-    separators = part.separators
+    separators = exported.separators
     lengths = layout.cu_seqlens.diff()
     middle = layout.first_tokens + lengths // 2
     ids = batch.ids.index_fill(0, middle[lengths > 2], separators.id)
     batch = dataclasses.replace(batch, ids=ids)
-    chosen = global_tokens(batch, rule, separators.id, separators.between)
-    return dataclasses.replace(batch, global_attention_mask=chosen)
+    mask = global_tokens(batch, rule, separators.id, separators.between)
+    return dataclasses.replace(batch, global_attention_mask=mask)
 
 
 def global_tokens(batch: Batch, rule: GlobalRule, separator: int, between: int) -> Tensor | None:
@@ -160,7 +160,7 @@ def global_tokens(batch: Batch, rule: GlobalRule, separator: int, between: int) 
     return result
 
 
-def _share(ours: Tensor, theirs: Tensor) -> float:
-    if ours.shape != theirs.shape:
+def _share(expected: Tensor, actual: Tensor) -> float:
+    if expected.shape != actual.shape:
         return float("nan")
-    return float((ours - theirs).abs().max()) / max(1.0, float(ours.abs().max()))
+    return float((expected - actual).abs().max()) / max(1.0, float(expected.abs().max()))
