@@ -35,7 +35,7 @@ _WINDOW_NUMBERS = 2**21
 
 @dataclass(frozen=True)
 class PredictConfig:
-    """How predictions are batched, on which results do not depend.
+    """Batching of predictions, on which results do not depend.
 
     Attributes:
         tokens: the most tokens of a batch, unless one sequence has more; None for the
@@ -245,8 +245,8 @@ def _check_finite(outputs: Many[Output], example: object) -> None:
 def window_size(
     task: Task[Any, Any], labels: Many[str], config: PredictConfig = DEFAULT_PREDICT
 ) -> int:
-    """Return how many examples are predicted together: of many labels fewer, as each has a number
-    for every label.
+    """Return the number of examples that are predicted together: fewer of many labels, as each
+    has a number for every label.
     """
     return max(1, min(config.window, task.window, _WINDOW_NUMBERS // max(1, len(labels))))
 

@@ -1,4 +1,4 @@
-"""Why a model answers as it does: words left out, integrated gradients, attention and its rollout.
+"""Explanations of predictions: leave one out, integrated gradients, attention and its rollout.
 
     learner = bothways.load("runs/sst").unprepared()
     example = learner.task.from_texts(("what a lovely film",))
@@ -148,7 +148,7 @@ def without(example: Any, words: Many[Word], index: int) -> Any:
 
 
 def value_of(prediction: Any, target: ExplainedOutput, labels: Many[str]) -> float:
-    """Return what a prediction says of a target: a probability, a score or a cosine.
+    """Return the value of a target in a prediction: a probability, a score or a cosine.
 
     Raises:
         DataError: the prediction is of another kind, or has no such label or word.
@@ -463,7 +463,7 @@ def attentions(learner: TaskModel[Any, Any], sequence: Sequence) -> HeadWeights:
 
 
 def rollout(layers: HeadWeights) -> Float64[np.ndarray, "n n"]:
-    """Return how much of each input token (second axis) flows into each output token, by attention.
+    """Compute the flow of each input token (second axis) into each output token, by attention.
 
     Each layer mixes the mean of its heads and its residual path in equal shares; the layers are
     multiplied.

@@ -24,7 +24,7 @@ from bothways.tasks.text_examples import TextColumns, TextExample, example_of
 
 COLUMNS = TextColumns("sentence_good", "sentence_bad")
 GROUPS = ("phenomenon", "linguistics_term", "field")
-"""What accuracies are given for: the file, and two columns of BLiMP."""
+"""Groupings of accuracies: the file, and two columns of BLiMP."""
 
 
 @dataclass

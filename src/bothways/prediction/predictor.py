@@ -532,7 +532,7 @@ def open_task(
         task: a name or alias in `tasks.catalogue`; None for the task of the folder.
         length: the longest text in tokens; None as in training, else all positions of the model.
         precision: of matrix products; fp32 gives the same predictions on every machine.
-        batch_invariant: whether a text has the same prediction in any company, to the bit, see
+        batch_invariant: whether predictions are bit-identical in every batch, see
             `prepared_model.prepare_model`; without it in fp32 the same to rounding, and sooner if
             it is short and alone.
         runtime: "onnxruntime" or "openvino" for the graph in a folder that `bothways export` wrote.

@@ -310,7 +310,7 @@ def prepare_model(
 def layer_packer(
     device: torch.device, dtype: torch.dtype, *, batch_invariant: bool = False
 ) -> PackLayer:
-    """Return what packs a dense layer in fp32 or bf16.
+    """Choose the packed form of a dense layer in fp32 or bf16.
 
     | device | dtype | kernels compiled | layer |
     |---|---|---|---|
@@ -335,7 +335,7 @@ def _has_amx() -> bool:
 
 
 def gains_at_bulk(model: Model) -> bool:
-    """Return whether many tokens go faster through the prepared form of this model, in fp32.
+    """Return True if many tokens go faster through the prepared form of this model, in fp32.
 
     They do where the library's kernels are faster than torch's products for any number of rows.
     """

@@ -32,9 +32,9 @@ Arrays = Mapping[str, NDArray[np.int64]]
 Run = Callable[[Arrays], Mapping[str, NDArray[np.float32]]]
 """Computes all outputs from the inputs, both by name."""
 GraphRuntime = Literal["onnxruntime", "openvino"]
-"""What computes the graph of an exported folder."""
+"""Runtimes for the graph of an exported folder."""
 Runtime = Literal["torch"] | GraphRuntime
-"""What computes a model: this library with torch, or another runtime from an exported folder."""
+"""Runtimes for a model: this library with torch, or another runtime from an exported folder."""
 HEAD = "bothways.head"
 """The key of the head's kind in the metadata of a graph."""
 FILES: Mapping[GraphRuntime, Mapping[Literal["fp32", "int8"], str]] = {

@@ -98,7 +98,7 @@ class App:
         self._started: asyncio.Task[None] | None = None
 
     def is_ready(self) -> bool:
-        """Return whether new requests are welcome."""
+        """Return True if new requests are welcome."""
         return self._warm and not self.draining
 
     async def start(self) -> None:
@@ -234,7 +234,7 @@ class App:
             requests_log.info(log_line(exchange, status, size, seconds))
 
     def refuse_unread(self, path: str, headers: Mapping[str, str]) -> RequestError | None:
-        """Return why a request to compute is refused before its body is read.
+        """Return the refusal of a request before its body is read.
 
         None if it is to be read: it may have room, or another error comes first.
         """
@@ -256,7 +256,7 @@ class App:
     async def _result(
         self, scope: Scope, headers: Mapping[str, str], receive: Receive, exchange: Exchange
     ) -> Any:
-        """Return what is sent: a page, plain text, or a value for JSON, maybe written already."""
+        """Return a response: a page, plain text, or a value for JSON, maybe written already."""
         path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
         path = path if path == "/" else path.rstrip("/")
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
@@ -457,7 +457,7 @@ class App:
         return await work(lambda: orjson.dumps(query.write(answer), option=NUMBERS))
 
     def _seconds(self, headers: Mapping[str, str]) -> float:
-        """Return how long a request may take: the limit, or less if the client asks for it."""
+        """Return the seconds for a request: the limit, or less if the client asks for it."""
         value = headers.get("x-request-timeout")
         if value is None:
             return self.limits.deadline_seconds

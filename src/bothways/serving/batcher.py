@@ -123,7 +123,7 @@ class Ticket:
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """What is computed as a whole: a sequence of an example, or (None) all of them."""
+    """A unit of computation: a sequence of an example, or (None) all of them."""
 
     ticket: Ticket
     example: int
@@ -150,7 +150,7 @@ class Refusals:
             self._shortest[route] = (size, error)
 
     def find(self, route: str, size: int) -> RequestError | None:
-        """Return why a request has no room; None if it has to be read to know."""
+        """Return the refusal of a request without room; None if it has to be read to know."""
         least, error = self._shortest.get(route, (0, None))
         if error is None or size < least:
             return None
@@ -196,7 +196,7 @@ class Batcher:
             self._thread.join()
 
     def fault(self, bound: float) -> str | None:
-        """Return why the thread computes nothing any more; None if it is well.
+        """Return the fault of a thread that computes nothing any more; None if it is well.
 
         Args:
             bound: seconds of one batch, or of no batch while requests wait.
@@ -211,7 +211,7 @@ class Batcher:
         return None
 
     def busy_seconds(self) -> float:
-        """Return how long the batch under way has taken so far; 0 while the model waits."""
+        """Return the seconds of the batch under way so far; 0 while the model waits."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 

@@ -37,7 +37,7 @@ def read_keys(file: Path) -> tuple[str, ...]:
 
 
 class NamedModel(NamedTuple):
-    """What is served under a name: a folder and the task to open it for, None for its own."""
+    """A served model: a folder and the task to open it for, None for its own."""
 
     folder: str
     task: str | None = None

@@ -57,7 +57,7 @@ class Exchange:
         return cls(request_id if _ID.fullmatch(request_id) else uuid.uuid4().hex)
 
     def milliseconds(self, phase: str) -> float:
-        """Return how long a phase took; 0 if the request did not reach it."""
+        """Return the duration of a phase; 0 if the request did not reach it."""
         return 1000.0 * sum(end - start for name, start, end in self.phases if name == phase)
 
 
@@ -197,7 +197,7 @@ async def disconnected(receive: Receive) -> None:
 
 
 def log_line(exchange: Exchange, status: int, size: int, seconds: float) -> dict[str, Any]:
-    """Return what is logged of a request: never a text, a key or an address."""
+    """Build the log entry of a request: never a text, a key or an address."""
     return {
         "id": exchange.id,
         "route": exchange.route,

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence as Many
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from bothways.core.errors import BothwaysError
@@ -33,8 +33,8 @@ from bothways.prediction.explanation import (
 from bothways.serving.batcher import ModelJob
 from bothways.serving.errors import RequestError, over_limit
 from bothways.serving.models import Models, ServedModel, as_request_error
-from bothways.serving.requests import PAIR, TEXT, Count, RequestBody, Text, Whole, either
-from bothways.serving.shapes import Answer, Query, as_input
+from bothways.serving.requests import Count, Input, RequestBody, Text, Whole
+from bothways.serving.shapes import Answer, Query
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.predictions import brief
@@ -46,7 +46,7 @@ MOST_ATTENTION_TOKENS = 128
 KINDS = tuple(kind for kind in ALL_TASKS if kind != "choice")
 """The tasks for which there is a method."""
 MOST_CHARACTERS, MOST_WORDS = 20_000, 512
-"""The longest text that is explained, and the most words that are left out of one."""
+"""The longest text that is explained, and its maximum number of words."""
 BACKWARD = 2
 """A backward pass takes about as long as two forward passes."""
 
@@ -55,7 +55,7 @@ class ExplainRequest(RequestBody):
     """An input, and what of its answer is to be explained how."""
 
     method: Literal["leave_one_out", "integrated_gradients", "attention"]
-    inputs: Annotated[Any, WithJsonSchema(either(TEXT, PAIR, {"type": "object"}))]
+    inputs: Input
     label: Annotated[Text, Field(description="the class or the tag; for fill the token")] | None = (
         None
     )
@@ -75,7 +75,7 @@ class WordEffect(TypedDict):
 
 
 class WordEffects(TypedDict):
-    """How far the output falls without each word."""
+    """Effects of words that are left out."""
 
     method: Literal["leave_one_out"]
     label: str | None
@@ -133,7 +133,7 @@ def explain(models: Models, request: ExplainRequest) -> Query:
     if layer > depth:
         message = f"layer must be at most {depth}, not {layer}"
         raise RequestError("invalid", message, param="layer")
-    value = as_input(request.inputs)
+    value = request.inputs
     if (characters := len(str(value))) > MOST_CHARACTERS:
         limit = ("characters to explain", characters, "explained_characters", MOST_CHARACTERS)
         raise over_limit("text_too_long", *limit)

@@ -1,6 +1,6 @@
 """The task shapes of Hugging Face's inference API: `{"inputs": …, "parameters": {…}}`.
 
-The task is that of the model. A text gives one answer and a list of texts a list of answers.
+The model decides the task. A text gives one answer and a list of texts a list of answers.
 """
 
 from __future__ import annotations
@@ -19,12 +19,34 @@ from bothways.serving.models import Models, ServedModel
 from bothways.tasks.mask_filling.task import MaskFillingTask
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 
-_LABELLED = requests.either(requests.TEXT, requests.PAIR, {"type": "object"})
 _QUESTION = {
     "type": "object",
     "properties": {"question": requests.TEXT, "context": requests.TEXT},
     "required": ["question", "context"],
 }
+
+
+def _read_labelled(value: Any) -> Any:
+    match value:
+        case {"text": str(text), "text_pair": str(pair)} if len(value) == 2:
+            return (text, pair)
+        case {"text": str(text)} if len(value) == 1:
+            return text
+        case dict():
+            raise ValueError(
+                'must have "text" and, for a pair, "text_pair" in an object; '
+                "POST /TASK takes the columns of a task"
+            )
+        case _:
+            return requests.read_input(value)
+
+
+def _read_question(value: Any) -> tuple[str, str]:
+    match value:
+        case {"question": str(question), "context": str(context)} if len(value) == 2:
+            return question, context
+        case _:
+            raise ValueError('must be objects {"question": "…", "context": "…"}')
 
 
 class ClassificationParameters(requests.Truncation):
@@ -76,7 +98,8 @@ class ClassificationRequest(_PipelineRequest):
 
     inputs: Annotated[
         requests.Items,
-        WithJsonSchema(requests.either(_LABELLED, requests.list_of(_LABELLED, minItems=1))),
+        requests.per_item(_read_labelled),
+        WithJsonSchema(requests.either(requests.ROW, requests.list_of(requests.ROW, minItems=1))),
     ]
     parameters: ClassificationParameters = ClassificationParameters()
 
@@ -93,6 +116,7 @@ class AnswerRequest(_PipelineRequest):
 
     inputs: Annotated[
         requests.Items,
+        requests.per_item(_read_question),
         WithJsonSchema(requests.either(_QUESTION, requests.list_of(_QUESTION, minItems=1))),
     ]
     parameters: AnswerParameters = AnswerParameters()
@@ -216,7 +240,7 @@ def _text_classification(model: ServedModel, request: ClassificationRequest) -> 
     if function not in (None, _FUNCTIONS[model.kind]):
         message = f"function_to_apply must be {_FUNCTIONS[model.kind]}, that of the model's task"
         raise RequestError("invalid", message, param="parameters.function_to_apply")
-    inputs = [_classified(item) for item in (value if isinstance(value, list) else [value])]
+    inputs = value if isinstance(value, list) else [value]
 
     def write(answer: shapes.Answer) -> list[list[shapes.LabelScore]]:
         # A list of lists for a single text too: the clients take its first element.
@@ -224,22 +248,6 @@ def _text_classification(model: ServedModel, request: ClassificationRequest) -> 
         return [shapes.class_scores(prediction, labels)[:top] for prediction in answer.predictions]
 
     return shapes.Query(model, inputs, write, _truncates(request))
-
-
-def _classified(value: Any) -> Any:
-    match value:
-        case {"text": str(text), "text_pair": str(pair)} if len(value) == 2:
-            return (text, pair)
-        case {"text": str(text)} if len(value) == 1:
-            return text
-        case dict():
-            message = (
-                'an object in inputs has "text" and, for a pair, "text_pair"; '
-                "POST /TASK takes the columns of a task"
-            )
-            raise RequestError("invalid", message, param="inputs")
-        case _:
-            return shapes.as_input(value)
 
 
 def _token_classification(model: ServedModel, request: TaggingRequest) -> shapes.Query:
@@ -285,14 +293,7 @@ def _words(example: Any, prediction: Any, ignored: list[str]) -> list[EntityGrou
 def _question_answering(model: ServedModel, request: AnswerRequest) -> shapes.Query:
     parameters, value, top = request.parameters, request.inputs, request.parameters.top_k
     several = isinstance(value, list)
-    inputs = []
-    for item in value if isinstance(value, list) else [value]:
-        match item:
-            case {"question": str(question), "context": str(context)} if len(item) == 2:
-                inputs.append((question, context))
-            case _:
-                message = 'each of inputs must be an object {"question": "…", "context": "…"}'
-                raise RequestError("invalid", message, param="inputs")
+    inputs = value if several else [value]
     task = model.learner.task
     assert isinstance(task, QuestionAnsweringTask)
     settings: dict[str, Any] = {"n_best": max(top, task.n_best)}

@@ -9,7 +9,7 @@ from bothways.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server accepts, and how long it waits.
+    """Limits of requests and of waiting.
 
     Attributes:
         body_bytes: of a request.

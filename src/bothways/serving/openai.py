@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Annotated, Any, Literal
 
-from pydantic import WithJsonSchema
+from pydantic import AfterValidator, WithJsonSchema
 from typing_extensions import TypedDict
 
 from bothways.serving import requests
@@ -16,11 +16,27 @@ from bothways.serving.shapes import Answer, Query, check_components, prompted, s
 IDS = requests.list_of({"type": "integer", "minimum": 0}, minItems=1)
 
 
+def _read_texts(value: Any) -> list[str | list[int]]:
+    """Read a text, a list of token ids, or a list of either."""
+    several = isinstance(value, list) and not (value and all(map(_is_id, value)))
+    items: list[str | list[int]] = value if several else [value]
+    for item in items:
+        ids = isinstance(item, list) and item and all(map(_is_id, item))
+        if not ids and not isinstance(item, str):
+            raise ValueError("must be a text, a list of token ids, or a list of either")
+    return items
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 class EmbeddingsRequest(requests.TruncatedRequest):
     """Texts to embed, as OpenAI's clients send them."""
 
     input: Annotated[
         requests.Items,
+        AfterValidator(_read_texts),
         WithJsonSchema(
             requests.either(
                 requests.TEXT,
@@ -68,7 +84,10 @@ def embeddings(models: Models, request: EmbeddingsRequest) -> Query:
     model = models.choose(request.model, ("embed",))
     count, encoding = request.dimensions, request.encoding_format
     check_components(count, model)
-    inputs = prompted(model, _texts(request.input, model), request.prompt_name)
+    texts = [item if isinstance(item, str) else text_of_ids(item, model) for item in request.input]
+    if not all(texts):
+        raise RequestError("empty", "an input is an empty text", param="input")
+    inputs = prompted(model, texts, request.prompt_name)
 
     def write(answer: Answer) -> Embeddings:
         vectors = shortened(answer, count, normalise=True)
@@ -89,28 +108,6 @@ def embeddings(models: Models, request: EmbeddingsRequest) -> Query:
         }
 
     return Query(model, inputs, write, request.truncate)
-
-
-def _texts(value: Any, model: ServedModel) -> list[str]:
-    items = value if isinstance(value, list) else [value]
-    if value and isinstance(value, list) and all(_is_id(item) for item in value):
-        items = [items]
-    texts = []
-    for item in items:
-        if isinstance(item, list) and item and all(_is_id(id) for id in item):
-            texts.append(text_of_ids(item, model))
-        elif isinstance(item, str):
-            texts.append(item)
-        else:
-            message = "input must be a text, a list of token ids, or a list of either"
-            raise RequestError("invalid", message, param="input")
-    if any(not text for text in texts):
-        raise RequestError("empty", "an input is an empty text", param="input")
-    return texts
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def text_of_ids(ids: list[int], model: ServedModel) -> str:

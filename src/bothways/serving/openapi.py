@@ -53,7 +53,7 @@ def document(
     """Build the document.
 
     Args:
-        models: of the server; routes for which there is none are left out.
+        models: models of the server; routes without a model are excluded.
         limits: of the server.
         guarded: whether clients need a key.
         playground: whether there is the route `/explain`.

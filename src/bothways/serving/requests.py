@@ -1,4 +1,4 @@
-"""What the routes read: each declares its fields as a pydantic model, and the rest is refused.
+"""Fields of requests: each route declares them as a pydantic model, and the rest is refused.
 
     class EmbedRequest(TruncatedRequest):
         inputs: Texts
@@ -12,7 +12,7 @@ good as absent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import orjson
@@ -86,6 +86,22 @@ def _texts(value: Any) -> Any:
     raise ValueError("must be a text or a list of texts")
 
 
+def per_item(read: Callable[[Any], Any]) -> AfterValidator:
+    """Read the value of a field, or each item of a list, by a function that raises ValueError."""
+    return AfterValidator(
+        lambda value: [read(item) for item in value] if isinstance(value, list) else read(value)
+    )
+
+
+def read_input(value: Any) -> Any:
+    """Return an input of a predictor: a pair is a tuple."""
+    if isinstance(value, str | dict):
+        return value
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(text, str) for text in value):
+        return tuple(value)
+    raise ValueError("must be a text, a list of two texts, or an object with columns")
+
+
 def _direction(value: Any) -> Any:
     if not isinstance(value, str) or value.lower() != "right":
         raise ValueError("must be right: long texts lose their end; cut their beginning yourself")
@@ -108,6 +124,9 @@ Text = StrictStr
 Flag = Annotated[bool, Field(strict=True), BeforeValidator(_typed)]
 Whole = Annotated[int, Field(strict=True, ge=0), BeforeValidator(_whole)]
 Count = Annotated[int, Field(strict=True, ge=1), BeforeValidator(_whole)]
+ROW = either(TEXT, PAIR, {"type": "object"})
+Input = Annotated[Any, AfterValidator(read_input), WithJsonSchema(ROW)]
+"""A text, a pair as a list, or an object with columns."""
 Items = Annotated[Any, BeforeValidator(bounded)]
 """A value that may be a list, one item for each input."""
 Texts = Annotated[
@@ -157,13 +176,13 @@ class Fields(BaseModel):
 
 
 class RequestBody(Fields):
-    """What every request may have."""
+    """Fields of every request."""
 
     model: Annotated[Text, Field(description="with a single model any name will do")] | None = None
 
 
 class Truncation(Fields):
-    """What becomes of texts that are longer than the model reads."""
+    """Treatment of texts that are longer than the model reads."""
 
     truncate: Annotated[Flag, Field(description="false: a text that is too long is an error")] = (
         True

@@ -1,4 +1,4 @@
-"""Documents ranked for a query, in the shapes of Cohere, Jina and TEI.
+"""Documents ranked for a query, compatible with Cohere, Jina and TEI.
 
 The model has the task `rerank`. The relevance is σ of its logit, whatever the task's activation,
 since these clients expect a number from 0 to 1; `raw_scores` asks for the logit.
@@ -20,9 +20,21 @@ from bothways.serving.openai import Usage
 from bothways.serving.shapes import Answer, Query
 from bothways.tasks.metrics import sigmoid
 
+
+def _read_document(value: Any) -> str:
+    match value:
+        case str():
+            return value
+        case {"text": str(text)} if len(value) == 1:
+            return text
+        case _:
+            raise ValueError('must be texts, or objects like {"text": "…"}')
+
+
 Documents = Annotated[
     list[Any],
     BeforeValidator(requests.bounded),
+    requests.per_item(_read_document),
     WithJsonSchema(
         requests.list_of(
             requests.either(
@@ -97,7 +109,7 @@ def rerank(models: Models, request: RerankRequest) -> Query:
         message = f"{other} belongs to {'documents' if tei else 'texts'}, which is not given"
         raise RequestError("invalid", message, param=other)
     query, raw, top = request.query, request.raw_scores, request.top_n
-    documents = [_document(item) for item in request.texts or request.documents or ()]
+    documents = request.texts or request.documents or []
     with_text = bool(request.return_text or request.return_documents)
 
     def write(answer: Answer) -> Ranking | list[TextScore]:
@@ -124,14 +136,3 @@ def rerank(models: Models, request: RerankRequest) -> Query:
         }
 
     return Query(model, [(query, text) for text in documents], write, request.truncate)
-
-
-def _document(value: Any) -> str:
-    match value:
-        case str():
-            return value
-        case {"text": str(text)} if len(value) == 1:
-            return text
-        case _:
-            message = 'each document must be a text, or an object like {"text": "…"}'
-            raise RequestError("invalid", message, param="documents")

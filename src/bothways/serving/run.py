@@ -315,7 +315,7 @@ class Server(uvicorn.Server):
         forced.cancel()
 
     async def on_tick(self, counter: int) -> bool:
-        """Return whether to stop."""
+        """Return True to stop."""
         self.fault = self.app.batcher.fault(math.inf)
         if self.fault is not None:  # no request would ever be answered
             self.should_exit = self.force_exit = True

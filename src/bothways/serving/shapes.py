@@ -1,4 +1,4 @@
-"""What routes share: a request, and its answer before it is written.
+"""Values of all routes: a request, and its answer before it is written.
 
 A route reads the fields that it declares (`serving.requests`) into a `Query`: which model, which
 inputs, and how the predictions are written. It computes nothing.
@@ -176,12 +176,9 @@ class OwnRequest(requests.TruncatedRequest):
 
     inputs: Annotated[
         requests.Items,
+        requests.per_item(requests.read_input),
         WithJsonSchema(
-            requests.either(
-                requests.TEXT,
-                {"type": "object"},
-                requests.list_of(requests.either(requests.TEXT, requests.PAIR, {"type": "object"})),
-            )
+            requests.either(requests.TEXT, {"type": "object"}, requests.list_of(requests.ROW))
         ),
     ]
 
@@ -196,31 +193,16 @@ def own(kind: str) -> Route:
     def read(models: Models, request: OwnRequest) -> Query:
         model, value = models.choose(request.model, (kind,)), request.inputs
         several = isinstance(value, list)
-        inputs = [as_input(item) for item in (value if several else [value])]
 
         def write(answer: Answer) -> Any:
             lines = [prediction.to_json() for prediction in answer.predictions]
             return lines if several else lines[0]
 
-        return Query(model, inputs, write, request.truncate)
+        return Query(model, value if several else [value], write, request.truncate)
 
     answers = requests.either(PREDICTIONS[kind], requests.list_of(PREDICTIONS[kind]))
     summary = f"Task {kind}: lines of `bothways predict`"
     return Route(OwnRequest, read, Annotated[Any, WithJsonSchema(answers)], summary, (kind,))
-
-
-def as_input(value: Any) -> Any:
-    """Return an input of a predictor: a pair is a tuple.
-
-    Raises:
-        RequestError: it is none.
-    """
-    if isinstance(value, str | dict):
-        return value
-    if isinstance(value, list) and len(value) == 2 and all(isinstance(v, str) for v in value):
-        return tuple(value)
-    message = "each input must be a text, a list of two texts, or an object with columns"
-    raise RequestError("invalid", message, param="inputs")
 
 
 SCORED_LABELS = (ClassPrediction, MultilabelPrediction, ScorePrediction, RankPrediction)

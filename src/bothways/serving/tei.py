@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 from typing_extensions import NotRequired, TypedDict
 
 from bothways import __version__
@@ -63,11 +70,32 @@ def embed(models: Models, request: EmbedRequest, *, normalise: bool = True) -> s
     return shapes.Query(model, texts, write, request.truncate and parameters.truncate)
 
 
+def _read_pair(value: Any) -> str | tuple[str, str]:
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+        if len(texts) == 1:
+            return str(texts[0])
+        if len(texts) == 2:
+            return texts[0], texts[1]
+    raise ValueError(
+        "must be a text, a pair [text, text], or a list of lists of one text or two; "
+        "write texts [a, b, c] as [[a], [b], [c]]"
+    )
+
+
+def _read_pairs(value: Any) -> Any:
+    """Read a text, a pair, or a list of these; a list of texts alone is a pair."""
+    if isinstance(value, list) and not (value and all(isinstance(item, str) for item in value)):
+        return [_read_pair(item) for item in value]
+    return _read_pair(value)
+
+
 class PredictRequest(requests.TruncatedRequest):
     """Texts and pairs to classify or score."""
 
     inputs: Annotated[
         requests.Items,
+        AfterValidator(_read_pairs),
         WithJsonSchema(
             requests.either(
                 requests.TEXT,
@@ -90,41 +118,19 @@ def predict(models: Models, request: PredictRequest) -> shapes.Query:
 
     A list of two texts is a pair; a batch is a list of lists of one text or two.
     """
-    model, value, raw = (
-        models.choose(request.model, CLASSIFIERS),
-        request.inputs,
-        request.raw_scores,
-    )
+    model, value = models.choose(request.model, CLASSIFIERS), request.inputs
+    raw = request.raw_scores
     if raw and model.kind not in ("rerank", "regress"):
         message = f"raw_scores must be false: the scores for {model.kind} are probabilities"
         raise RequestError("invalid", message, param="raw_scores")
-    single = isinstance(value, str) or (
-        isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
-    )
-    if not single and not isinstance(value, list):
-        _pair(value)
-    inputs = [_pair(item) for item in ([value] if single else value)]
+    single = not isinstance(value, list)
 
     def write(answer: shapes.Answer) -> list[shapes.LabelScore] | list[list[shapes.LabelScore]]:
         labels = answer.model.learner.labels
         rows = [shapes.class_scores(p, labels, raw=raw) for p in answer.predictions]
         return rows[0] if single else rows
 
-    return shapes.Query(model, inputs, write, request.truncate)
-
-
-def _pair(value: Any) -> Any:
-    texts = [value] if isinstance(value, str) else value
-    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
-        if len(texts) == 1:
-            return texts[0]
-        if len(texts) == 2:
-            return tuple(texts)
-    message = (
-        "inputs must be a text, a pair [text, text], or a list of lists of one text or two; "
-        "write texts [a, b, c] as [[a], [b], [c]]"
-    )
-    raise RequestError("invalid", message, param="inputs")
+    return shapes.Query(model, [value] if single else value, write, request.truncate)
 
 
 class SimilarityInputs(requests.Fields):
@@ -255,7 +261,7 @@ class ServerInfo(TypedDict):
 
 
 def info(models: Models, limits: Limits) -> ServerInfo:
-    """Return what `/info` says: TEI's names for the first model, then all models and limits."""
+    """Describe the server: TEI's names for the first model, then all models and limits."""
     first = next(iter(models))
     return {
         "model_id": first.name,
@@ -296,7 +302,7 @@ def _described(model: ServedModel) -> ModelInfo:
 
 
 def _long_texts(model: ServedModel) -> str:
-    """Return how texts beyond the length are read, as `LongTextTask.long_texts`."""
+    """Return the treatment of texts beyond the length, as `LongTextTask.long_texts`."""
     default = "windows" if model.kind in ("tag", "answer", "likelihood", "prefer") else "truncate"
     return getattr(model.learner.task, "long_texts", default)
 

@@ -27,7 +27,7 @@ from bothways.prediction.analysis import report as survey
 from bothways.prediction.analysis.base import MAX_CLASSES, SURE, class_table, confusion_sections
 from bothways.prediction.analysis.calibration import Calibration
 from bothways.prediction.analysis.report import SHOWN, Worst, analyse, write_report
-from bothways.prediction.analysis.slices import Traits, overlap
+from bothways.prediction.analysis.slices import Traits
 from bothways.prediction.analysis.texts import ClassAnalysis
 from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
 from bothways.prediction.predictor import Predictor, open_task
@@ -218,15 +218,6 @@ def test_of_many_classes_the_worst_are_shown() -> None:
     ]  # fmt: skip
 
 
-def test_few_classes_are_all_shown() -> None:
-    counts = np.random.default_rng().integers(0, 9, (MAX_CLASSES, MAX_CLASSES))
-    (matrix,) = confusion_sections(
-        [str(n) for n in range(MAX_CLASSES)], Confusion.of_matrix(counts)
-    )
-    assert isinstance(matrix, s.ConfusionMatrix)
-    assert matrix.counts == counts.tolist()
-
-
 def test_headline_has_the_majority_baseline(opened: Predictor) -> None:
     analysis = analyse(opened.learner, EXAMPLES)
     labels = [example.label for example in EXAMPLES]
@@ -295,11 +286,6 @@ def test_pairs_are_parted_by_the_words_that_they_share() -> None:
     assert [(part.name, part.members.nonzero()[0].tolist()) for part in parts] == [
         ("0% to 25% (exclusive)", [0]), ("25% to 50% (exclusive)", [1]), ("50% to 75% (exclusive)", [4]), ("75% to 100%", [2]),
     ]  # fmt: skip
-
-
-def test_overlap_is_of_words() -> None:
-    assert overlap("A b", "b c") == pytest.approx(1 / 3)
-    assert overlap("", "") == 0
 
 
 def test_an_example_without_a_label_is_an_error(opened: Predictor) -> None:

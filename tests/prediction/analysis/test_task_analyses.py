@@ -23,7 +23,7 @@ from bothways.model.heads import PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.analysis.answers import NONE, AnswerAnalysis, classify_answer
-from bothways.prediction.analysis.base import MAX_CHARACTERS, TaskAnalysis, clip, guesses
+from bothways.prediction.analysis.base import TaskAnalysis, clip, guesses
 from bothways.prediction.analysis.rankings import RankingAnalysis
 from bothways.prediction.analysis.registry import analysis_of
 from bothways.prediction.analysis.report import analyse, write_report
@@ -93,12 +93,6 @@ def test_the_right_answer_is_shown_though_it_is_improbable() -> None:
         ("b", False), ("d", False), ("e", False), ("c", True),
     ]  # fmt: skip
     assert [guess.answer for guess in guesses(chances, None)] == ["b", "d", "e"]
-
-
-def test_of_a_long_text_the_beginning_is_shown() -> None:
-    text = "".join(chr(97 + at % 26) for at in range(MAX_CHARACTERS))
-    assert clip(text) == text
-    assert clip(text + "!") == text + " …"
 
 
 @pytest.mark.parametrize(

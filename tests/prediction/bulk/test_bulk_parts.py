@@ -47,21 +47,6 @@ def command(*words: object) -> None:
     app([str(word) for word in words], result_action="return_value")
 
 
-def test_a_single_part_is_counted_in_the_singular(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for _ in range(2):
-        command(
-            "predict",
-            model,
-            write_rows(tmp_path / "a.jsonl", make_rows(2, 0)),
-            "--out",
-            tmp_path / "out",
-        )
-    said = capsys.readouterr().err
-    assert f"2 rows in {tmp_path / 'out'}, in 1 part, 1 of which was finished before\n" in said
-
-
 def test_parts_of_any_kind_of_file_are_what_the_command_prints(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

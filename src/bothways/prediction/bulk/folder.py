@@ -35,16 +35,16 @@ from bothways.prediction.bulk.request import BulkRequest, PartFormat
 JOB, SUCCESS = "_job.json", "_SUCCESS"
 PARTS, REJECTS, FILES = "_parts", "_rejects", "_files"
 BEGUN, FINISHED = (JOB, PARTS, REJECTS, FILES), ("part-*", f"{PARTS}/[!.]*.json", SUCCESS)
-"""What a refused job leaves, and globs of what is never deleted; see `discard_begun`."""
+"""Files of a refused job, and globs of files that are never deleted; see `discard_begun`."""
 
 
 @dataclass(frozen=True)
 class PartMarker:
-    """What is known of a finished part.
+    """Record of a finished part.
 
     Attributes:
-        digest: of the input rows.
-        share: of its file.
+        digest: digest of the input rows.
+        share: fraction of its file.
         size: of the part's file in bytes; None without a row.
         rows, rejected, cut, blank: see `PartResult`.
     """
@@ -60,7 +60,7 @@ class PartMarker:
 
 @dataclass(frozen=True)
 class FileMarker:
-    """What is known of a finished file: its parts, its size and, as in `Origin`, its version."""
+    """Record of a finished file: its parts, its size and, as in `Origin`, its version."""
 
     parts: int
     size: int

@@ -1,4 +1,4 @@
-"""What is asked of bulk prediction."""
+"""Requests for bulk prediction."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class BulkRequest:
         return "jsonl"
 
     def record(self, form: PartFormat) -> dict[str, Any]:
-        """Return what decides the output, as plain values."""
+        """Return the settings that decide the output, as plain values."""
         values = dataclasses.asdict(self) | {"form": form}
         values |= {"settings": [*self.settings], "keep": [*self.keep]}
         values["files"] = [*map(without_revision, self.files)]  # the commit is noted apart from it

@@ -37,7 +37,7 @@ from bothways.tasks.base import Task
 from bothways.tasks.columns import reads_as_trained
 
 ATTEMPTS = 3
-"""How often a part is begun whose worker is killed."""
+"""Maximum number of attempts at a part whose worker is killed."""
 
 Computed = Generator[PartResult | PartFailure]
 
@@ -244,7 +244,7 @@ class _BulkRun:
         self._close(number)
 
     def _status(self, number: int) -> tuple[int, int, int] | None:
-        """Return what changes when a file is written to; None for a data set of the Hub."""
+        """Return inode, size and time of a file; None for a data set of the Hub."""
         name = self.request.files[number]
         if name.startswith(HUB):
             return None

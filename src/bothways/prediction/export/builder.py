@@ -18,7 +18,7 @@ with optional("export", "exporting a model"):
 OPSET, IR_VERSION = 17, 8
 """The first opset with LayerNormalization, which runtimes since 2022 read."""
 LOWEST = float(np.finfo(np.float32).min)
-"""What is added to the score of a hidden key. Finite: a row of −∞ would give NaN."""
+"""Bias for the score of a hidden key. Finite: a row of −∞ would give NaN."""
 
 
 class GraphBuilder:

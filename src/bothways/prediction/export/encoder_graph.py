@@ -269,7 +269,7 @@ class EncoderGraph:
         return graph.op("Concat", *turned, axis=-1)
 
     def _attend_from_global(self, q: str, k: str, v: str, scale: float) -> str:
-        """Return what global tokens read, of all tokens; other rows are arbitrary."""
+        """Compute the attention of global tokens to all tokens; other rows are arbitrary."""
         graph = self.graph
         if self.rule == "first":  # only its row is computed, and repeated
             q = graph.slice(q, graph.wholes(0), graph.wholes(1), 2)
@@ -299,7 +299,7 @@ class EncoderGraph:
         return graph.op("And", is_ending, keep)
 
     def _bias(self, pattern: Pattern) -> str:
-        """Return what is added to scores: 0 where a query attends to a key; computed once."""
+        """Build the bias of attention scores: 0 where a query attends to a key; computed once."""
         if pattern not in self._masks:
             graph, scope = self.graph, self.graph.scope
             graph.scope = "/mask"
@@ -393,7 +393,7 @@ class EncoderGraph:
         return graph.unsqueeze(op("Transpose", values, perm=(2, 0, 1)), 0)
 
     def _position_scores(self, module: Attention, q: str, k: str, scale: float) -> list[str]:
-        """Return what relative positions add to the scores of scaled queries."""
+        """Build the terms that relative positions add to the scores of scaled queries."""
         graph, relative = self.graph, self.encoder.relative
         if self._score_bias is not None:
             return [self._score_bias]

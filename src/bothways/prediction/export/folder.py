@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import onnx
 
 Format = Literal["onnx", "openvino"]
-"""What a model is exported to."""
+"""Formats of an export."""
 ONNX, OPENVINO = FILES["onnxruntime"], FILES["openvino"]
 INLINE_BYTES = 1_900_000_000
 """Weights beyond this are in a file next to the graph: a protobuf message ends at 2 GiB."""
@@ -80,7 +80,7 @@ class Int8Gate:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was written.
+    """Result of an export.
 
     Attributes:
         folder: the exported folder.

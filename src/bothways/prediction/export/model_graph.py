@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 HeadKind = Literal[
     "none", "masked", "causal", "tags", "replaced", "labels", "pair", "choice", "span"
 ]
-"""What a graph ends in; "none" for the vectors of tokens."""
+"""Kind of head at the end of a graph; "none" for the vectors of tokens."""
 ROWS, LENGTH = "batch", "sequence"
 """The names of the axes that may have any length."""
 _RULES: Mapping[HeadKind, GlobalRule] = {

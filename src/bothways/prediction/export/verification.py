@@ -32,7 +32,7 @@ LONGEST = 512
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far the outputs of a runtime are from the model's.
+    """Difference between the outputs of a runtime and the model.
 
     Attributes:
         runtime: its name.
