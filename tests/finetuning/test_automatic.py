@@ -10,7 +10,7 @@ import pytest
 
 from bothways.core.config import reader as configs
 from bothways.data.batching import ExampleBudget, TokenBudget
-from bothways.finetuning.automatic import UNKNOWN, choose_automatic, enough_epochs, usual_rate
+from bothways.finetuning.automatic import UNKNOWN, choose_automatic, default_rate, enough_epochs
 from bothways.finetuning.config import (
     FinetuneConfig,
     finetune_adam,
@@ -47,9 +47,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> LabelledData:
 )
 def test_the_rate_falls_with_the_width(name: str, rate: float) -> None:
     encoder = preset(name)
-    assert usual_rate(encoder) == rate
-    assert usual_rate(encoder, tokens=0.0) == pytest.approx(2 * rate, rel=0.02)
-    assert usual_rate(encoder, tokens=1e12) == rate
+    assert default_rate(encoder) == rate
+    assert default_rate(encoder, tokens=0.0) == pytest.approx(2 * rate, rel=0.02)
+    assert default_rate(encoder, tokens=1e12) == rate
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_random_and_little_trained_weights_take_a_higher_rate(
         return done.settings.training.optimizer.lr  # type: ignore[union-attr]
 
     assert [rate_of(tokens) for tokens in (None, 1000, 10**9)] == [3e-4, 6e-4, 3e-4]
-    assert usual_rate(SMALL, UNKNOWN) == 3e-4
+    assert default_rate(SMALL, UNKNOWN) == 3e-4
 
 
 def test_the_choice_is_printed_recorded_and_resumed(tmp_path: Path) -> None:

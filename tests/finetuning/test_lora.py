@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification
 from bothways.cli.main import app
 from bothways.core.errors import ConfigError
 from bothways.finetuning import run as job
-from bothways.finetuning.automatic import usual_rate
+from bothways.finetuning.automatic import default_rate
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.lora import LoRA, LoRALinear, add_changes, merge_changes
 from bothways.finetuning.prepare import prepare_run
@@ -246,7 +246,7 @@ def test_a_stage_and_random_weights_are_refused(settings: FinetuneConfig) -> Non
         fit_task(ready.learner.model.config, ready.data, method, device="cpu")
 
 
-def test_the_usual_rate_is_ten_times_that_of_all_weights() -> None:
+def test_lora_rate_is_ten_times_that_of_all_weights() -> None:
     """Hu et al. 2021, table 9: 4e-4 and 5e-4 for RoBERTa base."""
-    assert usual_rate(preset("bert-base"), lora=LoRA()) == 5e-4
-    assert usual_rate(preset("bert-base")) == 5e-5
+    assert default_rate(preset("bert-base"), lora=LoRA()) == 5e-4
+    assert default_rate(preset("bert-base")) == 5e-5

@@ -58,8 +58,10 @@ def tokens_read(loaded: LoadedModel) -> float:
     return float(tokens) if isinstance(tokens, int | float) else UNKNOWN
 
 
-def usual_rate(encoder: EncoderConfig, tokens: float = UNKNOWN, lora: LoRA | None = None) -> float:
-    """Return the usual peak rate for an encoder, to two digits.
+def default_rate(
+    encoder: EncoderConfig, tokens: float = UNKNOWN, lora: LoRA | None = None
+) -> float:
+    """Return the default peak rate for an encoder, to two digits.
 
     Args:
         tokens: the tokens that its weights have read in pre-training; 0 for random weights.
@@ -73,8 +75,8 @@ def usual_rate(encoder: EncoderConfig, tokens: float = UNKNOWN, lora: LoRA | Non
 
 def enough_epochs(updates: float, labels: int) -> int:
     """Return the epochs of a run, given the updates per epoch and the number of labels."""
-    wanted = ENOUGH_UPDATES + UPDATES_PER_LABEL * labels
-    return min(max(FEWEST_EPOCHS, math.ceil(wanted / updates)), MOST_EPOCHS)
+    needed = ENOUGH_UPDATES + UPDATES_PER_LABEL * labels
+    return min(max(FEWEST_EPOCHS, math.ceil(needed / updates)), MOST_EPOCHS)
 
 
 def choose_automatic(
@@ -88,20 +90,20 @@ def choose_automatic(
     training, notes = settings.training, []
     optimizer = training.optimizer
     if isinstance(optimizer, AdamW | BertAdam) and optimizer.lr == "auto":
-        rate = usual_rate(encoder, tokens, settings.lora)
+        rate = default_rate(encoder, tokens, settings.lora)
         training = dataclasses.replace(training, optimizer=dataclasses.replace(optimizer, lr=rate))
-        usual = usual_rate(encoder, lora=settings.lora)
-        pretrained = "" if rate == usual else " and little or no pre-training"
+        rate_of_trained = default_rate(encoder, lora=settings.lora)
+        pretrained = "" if rate == rate_of_trained else " and little or no pre-training"
         low_rank = "" if settings.lora is None else " and low-rank changes"
-        what = f"{rate:g}, for a width of {encoder.width}{pretrained}{low_rank}"
-        notes.append(Finding("training", "note", what, "training.optimizer.lr"))
+        message = f"{rate:g}, for a width of {encoder.width}{pretrained}{low_rank}"
+        notes.append(Finding("training", "note", message, "training.optimizer.lr"))
     if training.until == "auto":
         updates = updates_per_epoch(data, settings)
         epochs = enough_epochs(updates, len(data.labels))
         training = dataclasses.replace(training, until=Epochs(float(epochs)))
         labels = f" and {quantity(len(data.labels), 'label(s)')}" if data.labels else ""
-        what = f"{epochs} epochs, for {quantity(round(updates), 'update(s) an epoch')}{labels}"
-        notes.append(Finding("training", "note", what, "training.until"))
+        message = f"{epochs} epochs, for {quantity(round(updates), 'update(s) an epoch')}{labels}"
+        notes.append(Finding("training", "note", message, "training.until"))
     return dataclasses.replace(settings, training=training), notes
 
 

@@ -89,7 +89,7 @@ class FinetuneConfig:
             folder has, or has a part of. A model that was saved without one needs no setting.
         seed: random seed for the fresh heads and all other random weights.
         order_seed: random seed for the order of the data, dropout and mixout. None: `seed`.
-        split: how dev data is split from the training data, if `dev` is a share of it.
+        split: rules for splitting dev data from the training data, if `dev` is a share of it.
         teacher: a fine-tuned model whose outputs are learned in addition to the labels.
 
     Examples:
@@ -119,16 +119,16 @@ class FinetuneConfig:
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < MIN_LENGTH:
-            what = (
+            message = (
                 f"must be at least {MIN_LENGTH} ([CLS], a token, [SEP], a token, [SEP]), "
                 f"not {self.length}"
             )
-            raise ConfigError(what, where="length")
+            raise ConfigError(message, where="length")
         require_at_least(1, microbatch_tokens=self.microbatch_tokens)
         if self.training.keep.best is not None:
-            what = "which checkpoint is the best is decided by metric"
+            message = "which checkpoint is the best is decided by metric"
             raise ConfigError(
-                what, where="training.keep.best", fix="Set metric instead, such as metric=mcc."
+                message, where="training.keep.best", fix="Set metric instead, such as metric=mcc."
             )
         require_probability(dropout=self.dropout)
         named_metrics(self.metrics)
@@ -139,14 +139,14 @@ class FinetuneConfig:
     def _check_sources(self) -> None:
         """Raise ConfigError for settings of dev data that a run on files does not have."""
         if self.split.group is not None and self.dev_part is None:
-            what = "groups the rows for a split, and dev is no share of the training data"
-            raise ConfigError(what, where="split.group", fix="Give dev=0.2, or leave it out.")
+            message = "groups the rows for a split, and dev is no share of the training data"
+            raise ConfigError(message, where="split.group", fix="Give dev=0.2, or leave it out.")
         if not self.train or self.dev is not None:
             return
         if self.training.early_stopping is not None:
-            what = "early stopping needs dev data to measure improvement"
+            message = "early stopping needs dev data to measure improvement"
             fix = f"Give {argument(dev='FILE')}, or leave early_stopping out."
-            raise ConfigError(what, where="training.early_stopping", fix=fix)
+            raise ConfigError(message, where="training.early_stopping", fix=fix)
         if self.metrics:
             fix = "Give dev, or leave metrics out."
             raise ConfigError("are of dev data, and there is none", where="metrics", fix=fix)
@@ -156,14 +156,14 @@ class FinetuneConfig:
         fix = "Leave out one of the two."
         for name in ("reinitialise", "mixout", "pull") if self.lora is not None else ():
             if getattr(self.stability, name):
-                what = "changes the encoder's own weights, which lora leaves as they are"
-                raise ConfigError(what, where=f"stability.{name}", fix=fix)
+                message = "changes the encoder's own weights, which lora leaves as they are"
+                raise ConfigError(message, where=f"stability.{name}", fix=fix)
         if self.stage and (self.stability.mixout or self.stability.pull):
-            what = "pulls weights back to those before teacher.stage"
-            raise ConfigError(what, where="stability", fix=fix)
+            message = "pulls weights back to those before teacher.stage"
+            raise ConfigError(message, where="stability", fix=fix)
         if self.stage and self.lora is not None:
-            what = "updates all weights of the student and cannot be combined with lora"
-            raise ConfigError(what, where="teacher.stage", fix=fix)
+            message = "updates all weights of the student and cannot be combined with lora"
+            raise ConfigError(message, where="teacher.stage", fix=fix)
 
     @property
     def stage(self) -> LayerStage | None:
@@ -178,8 +178,8 @@ class FinetuneConfig:
     @property
     def sources(self) -> dict[str, str]:
         """The names of the training and dev data, for people."""
-        if (part := self.dev_part) is not None:
-            return {"train": f"{self.train} without {part}", "dev": f"{part} of {self.train}"}
+        if (share := self.dev_part) is not None:
+            return {"train": f"{self.train} without {share}", "dev": f"{share} of {self.train}"}
         return {"train": self.train} | ({} if self.dev is None else {"dev": self.dev})
 
     @property
@@ -199,11 +199,11 @@ class FinetuneConfig:
 
     def directions(self, task: Task[Any, Any], labels: Many[str]) -> dict[str, Direction]:
         """Return the metrics that can choose the best weights, each with its better direction."""
-        known = {name: metric.better for name, metric in self.own_metrics.items()}
-        chosen = self.chosen_by
-        if (several := chosen.partition("/")[0]) in known:
-            known[chosen] = known[several]  # a number of a metric that returns several
-        return {**known, **task.directions(labels)}
+        directions = {name: metric.better for name, metric in self.own_metrics.items()}
+        # A metric that returns several numbers is chosen by "metric/name".
+        metric = self.own_metrics.get(self.chosen_by.partition("/")[0])
+        chosen = {} if metric is None else {self.chosen_by: metric.better}
+        return {**directions, **chosen, **task.directions(labels)}
 
 
 def modern_finetuning(task: Trainable) -> FinetuneConfig:
@@ -322,10 +322,10 @@ def load_config(
     """
     tree = expand_shorthands(overrides)
     if "sharding" in {**(read_toml(file) if file else {}), **tree}:
-        what = "fine-tuning holds the whole model in each rank, and has no such setting"
+        message = "fine-tuning holds the whole model in each rank, and has no such setting"
         fix = (
             "Leave it out; less memory: training.recompute=true, microbatch_tokens=…, lora.rank=8."
         )
-        raise ConfigError(what, where="sharding", fix=fix)
+        raise ConfigError(message, where="sharding", fix=fix)
     aliases = {**SHORTHANDS, **SAME}
     return configs.load(FinetuneConfig, base=base, file=file, overrides=tree, aliases=aliases)

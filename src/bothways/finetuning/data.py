@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections import UserDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -64,8 +65,8 @@ class LabelledData:
         labels: names of the model's outputs, in order.
         length: maximum length of a sequence in tokens.
         train, dev: the encoded examples.
-        train_examples, dev_examples: as they were read; `dev_examples` may be empty.
-        findings: of the preflight.
+        train_examples, dev_examples: examples before encoding; `dev_examples` may be empty.
+        findings: findings of the preflight.
         unlabelled: further training examples, which only a teacher answers.
     """
 
@@ -112,8 +113,8 @@ def examine(
         The data, whose task has what it counts in training data.
     """
     task = task.adapted(train)
-    labels, most = task.labels(train), max_positions or length or task.length
-    every = task.labels([*train, *dev])  # more than `labels` only if there is an error
+    labels, max_length = task.labels(train), max_positions or length or task.length
+    all_labels = task.labels([*train, *dev])  # more than `labels` only if there is an error
 
     def encode(length: int) -> tuple[base.EncodedExample, ...]:
         """Return all examples, encoded at this length."""
@@ -121,15 +122,15 @@ def examine(
         progress.stage("tokenizing", len(train) + len(dev))
         for window in engine.grouped([*train, *dev], ENCODED, task.shared):
             progress.advance(len(inputs))
-            inputs += task.encode(window, tokenizer, every, length)
+            inputs += task.encode(window, tokenizer, all_labels, length)
         return tuple(inputs)
 
-    chosen = length or min(task.length, most)
-    inputs = encode(chosen)
+    used_length = length or min(task.length, max_length)
+    inputs = encode(used_length)
     if length is None and any(item.cut for item in inputs[: len(train)]):
-        longer = min(most, max(chosen, needed_length(inputs[: len(train)])))
-        if longer > chosen:
-            chosen, inputs = longer, encode(longer)
+        longer = min(max_length, max(used_length, needed_length(inputs[: len(train)])))
+        if longer > used_length:
+            used_length, inputs = longer, encode(longer)
     encoded = inputs[: len(train)], inputs[len(train) :]
     progress.stage("checking the data")
     limit = max_positions or math.inf
@@ -139,14 +140,14 @@ def examine(
         *check_inputs(
             encoded[0],
             tokenizer,
-            chosen,
+            used_length,
             lambda needed: task.truncation_advice[needed > limit].format(
                 needed=needed, limit=limit
             ),
         ),
     )
     return LabelledData(
-        task, tokenizer, labels, chosen, *encoded, tuple(train), tuple(dev), findings
+        task, tokenizer, labels, used_length, *encoded, tuple(train), tuple(dev), findings
     )
 
 
@@ -187,8 +188,8 @@ def dev_windows(data: LabelledData) -> Iterator[tuple[list[Any], list[base.Encod
     """Yield windows of dev examples with their encoded forms, as `engine.encoded_windows` does."""
     size = engine.window_size(data.task, data.labels)
     for start in range(0, len(data.dev), size):
-        part = slice(start, start + size)
-        yield list(data.dev_examples[part]), list(data.dev[part])
+        window = slice(start, start + size)
+        yield list(data.dev_examples[window]), list(data.dev[window])
 
 
 def predictions(
@@ -210,17 +211,17 @@ def score(
     learner: base.TaskModel[Any, Any],
     data: LabelledData,
     metric: str = "",
-    own: Mapping[str, Metric] = MappingProxyType({}),
+    metrics: Mapping[str, Metric] = MappingProxyType({}),
     progress: Progress = SILENT,
 ) -> base.Metrics:
     """Return the metrics of the dev data, with the settings of the task that `tune` would choose.
 
     Args:
         metric: the metric that selects the best weights.
-        own: metrics in addition to the task's.
+        metrics: metrics in addition to the task's.
     """
-    chosen = functools.partial(learner.score_tuned, metric=metric)
-    return scored(predictions(learner, data, progress), chosen, own)
+    score_tuned = functools.partial(learner.score_tuned, metric=metric)
+    return scored(predictions(learner, data, progress), score_tuned, metrics)
 
 
 def tune(
@@ -257,27 +258,27 @@ def read_examples(
     Raises:
         DataError: the data cannot be read, or there is no example.
     """
-    part = settings.dev_part
+    share = settings.dev_part
     sources: dict[str, Rows] = {"train": settings.train if train is None else train}
-    if settings.dev is not None and part is None:
+    if settings.dev is not None and share is None:
         sources["dev"] = settings.dev if dev is None else dev
     task, examples, groups = settings.task, dict[str, list[Any]](), None
     findings: list[Finding] = []
     for name, rows in sources.items():
         group = settings.split.group if name == "train" else None
-        read = read_rows(rows, task, name, progress, group=group)
-        examples[name], task = read.examples, read.task
-        if not read.examples:
+        rows_read = read_rows(rows, task, name, progress, group=group)
+        examples[name], task = rows_read.examples, rows_read.task
+        if not rows_read.examples:
             fix = "Give at least one example."
             raise DataError("there is no example", where=f"{name} rows", fix=fix)
         if name == "train":
-            if part is None:  # for the dev data; else `examine` adapts it
-                task = task.adapted(read.examples)
-            groups = read.groups if group is not None else None
-            findings += _notes(read)
-    if part is None:
+            if share is None:  # for the dev data; else `examine` adapts it
+                task = task.adapted(rows_read.examples)
+            groups = rows_read.groups if group is not None else None
+            findings += _notes(rows_read)
+    if share is None:
         return ExamplesRead(task, examples, findings)
-    split = split_examples(task, examples["train"], part, settings.split, groups)
+    split = split_examples(task, examples["train"], share, settings.split, groups)
     sides = {"train": split.train, "dev": split.dev}
     return ExamplesRead(task, sides, [*findings, *split.findings], split)
 
@@ -310,10 +311,10 @@ def read_rows(
     """Read the examples of a file, a Hub data set, or rows in memory.
 
     Args:
-        name: of rows in memory, for messages, such as "train".
+        name: name of rows in memory in messages, such as "train".
         group: the column of the groups; None for none.
     """
-    parser, where = _Parser(lambda row: _example(row, task), group), name
+    parser, location = _Parser(lambda row: _example(row, task), group), name
     classes: Mapping[str, Many[str]] = {}
     columns: Any = task.columns
     reading: base.Reading[Any]
@@ -322,21 +323,21 @@ def read_rows(
         items: Iterable[Any] = reading.examples
         classes = memory.listed_classes(rows)
     else:
-        reading, where = task.read(str(rows), columns, labelled=labelled), str(rows)
+        reading, location = task.read(str(rows), columns, labelled=labelled), str(rows)
         progress.stage(f"reading {rows}", None if reading.share is None else 1.0)
         items = reading.examples
         if reading.table is not None and reading.parse is not None:
             parser.parse, classes = reading.parse, reading.table.classes
             items = map(parser, reading.table.rows)
         elif group is not None:
-            raise _no_groups(group, where)
+            raise _no_groups(group, location)
         items = _tracked(items, reading.share, progress)
         task = reading.task  # type: ignore[assignment]
     examples = list(items)
     for note in reading.notes:
         progress.message(render(f"note: {note}"))
     if group is not None and len(parser.groups) != len(examples):
-        raise _no_groups(group, where)
+        raise _no_groups(group, location)
     unused = [*parser.unused, *reading.unused]
     return RowsRead(examples, task, parser.groups, unused, classes)
 
@@ -364,25 +365,16 @@ class _Parser:
         return [name for name in self._first if name and name not in used]
 
 
-class _WatchedRow(Mapping[str, Any]):
+class _WatchedRow(UserDict[str, Any]):
     """A row that records which of its values have been read."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values, self.read = values, set[str]()
+        super().__init__(values)
+        self.read = set[str]()
 
     def __getitem__(self, name: str) -> Any:
-        value = self._values[name]
         self.read.add(name)
-        return value
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+        return super().__getitem__(name)
 
 
 def _tracked(
@@ -395,58 +387,62 @@ def _tracked(
         yield item
 
 
-def _notes(read: RowsRead) -> Iterator[Finding]:
+def _notes(rows: RowsRead) -> Iterator[Finding]:
     """Yield notes on columns of training data that are not read, and on classes without rows."""
-    if read.unused:
-        what = f"columns that are not used: {listed(read.unused, 20)}"
-        yield Finding("rows", "note", what)
-    columns, known = read.task.columns, {*read.task.labels(read.examples)}
-    named = [getattr(columns, field, None) or field for field in ("label", "tags")]
-    classes = next((read.classes[name] for name in [*named, "labels"] if name in read.classes), ())
-    if known and (missing := [name for name in classes if name not in known]):
-        what = f"no row has one of the classes {listed(missing, 20)}, which the data set lists"
-        yield Finding("labels", "warning", what, fix="They are not learned, and have no output.")
+    if rows.unused:
+        message = f"columns that are not used: {listed(rows.unused, 20)}"
+        yield Finding("rows", "note", message)
+    columns, labels = rows.task.columns, {*rows.task.labels(rows.examples)}
+    label_columns = [getattr(columns, field, None) or field for field in ("label", "tags")]
+    classes = next(
+        (rows.classes[name] for name in [*label_columns, "labels"] if name in rows.classes), ()
+    )
+    if labels and (missing := [name for name in classes if name not in labels]):
+        message = f"no row has one of the classes {listed(missing, 20)}, which the data set lists"
+        yield Finding("labels", "warning", message, fix="They are not learned, and have no output.")
 
 
-def _no_groups(group: str, where: str) -> DataError:
-    what = f"has no column {group!r}: only tables of one example a row have groups"
-    return DataError(what, where=where, fix=f"Leave {argument(group=group)} out.")
+def _no_groups(group: str, location: str) -> DataError:
+    message = f"has no column {group!r}: only tables of one example a row have groups"
+    return DataError(message, where=location, fix=f"Leave {argument(group=group)} out.")
 
 
 def _numbered(rows: memory.Given, task: Trainable, name: str) -> Iterator[TableRow]:
     """Yield rows in memory with their numbers."""
     columns: Any = task.columns
     for number, item in enumerate(memory.given_rows(rows, name), 1):
-        where = f"{name} row {number}"
+        location = f"{name} row {number}"
         if number == 1 and name == "train" and isinstance(item, Mapping):
             table = getattr(task, "column_table", ())
             required = asked_columns(columns, table, [*item])
             fix = 'Name its columns: columns={"text": NAME, …}.'
-            require_columns(required, [*item], where, fix)
+            require_columns(required, [*item], location, fix)
         if isinstance(columns, QuestionColumns) and isinstance(item, Mapping):
-            yield TableRow({columns.id: number, **item}, where)  # as in a file
+            yield TableRow({columns.id: number, **item}, location)  # as in a file
         else:
-            yield TableRow(item, where)
+            yield TableRow(item, location)
 
 
-def _group(row: Any, column: str, where: str) -> Hashable:
+def _group(row: Any, column: str, location: str) -> Hashable:
     """Return the group of a row; one without a value is a group of its own."""
     if not isinstance(row, Mapping) or column not in row:
         names = [*row] if isinstance(row, Mapping) else []
-        require_columns([column], names, where, f"Name one: {argument(group='NAME')}.")
+        require_columns([column], names, location, f"Name one: {argument(group='NAME')}.")
     value = memory.plain_value(row[column])
-    return where if is_absent(value) or value == "" else str(value)
+    return location if is_absent(value) or value == "" else str(value)
 
 
 def _example(row: TableRow, task: Trainable) -> Any:
     """Return the example in an item of rows: a dict with its columns, or an example."""
-    item, where = row.values, row.where
+    item, location = row.values, row.where
     if isinstance(item, Mapping):
-        return task.example(item, where=where)
+        return task.example(item, where=location)
     if memory.is_example(item):
         return item
     fix = 'Give dicts such as {"text": "a good film", "label": "positive"}.'
-    raise DataError(f"is of type {type(item).__name__}, not a dict by column", where=where, fix=fix)
+    raise DataError(
+        f"is of type {type(item).__name__}, not a dict by column", where=location, fix=fix
+    )
 
 
 @dataclass(frozen=True)
@@ -484,8 +480,8 @@ def _fingerprints(
     """Read the data once for the runs of a series, unless a file changes."""
     result = {}
     for name, source in sources:
-        read = read_rows(source, task, name)
-        task, result[name] = read.task, base.examples_fingerprint(read.examples)
+        rows = read_rows(source, task, name)
+        task, result[name] = rows.task, base.examples_fingerprint(rows.examples)
     return result
 
 
@@ -534,6 +530,8 @@ def read_recorded_split(folder: str) -> RecordedSplit | None:
     settings = FinetuneConfig(model=folder, train=train, dev=dev, split=split, task=task)  # type: ignore[arg-type]
     examples = read_split(settings).dev
     if base.examples_fingerprint(examples) != expected:
-        what = "is not what the run was trained on: its dev data cannot be split from it again"
-        raise DataError(what, where=train, fix="Give the earlier file, or a file to evaluate on.")
+        message = "is not what the run was trained on: its dev data cannot be split from it again"
+        raise DataError(
+            message, where=train, fix="Give the earlier file, or a file to evaluate on."
+        )
     return RecordedSplit(settings.sources["dev"], examples)

@@ -102,8 +102,8 @@ class TaughtModule(TrainingModule):
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the weights of the task, and the number of the teacher's answers."""
         [learner] = self._learner
-        known = _answers(self._scale, batch, _target(batch))
-        return {**learner.weights(batch), SOFT: float(known.sum(dtype=torch.float64))}
+        answers = _answers(self._scale, batch, _target(batch))
+        return {**learner.weights(batch), SOFT: float(answers.sum(dtype=torch.float64))}
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """Return the losses of the task, and the soft one."""
@@ -129,17 +129,17 @@ def _answers(
     scale: Scale, batch: Batch, target: Float[Tensor, "rows columns"]
 ) -> Float[Tensor, " answers"]:
     """Return the weight of each answer that is compared: a row, a question, or a sequence."""
-    known = ~target[:, 0].isnan()
+    scored = ~target[:, 0].isnan()
     match scale:
         case "classes":
-            return known * (window_weight(batch) if "weight" in batch.targets else 1.0)
+            return scored * (window_weight(batch) if "weight" in batch.targets else 1.0)
         case "labels" | "number":
-            return known * window_weight(batch) * target.shape[1]
+            return scored * window_weight(batch) * target.shape[1]
         case "choices":
             counts = torch.as_tensor(batch.target("label", ChoiceTargets).counts)
-            return known[counts.cumsum(0) - counts].double()
+            return scored[counts.cumsum(0) - counts].double()
         case "span":
-            return known[batch.layout.first_tokens].double()
+            return scored[batch.layout.first_tokens].double()
         case _:
             assert_never(scale)
 
@@ -155,30 +155,30 @@ def soft_loss(
     """Return Σ over answers of weight · the soft loss; see `Teacher`.
 
     Args:
-        scores: of the student, as `TaskModel.scores` returns them.
-        target: of the teacher, a row for each of the student's.
+        scores: scores of the student, as `TaskModel.scores` returns them.
+        target: scores of the teacher, a row for each of the student's.
     """
     target = target.to(torch.promote_types(scores.dtype, torch.float32))
     match scale:
         case "classes":
             return soft_divergence(scores, target, weight, temperature)
         case "labels":
-            each = _binary_divergence(scores.to(target.dtype), target, temperature)
-            return (each.mean(1) * weight).sum()
+            weights = _binary_divergence(scores.to(target.dtype), target, temperature)
+            return (weights.mean(1) * weight).sum()
         case "number":
             return ((scores.to(target.dtype) - target[:, 0]).square() * weight).sum()
         case "choices":
             counts = torch.as_tensor(batch.target("label", ChoiceTargets).counts)
-            held = torch.arange(int(counts.max()), device=scores.device) < counts[:, None]
-            ours, theirs = (
-                part.new_full(held.shape, ABSENT).masked_scatter(held, part)
-                for part in (scores, target[:, 0])
+            filled = torch.arange(int(counts.max()), device=scores.device) < counts[:, None]
+            logits, target_logits = (
+                values.new_full(filled.shape, ABSENT).masked_scatter(filled, values)
+                for values in (scores, target[:, 0])
             )
-            return soft_divergence(ours, theirs, weight, temperature)
+            return soft_divergence(logits, target_logits, weight, temperature)
         case "span":
-            ours, theirs = (_by_sequence(batch, part) for part in (scores, target))
-            each = weight.repeat_interleave(2) / 2  # the mean of start and end
-            return soft_divergence(ours, theirs, each, temperature)
+            logits, target_logits = (_by_sequence(batch, values) for values in (scores, target))
+            weights = weight.repeat_interleave(2) / 2  # the mean of start and end
+            return soft_divergence(logits, target_logits, weights, temperature)
         case _:
             assert_never(scale)
 
@@ -189,8 +189,8 @@ def _binary_divergence(
     """Return T² · KL between the probabilities σ(z/T) of each label."""
     z, t = scores / temperature, target / temperature
     p = t.sigmoid()
-    own = F.binary_cross_entropy_with_logits(t, p, reduction="none")
-    return temperature**2 * (F.binary_cross_entropy_with_logits(z, p, reduction="none") - own)
+    entropy = F.binary_cross_entropy_with_logits(t, p, reduction="none")
+    return temperature**2 * (F.binary_cross_entropy_with_logits(z, p, reduction="none") - entropy)
 
 
 def _by_sequence(batch: Batch, x: Float[Tensor, "tokens 2"]) -> Float[Tensor, "both longest"]:
@@ -212,50 +212,50 @@ def with_teacher_scores(
     """Return the data with the teacher's scores as targets of the training sequences.
 
     Args:
-        folder: of the run, where they are kept; None to keep them in memory alone.
+        folder: folder of the run, where they are kept; None to keep them in memory alone.
 
     Raises:
         ConfigError: the teacher has another vocabulary, other labels, too few positions, or the
             task has none to learn from.
         FolderError: the teacher cannot be read, or is for another task.
     """
-    where = "teacher.folder"
+    location = "teacher.folder"
     learner = open_learner(teacher.folder, data.task.name, device=str(device))
     if learner.scale is None:
-        what = f"models for {data.task.name} are not taught by another one"
-        raise ConfigError(what, where="teacher", fix="Leave the teacher out.")
+        message = f"models for {data.task.name} are not taught by another one"
+        raise ConfigError(message, where="teacher", fix="Leave the teacher out.")
     if difference := learner.tokenizer.difference(data.tokenizer):
-        what = f"{teacher.folder} has another vocabulary than the student: {difference}"
+        message = f"{teacher.folder} has another vocabulary than the student: {difference}"
         fix = "Both read the same ids: choose a student with the teacher's vocabulary."
-        raise ConfigError(what, where=where, fix=fix)
+        raise ConfigError(message, where=location, fix=fix)
     if (positions := learner.model.config.max_positions) < data.length:
-        what = f"{teacher.folder} reads {positions} tokens, and the run has {data.length}"
-        raise ConfigError(what, where=where, fix=f"Set length={positions}.")
+        message = f"{teacher.folder} reads {positions} tokens, and the run has {data.length}"
+        raise ConfigError(message, where=location, fix=f"Set length={positions}.")
     columns = _columns(learner, data.labels, teacher.folder)
     sequences = data.sequences
-    kept = None if folder is None else folder / f"teacher-{_key(sequences, teacher.folder)}.npy"
-    if kept is not None and kept.is_file():
-        scores = np.load(kept)
+    cache = None if folder is None else folder / f"teacher-{_key(sequences, teacher.folder)}.npy"
+    if cache is not None and cache.is_file():
+        scores = np.load(cache)
     else:
         scores = _scores(prepare_learner(learner, precision), sequences, device, progress)
-        if kept is not None and is_main(plan_here()):
-            make_folder(kept.parent)
+        if cache is not None and is_main(plan_here()):
+            make_folder(cache.parent)
             with io.BytesIO() as file:
                 np.save(file, scores)
                 content = file.getvalue()
-            replace_file(kept, lambda path: path.write_bytes(content))
+            replace_file(cache, lambda path: path.write_bytes(content))
     return _with_targets(data, scores[:, columns], _rows(sequences, learner.scale))
 
 
 def _columns(learner: TaskModel[Any, Any], labels: Many[str], folder: str) -> list[int] | slice:
-    """Return where the student's labels are among the teacher's outputs."""
+    """Return the teacher's outputs for the student's labels, in their order."""
     if learner.scale not in ("classes", "labels"):
         return slice(None)
     if {*labels} != {*learner.labels}:
-        theirs, ours = places(learner.labels), places(tuple(labels))
-        what = f"{folder} has the labels {theirs}, and the data {ours}"
+        teacher_labels, data_labels = places(learner.labels), places(tuple(labels))
+        message = f"{folder} has the labels {teacher_labels}, and the data {data_labels}"
         fix = "Choose a teacher that was trained with the labels of this data."
-        raise ConfigError(what, where="teacher.folder", fix=fix)
+        raise ConfigError(message, where="teacher.folder", fix=fix)
     return [learner.labels.index(label) for label in labels]
 
 
@@ -274,20 +274,20 @@ def _scores(
     progress: Progress,
 ) -> Float32[np.ndarray, "rows columns"]:
     """Return the scores of all sequences, one after the other."""
-    found: dict[int, NDArray[np.float32]] = {}
-    most = TUNING.predict_tokens_cuda if device.type == "cuda" else TUNING.predict_tokens_cpu
+    scores_by_index: dict[int, NDArray[np.float32]] = {}
+    max_tokens = TUNING.predict_tokens_cuda if device.type == "cuda" else TUNING.predict_tokens_cpu
     progress.stage("asking the teacher", len(sequences))
     model: Any = learner.model
     dtype = model.autocast_dtype
     with torch.inference_mode():
-        for at, batch in in_batches(sequences, most, device):
+        for at, batch in in_batches(sequences, max_tokens, device):
             with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
                 outputs = learner.outputs(batch)
-            found.update(zip(at, map(np.atleast_2d, outputs), strict=True))
-            progress.advance(len(found))
+            scores_by_index.update(zip(at, map(np.atleast_2d, outputs), strict=True))
+            progress.advance(len(scores_by_index))
     if learner.scale == "choices":
-        found = {at: scores.T for at, scores in found.items()}
-    return np.concatenate([found[at] for at in range(len(sequences))])
+        scores_by_index = {at: scores.T for at, scores in scores_by_index.items()}
+    return np.concatenate([scores_by_index[at] for at in range(len(sequences))])
 
 
 def _rows(sequences: Many[Sequence], scale: Scale) -> list[int]:
@@ -297,19 +297,19 @@ def _rows(sequences: Many[Sequence], scale: Scale) -> list[int]:
             return [1] * len(sequences)
         case "classes":
             # Tags have a row for each word.
-            tags = [each.targets.get("tag") for each in sequences]
+            tags = [sequence.targets.get("tag") for sequence in sequences]
             return [len(tag.index) if isinstance(tag, TokenTargets) else 1 for tag in tags]
         case "choices":
-            return [len(each.parts) for each in sequences]
+            return [len(sequence.parts) for sequence in sequences]
         case "span":
-            return [len(each) for each in sequences]
+            return [len(sequence) for sequence in sequences]
         case _:
             assert_never(scale)
 
 
 def _with_targets(data: LabelledData, scores: NDArray[np.float32], rows: Many[int]) -> LabelledData:
     """Return the data with its part of the scores in each sequence."""
-    parts = iter(np.split(scores.astype(np.float32), np.cumsum(rows)[:-1]))
+    rows_of_scores = iter(np.split(scores.astype(np.float32), np.cumsum(rows)[:-1]))
 
     def add(item: EncodedExample) -> EncodedExample:
         """Return an example with targets in its sequences."""
@@ -318,7 +318,7 @@ def _with_targets(data: LabelledData, scores: NDArray[np.float32], rows: Many[in
     def with_scores(sequence: Sequence) -> Sequence:
         """Return a sequence with its scores."""
         cls = TokenTeacherTargets if "tag" in sequence.targets else TeacherTargets
-        targets = {**sequence.targets, TARGET: cls(next(parts))}
+        targets = {**sequence.targets, TARGET: cls(next(rows_of_scores))}
         return dataclasses.replace(sequence, targets=targets)
 
     train, unlabelled = tuple(map(add, data.train)), tuple(map(add, data.unlabelled))
@@ -333,8 +333,8 @@ def layer_learner(student: Model, teacher: Model, objective: Distillation) -> Di
 
 def with_token_weights(sequence: Sequence) -> Sequence:
     """Return a sequence whose only target is the weight of its tokens."""
-    weight = np.ones(len(sequence), dtype=np.float32)
-    return dataclasses.replace(sequence, targets={"weights": TokenWeights(weight)})
+    weights = TokenWeights(np.ones(len(sequence), dtype=np.float32))
+    return dataclasses.replace(sequence, targets={"weights": weights})
 
 
 def learn_layers(
@@ -351,8 +351,8 @@ def learn_layers(
     Args:
         student: on its device.
         data: the training sequences, those without labels too.
-        settings: of the run, with a teacher and a stage.
-        store: of this stage alone.
+        settings: settings of the run, with a teacher and a stage.
+        store: checkpoints of this stage alone.
 
     Raises:
         BothwaysError: a loss or a gradient is not finite.
@@ -365,7 +365,9 @@ def learn_layers(
     teacher = open_learner(settings.teacher.folder, data.task.name, device=str(device)).model
     torch.manual_seed(seed)  # of the map between widths
     learner = layer_learner(student, teacher, objective).to(device)
-    source = ListSource([with_token_weights(each) for each in data.sequences], Shuffled(seed))
+    source = ListSource(
+        [with_token_weights(sequence) for sequence in data.sequences], Shuffled(seed)
+    )
     share = Share(plan.rank, plan.world)
     steps = Loader(source, unchanged, settings.batch, settings.microbatch_tokens, seed, share)
     torch.manual_seed(seed + 1 + plan.rank)
@@ -406,18 +408,18 @@ def taught_finetuning(
         FolderError: the teacher cannot be read.
     """
     if student is None:
-        what = "is missing: labelled data needs a pre-trained student"
+        message = "is missing: labelled data needs a pre-trained student"
         fix = "Name one with the teacher's vocabulary, or give a corpus folder to pre-train one."
-        raise ConfigError(what, where="student", fix=fix)
+        raise ConfigError(message, where="student", fix=fix)
     recipes = {**RECIPES, "tinybert": tinybert_finetuning}
     if recipe is not None and recipe not in recipes:
-        what = f"{recipe!r} is for a corpus, and the data is labelled"
-        raise ConfigError(what, where="recipe", fix=f"Choose one of {', '.join(recipes)}.")
+        message = f"{recipe!r} is for a corpus, and the data is labelled"
+        raise ConfigError(message, where="recipe", fix=f"Choose one of {', '.join(recipes)}.")
     task = open_learner(teacher).task
     if not isinstance(task, get_args(Trainable)):
-        what = f"{teacher} is for the task {task.name!r}, which needs no labels"
+        message = f"{teacher} is for the task {task.name!r}, which needs no labels"
         fix = "Choose a fine-tuned teacher, or give a corpus folder instead of labelled data."
-        raise ConfigError(what, where="teacher", fix=fix)
+        raise ConfigError(message, where="teacher", fix=fix)
     settings, taught_by = recipes[recipe or "modern"](type(task)()), Teacher(teacher)
     if recipe == "tinybert":
         taught_by = Teacher(teacher, weight=1.0, temperature=1.0, stage=LayerStage())

@@ -66,7 +66,7 @@ class Failure:
         updates: number of updates; None if unknown.
         unfinished: True if the run learned, but was stopped far from convergence.
         falling: True if the training loss was still falling at the end; None if unknown.
-        usual: the usual rate for the model (`automatic.usual_rate`).
+        default_rate: default rate of the model (`automatic.default_rate`).
     """
 
     reasons: tuple[str, ...]
@@ -74,7 +74,7 @@ class Failure:
     updates: int | None = None
     unfinished: bool = False
     falling: bool | None = None
-    usual: float = BASE_RATE
+    default_rate: float = BASE_RATE
 
     def __str__(self) -> str:
         return self.message()
@@ -90,18 +90,18 @@ class Failure:
         """
         seeds = () if several or self.unfinished else (f"other seeds ({render(argument(seed=1))})",)
         verdict = "could learn more" if self.unfinished else "has probably failed"
-        advice = _join([*seeds, *self._advice()])
+        advice = join([*seeds, *self._advice()])
         return f"this run {verdict}: {'; '.join(self.reasons)}. Try {advice}."
 
     def _advice(self) -> Iterator[str]:
         """Yield measures that help and were not taken."""
         short = self.updates is not None and self.updates < FEW_UPDATES
         if short or self.falling or (self.unfinished and self.falling is None):
-            made = (
+            count = (
                 "" if self.updates is None else f"; it made {quantity(self.updates, 'update(s)')}"
             )
             loss = "; the loss was still falling" if self.falling else ""
-            yield f"more epochs (training.until{made}{loss})"
+            yield f"more epochs (training.until{count}{loss})"
             yield from self._other_rate(short=True)
             return
         yield from self._other_rate(short=False)
@@ -123,18 +123,20 @@ class Failure:
         rate = getattr(self.training.optimizer, "lr", None)
         if not isinstance(rate, int | float):
             return
-        if rate > FAR_OFF * self.usual:
-            yield f"a lower rate (training.optimizer.lr={self.usual:g})"
-        elif rate < self.usual / FAR_OFF:
-            yield f"a higher rate (training.optimizer.lr={self.usual:g})"
+        if rate > FAR_OFF * self.default_rate:
+            yield f"a lower rate (training.optimizer.lr={self.default_rate:g})"
+        elif rate < self.default_rate / FAR_OFF:
+            yield f"a higher rate (training.optimizer.lr={self.default_rate:g})"
         elif self.unfinished and not self.falling:
             yield f"a higher rate (training.optimizer.lr={2 * rate:g})"
-        elif not short and rate > CAUTIOUS * self.usual:
-            yield f"a lower rate (training.optimizer.lr={CAUTIOUS * self.usual:.2g})"
+        elif not short and rate > CAUTIOUS * self.default_rate:
+            yield f"a lower rate (training.optimizer.lr={CAUTIOUS * self.default_rate:.2g})"
 
 
-def _join(parts: Many[str]) -> str:
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+def join(phrases: Many[str]) -> str:
+    """Join phrases: "a, b and c"."""
+    *start, end = phrases
+    return f"{', '.join(start)} and {end}" if start else end
 
 
 @dataclass
@@ -142,21 +144,21 @@ class DistinctAnswers:
     """A check for equal predictions, made while they are scored.
 
     Attributes:
-        first: the signature of the first prediction.
+        answer: signature of the first prediction.
         count: number of predictions.
         alike: True if all signatures equal the first.
     """
 
-    first: Any = None
+    answer: Any = None
     count: int = 0
     alike: bool = field(default=True)
 
     def seen(self, results: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
         """Yield the same results, and compare each answer with the first."""
         for example, prediction in results:
-            answer = prediction.signature
-            self.first = answer if self.count == 0 else self.first
-            self.alike, self.count = self.alike and answer == self.first, self.count + 1
+            signature = prediction.signature
+            self.answer = signature if self.count == 0 else self.answer
+            self.alike, self.count = self.alike and signature == self.answer, self.count + 1
             yield example, prediction
 
 
@@ -174,17 +176,17 @@ def training_loss(
     steps = Loader(
         ListSource(sample, InOrder()), unchanged, ExampleBudget(len(sample)), microbatch_tokens, 0
     ).epoch()
-    parts = [
+    steps_of_one = [
         dataclasses.replace(step, microbatches=(batch,))
         for step in steps
         for batch in step.microbatches
     ]
-    tracked = track(parts, progress, "measuring the training loss")
+    tracked = track(steps_of_one, progress, "measuring the training loss")
     return sum(evaluate(learner, tracked, Single(), precision="fp32").losses.values())
 
 
 def still_falling(losses: Many[float]) -> bool | None:
-    """Return whether a training loss was still falling at the end, by its values in order.
+    """Detect a training loss that was still falling at the end, by its values in order.
 
     The second half of the run then has a good part of the whole decrease:
     4.3 … 4.0 … 3.8 → True, 4.3 … 0.5 … 0.5 → False. None for too few values.
@@ -193,31 +195,31 @@ def still_falling(losses: Many[float]) -> bool | None:
         return None
     size = len(losses) // FEW_REPORTS
     middle = (len(losses) - size) // 2
-    first, half, last = (
+    begin, middle_mean, end = (
         fmean(losses[start : start + size]) for start in (0, middle, len(losses) - size)
     )
-    return first - last > LEARNED * first and half - last > FALLING * (first - last)
+    return begin - end > LEARNED * begin and middle_mean - end > FALLING * (begin - end)
 
 
 def signs_of_training(loss: float, baseline: Metrics) -> tuple[str, ...]:
     """Return the signs of a failed run in the loss on the training data."""
-    usual = baseline.get("loss")
-    if usual is None or usual <= 0 or loss < (1 - LEARNED) * usual:
+    expected = baseline.get("loss")
+    if expected is None or expected <= 0 or loss < (1 - LEARNED) * expected:
         return ()
-    below = "hardly" if loss < usual else "not"
+    below = "hardly" if loss < expected else "not"
     return (
         f"its training loss, {loss:.4f}, is {below} below that of the best constant answer, "
-        f"{usual:.4f}",
+        f"{expected:.4f}",
     )
 
 
 def signs_of_little_training(loss: float, baseline: Metrics) -> tuple[str, ...]:
     """Return the sign that a run with many classes was too short, by its training loss."""
-    usual = baseline.get("loss", 0.0)
-    if usual < MANY_CLASSES or loss < (1 - CONVERGED) * usual:
+    expected = baseline.get("loss", 0.0)
+    if expected < MANY_CLASSES or loss < (1 - CONVERGED) * expected:
         return ()
     return (
-        f"its training loss, {loss:.4f}, is near that of the best constant answer, {usual:.4f}",
+        f"its training loss, {loss:.4f}, is near that of the best constant answer, {expected:.4f}",
     )
 
 
@@ -236,18 +238,20 @@ def signs_of_scores(
 
     The result is empty if one answer is right for all dev data.
     """
-    value, usual = metrics[metric], baseline.get(metric)
-    worse = usual is not None and (value <= usual if direction == "highest" else value >= usual)
+    value, expected = metrics[metric], baseline.get(metric)
+    worse = expected is not None and (
+        value <= expected if direction == "highest" else value >= expected
+    )
     if baseline.get("accuracy") == 1 or any(metrics.get(name) == 1 for name in _PERFECT):
         return ()
     signs = []
     if answers.alike and answers.count > 1:
         signs.append(
-            f"it answers {_readable(answers.first)} for all {answers.count:,} dev examples"
+            f"it answers {_readable(answers.answer)} for all {answers.count:,} dev examples"
         )
     if worse:
         signs.append(
             f"its {metric} on the dev data, {value:.4f}, is not better than that of a constant "
-            f"answer, {usual:.4f}"
+            f"answer, {expected:.4f}"
         )
     return tuple(signs)

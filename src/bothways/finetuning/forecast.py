@@ -22,6 +22,7 @@ from bothways.data.batching import ExampleBudget
 from bothways.finetuning.automatic import learning_by_rows
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import LabelledData, updates_per_epoch
+from bothways.finetuning.failed_runs import join
 from bothways.model.flops import BACKWARD
 from bothways.tasks.base import TaskModel
 from bothways.training.durations import StepRates
@@ -53,8 +54,8 @@ def forecast(
     """Return a forecast of the time; None for a run whose length is a time.
 
     Args:
-        training: with the evaluations and checkpoints of the run.
-        folder: of the run; None for a run in memory, which writes no checkpoints.
+        training: settings with the evaluations and checkpoints of the run.
+        folder: folder of the run; None for a run in memory, which writes no checkpoints.
         progress: receives the stages of the measurement.
     """
     per_epoch = steps_per_epoch(data, settings)
@@ -67,25 +68,23 @@ def forecast(
     scored = rates.times(training.evaluate, length) if data.dev else 0
     saved = 0 if folder is None else max(scored, rates.times(training.save, length))
     dev = sum(len(sequence) for item in data.dev for sequence in item.sequences)
-    size, kept, matrices = 0, moment_bytes(training.optimizer), learner.matrices()
+    size, moment_sizes, matrices = 0, moment_bytes(training.optimizer), learner.matrices()
     for name, weight in learner.trained_parameters():
-        moments = kept.hidden if name in matrices else kept.others
+        moments = moment_sizes.hidden if name in matrices else moment_sizes.others
         size += weight.numel() * (WEIGHT + moments * weight.requires_grad)
     # The best weights are scored once more at the end.
-    read = data.tokens * epochs + (scored + bool(scored)) * dev / (1 + BACKWARD)
+    tokens_read = data.tokens * epochs + (scored + bool(scored)) * dev / (1 + BACKWARD)
     seconds = (
-        read * step.per_token
+        tokens_read * step.per_token
         + updates * step.update
         + (0.0 if folder is None else saved * size * seconds_per_byte(folder))
     )
-    one = step.update + data.tokens * epochs / updates * step.per_token
-    parts = [f"{quantity(updates, 'step(s)')} of {1000 * one:,.0f} ms"]
-    parts += [quantity(scored, "evaluation(s)")] if scored else []
-    parts += [quantity(saved, "checkpoint(s)")] if saved else []
-    *most, last = parts
-    work = f"{', '.join(most)} and {last}" if most else last
-    what = f"{work}, as measured now: about {time_text(seconds)}"
-    return Finding("time", "note", what)
+    per_step = step.update + data.tokens * epochs / updates * step.per_token
+    items = [f"{quantity(updates, 'step(s)')} of {1000 * per_step:,.0f} ms"]
+    items += [quantity(scored, "evaluation(s)")] if scored else []
+    items += [quantity(saved, "checkpoint(s)")] if saved else []
+    message = f"{join(items)}, as measured now: about {time_text(seconds)}"
+    return Finding("time", "note", message)
 
 
 def measure_step(

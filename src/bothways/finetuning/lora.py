@@ -20,7 +20,6 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from typing_extensions import assert_never
 
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
@@ -35,12 +34,12 @@ class LoRA:
     """Low-rank changes of the encoder's matrices, trained in place of its weights.
 
     Attributes:
-        rank: of each change, r.
+        rank: rank r of each change.
         alpha: the change is multiplied by alpha / rank.
         matrices: the matrices that are changed: "all" of attention and feed-forward layers, or
             "query_value", those that make queries and values, as in the paper.
-        adapter_only: whether the saved folder holds the changes and the heads alone, as an adapter
-            of PEFT, in place of all weights.
+        adapter_only: True to save the changes and the heads alone, as an adapter of PEFT, in place
+            of all weights.
     """
 
     rank: int = 8
@@ -90,17 +89,17 @@ class LoRALinear(nn.Linear):
         change = torch.einsum("...mr,mor->...mo", low, self.out) * self.scale
         if count == self.stacked:
             return plain + change.flatten(-2)
-        parts = plain.view(*rows, self.stacked, -1)
+        matrices = plain.view(*rows, self.stacked, -1)
         index = torch.tensor(self.changed, device=plain.device)
-        return parts.index_add(-2, index, change.to(plain.dtype)).flatten(-2)
+        return matrices.index_add(-2, index, change.to(plain.dtype)).flatten(-2)
 
     def merged(self) -> nn.Linear:
         """Return the usual layer that computes the same."""
         result = nn.Linear(self.in_features, self.out_features, False, device="meta")
         into = self.into.detach().view(len(self.changed), -1, self.in_features)
         weight = self.weight.detach().clone()
-        parts = weight.view(self.stacked, -1, self.in_features)
-        parts[list(self.changed)] += self.scale * torch.bmm(self.out.detach(), into)
+        matrices = weight.view(self.stacked, -1, self.in_features)
+        matrices[list(self.changed)] += self.scale * torch.bmm(self.out.detach(), into)
         result.weight, result.bias = nn.Parameter(weight), self.bias
         return result.train(self.training)
 
@@ -121,34 +120,21 @@ def add_changes(model: Model, lora: LoRA | None, seed: int, frozen: int = 0) -> 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng(seed, "lora").integers(2**63)))
         for block in [*model.encoder.blocks][max(0, frozen - 1) :]:
-            _add(block, lora)
-
-
-def _add(block: nn.Module, lora: LoRA) -> None:
-    for module in list(block.modules()):
-        for weight, stacked in getattr(module, "hidden_matrices", {}).items():
-            name = weight.removesuffix(".weight")
-            linear, changed = getattr(module, name), _changed(lora, name, stacked)
-            if linear is not None and changed:
-                layer = LoRALinear(linear, lora, stacked, changed)
-                setattr(module, name, layer.train(module.training))
+            for module in list(block.modules()):
+                for weight, stacked in getattr(module, "hidden_matrices", {}).items():
+                    name = weight.removesuffix(".weight")
+                    whole = lora.matrices == "all"
+                    changed = tuple(range(stacked)) if whole else _QUERY_VALUE.get(name, ())
+                    linear = getattr(module, name)
+                    if linear is not None and changed:
+                        layer = LoRALinear(linear, lora, stacked, changed)
+                        setattr(module, name, layer.train(module.training))
 
 
 _QUERY_VALUE: dict[str, tuple[int, ...]] = {
     "qkv": (0, 2), "global_qkv": (0, 2), "query": (0,), "key_value": (1,)
 }  # fmt: skip
 """The queries and values among the matrices that a layer stacks."""
-
-
-def _changed(lora: LoRA, name: str, stacked: int) -> tuple[int, ...]:
-    """Return the numbers of the matrices to change, of those that a layer stacks."""
-    match lora.matrices:
-        case "all":
-            return tuple(range(stacked))
-        case "query_value":
-            return _QUERY_VALUE.get(name, ())
-        case _:
-            assert_never(lora.matrices)
 
 
 def merge_changes(model: Model) -> dict[str, LowRankChange]:

@@ -39,7 +39,7 @@ OwnMetrics = Mapping[str, Metric | MetricFunction]
 """Metrics by name; a function stands for a metric that is better when it is higher."""
 
 
-def _check_parameters(function: MetricFunction, where: str) -> None:
+def _check_parameters(function: MetricFunction, location: str) -> None:
     """Raise ConfigError for a function that would fail at the first evaluation."""
     try:
         signature = inspect.signature(function)
@@ -48,38 +48,38 @@ def _check_parameters(function: MetricFunction, where: str) -> None:
     try:
         signature.bind([], [])
     except TypeError as error:
-        what = f"its function cannot be called with predictions and examples: {error}"
+        message = f"its function cannot be called with predictions and examples: {error}"
         fix = "Write it as def metric(predictions, examples), which returns a number."
-        raise ConfigError(what, where=where, fix=fix) from error
+        raise ConfigError(message, where=location, fix=fix) from error
 
 
-def named_metrics(given: Any) -> dict[str, Metric]:
+def named_metrics(metrics: Any) -> dict[str, Metric]:
     """Return the metrics by name.
 
     Raises:
         ConfigError: they are not functions by name, or a direction is unknown.
     """
-    if not isinstance(given or {}, Mapping):
+    if not isinstance(metrics or {}, Mapping):
         fix = 'Give a dict of functions by name, such as metrics={"mistakes": mistakes}.'
-        raise ConfigError(f"is of type {type(given).__name__}", where="metrics", fix=fix)
+        raise ConfigError(f"is of type {type(metrics).__name__}", where="metrics", fix=fix)
     result = {}
-    for name, value in (given or {}).items():
-        where = f"metrics.{name}"
+    for name, value in (metrics or {}).items():
+        location = f"metrics.{name}"
         if not isinstance(value, Metric) and not callable(value):
             fix = "Give a function of predictions and examples."
-            raise ConfigError(f"{value!r} is not a function", where=where, fix=fix)
-        _check_parameters(value.function if isinstance(value, Metric) else value, where)
+            raise ConfigError(f"{value!r} is not a function", where=location, fix=fix)
+        _check_parameters(value.function if isinstance(value, Metric) else value, location)
         metric = result[str(name)] = value if isinstance(value, Metric) else Metric(value)
         if metric.better not in {"highest", "lowest"}:
-            what = f'better must be "highest" or "lowest", not {metric.better!r}'
-            raise ConfigError(what, where=where)
+            message = f'better must be "highest" or "lowest", not {metric.better!r}'
+            raise ConfigError(message, where=location)
     return result
 
 
 def scored(
     results: Iterable[tuple[Any, Any]],
     score: Callable[[Iterable[tuple[Any, Any]]], Metrics],
-    own: Mapping[str, Metric],
+    metrics: Mapping[str, Metric],
 ) -> Metrics:
     """Return the metrics of a task, and a user's own, which need all predictions at once.
 
@@ -92,17 +92,17 @@ def scored(
     Raises:
         ConfigError: a function returns something else than numbers.
     """
-    if not own:
+    if not metrics:
         return score(results)
-    kept = list(results)
-    values = dict(score(kept))
-    examples, predictions = [example for example, _ in kept], [found for _, found in kept]
-    for name, metric in own.items():
-        found = metric.function(predictions, examples)
-        if isinstance(found, Mapping):
-            values |= {f"{name}/{key}": _number(value, name) for key, value in found.items()}
+    pairs = list(results)
+    values = dict(score(pairs))
+    examples, predictions = [example for example, _ in pairs], [result for _, result in pairs]
+    for name, metric in metrics.items():
+        result = metric.function(predictions, examples)
+        if isinstance(result, Mapping):
+            values |= {f"{name}/{key}": _number(value, name) for key, value in result.items()}
         else:
-            values[name] = _number(found, name)
+            values[name] = _number(result, name)
     return values
 
 

@@ -23,7 +23,7 @@ from bothways.finetuning.data import DataSource, LabelledData, Rows
 from bothways.finetuning.distillation import with_teacher_scores
 from bothways.finetuning.forecast import forecast
 from bothways.finetuning.lora import add_changes
-from bothways.finetuning.scaled_head import scale_outputs, scaled_scores
+from bothways.finetuning.scaled_head import scale_outputs
 from bothways.finetuning.stability import apply_stability, fresh_pooler
 from bothways.finetuning.teacher import objective_of
 from bothways.hub.model_folder import LoadedModel, check_adapter_only, load_model
@@ -123,17 +123,17 @@ def prepare_run(
     """Read model and data, check all that could fail later; arguments and errors as `finetune`."""
     if isinstance(train, LabelledData):
         if start is None or folder is not None:
-            what = "checked examples are for runs from a model in memory, without a folder"
-            raise ConfigError(what, where="train", fix="Give start=MODEL, or rows.")
+            message = "checked examples are for runs from a model in memory, without a folder"
+            raise ConfigError(message, where="train", fix="Give start=MODEL, or rows.")
         if settings.lora is not None and settings.lora.adapter_only:
-            what = "an adapter names the folder of its model, and this model is in memory"
-            raise ConfigError(what, where="lora.adapter_only", fix="Leave it out.")
+            message = "an adapter names the folder of its model, and this model is in memory"
+            raise ConfigError(message, where="lora.adapter_only", fix="Leave it out.")
         return _prepare_in_memory(settings, start, train, device)
     if start is not None:
-        what = "is a model in memory, which needs examples of data.label"
-        raise ConfigError(what, where="start", fix="Give train=label(…), or a folder as model.")
-    read = labelled.read_examples(settings, train, dev, progress)
-    task, examples = read.task, read.examples
+        message = "is a model in memory, which needs examples of data.label"
+        raise ConfigError(message, where="start", fix="Give train=label(…), or a folder as model.")
+    inputs = labelled.read_examples(settings, train, dev, progress)
+    task, examples = inputs.task, inputs.examples
     progress.stage("reading the model")
     base = digest_of_model(settings.model)
     torch.manual_seed(settings.seed)
@@ -146,11 +146,13 @@ def prepare_run(
         model.config.max_positions, progress,
     )  # fmt: skip
     if source := settings.teacher and settings.teacher.unlabelled:
-        more = labelled.read_rows(source, task, "unlabelled", progress, labelled=False).examples
-        examples["unlabelled"] = more
-        encoded = data.task.encode(more, tokenizer, data.labels, data.length)
+        unlabelled = labelled.read_rows(
+            source, task, "unlabelled", progress, labelled=False
+        ).examples
+        examples["unlabelled"] = unlabelled
+        encoded = data.task.encode(unlabelled, tokenizer, data.labels, data.length)
         data = dataclasses.replace(data, unlabelled=tuple(encoded))
-    settings, chosen = choose_automatic(
+    settings, choices = choose_automatic(
         dataclasses.replace(settings, length=data.length), model.config, data, tokens_read(loaded)
     )
     fresh = loaded.report.fresh_heads
@@ -158,11 +160,11 @@ def prepare_run(
     unpooled = {*fresh, *loaded.untrained} - {*settings.fresh}
     findings = report_findings(
         [
-            *read.findings,
+            *inputs.findings,
             *check_model(model.config, tokenizer, data.length),
             *data.findings,
             *check_machine(_memory_demand(settings, model, data), folder, device),
-            *chosen,
+            *choices,
             *notes,
             *fresh_pooler(unpooled, settings.model),
         ]
@@ -202,12 +204,12 @@ def _check_random_start(settings: FinetuneConfig) -> None:
     """Raise ConfigError for settings that need pre-trained weights."""
     for name in ("reinitialise", "frozen", "mixout", "pull"):
         if getattr(settings.stability, name):
-            what = "needs pre-trained weights, and this run starts from random ones"
+            message = "needs pre-trained weights, and this run starts from random ones"
             fix = "Start from a model, or set it to 0."
-            raise ConfigError(what, where=f"stability.{name}", fix=fix)
+            raise ConfigError(message, where=f"stability.{name}", fix=fix)
     if settings.lora is not None:
-        what = "keeps the encoder's weights, and those of this run are random"
-        raise ConfigError(what, where="lora", fix="Start from a model, or leave it out.")
+        message = "keeps the encoder's weights, and those of this run are random"
+        raise ConfigError(message, where="lora", fix="Start from a model, or leave it out.")
 
 
 def _change_model(
@@ -217,11 +219,10 @@ def _change_model(
 
     A resumed run passes here, too: mixout and pull read their targets from the model again.
     """
-    scale = data.task.output_scale(data.train_examples)
-    scale_outputs(model, scale)
+    notes = scale_outputs(model, data.task.output_scale(data.train_examples))
     apply_stability(model, settings.stability, settings.seed, tuple(fresh))
     add_changes(model, settings.lora, settings.seed, settings.stability.frozen)
-    return scaled_scores(scale)
+    return notes
 
 
 def _learner(
@@ -235,20 +236,20 @@ def _learner(
     """
     task, labels = data.task, data.labels
     for name in settings.own_metrics.keys() & task.directions(labels).keys():
-        what = f"{name!r} is a metric of the task {task.name}"
-        raise ConfigError(what, where=f"metrics.{name}", fix="Give yours another name.")
-    known, count = settings.directions(task, labels), quantity(len(labels), "label(s)")
-    if settings.chosen_by not in known:
-        what = (
+        message = f"{name!r} is a metric of the task {task.name}"
+        raise ConfigError(message, where=f"metrics.{name}", fix="Give yours another name.")
+    directions, count = settings.directions(task, labels), quantity(len(labels), "label(s)")
+    if settings.chosen_by not in directions:
+        message = (
             f"{task.name} with {count} does not have the metric {settings.chosen_by!r}: "
-            f"it must be one of {', '.join(known)}"
+            f"it must be one of {', '.join(directions)}"
         )
-        raise ConfigError(what, where="metric", fix=f"Set metric={task.metric}.")
+        raise ConfigError(message, where="metric", fix=f"Set metric={task.metric}.")
     for head in task.heads(labels, None):
         if labels and isinstance(head, LabelHead | TagHead) and head.count != len(labels):
             outputs = quantity(head.count, "output(s)")
-            what = f"{task.name} has {count}, and its head {head.kind!r} {outputs}"
-            raise ConfigError(what, where="task", fix="A task names each output by a label.")
+            message = f"{task.name} has {count}, and its head {head.kind!r} {outputs}"
+            raise ConfigError(message, where="task", fix="A task names each output by a label.")
     compute_as(model.encoder, settings.training, device)
     return task.learner(model, data.tokenizer, labels, data.length).to(device)
 

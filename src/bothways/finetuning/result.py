@@ -148,8 +148,8 @@ def _changed_settings(settings: FinetuneConfig, task: Task[Any, Any]) -> dict[st
     """Return the settings of task, stability and low-rank changes that differ from the defaults."""
     order = {} if settings.order_seed is None else {"seed of the order": settings.order_seed}
     lora = {} if settings.lora is None else vars(settings.lora)
-    shown = {name: value for name, value in lora.items() if value is not False}
-    low_rank = {"lora": _words(shown)} if shown else {}
+    lora_settings = {name: value for name, value in lora.items() if value is not False}
+    low_rank = {"lora": _words(lora_settings)} if lora_settings else {}
     return {
         **_differences(task, type(task)()),
         **_differences(settings.stability, Stability()),
@@ -160,9 +160,9 @@ def _changed_settings(settings: FinetuneConfig, task: Task[Any, Any]) -> dict[st
 
 def _differences(config: Any, default: Any) -> dict[str, object]:
     """Return the settings that differ, by readable names; columns belong to the data."""
-    before = configs.to_dict(default)
+    defaults = configs.to_dict(default)
     changed = {
-        name: value for name, value in configs.to_dict(config).items() if value != before[name]
+        name: value for name, value in configs.to_dict(config).items() if value != defaults[name]
     }
     return {name.replace("_", " "): value for name, value in changed.items() if name != "columns"}
 

@@ -24,7 +24,7 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.data.loader import Share, ahead
 from bothways.finetuning import failed_runs as failures
-from bothways.finetuning.automatic import learning_by_rows, training_of, usual_rate
+from bothways.finetuning.automatic import default_rate, learning_by_rows, training_of
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import (
     LabelledData,
@@ -96,19 +96,21 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
     """
     plan = parallel.plan_here()
     progress = progress if parallel.is_main(plan) else SILENT
-    where = parallel.rank_device(plan, choose_device(device))
+    torch_device = parallel.rank_device(plan, choose_device(device))
     with contextlib.ExitStack() as stack:
         if folder is not None and parallel.is_main(plan):
             for path in (folder, folder / STAGE) if settings.stage is not None else (folder,):
                 stack.enter_context(run_folder(path, resume=resume, progress=progress))
-        stack.enter_context(parallel.connected(plan, where))
-        run = prepare_run(settings, folder, where, progress, train=train, dev=dev, start=start)
+        stack.enter_context(parallel.connected(plan, torch_device))
+        run = prepare_run(
+            settings, folder, torch_device, progress, train=train, dev=dev, start=start
+        )
         identity = run.identity()
         parallel.require_agreement(plan, flatten(identity))
         settings, learner, data = run.settings, run.learner, run.data
         for remark in remarks(run):
             progress.message(remark)
-        peak = _measure_peak(run, where, plan, progress) if run.sources else None
+        peak = _measure_peak(run, torch_device, plan, progress) if run.sources else None
         changeable = configs.changeable_settings(settings)
         if settings.stage is not None:
             stage = (
@@ -129,10 +131,13 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         module = learner if settings.teacher is None else TaughtModule(learner, settings.teacher)
         history = _History(on_event)
         torch.manual_seed(seed + 1 + plan.rank)
-        with learning_by_rows(learner.model, where, plan.world, training.optimizer):
+        phase = loop.TrainingPhase(
+            training.end, lambda state: ahead(steps.steps(state.cursor), torch_device)
+        )
+        with learning_by_rows(learner.model, torch_device, plan.world, training.optimizer):
             state = loop.TrainingRun(
                 module,
-                [loop.TrainingPhase(training.end, lambda at: ahead(steps.steps(at.cursor), where))],
+                [phase],
                 training,
                 plan,
                 store,
@@ -151,8 +156,8 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         if not finished or not parallel.is_main(plan):
             return done
         if state.early:
-            why = "no evaluation improved within training.early_stopping"
-            progress.message(f"note: ended at epoch {state.epochs:.4g}: {why}")
+            reason = "no evaluation improved within training.early_stopping"
+            progress.message(f"note: ended at epoch {state.epochs:.4g}: {reason}")
         learner.eval()
         _save(done, run, folder, progress)  # whatever may happen while it is scored
         metrics, baseline, failure = conclude(
@@ -270,6 +275,6 @@ def conclude(
         updates,
         unfinished=bool(unfinished),
         falling=failures.still_falling(losses),
-        usual=usual_rate(learner.model.config, lora=settings.lora),
+        default_rate=default_rate(learner.model.config, lora=settings.lora),
     )
     return metrics, baseline, failure

@@ -38,27 +38,22 @@ class ScaledLinear(nn.Linear):
     def merged(self) -> nn.Linear:
         """Return the usual layer that computes the same."""
         result = nn.Linear(self.in_features, self.out_features, device="meta")
-        weight, bias = (each.detach().double() for each in (self.weight, self.bias))
+        weight, bias = (tensor.detach().double() for tensor in (self.weight, self.bias))
         result.weight = nn.Parameter((weight * self.scale.unit).to(self.weight.dtype))
         bias = bias * self.scale.unit + self.scale.mean
         result.bias = nn.Parameter(bias.to(self.bias.dtype))
         return result.train(self.training)
 
 
-def scaled_scores(scale: OutputScale | None) -> list[Finding]:
-    """Return a note that scores are learned in their own units."""
+def scale_outputs(model: Model, scale: OutputScale | None) -> list[Finding]:
+    """Let the new head of a task learn its scores in their units, in place; return a note of it."""
     if scale is None:
         return []
-    what = (
+    head = model.heads[HEAD]
+    assert isinstance(head.dense, nn.Linear)
+    head.dense = ScaledLinear(head.dense, scale).train(head.training)
+    message = (
         f"the training scores are {scale.mean:g} ± {scale.unit:g}: the head learns them in these "
         "units, and its losses, metrics and predictions are those of the scores as they are"
     )
-    return [Finding("labels", "note", what)]
-
-
-def scale_outputs(model: Model, scale: OutputScale | None) -> None:
-    """Let the new head of a task learn its scores in their units, in place; `None`: as they are."""
-    if scale is not None:
-        head = model.heads[HEAD]
-        assert isinstance(head.dense, nn.Linear)
-        head.dense = ScaledLinear(head.dense, scale).train(head.training)
+    return [Finding("labels", "note", message)]

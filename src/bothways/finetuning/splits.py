@@ -58,7 +58,7 @@ class DevPart:
     """The part of the training data that is dev data.
 
     Attributes:
-        shares: of each side; the first is training data, or each is a fold.
+        shares: fraction of each side; the first is training data, or each is a fold.
         side: the number of the dev data among them.
     """
 
@@ -96,9 +96,9 @@ def parse_part(dev: object) -> DevPart | None:
         return None
     share = float(match[1]) / 100 if match and match[1] else float(match[2] if match else dev)  # type: ignore[arg-type]
     if not 0 < share < 1:
-        what = f"{text} is not a share of the training data"
+        message = f"{text} is not a share of the training data"
         fix = f"Give one above 0 and below 1: {argument(dev='20%')}. A file of this name is ./NAME."
-        raise ConfigError(what, where="dev", fix=fix)
+        raise ConfigError(message, where="dev", fix=fix)
     return DevPart((1 - share, share), 1)
 
 
@@ -120,7 +120,7 @@ class SplitResult:
 def split_examples(
     task: Task[Any, Any],
     examples: Many[Any],
-    part: DevPart,
+    dev_part: DevPart,
     split: Split = Split(),
     groups: Many[Hashable] | None = None,
 ) -> SplitResult:
@@ -134,52 +134,56 @@ def split_examples(
     """
     keys = task.passages(examples) if groups is None else groups
     units: dict[Hashable, list[int]] = {}
-    for place, key in enumerate(keys):
-        units.setdefault(key, []).append(place)
-    sides = _deal(task, examples, list(units.values()), part, split.seed)
-    moved = _keep_labels(task, examples, units.values(), sides, part.side)
-    train = [example for example, side in zip(examples, sides, strict=True) if side != part.side]
-    dev_rows = [place for place, side in enumerate(sides) if side == part.side]
-    dev = [examples[place] for place in dev_rows]
+    for index, key in enumerate(keys):
+        units.setdefault(key, []).append(index)
+    sides = _deal(task, examples, list(units.values()), dev_part, split.seed)
+    moved = _keep_labels(task, examples, units.values(), sides, dev_part.side)
+    train = [
+        example for example, side in zip(examples, sides, strict=True) if side != dev_part.side
+    ]
+    dev_rows = [index for index, side in enumerate(sides) if side == dev_part.side]
+    dev = [examples[index] for index in dev_rows]
     by = f"groups of {split.group!r}" if groups is not None else "different texts or passages"
     if not train or not dev:
-        what = f"{part} of {quantity(len(examples), 'example(s)')} in {len(units):,} {by} is "
-        what += "no example" if not dev else "all of them"
-        raise DataError(what, where="dev", fix="Give another share, or a file with dev data.")
-    what = (
-        f"{part} of the training data, {len(dev):,} of {quantity(len(examples), 'example(s)')}, in "
-        f"{len(units):,} {by}; seed {split.seed}"
+        message = (
+            f"{dev_part} of {quantity(len(examples), 'example(s)')} in {len(units):,} {by} is "
+        )
+        message += "no example" if not dev else "all of them"
+        raise DataError(message, where="dev", fix="Give another share, or a file with dev data.")
+    message = (
+        f"{dev_part} of the training data, {len(dev):,} of "
+        f"{quantity(len(examples), 'example(s)')}, in {len(units):,} {by}; seed {split.seed}"
     )
-    notes = [Finding("rows", "note", what, "dev")]
+    notes = [Finding("rows", "note", message, "dev")]
     if moved:
-        what = (
+        message = (
             f"{quantity(moved, 'example(s)')} with labels that no other has stay in training data"
         )
-        notes.append(Finding("labels", "note", what, "dev"))
+        notes.append(Finding("labels", "note", message, "dev"))
     return SplitResult(train, dev, dev_rows, tuple(notes))
 
 
 def _deal(
-    task: Task[Any, Any], examples: Many[Any], units: Many[list[int]], part: DevPart, seed: int
+    task: Task[Any, Any], examples: Many[Any], units: Many[list[int]], dev_part: DevPart, seed: int
 ) -> list[int]:
     """Return the side of each example."""
     strata = _strata(task, examples)
 
     def order(unit: list[int]) -> tuple[Any, ...]:
         """Return the key by which a unit is sorted: its usual stratum, its size, its content."""
-        usual = Counter(strata[place] for place in unit).most_common(1)[0][0]
-        content = examples_fingerprint(examples[place] for place in unit)
+        stratum = Counter(strata[index] for index in unit).most_common(1)[0][0]
+        content = examples_fingerprint(examples[index] for index in unit)
         mixed = hashlib.sha256(f"{seed} {content}".encode()).digest()
-        return usual, -len(unit), mixed
+        return stratum, -len(unit), mixed
 
-    sides, filled, total = [0] * len(examples), [0] * len(part.shares), 0
+    sides, filled, total = [0] * len(examples), [0] * len(dev_part.shares), 0
     for unit in sorted(units, key=order):
         total += len(unit)
-        lacks = [share * total - size for share, size in zip(part.shares, filled, strict=True)]
+        lacks = [share * total - size for share, size in zip(dev_part.shares, filled, strict=True)]
         side = max(range(len(lacks)), key=lambda at: round(lacks[at], 9))
         filled[side] += len(unit)
-        for place in unit:
-            sides[place] = side
+        for row in unit:
+            sides[row] = side
     return sides
 
 
@@ -212,13 +216,15 @@ def _keep_labels(
 ) -> int:
     """Move units to the training data whose labels it would lack; return how many examples."""
     moved = 0
-    known = {*task.labels([e for e, side in zip(examples, sides, strict=True) if side != dev])}
+    train_labels = {
+        *task.labels([e for e, side in zip(examples, sides, strict=True) if side != dev])
+    }
     for unit in units:
-        if sides[unit[0]] == dev and not known.issuperset(
-            labels := task.labels([examples[place] for place in unit])
+        if sides[unit[0]] == dev and not train_labels.issuperset(
+            labels := task.labels([examples[index] for index in unit])
         ):
-            known |= {*labels}
+            train_labels |= {*labels}
             moved += len(unit)
-            for place in unit:
-                sides[place] = dev - 1 if dev else 1
+            for index in unit:
+                sides[index] = dev - 1 if dev else 1
     return moved

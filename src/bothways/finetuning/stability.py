@@ -54,8 +54,8 @@ class Stability:
 
     def __post_init__(self) -> None:
         if not 0 < self.layer_decay <= 1:
-            what = f"must be in (0, 1], not {self.layer_decay}"
-            raise ConfigError(what, where="stability.layer_decay")
+            message = f"must be in (0, 1], not {self.layer_decay}"
+            raise ConfigError(message, where="stability.layer_decay")
         require_probability("stability", mixout=self.mixout)
         require_at_least(
             0, "stability", reinitialise=self.reinitialise, frozen=self.frozen, pull=self.pull
@@ -74,19 +74,14 @@ def level(name: str, depth: int) -> int:
     return depth + 1 if name.startswith(("encoder.", "heads.pooler.")) else depth + 2
 
 
-def decay_factor(level: int, depth: int, decay: float) -> float:
-    """Return the factor of a part's rate, decay^(depth + 2 − level), as in ELECTRA's code."""
-    return float(decay ** (depth + 2 - level))
-
-
 def is_pretrained(name: str, stability: Stability, depth: int, fresh: Collection[str]) -> bool:
     """Return True if a parameter starts from pre-training.
 
     Heads, a fresh pooler and reinitialised parts do not.
     """
-    own = level(name, depth)
-    last = depth + 1 if stability.reinitialise == 0 else depth - stability.reinitialise
-    return own <= last and not (
+    parameter_level = level(name, depth)
+    last_level = depth + 1 if stability.reinitialise == 0 else depth - stability.reinitialise
+    return parameter_level <= last_level and not (
         name.removeprefix("model.").startswith("heads.pooler.") and "pooler" in fresh
     )
 
@@ -100,7 +95,8 @@ def parameter_rules(
 
 def _rule(stability: Stability, depth: int, fresh: Collection[str], name: str) -> ParameterRule:
     pull = stability.pull if is_pretrained(name, stability, depth, fresh) else 0.0
-    return ParameterRule(decay_factor(level(name, depth), depth, stability.layer_decay), pull)
+    # As in ELECTRA's code.
+    return ParameterRule(float(stability.layer_decay ** (depth + 2 - level(name, depth))), pull)
 
 
 def apply_stability(
@@ -117,51 +113,38 @@ def apply_stability(
         ConfigError: the encoder has too few blocks, or a part would be
             both frozen and reinitialised.
     """
-    depth = len(model.encoder.blocks)
-    _check(stability, depth)
+    depth, new = len(model.encoder.blocks), stability.reinitialise
+    if new > depth:
+        message = f"the encoder has {depth} blocks, not {new}"
+        raise ConfigError(
+            message, where="stability.reinitialise", fix=f"Set it to {depth} or less."
+        )
+    freezable = depth + 1 - new
+    if stability.frozen > freezable:
+        message = (
+            f"there are {freezable} parts to freeze (embeddings and blocks that keep their "
+            f"weights), not {stability.frozen}"
+        )
+        raise ConfigError(message, where="stability.frozen", fix=f"Set it to {freezable} or less.")
+    blocks = [(f"encoder.blocks.{i}.", block) for i, block in enumerate(model.encoder.blocks)]
+    pooler = [("heads.pooler.", model.heads["pooler"])] if "pooler" in model.heads else []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng(seed, "reinitialise").integers(2**63)))
-        for part in _reinitialised(model, stability):
-            initialise(part, model.config.initial_range)
+        for _, module in [*blocks[depth - new :], *pooler] if new else []:
+            initialise(module, model.config.initial_range)
     for name, parameter in model.named_parameters():
         if level(name, depth) < stability.frozen:
             parameter.requires_grad_(False)
     if stability.mixout:
-        for name, part in (
-            *((f"encoder.blocks.{i}.", b) for i, b in enumerate(model.encoder.blocks)),
-            *_pooler(model),
-        ):
+        for name, module in [*blocks, *pooler]:
             if is_pretrained(name, stability, depth, fresh):
-                mix_out(part, stability.mixout)
+                mix_out(module, stability.mixout)
 
 
 def fresh_pooler(fresh: Collection[str], model: str) -> list[Finding]:
     """Return a note if the pooler is among the heads that start at random without a request."""
-    what = f"{model} has no pooler to start from, so that of this run starts at random"
-    return [Finding("heads", "note", what)] if "pooler" in fresh else []
-
-
-def _pooler(model: Model) -> list[tuple[str, nn.Module]]:
-    return [("heads.pooler.", model.heads["pooler"])] if "pooler" in model.heads else []
-
-
-def _reinitialised(model: Model, stability: Stability) -> list[nn.Module]:
-    if not stability.reinitialise:
-        return []
-    return [*model.encoder.blocks[-stability.reinitialise :], *(part for _, part in _pooler(model))]
-
-
-def _check(stability: Stability, depth: int) -> None:
-    if stability.reinitialise > depth:
-        what = f"the encoder has {depth} blocks, not {stability.reinitialise}"
-        raise ConfigError(what, where="stability.reinitialise", fix=f"Set it to {depth} or less.")
-    most = depth + 1 - stability.reinitialise
-    if stability.frozen > most:
-        what = (
-            f"there are {most} parts to freeze (embeddings and blocks that keep their weights), "
-            f"not {stability.frozen}"
-        )
-        raise ConfigError(what, where="stability.frozen", fix=f"Set it to {most} or less.")
+    message = f"{model} has no pooler to start from, so that of this run starts at random"
+    return [Finding("heads", "note", message)] if "pooler" in fresh else []
 
 
 class MixoutLinear(nn.Linear):

@@ -10,6 +10,7 @@ et al. 2019, section 3.2; huawei-noah/Pretrained-Language-Model, task_distill.py
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
@@ -34,11 +35,6 @@ T = TypeVar("T")
 WHERE = "teacher.stage"
 
 
-def _training() -> Training:
-    """Return ten epochs at a constant 5e-5."""
-    return Training(Epochs(10.0), BertAdam(lr=5e-5), Constant())
-
-
 @dataclass(frozen=True)
 class LayerStage:
     """A first stage, in which the student learns the layers of its teacher on the task's texts.
@@ -46,7 +42,7 @@ class LayerStage:
     The labels are not read, and only the encoder is trained.
 
     Attributes:
-        losses: between the two encoders, each kind at most once.
+        losses: losses between the two encoders, each kind at most once.
         layers: for `HiddenStates` and `AttentionScores`, the teacher's layer, from 1, for each of
             the student's; None spreads them evenly, the last for the last.
         training: its length and optimizer. The default is that of TinyBERT's code; its batch is
@@ -59,27 +55,24 @@ class LayerStage:
         AttentionScores(),
     )
     layers: tuple[int, ...] | None = None
-    training: Training = field(default_factory=_training, metadata={"fixed": ("until",)})
+    training: Training = field(
+        default_factory=lambda: Training(Epochs(10.0), BertAdam(lr=5e-5), Constant()),
+        metadata={"fixed": ("until",)},
+    )
     kind: Literal["layers"] = "layers"
 
     def __post_init__(self) -> None:
         _at_stage(lambda: Distillation("teacher", self.losses, self.layers, masking=None))
-        _ = self.training.end  # refuses "auto"
-        _check_training(self.training)
-
-
-def _check_training(training: Training) -> None:
-    """Raise ConfigError for settings that do nothing in this stage."""
-    names = ("evaluate", "early_stopping", "target")
-    evaluated = {name: getattr(training, name) for name in names}
-    for name, value in (evaluated | {"keep.best": training.keep.best}).items():
-        if value is not None:
-            what = "is about evaluations, and this stage has none"
-            raise ConfigError(what, where=f"{WHERE}.training.{name}", fix="Leave it out.")
-    for name in ("recompute", "compiled"):
-        if getattr(training, name):
-            what, fix = "is the same in both stages", f"Set training.{name} instead."
-            raise ConfigError(what, where=f"{WHERE}.training.{name}", fix=fix)
+        training = self.training
+        _ = training.end  # refuses "auto"
+        for name in ("evaluate", "early_stopping", "target", "keep.best"):
+            if operator.attrgetter(name)(training) is not None:
+                message = "is about evaluations, and this stage has none"
+                raise ConfigError(message, where=f"{WHERE}.training.{name}", fix="Omit it.")
+        for name in ("recompute", "compiled"):
+            if getattr(training, name):
+                message, fix = "is the same in both stages", f"Set training.{name} instead."
+                raise ConfigError(message, where=f"{WHERE}.training.{name}", fix=fix)
 
 
 def _at_stage(make: Callable[[], T]) -> T:
@@ -87,9 +80,9 @@ def _at_stage(make: Callable[[], T]) -> T:
     try:
         return make()
     except ConfigError as error:
-        where = str(error.where or WHERE).replace("objective", WHERE)
+        location = str(error.where or WHERE).replace("objective", WHERE)
         fix = (error.fix or "").replace("objective", WHERE)
-        raise ConfigError(error.what, where=where, fix=fix or None) from error
+        raise ConfigError(error.what, where=location, fix=fix or None) from error
 
 
 def objective_of(stage: LayerStage, teacher: str, student: EncoderConfig) -> Distillation:
@@ -118,7 +111,7 @@ class Teacher:
         weight: the share of the soft loss, from 0 to 1.
         temperature: T.
         unlabelled: further data of the task, without labels: for the soft loss alone.
-        stage: what the student learns of the teacher's layers before; None for nothing.
+        stage: earlier stage that trains the student on the teacher's layers; None for none.
 
     Examples:
         >>> from bothways.finetuning.teacher import Teacher
@@ -134,8 +127,8 @@ class Teacher:
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight <= 1:
-            what = f"must be from 0 to 1, not {self.weight}"
-            raise ConfigError(what, where="teacher.weight")
+            message = f"must be from 0 to 1, not {self.weight}"
+            raise ConfigError(message, where="teacher.weight")
         if not 0 < self.temperature < math.inf:
-            what = f"must be above 0, not {self.temperature}"
-            raise ConfigError(what, where="teacher.temperature")
+            message = f"must be above 0, not {self.temperature}"
+            raise ConfigError(message, where="teacher.temperature")

@@ -358,10 +358,10 @@ class Relations(StudentLoss):
     def compute(self, compared: ComparedPasses) -> tuple[Loss, ...]:
         """Return the sums for queries, keys and values."""
         passes = compared.student, compared.teacher
-        [pair] = self.projections((), *(each.model.config.depth for each in passes))
+        [pair] = self.projections((), *(outputs.model.config.depth for outputs in passes))
         student, teacher = (
-            each.projections[layer].reshape(len(compared.batch.ids), 3, self.heads, -1).unbind(1)
-            for each, layer in zip(passes, pair, strict=True)
+            outputs.projections[layer].reshape(len(compared.batch.ids), 3, self.heads, -1).unbind(1)
+            for outputs, layer in zip(passes, pair, strict=True)
         )
         return tuple(
             Loss(

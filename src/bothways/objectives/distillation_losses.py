@@ -65,13 +65,13 @@ class _SoftDivergence(torch.autograd.Function):
         exact = torch.promote_types(logits.dtype, torch.float32)
         total = logits.new_zeros((), dtype=exact)
         gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
-        for part in row_chunks(logits):
-            ours = torch.log_softmax(logits[part].to(exact) / temperature, 1)
-            theirs = torch.log_softmax(target[part].to(exact) / temperature, 1)
-            w, p = weight[part, None].to(exact), theirs.exp()
-            total += temperature**2 * (w * p * (theirs - ours)).sum()
+        for chunk in row_chunks(logits):
+            log_q = torch.log_softmax(logits[chunk].to(exact) / temperature, 1)
+            log_p = torch.log_softmax(target[chunk].to(exact) / temperature, 1)
+            w, p = weight[chunk, None].to(exact), log_p.exp()
+            total += temperature**2 * (w * p * (log_p - log_q)).sum()
             if gradient is not None:
-                gradient[part] = (ours.exp_() - p) * (w * temperature)
+                gradient[chunk] = (log_q.exp_() - p) * (w * temperature)
         ctx.save_for_backward(gradient)
         return total
 
@@ -92,9 +92,9 @@ def relation_divergence(
     if keep is not None:
         for scores in (student, teacher):
             scores.masked_fill_(~keep[:, None], torch.finfo(scores.dtype).min)
-    ours, theirs = torch.log_softmax(student, -1), torch.log_softmax(teacher, -1)
-    p = theirs.exp()
-    return torch.linalg.vecdot(p, theirs.sub_(ours)), ours.exp_().sub_(p)
+    log_q, log_p = torch.log_softmax(student, -1), torch.log_softmax(teacher, -1)
+    p = log_p.exp()
+    return torch.linalg.vecdot(p, log_p.sub_(log_q)), log_q.exp_().sub_(p)
 
 
 def squared_difference(
@@ -121,7 +121,7 @@ def compare_pairs(
     The scores compared are left · rightᵀ / √d. Products are in fp32 or finer, also under autocast.
 
     Args:
-        weight: of each token as a query.
+        weight: weight of each token as a query.
         student: left and right vectors.
         teacher: the same, of any width d; they get no gradient.
     """
@@ -145,10 +145,10 @@ class _PairLoss(torch.autograd.Function):
         total, needed = left.new_zeros((), dtype=exact), any(ctx.needs_input_grad)
         gradients: list[list[Tensor]] = [[], []]
         with torch.autocast(left.device.type, enabled=False):
-            for part in layout.rectangles:
-                q, k, qt, kt = (_grouped(part, x).to(exact) for x in (left, right, *teacher))
-                w = part.pad(weight.to(exact)).repeat_interleave(left.shape[1], 0)
-                keep = part.keep
+            for rectangle in layout.rectangles:
+                q, k, qt, kt = (_grouped(rectangle, x).to(exact) for x in (left, right, *teacher))
+                w = rectangle.pad(weight.to(exact)).repeat_interleave(left.shape[1], 0)
+                keep = rectangle.keep
                 if keep is not None:
                     keep = keep.repeat_interleave(left.shape[1], 0)
                 grads = torch.empty_like(q), torch.empty_like(k)
@@ -163,10 +163,10 @@ class _PairLoss(torch.autograd.Function):
                     if needed:
                         slope.mul_(w[at, :, None] * scale)
                         grads[0][at], grads[1][at] = slope @ k[at], slope.mT @ q[at]
-                for parts, gradient in zip(gradients, grads, strict=True):
+                for pieces, gradient in zip(gradients, grads, strict=True):
                     if needed:
-                        parts.append(_ungrouped(part, gradient).to(left.dtype))
-        ctx.save_for_backward(*(torch.cat(parts) for parts in gradients if parts))
+                        pieces.append(_ungrouped(rectangle, gradient).to(left.dtype))
+        ctx.save_for_backward(*(torch.cat(pieces) for pieces in gradients if pieces))
         return total
 
     @staticmethod
@@ -177,20 +177,24 @@ class _PairLoss(torch.autograd.Function):
         return None, None, None, left, right, None, None
 
 
-def _grouped(part: Rectangle, x: Float[Tensor, "tokens groups d"]) -> Float[Tensor, "_ longest d"]:
+def _grouped(
+    rectangle: Rectangle, x: Float[Tensor, "tokens groups d"]
+) -> Float[Tensor, "_ longest d"]:
     """Return a rectangle's vectors with a matrix for each sequence and group."""
-    return part.pad(x).transpose(1, 2).flatten(0, 1)
+    return rectangle.pad(x).transpose(1, 2).flatten(0, 1)
 
 
-def _ungrouped(part: Rectangle, x: Float[Tensor, "_ longest d"]) -> Float[Tensor, "part groups d"]:
+def _ungrouped(
+    rectangle: Rectangle, x: Float[Tensor, "_ longest d"]
+) -> Float[Tensor, "part groups d"]:
     """Undo `_grouped`."""
-    return part.unpad(x.reshape(part.rows, -1, *x.shape[1:]).transpose(1, 2))
+    return rectangle.unpad(x.reshape(rectangle.rows, -1, *x.shape[1:]).transpose(1, 2))
 
 
 def _group_chunks(x: Float[Tensor, "groups longest d"]) -> Iterator[slice]:
     """Yield parts of the groups whose scores are as many as the cache holds."""
-    most = TUNING.loss_chunk_elements_cuda if x.is_cuda else TUNING.loss_chunk_elements_cpu
-    count = max(1, most // (PAIR_ARRAYS * x.shape[1] ** 2))
+    elements = TUNING.loss_chunk_elements_cuda if x.is_cuda else TUNING.loss_chunk_elements_cpu
+    count = max(1, elements // (PAIR_ARRAYS * x.shape[1] ** 2))
     return (slice(at, at + count) for at in range(0, len(x), count))
 
 
@@ -206,11 +210,11 @@ def in_parts(
 
     Args:
         parameters: all other tensors that need a gradient of it.
-        rows: of a part, at most.
+        rows: maximum number of rows of a chunk.
     """
     if not torch.is_grad_enabled():
-        parts = (slice(at, at + rows) for at in range(0, len(x), rows))
-        return torch.stack([x.new_zeros(()), *(compute(x[part], part) for part in parts)]).sum()
+        chunks = (slice(at, at + rows) for at in range(0, len(x), rows))
+        return torch.stack([x.new_zeros(()), *(compute(x[chunk], chunk) for chunk in chunks)]).sum()
     result: Tensor = _InParts.apply(compute, rows, x, *parameters)  # type: ignore[no-untyped-call]
     return result
 
@@ -230,17 +234,17 @@ class _InParts(torch.autograd.Function):
         gradients = [torch.zeros_like(p) if p.requires_grad else None for p in parameters]
         learned = [p for p in parameters if p.requires_grad]
         for at in range(0, len(x), rows):
-            part = slice(at, at + rows)
+            chunk = slice(at, at + rows)
             with torch.enable_grad():
-                inputs = x[part].detach().requires_grad_()
-                value = compute(inputs, part)
+                inputs = x[chunk].detach().requires_grad_()
+                value = compute(inputs, chunk)
             total += value.detach()
             grads = torch.autograd.grad(value, [inputs, *learned], allow_unused=True)
-            grad_x[part] = grads[0]
-            known = (each for each in gradients if each is not None)
-            for gradient, more in zip(known, grads[1:], strict=True):
-                if more is not None:
-                    gradient.add_(more)
+            grad_x[chunk] = grads[0]
+            trained_gradients = (g for g in gradients if g is not None)
+            for gradient, addition in zip(trained_gradients, grads[1:], strict=True):
+                if addition is not None:
+                    gradient.add_(addition)
         ctx.save_for_backward(grad_x, *gradients)
         return total
 

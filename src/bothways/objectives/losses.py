@@ -42,13 +42,13 @@ def weighted_cross_entropy(
         weight: a factor of each target's loss.
     """
     exact = torch.promote_types(logits.dtype, torch.float32)
-    kept, w = labels != IGNORED, classes.to(exact)
-    label = labels.masked_fill(~kept, 0)
+    counted, w = labels != IGNORED, classes.to(exact)
+    label = labels.masked_fill(~counted, 0)
     surprise = -torch.log_softmax(logits.to(exact), 1)
-    chosen = w[label] * surprise.gather(1, label[:, None])[:, 0]
+    of_label = w[label] * surprise.gather(1, label[:, None])[:, 0]
     spread = (w * surprise).mean(1)
-    total = (((1 - smoothing) * chosen + smoothing * spread) * kept * weight).sum()
-    return Loss(total, ((logits.argmax(1) == labels) & kept).sum())
+    total = (((1 - smoothing) * of_label + smoothing * spread) * counted * weight).sum()
+    return Loss(total, ((logits.argmax(1) == labels) & counted).sum())
 
 
 def z_loss(logits: Float[Tensor, "targets classes"]) -> Loss:
@@ -61,8 +61,8 @@ def z_loss(logits: Float[Tensor, "targets classes"]) -> Loss:
     Source: Chowdhery et al. 2022 (PaLM), section 5.
     """
     elements = TUNING.loss_chunk_elements_cuda if logits.is_cuda else TUNING.loss_chunk_elements_cpu
-    parts = torch.split(logits, max(1, elements // logits.shape[1]))
-    sums = [checkpoint(_squares, z, use_reentrant=False, preserve_rng_state=False) for z in parts]
+    chunks = torch.split(logits, max(1, elements // logits.shape[1]))
+    sums = [checkpoint(_squares, z, use_reentrant=False, preserve_rng_state=False) for z in chunks]
     return Loss(torch.stack(sums).sum())
 
 
@@ -82,12 +82,12 @@ def choice_cross_entropy(
     Source: Devlin et al. 2018, section 4.4. Questions may have different numbers of choices.
 
     Args:
-        counts: how many choices each question has.
-        labels: which is right, from 0; `IGNORED` counts for nothing.
+        counts: number of choices of each question.
+        labels: number of the right choice, from 0; `IGNORED` counts for nothing.
     """
-    longest = int(counts.max()) if len(counts) else 1
-    held = torch.arange(longest, device=scores.device) < counts[:, None]
-    table = scores.new_full(held.shape, -torch.inf).masked_scatter(held, scores)
+    max_choices = int(counts.max()) if len(counts) else 1
+    filled = torch.arange(max_choices, device=scores.device) < counts[:, None]
+    table = scores.new_full(filled.shape, -torch.inf).masked_scatter(filled, scores)
     return cross_entropy(table, labels)
 
 
@@ -102,10 +102,10 @@ def binary_cross_entropy(
     × labels, that of torch's BCEWithLogitsLoss and of transformers. A hit is an entry on the right
     side of one half. The loss of each sequence is multiplied by `weight`.
     """
-    known, exact = ~labels.isnan(), torch.promote_types(logits.dtype, torch.float32)
+    labelled, exact = ~labels.isnan(), torch.promote_types(logits.dtype, torch.float32)
     y = labels.nan_to_num(0.0).to(exact)
-    each = F.binary_cross_entropy_with_logits(logits.to(exact), y, reduction="none")
-    return Loss((each * known * weight).sum(), (((logits > 0) == (y > 0.5)) & known).sum())
+    entries = F.binary_cross_entropy_with_logits(logits.to(exact), y, reduction="none")
+    return Loss((entries * labelled * weight).sum(), (((logits > 0) == (y > 0.5)) & labelled).sum())
 
 
 def squared_error(
@@ -118,30 +118,30 @@ def squared_error(
     Divided by the number of the others it is the mean that transformers trains by where the
     problem is "regression".
     """
-    known = ~scores.isnan()
+    labelled = ~scores.isnan()
     difference = outputs.to(torch.promote_types(outputs.dtype, torch.float32)) - scores.nan_to_num(
         0.0
     )
-    return Loss((difference.square() * known * weight).sum())
+    return Loss((difference.square() * labelled * weight).sum())
 
 
 def span_loss(scores: Float[Tensor, "tokens 2"], layout: Layout, targets: SpanTargets) -> Loss:
     """Σ over sequences of −(log p(start) + log p(end)) / 2, in fp32 or finer; a hit has both right.
 
     Args:
-        scores: of each token as a start and as an end.
+        scores: scores of each token as a start and as an end.
         targets: their positions in the batch; sequences of weight 0 count for nothing.
     """
     z = scores.to(torch.promote_types(scores.dtype, torch.float32))
     start, end, counted = (
-        torch.as_tensor(part) for part in (targets.start, targets.end, targets.weight)
+        torch.as_tensor(values) for values in (targets.start, targets.end, targets.weight)
     )
     owner = layout.sequence_ids[:, None].expand_as(z)
     top = z.new_full((layout.sequences, 2), -torch.inf).scatter_reduce(0, owner, z.detach(), "amax")
     sums = torch.zeros_like(top).index_add(
         0, layout.sequence_ids, (z - top[layout.sequence_ids]).exp()
     )
-    chosen = torch.stack([z[start, 0], z[end, 1]], 1)
-    total = ((top + sums.log() - chosen).mean(1) * counted.to(z.dtype)).sum()
-    hits = ((chosen == top).all(1) & (counted > 0)).sum()
+    target_scores = torch.stack([z[start, 0], z[end, 1]], 1)
+    total = ((top + sums.log() - target_scores).mean(1) * counted.to(z.dtype)).sum()
+    hits = ((target_scores == top).all(1) & (counted > 0)).sum()
     return Loss(total, hits)

@@ -81,14 +81,14 @@ class MaskedObjective(Objective):
         """Report whole words that are single tokens, or too long to be masked as often as asked."""
         if not isinstance(self.masking.unit, WholeWords) or not len(corpus.tokens):
             return []
-        where, single = "objective.masking.unit", "set objective.masking.unit=tokens."
+        location, single = "objective.masking.unit", "set objective.masking.unit=tokens."
         fix = single.capitalize()
         vocabulary = Vocabulary.of(corpus.tokenizer)
         ids = corpus.tokens[:WORDS_CHECKED].astype(np.int32)
         opens = None if corpus.words is None else unpack_words(corpus.words, 0, len(ids))
         draw = rng(0, "whole-words")
         if opens is None and (chinese := chinese_share(ids, corpus.tokenizer)) >= CHINESE:
-            what = (
+            message = (
                 f"{chinese:.0%} of the tokens contain Chinese characters, and the vocabulary does "
                 "not show where Chinese words begin"
             )
@@ -96,18 +96,18 @@ class MaskedObjective(Objective):
                 f"Build the corpus with {argument(words='jieba')} or "
                 f"{argument(words='spaces')}, or {single}"
             )
-            return [Finding("masking", "warning", what, where, fix)]
+            return [Finding("masking", "warning", message, location, fix)]
         if (word_starts(ids, vocabulary) if opens is None else opens).all():
-            what = "every word of this corpus is one token: the same as masking tokens"
-            return [Finding("masking", "warning", what, where, fix)]
+            message = "every word of this corpus is one token: the same as masking tokens"
+            return [Finding("masking", "warning", message, location, fix)]
         share = masked_share(ids, self.segments.length, self.masking, vocabulary, draw, opens)
         if share >= FEWEST_MASKED:
             return []
-        what = (
+        message = (
             f"words of this corpus are so long that {share * self.masking.rate:.1%} of the tokens "
             f"are masked, not {self.masking.rate:.1%}"
         )
-        return [Finding("masking", "warning", what, where, fix)]
+        return [Finding("masking", "warning", message, location, fix)]
 
     def prepare(
         self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator

@@ -77,8 +77,8 @@ class Objective:
 
     def metrics(self, scores: EvaluationScores, predicts: tuple[str, ...]) -> dict[str, float]:
         """Return further metrics of an evaluation, from its means by the name of the loss."""
-        known = [scores.losses[name] for name in predicts if name in scores.losses]
-        return {"perplexity": perplexity(float(np.mean(known)))} if known else {}
+        losses = [scores.losses[name] for name in predicts if name in scores.losses]
+        return {"perplexity": perplexity(float(np.mean(losses)))} if losses else {}
 
     @property
     def frozen_models(self) -> Mapping[str, str]:
@@ -101,20 +101,20 @@ class Objective:
 
 def require_head(objective: Objective, encoder: EncoderConfig, head: Head) -> None:
     """Raise ConfigError unless `head` is the one that predicts tokens from this encoder."""
-    able = token_head(encoder)
-    if able == head:
+    fitting = token_head(encoder)
+    if fitting == head:
         return
     sees = {
         "masked": "lets each token see both sides",
         "causal": "reads from left to right",
     }
-    named = {"masked": "masked_lm", "causal": "causal_lm"}
-    what = f"{objective.kind!r} does not fit this encoder, which {sees[able.kind]}"
-    fix = f"Set objective={named[able.kind]}, or another encoder."
-    raise ConfigError(what, where="objective", fix=fix)
+    objectives = {"masked": "masked_lm", "causal": "causal_lm"}
+    message = f"{objective.kind!r} does not fit this encoder, which {sees[fitting.kind]}"
+    fix = f"Set objective={objectives[fitting.kind]}, or another encoder."
+    raise ConfigError(message, where="objective", fix=fix)
 
 
-def segments_for(objective: Objective, own: Segments | None, length: int) -> Segments:
+def segments_for(objective: Objective, of_phase: Segments | None, length: int) -> Segments:
     """Return the segments of a phase, its own or the objective's, with its length."""
-    segments = own or objective.segments
+    segments = of_phase or objective.segments
     return dataclasses.replace(segments, length=length)  # type: ignore[type-var]

@@ -83,16 +83,17 @@ class ReplacedLMModule(ReplacedTokensModule):
         elements = TUNING.loss_chunk_elements_cuda if x.is_cuda else TUNING.loss_chunk_elements_cpu
         rows = max(1, elements // len(hidden.table))
 
-        def likelihood(vectors: Tensor, *others: Tensor) -> Tensor:
+        def likelihood(vectors: Tensor, *targets: Tensor) -> Tensor:
             """Return the log-likelihood of some tokens."""
-            return restored(head(vectors, hidden.table), *others)
+            return restored(head(vectors, hidden.table), *targets)
 
-        split = (torch.split(each, rows) for each in (x, scores, copied, original))
+        split = (torch.split(values, rows) for values in (x, scores, copied, original))
         # Computed again in the backward pass: logits of all tokens are not kept.
-        parts = [
-            checkpoint(likelihood, *part, use_reentrant=False) for part in zip(*split, strict=True)
+        sums = [
+            checkpoint(likelihood, *chunk, use_reentrant=False)
+            for chunk in zip(*split, strict=True)
         ]
-        return {"masked": loss, "replaced": Loss(-torch.stack(parts).sum())}
+        return {"masked": loss, "replaced": Loss(-torch.stack(sums).sum())}
 
 
 def restored(

@@ -96,9 +96,9 @@ class Shallower:
 
 def _check_share(share: float) -> None:
     if not 0 < share <= 1:
-        what = f"must be above 0 and at most 1, not {share:g}"
+        message = f"must be above 0 and at most 1, not {share:g}"
         fix = "It is a share: a generator larger than the discriminator is too hard to detect."
-        raise ConfigError(what, where="objective.generator.share", fix=fix)
+        raise ConfigError(message, where="objective.generator.share", fix=fix)
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,9 @@ class GeneratorObjective(MaskedObjective):
 
     Attributes:
         generator: the shape of the generator.
-        sharing: how the embedding of the second network depends on the generator's.
+        sharing: dependence of the second network's embedding on the generator's.
         replaced: the factor of the second network's loss.
-        temperature: of the softmax from which replacements are drawn.
+        temperature: temperature of the softmax from which replacements are drawn.
         judged: the tokens that the second network learns from.
     """
 
@@ -155,12 +155,12 @@ class GeneratorObjective(MaskedObjective):
         generator = generator_of(encoder, self.generator)
         differs = generator.width != encoder.width
         if self.sharing == "shared" and differs and encoder.norm_after_projection:
-            what = (
+            message = (
                 "the two networks share the embedding's LayerNorm, which in this encoder follows "
                 "the projection to a width of its own"
             )
             fix = "Set objective.generator=shallower or objective.sharing=disentangled."
-            raise ConfigError(what, where="encoder.embedding", fix=fix)
+            raise ConfigError(message, where="encoder.embedding", fix=fix)
         return {
             "model": ModelSpec(encoder, self.model_heads),
             "generator": ModelSpec(generator, (MaskedHead(),)),
@@ -221,13 +221,13 @@ class ReplacedTokens(GeneratorObjective):
         result = super().metrics(scores, predicts)
         if "replaced/replaced" not in scores.rates:
             return result
-        rate, flagged, found = (
+        rate, flagged, detected = (
             scores.rates[f"replaced/{name}"] for name in ("replaced", "flagged", "found")
         )
         return result | {
-            "precision/replaced": found / flagged if flagged else 0.0,
-            "recall/replaced": found / rate if rate else 0.0,
-            "f1/replaced": 2 * found / (rate + flagged) if rate + flagged else 0.0,
+            "precision/replaced": detected / flagged if flagged else 0.0,
+            "recall/replaced": detected / rate if rate else 0.0,
+            "f1/replaced": 2 * detected / (rate + flagged) if rate + flagged else 0.0,
             "rate/replaced": rate,
             "entropy/replaced": -sum(p * math.log(p) for p in (rate, 1 - rate) if p > 0),
         }
@@ -325,13 +325,13 @@ def sample_tokens(
     """
     elements = TUNING.loss_chunk_elements_cuda if logits.is_cuda else TUNING.loss_chunk_elements_cpu
     rows = max(1, elements // logits.shape[1])
-    parts = [logits.new_zeros(0, dtype=torch.int64)]
+    tokens = [logits.new_zeros(0, dtype=torch.int64)]
     exact = torch.promote_types(logits.dtype, torch.float32)
     for scores, draw in zip(torch.split(logits, rows), torch.split(draws, rows), strict=True):
         below = torch.softmax(scores.to(exact) / temperature, 1).cumsum(1, dtype=torch.float64)
         token = torch.searchsorted(below, draw[:, None] * below[:, -1:], right=True)
-        parts.append(token[:, 0].clamp(max=logits.shape[1] - 1))
-    return torch.cat(parts)
+        tokens.append(token[:, 0].clamp(max=logits.shape[1] - 1))
+    return torch.cat(tokens)
 
 
 class ReplacedTokensModule(TrainingModule):
@@ -341,9 +341,9 @@ class ReplacedTokensModule(TrainingModule):
         model: the discriminator, an encoder with a "replaced" head.
         generator: an encoder with a "masked" head; with shared embeddings it takes over those of
             the other.
-        factor: of the loss "replaced".
-        temperature: of the softmax from which replacements are drawn.
-        sharing: how the discriminator's embedding depends on the generator's.
+        factor: factor of the loss "replaced".
+        temperature: temperature of the softmax from which replacements are drawn.
+        sharing: dependence of the discriminator's embedding on the generator's.
     """
 
     predicts = ("masked",)

@@ -1,7 +1,7 @@
 """Masked spans with the span boundary objective, as SpanBERT (Joshi et al. 2019, section 3.2).
 
 The tokens of a masked span x_s … x_e are predicted twice: each from its own vector, and each from
-the two vectors next to the span and its place in it: x_i from (x_{s−1}, x_{e+1}, p_{i−s+1}).
+the two vectors next to the span and its offset in it: x_i from (x_{s−1}, x_{e+1}, p_{i−s+1}).
 
     [CLS] a [MASK] [MASK] d [SEP]: b from the vectors of a and d and p₁, c from them and p₂
 
@@ -42,27 +42,27 @@ from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLMModule, MaskedObjective
 
-PLACES, PLACE_WIDTH = 15, 200
-"""Places in a span that are predicted, and the width of their vectors (SpanBERT's commands)."""
+OFFSETS, OFFSET_WIDTH = 15, 200
+"""Offsets in a span that are predicted, and the width of their vectors (SpanBERT's commands)."""
 
 
 @dataclass(frozen=True)
 class BoundaryTargets(Targets):
     """Tokens to predict from the borders of their span, `(n)` each.
 
-    `left` and `right` are the positions next to the span, `place` counts from its first token, 0,
+    `left` and `right` are the positions next to the span, `offset` counts from its first token, 0,
     and `ids` are the tokens.
     """
 
     POSITIONS = frozenset({"left", "right"})
     left: NDArray[np.int64] | Tensor
     right: NDArray[np.int64] | Tensor
-    place: NDArray[np.int64] | Tensor
+    offset: NDArray[np.int64] | Tensor
     ids: NDArray[np.int64] | Tensor
 
     def without_weight(self) -> BoundaryTargets:
         """Return targets without tokens."""
-        return type(self)(self.left[:0], self.right[:0], self.place[:0], self.ids[:0])
+        return type(self)(self.left[:0], self.right[:0], self.offset[:0], self.ids[:0])
 
 
 @dataclass(frozen=True)
@@ -83,29 +83,29 @@ class MaskedLMSpanBoundary(MaskedObjective):
         self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator
     ) -> Sequence:
         """Return the sequence with spans hidden, and the targets "masked" and "boundary"."""
-        chosen = choose_positions(sequence.ids, self.masking, vocabulary, rng, sequence.word_starts)
-        targets = {**sequence.targets, "boundary": _boundaries(sequence, chosen)}
+        hidden = choose_positions(sequence.ids, self.masking, vocabulary, rng, sequence.word_starts)
+        targets = {**sequence.targets, "boundary": _boundaries(sequence, hidden)}
         sequence = dataclasses.replace(sequence, targets=targets)
-        return hide(sequence, chosen, self.masking, vocabulary, rng)
+        return hide(sequence, hidden, self.masking, vocabulary, rng)
 
     def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> SpanBoundaryModule:
         """Return the module to train."""
         return SpanBoundaryModule(models["model"], self.boundary, self.z_loss)
 
 
-def _boundaries(sequence: Sequence, chosen: Chosen) -> BoundaryTargets:
+def _boundaries(sequence: Sequence, hidden: Chosen) -> BoundaryTargets:
     """Return the targets of all chosen tokens whose span has a token on both sides."""
-    _, first, sizes = np.unique(chosen.unit, return_index=True, return_counts=True)
-    start = np.repeat(chosen.positions[first], sizes)
-    stop = np.repeat(chosen.positions[first] + sizes, sizes)
-    place = chosen.positions - start
-    known = (start > 0) & (stop < len(sequence)) & (place < PLACES)
-    ids = sequence.ids[chosen.positions].astype(np.int64)
-    return BoundaryTargets(start[known] - 1, stop[known], place[known], ids[known])
+    _, begins, sizes = np.unique(hidden.unit, return_index=True, return_counts=True)
+    start = np.repeat(hidden.positions[begins], sizes)
+    stop = np.repeat(hidden.positions[begins] + sizes, sizes)
+    offset = hidden.positions - start
+    bounded = (start > 0) & (stop < len(sequence)) & (offset < OFFSETS)
+    ids = sequence.ids[hidden.positions].astype(np.int64)
+    return BoundaryTargets(start[bounded] - 1, stop[bounded], offset[bounded], ids[bounded])
 
 
 class SpanBoundary(nn.Module):
-    """Two dense layers with activation and LayerNorm on two borders and a place in the span.
+    """Two dense layers with activation and LayerNorm on two borders and an offset in the span.
 
     The output layer is the token embedding, transposed, with a bias of its own.
     """
@@ -113,8 +113,8 @@ class SpanBoundary(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.activation = config.activation
-        self.place = nn.Embedding(PLACES, PLACE_WIDTH)
-        self.first = nn.Linear(2 * config.width + PLACE_WIDTH, config.width)
+        self.place = nn.Embedding(OFFSETS, OFFSET_WIDTH)
+        self.first = nn.Linear(2 * config.width + OFFSET_WIDTH, config.width)
         self.first_norm = layer_norm(config, config.width)
         self.second = nn.Linear(config.width, config.embedding_width)
         self.second_norm = layer_norm(config, config.embedding_width)
@@ -125,11 +125,11 @@ class SpanBoundary(nn.Module):
         self,
         left: Float[Tensor, "targets width"],
         right: Float[Tensor, "targets width"],
-        place: Tensor,
+        offset: Tensor,
         embedding: Float[Tensor, "vocab embedded"],
     ) -> Float[Tensor, "targets vocab"]:
         """Return logits for tokens of spans."""
-        x = torch.cat([left, right, self.place(place).to(left.dtype)], 1)
+        x = torch.cat([left, right, self.place(offset).to(left.dtype)], 1)
         x = self.first_norm(activate(self.activation, self.first(x)))
         x = self.second_norm(activate(self.activation, self.second(x)))
         return nn.functional.linear(x, embedding, self.bias)
@@ -140,7 +140,7 @@ class SpanBoundaryModule(MaskedLMModule):
 
     Args:
         model: an encoder with a "masked" head.
-        factor: of the loss "boundary".
+        factor: factor of the loss "boundary".
         z_loss: the coefficient of the loss "z"; 0 for none.
     """
 
@@ -164,7 +164,7 @@ class SpanBoundaryModule(MaskedLMModule):
         hidden = self.model.encoder(batch, only=torch.unique(torch.cat([index, left, right])))
         losses = self.masked_losses(batch, hidden)
         logits = self.boundary(
-            hidden.last[left], hidden.last[right], torch.as_tensor(spans.place), hidden.table
+            hidden.last[left], hidden.last[right], torch.as_tensor(spans.offset), hidden.table
         )
         losses["boundary"] = cross_entropy(logits, torch.as_tensor(spans.ids))
         return losses

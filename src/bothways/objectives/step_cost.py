@@ -15,7 +15,7 @@ from bothways.model.init import without_weights
 from bothways.objectives import distillation as values
 from bothways.objectives.objective import PREDICTING, Objective
 from bothways.objectives.replaced_tokens import GeneratorObjective
-from bothways.objectives.span_boundary import PLACE_WIDTH, MaskedLMSpanBoundary
+from bothways.objectives.span_boundary import OFFSET_WIDTH, MaskedLMSpanBoundary
 
 
 def predicted_share(objective: Objective) -> float:
@@ -42,7 +42,7 @@ def objective_flops(objective: Objective, encoder: EncoderConfig, length: int) -
     )
     if isinstance(objective, MaskedLMSpanBoundary):
         width, embedded = encoder.width, encoder.embedding_width
-        network = (2 * width + PLACE_WIDTH) * width + width * embedded + embedded * encoder.vocab
+        network = (2 * width + OFFSET_WIDTH) * width + width * embedded + embedded * encoder.vocab
         operations += 2 * predicted * network
     return operations
 
@@ -53,8 +53,8 @@ def shared_parameters(objective: Objective, encoder: EncoderConfig) -> int:
         return 0
     with without_weights():
         embedding = Embedding(encoder)
-    parts = [*embedding.tables().values(), embedding.norm]
-    return sum(weight.numel() for part in parts for weight in part.parameters())
+    modules = [*embedding.tables().values(), embedding.norm]
+    return sum(weight.numel() for module in modules for weight in module.parameters())
 
 
 def loss_floats(objective: Objective, encoder: EncoderConfig) -> LossFloats:
@@ -64,36 +64,36 @@ def loss_floats(objective: Objective, encoder: EncoderConfig) -> LossFloats:
     if isinstance(objective, values.Distillation):
         return _distillation_floats(objective, encoder)
     heads = [spec.heads for spec in objective.models(encoder).values()]
-    predicting = sum(any(head.kind in PREDICTING for head in each) for each in heads)
+    predicting = sum(any(head.kind in PREDICTING for head in of_model) for of_model in heads)
     return LossFloats(2 * predicted_share(objective) * encoder.vocab * predicting)
 
 
 def _distillation_floats(objective: values.Distillation, encoder: EncoderConfig) -> LossFloats:
     teacher = objective.models(encoder)["teacher"].encoder
-    width, read, own, fixed = teacher.width, 0.0, 0.0, 0.0
+    width, teacher_floats, student_floats, fixed = teacher.width, 0.0, 0.0, 0.0
     if objective.loss(values.SoftTargets) or objective.loss(values.CosineStates):
-        read += width
+        teacher_floats += width
     for loss in objective.losses:
         match loss:
             case values.MaskedTokens():
                 rate = 0.0 if objective.masking is None else objective.masking.rate
-                own += 2 * rate * encoder.vocab
+                student_floats += 2 * rate * encoder.vocab
             case values.SoftTargets():
-                own += encoder.width
+                student_floats += encoder.width
                 # Of some tokens at a time the logits, probabilities and gradients of both, and
                 # three gradients of the table.
                 fixed = (6 * values.LOGIT_ROWS + 3 * encoder.embedding_width) * encoder.vocab
             case values.CosineStates():
-                own += 2 * width
+                student_floats += 2 * width
             case values.HiddenStates():
-                read += teacher.depth * width
-                own += 2 * (encoder.depth + 1) * width
+                teacher_floats += teacher.depth * width
+                student_floats += 2 * (encoder.depth + 1) * width
             case values.AttentionScores():
-                read += 3 * encoder.depth * width
-                own += 2 * encoder.depth * encoder.width
+                teacher_floats += 3 * encoder.depth * width
+                student_floats += 2 * encoder.depth * encoder.width
             case values.Relations():
-                read += 3 * width
-                own += 6 * encoder.width
+                teacher_floats += 3 * width
+                student_floats += 6 * encoder.width
             case _:
                 assert_never(loss)
-    return LossFloats(own, read, fixed)
+    return LossFloats(student_floats, teacher_floats, fixed)
