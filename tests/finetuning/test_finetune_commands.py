@@ -218,18 +218,6 @@ def test_predictions_are_json_lines_in_the_order_of_the_input(
             )
 
 
-def test_columns_of_other_names_are_told(
-    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, said in (
-        ("sentence", ""),
-        ("review", "note: the columns are guessed: text = 'review'\n"),
-    ):
-        (finished / "named.tsv").write_text(f"{name}\tlabel\nthe cat\tneg\n")
-        run(monkeypatch, finished, "predict", "run", "named.tsv")
-        assert capsys.readouterr().err == said
-
-
 @pytest.mark.parametrize("command", ["predict", "evaluate"])
 def test_empty_texts_are_answered_with_a_warning(
     command: str,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from bothways.core.errors import BothwaysError, ConfigError
+from bothways.core.errors import ConfigError
 from bothways.core.source import Cursor
 from bothways.finetuning.automatic import learning_by_rows
 from bothways.finetuning.config import RECIPES, FinetuneConfig, finetune_adam
@@ -201,14 +201,6 @@ def test_a_separable_task_is_learned_from_both_starts(folder: Path, data: Labell
         assert not done.learner.training
 
 
-def test_pairs_are_learned(data: LabelledData) -> None:
-    singles = make_examples(400, 7)
-    pairs = [TextExample("the film was it", e.text, e.label) for e in singles]
-    paired = label(ClassificationTask(), data.tokenizer, pairs[:320], pairs[320:], 20)
-    done = fit_task(small(), paired, dataclasses.replace(METHOD, length=20), device="cpu")
-    assert done.metrics["accuracy"] > 0.95
-
-
 def test_the_embedding_is_learned_by_rows_on_one_cpu_alone(data: LabelledData) -> None:
     """While it is fine-tuned with compiled kernels, and no longer: a tied head may read it then."""
     model, has_kernels = Model(small(), (LabelHead(2),)), runs_on(torch.device("cpu"))
@@ -248,24 +240,6 @@ def test_the_best_weights_win_by_any_metric(data: LabelledData) -> None:
         assert done.metrics[metric] == choose(metrics[metric] for _, metrics in done.history)
         assert score(done.learner, data) == done.metrics
         assert len(done.history) == 7  # of 20 steps every third, and the last
-
-
-def test_without_dev_data_the_last_weights_stay(data: LabelledData) -> None:
-    bare = label(ClassificationTask(), data.tokenizer, make_examples(64, 0), [], LENGTH)
-    done = fit_task(small(), bare, METHOD, device="cpu")
-    assert (done.metrics, done.history, done.progress.steps) == ({}, (), 12)
-
-
-def test_flaws_of_the_data_stop_before_training(data: LabelledData) -> None:
-    train, dev = (
-        [*make_examples(9, 0), TextExample(" ", None, "pos", "t:1")],
-        [TextExample("fine", None, "odd", "d:1")],
-    )
-    with pytest.raises(
-        BothwaysError,
-        match=r"^2 errors must be corrected before training:\n  1\. 1 example has an empty text: t:1",
-    ):
-        label(ClassificationTask(), data.tokenizer, train, dev, LENGTH)
 
 
 def test_f1_is_of_two_classes(data: LabelledData) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,7 +13,6 @@ import bothways
 from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget
 from bothways.finetuning.config import SAME, SHORTHANDS, FinetuneConfig, load_config
-from bothways.lab.sweeps.grid import grid_cells, parse_grid
 from bothways.training.durations import Epochs
 
 BASE = FinetuneConfig(model="m", train="t.tsv")
@@ -110,18 +107,6 @@ def test_a_setting_under_two_names_is_refused(names: tuple[str, str]) -> None:
     with pytest.raises(ConfigError) as refused:
         load_config(BASE, dict.fromkeys(names, "1"))
     assert refused.value.where in names
-
-
-def test_grids_take_them() -> None:
-    cells = list(grid_cells(BASE, parse_grid("lr=1e-5,2e-5 batch=16,32")))
-    assert [cell.training.optimizer.lr for _, cell in cells] == [1e-5, 1e-5, 2e-5, 2e-5]
-
-
-def test_options_come_first_in_the_help() -> None:
-    words = [sys.executable, "-m", "bothways", "finetune", "--help"]
-    shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    places = [shown.index(f"--{name}") for name in ("lr", "epochs", "batch-size", "max-length")]
-    assert max(places) < shown.index("--out")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.result import FinetuneResult
 from bothways.finetuning.run import finetune
 from bothways.prediction.predictor import open_learner
-from bothways.tasks.tagging.examples import TagColumns, TagExample
+from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import AdamW
@@ -115,32 +115,3 @@ def test_the_commands_evaluate_and_predict(
     assert all(text[e["start"] : e["end"]] == e["text"] for e in first["entities"])
     assert empty == {"entities": [], "words": [], "tags": []}
     assert last["tags"] == ["O", "B-BAD"]
-
-
-def test_the_command_finetunes_with_other_columns(
-    run: tuple[FinetuneResult, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = run[1]
-    monkeypatch.chdir(folder)
-    words = [
-        "finetune",
-        "bert",
-        "train.conll",
-        "--task",
-        "tag",
-        "--text",
-        "0",
-        "--label",
-        "2",
-        "--out",
-        "other",
-        "--device",
-        "cpu",
-    ]
-    monkeypatch.setattr("sys.argv", ["bothways", *words])
-    app(
-        [*words, "length=12", "task.stride=5", "training.until=1 steps"],
-        result_action="return_value",
-    )
-    definition = open_learner(str(folder / "other")).task
-    assert definition == TaggingTask(TagColumns("0", "2"), stride=5)

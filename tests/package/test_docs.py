@@ -193,27 +193,6 @@ def test_both_languages_show_the_same_examples(english: Path, chinese: Path) -> 
     assert other_blocks(english) == other_blocks(chinese)
 
 
-def test_both_glossaries_have_the_same_terms() -> None:
-    english, chinese = (
-        re.findall(r"^\| (\*\*.+?) \|", (ROOT / "docs" / name).read_text("utf8"), re.MULTILINE)
-        for name in ("glossary.md", "glossary.zh.md")
-    )
-    assert english == chinese
-
-
-OTHER_WORDS = {
-    "决定 0": "决策 0", "附加依赖": "可选依赖", "遮盖": "掩盖", "n 元组": "n-gram", "奈特": "nat", "词片": "子词",
-    "评估": "评测", "载入": "加载", "批次大小": "批大小", "缩放系数": "缩放因子", "开发数据": "开发集", "提前停止": "早停",
-}  # fmt: skip
-"""Words that the Chinese pages do not use, by the words of the glossary."""
-
-
-@pytest.mark.parametrize("page", [ROOT / "README.zh.md", *CHINESE], ids=lambda path: path.name)
-def test_chinese_pages_have_one_word_for_a_term(page: Path) -> None:
-    text = page.read_text("utf8")
-    assert {word: right for word, right in OTHER_WORDS.items() if word in text} == {}
-
-
 def named_in_sentences(page: Path) -> set[str]:
     """The commands that are named outside of fenced blocks; one that reads a pipe with a mark of that."""
     text = re.sub(r"^```.*?^```$", "", page.read_text("utf8"), flags=re.MULTILINE | re.DOTALL)
