@@ -191,21 +191,6 @@ def test_relations_are_those_of_dense_matrices(widths: tuple[int, int]) -> None:
     assert means(learner, batch) == pytest.approx(expected, rel=1e-9)
 
 
-def test_relations_ignore_the_order_of_heads_and_rotations_within_them() -> None:
-    draw = torch.Generator().manual_seed(2)
-    a, t = torch.randn(2, 13, 4, 8, generator=draw, dtype=torch.float64)
-    layout, weight = Layout.of([6, 7]), torch.ones(13)
-
-    def total(x: Tensor, y: Tensor) -> float:
-        return compare_pairs(relation_divergence, layout, weight, (x, x), (y, y)).item()
-
-    order = torch.randperm(4, generator=draw)
-    rotation, _ = torch.linalg.qr(torch.randn(8, 8, generator=draw, dtype=torch.float64))
-    assert total(a, t) == pytest.approx(total(a[:, order], t[:, order]), rel=1e-12)
-    assert total(a, t) == pytest.approx(total(a @ rotation, t), rel=1e-12)
-    assert total(a, t) > 1
-
-
 @pytest.mark.parametrize("compare", [relation_divergence, squared_difference])
 def test_pairs_have_the_gradient_of_autograd(compare: object) -> None:
     """Padded rectangles, weights and several parts, against one sequence at a time."""

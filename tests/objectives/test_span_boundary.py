@@ -22,7 +22,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.model.model import Model
 from bothways.objectives.span_boundary import (
-    PLACES,
+    OFFSETS,
     MaskedLMSpanBoundary,
     SpanBoundaryModule,
     _boundaries,
@@ -47,7 +47,7 @@ def test_targets_by_hand() -> None:
     targets = _boundaries(sequence_of(0, 10, 11, 12, 13, 14, 15, 1), chosen)
     assert targets.left.tolist() == [1, 1, 5]
     assert targets.right.tolist() == [4, 4, 7]
-    assert targets.place.tolist() == [0, 1, 0]
+    assert targets.offset.tolist() == [0, 1, 0]
     assert targets.ids.tolist() == [11, 12, 15]
 
 
@@ -57,7 +57,7 @@ def test_spans_at_an_end_and_places_far_inside_have_no_target() -> None:
     assert len(_boundaries(text, Chosen(np.array([0, 1]), np.array([0, 0]))).ids) == 0
     assert len(_boundaries(text, Chosen(np.array([38, 39]), np.array([0, 0]))).ids) == 0
     long = _boundaries(text, Chosen(np.arange(5, 35), np.zeros(30, np.int64)))
-    assert long.place.tolist() == list(range(PLACES))
+    assert long.offset.tolist() == list(range(OFFSETS))
 
 
 def vocabulary() -> Vocabulary:
@@ -102,7 +102,7 @@ def test_the_loss_is_the_formula(learner: SpanBoundaryModule) -> None:
                 start -= 1
             while end + 1 in chosen:
                 end += 1
-            if at - start >= PLACES:
+            if at - start >= OFFSETS:
                 continue
             row = torch.cat([x[start - 1], x[end + 1], head.place.weight[at - start]])
             row = F.layer_norm(

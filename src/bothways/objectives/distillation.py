@@ -434,16 +434,6 @@ class Distillation(Objective):
         }
         return vectors - {"none"}
 
-    @property
-    def masks(self) -> bool:
-        """True if tokens are hidden."""
-        return self.masking is not None
-
-    @property
-    def needs_counts(self) -> bool:
-        """True if `prepare` reads `Vocabulary.counts`."""
-        return self.masking is not None and self.masking.needs_counts
-
     def models(self, encoder: EncoderConfig) -> dict[str, ModelSpec]:
         """Return the student, "model", and the teacher with as many layers as are read."""
         heads, soft = (MaskedHead(),), self.loss(SoftTargets)

@@ -119,16 +119,6 @@ class MaskedObjective(Objective):
         """Return the module to train."""
         return MaskedLMModule(models["model"], self.z_loss)
 
-    @property
-    def masks(self) -> bool:
-        """True: tokens are hidden."""
-        return True
-
-    @property
-    def needs_counts(self) -> bool:
-        """True if `prepare` reads `Vocabulary.counts`."""
-        return self.masking.needs_counts
-
 
 def with_masking(objective: Objective, masking: Masking | None) -> Objective:
     """Return the objective with another masking, if one is given and it hides tokens."""

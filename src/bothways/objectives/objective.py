@@ -19,7 +19,7 @@ from bothways.core.loss import perplexity
 from bothways.core.sequence import Sequence
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus
-from bothways.data.masking import Vocabulary
+from bothways.data.masking import Masking, Vocabulary
 from bothways.data.segments import Segments
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, token_head
@@ -42,11 +42,12 @@ class ModelSpec(NamedTuple):
 class Objective:
     """Base class of frozen dataclasses with the fields `segments` and `kind`.
 
-    Subclasses define `models`, `prepare` and `learner`.
+    Subclasses define `models`, `prepare` and `learner`, and a field `masking` if they hide tokens.
     """
 
     kind: str
     segments: Segments
+    masking: Masking | None = None
 
     def models(self, encoder: EncoderConfig) -> dict[str, ModelSpec]:
         """Return the models by role for a run on `encoder`; "model" is the one that is saved.
@@ -90,13 +91,13 @@ class Objective:
 
     @property
     def masks(self) -> bool:
-        """True if the objective hides tokens by a field `masking`."""
-        return False
+        """True if the objective hides tokens."""
+        return self.masking is not None
 
     @property
     def needs_counts(self) -> bool:
         """True if `prepare` reads `Vocabulary.counts`."""
-        return False
+        return self.masking is not None and self.masking.needs_counts
 
 
 def require_head(objective: Objective, encoder: EncoderConfig, head: Head) -> None:

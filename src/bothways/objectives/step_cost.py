@@ -25,8 +25,7 @@ def predicted_share(objective: Objective) -> float:
         if soft is not None and soft.at == "all":
             return 1.0
         return 0.0 if objective.masking is None else objective.masking.rate
-    masking = getattr(objective, "masking", None)
-    return 1.0 if masking is None else float(masking.rate)
+    return 1.0 if objective.masking is None else objective.masking.rate
 
 
 def objective_flops(objective: Objective, encoder: EncoderConfig, length: int) -> float:
