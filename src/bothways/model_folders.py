@@ -39,8 +39,9 @@ def load(
         precision: precision of matrix products: "fp32", "bf16", "int8" or "auto".
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
         length: maximum length of a text in tokens; `None` as in training.
-        batch_invariant: whether a text has the same prediction in any company, to the bit, as
-            `bothways predict` computes it; without it a short text alone is computed sooner.
+        batch_invariant: True for predictions that are bit-identical regardless of the other
+            texts in the batch, as of `bothways predict`; without it a short text alone is
+            computed sooner.
             Vectors of the task "embed" always are.
         runtime: "onnxruntime" or "openvino" computes the graph in a folder that
             `bothways.export_model` wrote.

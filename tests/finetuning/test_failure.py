@@ -235,7 +235,7 @@ def test_many_classes_that_are_hardly_learned_are_noticed() -> None:
     """77 classes at a training loss of 3.9: chance is 4.34, and 41 % are right."""
     usual = {"loss": math.log(77)}
     (sign,) = signs_of_little_training(3.9, usual)
-    assert sign == "its training loss, 3.9000, is near that of the best constant answer, 4.3438"
+    assert sign == "its training loss, 3.9000, is near that of the majority baseline, 4.3438"
     assert signs_of_training(3.9, usual) == ()
     assert signs_of_little_training(2.0, usual) == ()
     assert signs_of_little_training(0.6, {"loss": math.log(2)}) == ()

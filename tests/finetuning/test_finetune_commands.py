@@ -88,7 +88,7 @@ def test_a_run_says_what_it_reached_and_where_it_is(
     labels = [example.label for example in make_examples(80, 1)]
     table = [line.split() for line in output.out.splitlines()]
     accuracy = next(cells for cells in table if "accuracy" in cells)
-    assert "one answer for all" in output.out
+    assert "majority baseline" in output.out
     assert float(accuracy[-2]) in {round(labels.count(each) / 80, 4) for each in labels}
     assert "The model is in brief/model. Try it: bothways predict brief FILE, or in" in output.err
     assert "bothways play brief" in output.err
@@ -258,7 +258,7 @@ def test_empty_texts_are_answered_with_a_warning(
         ("finetune bert train.tsv --out bert", "bert: is not empty, and not the folder of a run"),
         (
             "evaluate bert dev.tsv",
-            "bert: is for no known task: its heads are masked, pooler, pair",
+            "bert: is not fine-tuned for a task: its heads are masked, pooler, pair",
         ),
         ("predict run none.txt", "none.txt: no such file"),
     ],

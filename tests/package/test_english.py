@@ -1,4 +1,4 @@
-"""The language of the code base: words to avoid, openings of docstrings, unique class names."""
+"""The language of the code base: terms of the field, references, unique class names."""
 
 from __future__ import annotations
 
@@ -14,11 +14,20 @@ SOURCE = Path(bothways.__file__).parent
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 
-PENDING: set[str] = set()
-"""Packages and pages whose language is still to be revised."""
-
-PENDING_NAMES: set[str] = set()
-"""Class names that still have two meanings."""
+GLOSSARY = {
+    r"what this processor has": "supported CPU features",
+    r"in any company": "batch-invariant",
+    r"(what )?is to be known of": "the noun",
+    r"the process above": "supervisor",
+    r"nobody has read for the longest time|make way": "least recently used, evicted",
+    r"what waits of": "pending work",
+    r"one answer for all\b|best constant answer": "majority baseline",
+    r"in the shapes of": "compatible with",
+    r"well and badly": "error analysis",
+    r"usual names?\b": "common alias",
+    r"for no known task": "is not fine-tuned for a task",
+}
+"""Descriptions by clauses, as patterns, with the term of the field."""
 
 
 def modules() -> Iterator[tuple[Path, ast.Module]]:
@@ -27,14 +36,21 @@ def modules() -> Iterator[tuple[Path, ast.Module]]:
         yield path.relative_to(SOURCE), ast.parse(path.read_text("utf8"))
 
 
-def docstrings() -> Iterator[tuple[str, ast.AST, str]]:
-    """Yield every docstring of revised packages with its place and its owner."""
-    owners = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    revised = (item for item in modules() if item[0].parts[0] not in PENDING)
-    for path, tree in revised:
-        for node in ast.walk(tree):
-            if isinstance(node, owners) and (text := ast.get_docstring(node)):
-                yield f"{path}:{getattr(node, 'lineno', 1)}", node, text
+def test_docstrings_messages_and_guide_use_the_terms_of_the_field() -> None:
+    texts = [
+        (f"{path}:{node.lineno}", node.value)
+        for path, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    texts += [(page.name, page.read_text("utf8")) for page in PAGES]
+    wrong = [
+        f"{location}: {match[0]!r}, write: {term}"
+        for location, text in texts
+        for pattern, term in GLOSSARY.items()
+        for match in re.finditer(pattern.replace(" ", r"\s+"), text, re.IGNORECASE)
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_a_public_class_name_has_one_meaning() -> None:
@@ -44,7 +60,7 @@ def test_a_public_class_name_has_one_meaning() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(path))
     double = {name: where for name, where in places.items() if len(where) > 1}
-    assert {name: where for name, where in double.items() if name not in PENDING_NAMES} == {}
+    assert double == {}
 
 
 def test_a_package_has_at_most_25_files() -> None:

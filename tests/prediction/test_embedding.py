@@ -295,7 +295,7 @@ def test_a_model_without_the_head_cannot_fill(tmp_path: Path) -> None:
         with pytest.raises(BothwaysError, match=said):
             open_task(str(tmp_path / "bare"), task)
     assert open_learner(str(tmp_path / "bare"), "embed").task.name == "embed"
-    with pytest.raises(BothwaysError, match=r"is for no known task.*\n.*task=\"embed\""):
+    with pytest.raises(BothwaysError, match=r"is not fine-tuned for a task.*\n.*task=\"embed\""):
         open_task(str(tmp_path / "bare"))
     with pytest.raises(ConfigError, match="task"):
         open_task(str(tmp_path / "bare"), "paint")

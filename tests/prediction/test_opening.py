@@ -149,7 +149,9 @@ def test_a_task_whose_head_is_missing_says_what_its_file_lacks(tmp_path: Path) -
         match=rf"the task 'classify' needs the head 'labels'; this model has: pooler; {lacks}",
     ):
         open_task(str(tmp_path / "classes"), "classify")
-    with pytest.raises(FolderError, match=rf"is for no known task: its heads are pooler; {lacks}"):
+    with pytest.raises(
+        FolderError, match=rf"is not fine-tuned for a task: its heads are pooler; {lacks}"
+    ):
         open_task(str(tmp_path / "classes"))
     changed(tmp_path / "classes", without("bert.pooler", "classifier"))
     with pytest.raises(

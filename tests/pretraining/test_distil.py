@@ -88,7 +88,7 @@ def test_mistakes_are_one_message(place: Path, monkeypatch: pytest.MonkeyPatch) 
         (("tuned", "train.tsv", "--student", "student", "--recipe", "minilm"), "is for a corpus"),
         (("teacher", "corpus", "--recipe", "modern"), "unknown recipe 'modern'"),
         (("teacher", "corpus", "--dev", "dev.tsv"), "is for labelled data"),
-        (("teacher", "train.tsv", "--student", "student"), "is for no known task"),
+        (("teacher", "train.tsv", "--student", "student"), "is not fine-tuned for a task"),
         (("none", "corpus"), "no such folder"),
         (("teacher", "corpus", "--epochs", "1", *QUICK), "given twice: 1 epochs and '2 steps'"),
         (("teacher", "corpus", "--epochs", "0"), "until: 0 epochs is not a valid duration"),

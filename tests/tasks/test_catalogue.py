@@ -108,7 +108,7 @@ def test_a_row_is_an_example(task: Any, row: dict[str, object], expected: Any) -
 
 
 def test_a_row_that_is_not_clear_is_refused() -> None:
-    with pytest.raises(DataError, match="input 1: no column has a usual name for the text"):
+    with pytest.raises(DataError, match="input 1: no column has a common alias of the text"):
         ClassificationTask().example({"x": "good"}, where="input 1")
     with pytest.raises(DataError, match="column 'text' holds int, not text"):
         ClassificationTask().example({"text": 3})

@@ -247,8 +247,8 @@ def test_questions_from_the_standard_input_are_json_lines(monkeypatch: pytest.Mo
         (SWAG | {"ending1": 3}, NO_COLUMNS, r"a\.jsonl:1: column 'ending1' holds int, not text"),
         (SWAG | {"answer": 3}, NO_COLUMNS, "several columns may hold the label"),
         (SWAG | {"choices": ["a"]}, NO_COLUMNS, "several columns may hold the endings"),
-        ({"context": "c", "label": 1}, NO_COLUMNS, "no column has a usual name for the endings"),
-        ({"text": "c", "endings": []}, NO_COLUMNS, "no column has a usual name for the context"),
+        ({"context": "c", "label": 1}, NO_COLUMNS, "no column has a common alias of the endings"),
+        ({"text": "c", "endings": []}, NO_COLUMNS, "no column has a common alias of the context"),
         (
             {"ctx": "c", "question": "c", "endings": []},
             NO_COLUMNS,

@@ -105,10 +105,10 @@ def test_who_was_trained_on_pairs_does_not_read_single_texts(tmp_path: Path) -> 
         (("text", "sentence1", "sentence2", "label"), "several columns may hold the text"),
         (
             ("words", "label"),
-            r"no column has a usual name for the text; it has words, label\n  Name the columns: columns={\"text\": NAME",
+            r"no column has a common alias of the text; it has words, label\n  Name the columns: columns={\"text\": NAME",
         ),
         (("text", "label", "class"), "several columns may hold the label"),
-        (("text", "sentiment"), "no column has a usual name for the label"),
+        (("text", "sentiment"), "no column has a common alias of the label"),
     ],
 )
 def test_columns_that_are_not_clear_are_asked_for(

@@ -268,7 +268,7 @@ def test_relevant_documents_and_others(positive: str, negative: str) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"query": "a", "other": "b"}, r"no column has a usual name for the documents"),
+        ({"query": "a", "other": "b"}, r"no column has a common alias of the documents"),
         ({"query": "a", "text": "b", "passage": "c"}, r"several columns may hold the documents"),
         ({"query": "a", "documents": [1]}, r"holds a value of type int, where a document"),
         ({"query": "a", "documents": None}, r"holds a null, where a document"),

@@ -188,7 +188,7 @@ def test_entities_in_labels_that_are_bare_or_few() -> None:
         "I-X",
         "B-X",
         "I-Z",
-    )  # what they lack, by its usual name
+    )  # what they lack, by its common alias
 
 
 @settings(deadline=None)

@@ -339,7 +339,7 @@ def test_documents_of_a_table(tmp_path: Path) -> None:
         (
             {"words": ["a"], "x": ["O"]},
             TagColumns(),
-            r": no column has a usual name for the tags; it has words, x",
+            r": no column has a common alias of the tags; it has words, x",
         ),
         (
             {"words": ["a"], "tags": [], "labels": []},

@@ -172,17 +172,17 @@ def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> No
         say(console, f"warning: {done.failure}")
     if done.metrics:
         show_lines(output_console(), _dev_table(done))
-        say(console, f"What it does well and badly: {out / 'report.html'}")
+        say(console, f"Error analysis: {out / 'report.html'}")
     sentences = (f"The model is in {done.folder}.", format_note(done.folder), _try(out))
     say(console, " ".join(sentence for sentence in sentences if sentence))
 
 
 def _dev_table(done: FinetuneResult) -> RenderableType:
-    """Return the metrics next to those of the best constant answer, where that has them."""
+    """Return the metrics next to those of the majority baseline, where that has them."""
     columns = {"model": done.metrics}
     if done.baseline.keys() & done.metrics.keys():
         baseline = {name: done.baseline.get(name, math.nan) for name in done.metrics}
-        columns["one answer for all"] = baseline
+        columns["majority baseline"] = baseline
     from bothways.core.report.terminal import metric_table
 
     return metric_table(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TrainedTask = Annotated[
     str,
     Parameter(
-        help="classify, regress, multilabel, choice, tag, answer, rerank, or another usual name of "
+        help="classify, regress, multilabel, choice, tag, answer, rerank, or a common alias of "
         "one of them, such as sentiment, ner or qa."
     ),
 ]

@@ -42,7 +42,7 @@ def predict(  # noqa: PLR0913 – one option per question
         or Parquet (--format). Both read any number of files, in processes or on a cluster, and the
         same command continues where it was stopped.
     task
-        A task of finetune, fill, likelihood, prefer, embed, or another usual name of one of them;
+        A task of finetune, fill, likelihood, prefer, embed, or a common alias of one of them;
         default: the task of the model.
     top
         The most probable labels, or the best documents, to print; by default all.

@@ -34,7 +34,7 @@ def serve(  # noqa: PLR0913 – one option per question
     log: Literal["requests", "errors"] = "requests",
     play: bool | None = None,
 ) -> None:
-    """Serve models over HTTP, in the shapes of OpenAI, TEI, Hugging Face and Jina.
+    """Serve models over HTTP, compatible with OpenAI, TEI, Hugging Face and Jina.
 
     One process answers for every task. Requests are computed in batches, and in fp32 every answer
     is that of `bothways predict`, whatever else is requested at the time. GET /info lists models

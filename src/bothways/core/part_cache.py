@@ -6,8 +6,8 @@
            .lock, .lock-NN          held for a moment; while a part is fetched
 
 A part is fetched once, by the process that asks first. Where there is no more room, the
-parts that nobody has read for the longest time make way. A reader has opened its part or mapped it
-into memory, and reads to the end what is deleted from the folder meanwhile.
+least recently used parts are evicted. A reader has opened its part or mapped it into memory, and
+reads to the end what is deleted from the folder meanwhile.
 
 The room for a part is in use as long as the lock of its name is held. The operating system frees
 the lock of a process that ends, however it ends; the next one that needs room then takes it.

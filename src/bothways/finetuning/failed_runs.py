@@ -1,10 +1,9 @@
-"""Detection of failed fine-tuning runs: one answer for all inputs, or no gain over a constant
-answer.
+"""Detection of failed fine-tuning runs: equal answers to all inputs, or no gain over the baseline.
 
 Fine-tuning on few labels fails in some seeds and not in others: the loss stays at that of the
 label frequencies (Devlin et al. 2018, section 4.1; Mosbach et al. 2020, who call a run failed if
 it does not beat the majority class). Three signs are checked after a run. The task computes the
-metrics of the best constant answer (`Task.baseline`).
+metrics of the majority baseline (`Task.baseline`).
 """
 
 from __future__ import annotations
@@ -208,7 +207,7 @@ def signs_of_training(loss: float, baseline: Metrics) -> tuple[str, ...]:
         return ()
     below = "hardly" if loss < expected else "not"
     return (
-        f"its training loss, {loss:.4f}, is {below} below that of the best constant answer, "
+        f"its training loss, {loss:.4f}, is {below} below that of the majority baseline, "
         f"{expected:.4f}",
     )
 
@@ -219,7 +218,7 @@ def signs_of_little_training(loss: float, baseline: Metrics) -> tuple[str, ...]:
     if expected < MANY_CLASSES or loss < (1 - CONVERGED) * expected:
         return ()
     return (
-        f"its training loss, {loss:.4f}, is near that of the best constant answer, {expected:.4f}",
+        f"its training loss, {loss:.4f}, is near that of the majority baseline, {expected:.4f}",
     )
 
 

@@ -130,7 +130,7 @@ _DTYPES = {
 def unread_files(folder: Path, weights: Path) -> tuple[str, ...]:
     """Return the names of files in a folder that may hold a part of the model and are not read.
 
-    The same weights in the formats of other programs, under their usual names, do not count.
+    The same weights in the formats of other programs, under common aliases, do not count.
     """
     names = (file.name for file in folder.iterdir() if file.is_file())
     shards = weights.name.removesuffix(".index.json").rpartition(".")[0]

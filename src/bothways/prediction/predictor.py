@@ -532,7 +532,7 @@ def open_task(
         task: a name or alias in `tasks.catalogue`; None for the task of the folder.
         length: the longest text in tokens; None as in training, else all positions of the model.
         precision: of matrix products; fp32 gives the same predictions on every machine.
-        batch_invariant: whether predictions are bit-identical in every batch, see
+        batch_invariant: True for predictions that are bit-identical in every batch, see
             `prepared_model.prepare_model`; without it in fp32 the same to rounding, and sooner if
             it is short and alone.
         runtime: "onnxruntime" or "openvino" for the graph in a folder that `bothways export` wrote.
@@ -682,7 +682,7 @@ def _default_task(loaded: LoadedModel, kind: str | None) -> AnyTask:
         fits = task.problem is None or problem in (None, task.problem)
         if needed <= set(loaded.model.heads) and fits:
             return task
-    message = f"is for no known task: its heads are {_heads(loaded)}"
+    message = f"is not fine-tuned for a task: its heads are {_heads(loaded)}"
     untrained = ("likelihood", "fill", "embed") if "masked" in loaded.model.heads else ("embed",)
     tasks = " or ".join(argument(task=kind) for kind in untrained)
     fix = f"{_FINETUNE_FIRST} Or name a task that needs no training: {tasks}."

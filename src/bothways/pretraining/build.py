@@ -415,7 +415,7 @@ def _data_findings(settings: PretrainConfig, corpus: Corpus) -> list[Finding]:
 def check_class(
     encoder: EncoderConfig, heads: Iterable[Head], tokenizer: Tokenizer
 ) -> list[Finding]:
-    """Return what is to be known of the class that the saved model will have."""
+    """Report a saved model for which transformers has no class."""
     family = family_for(encoder, tokenizer.kind)
     kinds = [head.kind for head in heads]
     names = ", ".join(kinds)

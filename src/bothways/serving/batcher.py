@@ -254,7 +254,7 @@ class Batcher:
         return RequestError("overloaded", message, headers=wait)
 
     def cancel(self, ticket: Ticket) -> None:
-        """Take what waits of a request out of the queue."""
+        """Remove the pending work of a request from the queue."""
         with self._changed, contextlib.suppress(ValueError):
             self._tickets.remove(ticket)
             self._drop(ticket)

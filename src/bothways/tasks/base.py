@@ -308,7 +308,7 @@ class Task(Generic[E, P]):
         return None
 
     def baseline(self, examples: Many[E]) -> Metrics:
-        """Return the metrics of the best constant answer for these examples.
+        """Return the metrics of the majority baseline for these examples.
 
         Returns:
             Metrics named as in `directions`. "loss" is that of the best constant output, in the

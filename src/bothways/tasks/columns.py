@@ -216,7 +216,7 @@ def guess_column(
 
     Args:
         role: the content of the column, for messages, such as "label".
-        known: usual names of such a column.
+        known: common aliases of such a column.
         free: the columns that it may be; None for all.
 
     Raises:
@@ -225,7 +225,7 @@ def guess_column(
     matching = usual_columns(known, names if free is None else free)
     if len(matching) == 1:
         return matching[0]
-    what = "several columns may hold" if matching else "no column has a usual name for"
+    what = "several columns may hold" if matching else "no column has a common alias of"
     raise DataError(f"{what} the {role}; it has {listed(names, MOST)}", where=where, fix=fix)
 
 

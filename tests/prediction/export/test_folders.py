@@ -273,7 +273,7 @@ def test_what_cannot_be_exported_is_refused(bert: Path, classifier: Path, tmp_pa
         ConfigError, match=r"other programs pool the last layer, and this task reads"
     ):
         write_export(bert, out, task="embed", settings=["layers=[0]"])
-    with pytest.raises(FolderError, match="is for no known task"):
+    with pytest.raises(FolderError, match="is not fine-tuned for a task"):
         write_export(bert, out)
     assert not out.exists()
 

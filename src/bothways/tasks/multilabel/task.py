@@ -275,7 +275,7 @@ def _check_separator(separator: str, labels: Many[str]) -> list[Finding]:
 
 
 def constant_labels(counts: NDArray[np.int64], examples: int) -> NDArray[np.bool_]:
-    """Return the labels that the best constant answer has, by micro-F1.
+    """Return the labels that the majority baseline has, by micro-F1.
 
     Args:
         counts: number of examples with each label.

@@ -29,7 +29,7 @@ SHOWN = 40
 """Number of characters of a word or a tag in a message."""
 _SINGULAR = ("id", "idx", "index", "word", "token", "form", "tag", "pos", "upos", "xpos", "score")
 _HEADER = {name.lower() for name in itertools.chain(TEXTS, LABELS, WORDS, TAGS, *PAIRS, _SINGULAR)}
-"""Usual names of columns in headers."""
+"""Common aliases of columns in headers."""
 _OUTSIDE_MARKS = {"0", "o", "_", "-", "OUT", "OUTSIDE", "NONE", "None"}
 _SPELLINGS = [
     re.compile(pattern)

@@ -42,10 +42,10 @@ TAGS = ("tags", "ner_tags", "labels", "ner")
 TEXTS = ("text", "sentence", "content")
 SPANS = ("entities", "spans", "label", "labels")
 WORD, TAG = ("word", "token", "form"), ("tag", "ner_tag", "label", "entity")
-"""Usual names of columns with one word and one tag."""
+"""Common aliases of columns with one word and one tag."""
 
 _SENTENCE = re.compile(r"sent(ence)?s?[ _.-]*(#|id|idx|index|number|num|no|nr)?", re.IGNORECASE)
-"""Usual names of a column that numbers sentences."""
+"""Common aliases of a column that numbers sentences."""
 _NOBODY = object()
 """The entities of a text that nobody annotated."""
 _HOW = f"Name the columns: {argument(text='NAME', label='NAME')}."
