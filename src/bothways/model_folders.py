@@ -191,11 +191,18 @@ def export_model(  # noqa: PLR0913 – one option per question
         if not isinstance(data, str | Path):
             return predictor.evaluate(data or [])
         trained: Any = predictor.learner.task
-        named = configs.read(type(trained.columns), columns, where="columns") if columns else None
-        return predictor.evaluate(predictor.read(data, named, labelled=True))
+        roles = configs.read(type(trained.columns), columns, where="columns") if columns else None
+        return predictor.evaluate(predictor.read(data, roles, labelled=True))
 
     gate = Int8Gate(evaluate, MAX_LOSS if limit is None else limit) if int8 is not None else None
-    with shown_progress(progress) as shown:
+    with shown_progress(progress) as reporter:
         return write_export(
-            folder, out, to, task=task, length=length, settings=settings, int8=gate, progress=shown
+            folder,
+            out,
+            to,
+            task=task,
+            length=length,
+            settings=settings,
+            int8=gate,
+            progress=reporter,
         )

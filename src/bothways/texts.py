@@ -60,8 +60,8 @@ def train_tokenizer(
     )
     if isinstance(texts, Mapping):
         languages = {
-            name: (document.text for document in documents_of(one, column=column))
-            for name, one in texts.items()
+            name: (document.text for document in documents_of(source, column=column))
+            for name, source in texts.items()
         }
         mixed = sample_languages(languages, alpha, trainers.CEILING)
         tokenizer = trainers.learn(mixed, trainer)
@@ -118,34 +118,34 @@ def build_corpus(  # noqa: PLR0913 – one option per question
     from bothways.text.tokenizer import Tokenizer
 
     documents = documents_of(texts, of_paths=True, column=column, boundary=boundary)
-    known = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
-    with shown_progress(progress) as shown:
+    loaded = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
+    with shown_progress(progress) as reporter:
         return corpus.build_corpus(
             documents,
-            known,
+            loaded,
             out,
             language=language,
             words=words,
             cleaning=cleaning,
             workers=workers,
-            progress=shown,
+            progress=reporter,
         )
 
 
-def choice(name: str, known: Mapping[str, Any], where: str) -> Any:
-    """Return what has this name; another name is a ConfigError at `where`."""
-    if name not in known:
-        what = f"unknown {where} {name!r}"
-        raise ConfigError(what, where=where, fix=f"Choose one of {', '.join(known)}.")
-    return known[name]
+def choice(name: str, options: Mapping[str, Any], location: str) -> Any:
+    """Return what has this name; another name is a ConfigError at `location`."""
+    if name not in options:
+        message = f"unknown {location} {name!r}"
+        raise ConfigError(message, where=location, fix=f"Choose one of {', '.join(options)}.")
+    return options[name]
 
 
-def build_settings(cls: type[Any], where: str, **values: Any) -> Any:
+def build_settings(cls: type[Any], location: str, **values: Any) -> Any:
     """Build a dataclass; unknown fields are a ConfigError."""
-    known = {field.name for field in dataclasses.fields(cls)}
-    for name in values.keys() - known:
-        fix = f"Known here: {', '.join(sorted(known))}."
-        raise ConfigError(f"unknown setting {name!r}", where=f"{where}.{name}", fix=fix)
+    fields = {field.name for field in dataclasses.fields(cls)}
+    for name in values.keys() - fields:
+        fix = f"Known here: {', '.join(sorted(fields))}."
+        raise ConfigError(f"unknown setting {name!r}", where=f"{location}.{name}", fix=fix)
     return cls(**values)
 
 
@@ -159,8 +159,8 @@ def documents_of(
     if isinstance(texts, str | Path):
         return read_documents([str(texts)], column=column, boundary=ends)
     if not isinstance(texts, Iterable):
-        what = f"is of type {type(texts).__name__}: give a path, texts or documents"
-        raise DataError(what, where="texts")
+        message = f"is of type {type(texts).__name__}: give a path, texts or documents"
+        raise DataError(message, where="texts")
     items = list(texts) if of_paths else texts
     if of_paths and all(isinstance(item, str | Path) for item in items):
         names = [str(item) for item in items]

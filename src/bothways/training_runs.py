@@ -113,17 +113,17 @@ def pretrain(  # noqa: PLR0913 – one option per question
             base = dataclasses.replace(base, objective=objective)
         return load_config(base, overrides, _path(config))
 
-    chosen, notes = chosen_settings(recipe, encoder, source, changed)
-    with shown_progress(progress) as shown:
+    config_values, notes = chosen_settings(recipe, encoder, source, changed)
+    with shown_progress(progress) as reporter:
         for note in notes:
-            shown.message(note)
+            reporter.message(note)
         return run.pretrain(
-            chosen,
+            config_values,
             text,
             _path(out),
             resume=resume,
             device=device,
-            progress=shown,
+            progress=reporter,
             on_event=on_event,
         )
 
@@ -174,11 +174,11 @@ def adapt(  # noqa: PLR0913 – one option per question
     """
     from bothways.pretraining import adapt as job
 
-    def paths(given: str | Path | Iterable[str | Path]) -> list[str]:
+    def paths(sources: str | Path | Iterable[str | Path]) -> list[str]:
         """Return one or several paths as texts."""
-        return [str(one) for one in ([given] if isinstance(given, str | Path) else given)]
+        return [str(path) for path in ([sources] if isinstance(sources, str | Path) else sources)]
 
-    with shown_progress(progress) as shown:
+    with shown_progress(progress) as reporter:
         return job.adapt(
             model,
             paths(texts),
@@ -190,7 +190,7 @@ def adapt(  # noqa: PLR0913 – one option per question
             overrides=settings,
             resume=resume,
             device=device,
-            progress=shown,
+            progress=reporter,
         )
 
 
@@ -294,27 +294,34 @@ def finetune(  # noqa: PLR0913 – one option per question
     from bothways.lab.sweeps.folds import cross_validate, first_fold
 
     source = first_fold(folds, dev) if folds is not None else dev
-    chosen, notes = finetune_settings(
+    config_values, notes = finetune_settings(
         model, train, source, task, settings,
         seed=seed, recipe=recipe, config=config, metrics=metrics,
     )  # fmt: skip
-    with shown_progress(progress) as shown:
+    with shown_progress(progress) as reporter:
         for note in notes:
-            shown.message(note)
-        common: Any = {"resume": resume, "device": device, "progress": shown, "on_event": on_event}
+            reporter.message(note)
+        common: Any = {
+            "resume": resume,
+            "device": device,
+            "progress": reporter,
+            "on_event": on_event,
+        }
         if folds is not None:
             rows = list(train) if isinstance(train, Iterator) else train
-            return cross_validate(chosen, folds, _path(out), rows, **common)
+            return cross_validate(config_values, folds, _path(out), rows, **common)
         dev_rows = None if isinstance(dev, int | float) else dev
-        return run.finetune(chosen, _path(out), train=train, dev=dev_rows, **common)
+        return run.finetune(config_values, _path(out), train=train, dev=dev_rows, **common)
 
 
-def _model_name(model: object, where: str) -> str:
+def _model_name(model: object, location: str) -> str:
     """Return the folder or Hub id of a model, which a run records to resume from it."""
     if isinstance(model, str | Path):
         return str(model)
     message = f"must be a model folder or a Hub id, not {type(model).__name__}"
-    raise ConfigError(message, where=where, fix="Save it: bothways.save_model(folder, model, …).")
+    raise ConfigError(
+        message, where=location, fix="Save it: bothways.save_model(folder, model, …)."
+    )
 
 
 def finetune_settings(  # noqa: PLR0913 – one option per question
@@ -337,13 +344,13 @@ def finetune_settings(  # noqa: PLR0913 – one option per question
     from bothways.tasks.catalogue import trainable_task
 
     require_choice(FinetuneRecipe, "recipe", recipe)
-    made = trainable_task(task) if isinstance(task, str) else task
-    if not isinstance(made, Task):
-        what = f"must be a name or a task, not {type(made).__name__}"
+    value = trainable_task(task) if isinstance(task, str) else task
+    if not isinstance(value, Task):
+        message = f"must be a name or a task, not {type(value).__name__}"
         fix = 'Write task="regress"; with settings, task=RegressionTask(lstm=768).'
-        raise ConfigError(what, where="task", fix=fix)
+        raise ConfigError(message, where="task", fix=fix)
     base = dataclasses.replace(
-        RECIPES[recipe](made),
+        RECIPES[recipe](value),
         model=_model_name(model, "model"),
         train=source_name(train, "train"),
         dev=dev_name(dev),
@@ -424,27 +431,31 @@ def distil(  # noqa: PLR0913 – one option per question
     if until is not None:
         settings["until"] = until
     common: Any = {"resume": resume, "device": device, "on_event": on_event}
-    named = isinstance(data, str | Path) and (Path(data).is_dir() or holds_corpus(data))
-    if named or isinstance(data, Corpus):
+    is_corpus = isinstance(data, str | Path) and (Path(data).is_dir() or holds_corpus(data))
+    if is_corpus or isinstance(data, Corpus):
         if dev is not None:
-            what = f"is for labelled data, and {data} is a corpus"
-            raise ConfigError(what, where="dev", fix="Leave it out; held_out=0.01 sets aside text.")
+            message = f"is for labelled data, and {data} is a corpus"
+            raise ConfigError(
+                message, where="dev", fix="Leave it out; held_out=0.01 sets aside text."
+            )
         text = data if isinstance(data, Corpus) else Corpus.open(data)  # type: ignore[arg-type]
         base = distillation(_model_name(teacher, "teacher"), text, name, recipe)
-        chosen = load_pretraining(base, settings, _path(config))
-        with shown_progress(progress) as shown:
-            for note in replaced_members(chosen, base):
-                shown.message(f"note: {note}")
-            return pretraining.pretrain(chosen, text, _path(out), progress=shown, **common)
+        config_values = load_pretraining(base, settings, _path(config))
+        with shown_progress(progress) as reporter:
+            for note in replaced_members(config_values, base):
+                reporter.message(f"note: {note}")
+            return pretraining.pretrain(
+                config_values, text, _path(out), progress=reporter, **common
+            )
     train = source_name(data, "train")
     taught = taught_finetuning(_model_name(teacher, "teacher"), train, name, recipe, dev_name(dev))
     tuned = load_config(taught, settings, _path(config))
     dev_rows = None if isinstance(dev, int | float) else dev
-    with shown_progress(progress) as shown:
+    with shown_progress(progress) as reporter:
         for note in replaced_members(tuned, taught):
-            shown.message(f"note: {note}")
+            reporter.message(f"note: {note}")
         return finetuning.finetune(
-            tuned, _path(out), train=data, dev=dev_rows, progress=shown, **common
+            tuned, _path(out), train=data, dev=dev_rows, progress=reporter, **common
         )
 
 
@@ -476,20 +487,20 @@ def source_name(rows: Rows, name: str) -> str:
     return str(rows) if isinstance(rows, str | Path) else f"{name} rows"
 
 
-def open_corpora(given: Corpora) -> Corpus | dict[str, Corpus]:
+def open_corpora(corpora: Corpora) -> Corpus | dict[str, Corpus]:
     """Open what is not open yet; the names of folders in a list are their own."""
     from bothways.data.corpus import Corpus
     from bothways.data.mixture import corpus_names
 
-    def opened(one: str | Path | Corpus) -> Corpus:
+    def opened(source: str | Path | Corpus) -> Corpus:
         """Return a corpus, given it or its folder."""
-        return one if isinstance(one, Corpus) else Corpus.open(one)
+        return source if isinstance(source, Corpus) else Corpus.open(source)
 
-    if isinstance(given, str | Path | Corpus):
-        return opened(given)
-    if isinstance(given, Mapping):
-        return {name: opened(one) for name, one in given.items()}
-    items = [opened(one) for one in given]
+    if isinstance(corpora, str | Path | Corpus):
+        return opened(corpora)
+    if isinstance(corpora, Mapping):
+        return {name: opened(one) for name, one in corpora.items()}
+    items = [opened(one) for one in corpora]
     if not items:
         raise DataError("there is no corpus", where="corpus", fix="Give one or more.")
     return dict(zip(corpus_names([item.folder for item in items]), items, strict=True))

@@ -23,7 +23,7 @@ from bothways.pretraining.build import memory_demand
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.inspect_step import inspect_step
 from bothways.pretraining.run import pretrain
-from bothways.pretraining.runs_page import differences
+from bothways.pretraining.run_page import differences
 from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Replicated, Sharded, Sharding, Single

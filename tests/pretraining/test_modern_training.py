@@ -16,6 +16,7 @@ from bothways.core.source import Cursor
 from bothways.core.training_module import TrainingModule
 from bothways.data.batching import TokenRamp
 from bothways.data.corpus import Corpus
+from bothways.data.mixture import Corpora
 from bothways.hub.model_folder import load_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import preset
@@ -121,8 +122,9 @@ def test_the_z_loss_is_a_loss_of_its_own_over_all_predictions(
     ).eval()
     plain = dataclasses.replace(objective, z_loss=0.0)  # type: ignore[type-var]
     without = plain.learner(learner.saved(), vocabulary_of(corpus, objective)).eval()
-    chosen, _ = corpus.split(0.1, 0)
-    batch = next(iter(loader_of(config, corpus, chosen, Single()).steps(Cursor()))).microbatches[0]
+    documents = {"": corpus.split(0.1, 0)[0]}
+    loader = loader_of(config, Corpora.of(corpus, None), documents, Single())
+    batch = next(iter(loader.steps(Cursor()))).microbatches[0]
     assert learner.coefficients == {"z": 0.5}
     assert without.coefficients == {}
     with torch.no_grad():

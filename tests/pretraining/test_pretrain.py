@@ -45,9 +45,9 @@ from bothways.training.durations import Epochs, Hours, Steps, Tokens, part_of
 from bothways.training.optimizers import AdamW, BertAdam
 from bothways.training.parallel import plan_here
 from bothways.training.run import Training
-from bothways.training.run_folder import run_folder
 from bothways.training.schedules import Linear
 from bothways.training.state import RunState
+from bothways.training.store import run_folder
 from heard_progress import Heard
 from toy_animals import WORDS
 

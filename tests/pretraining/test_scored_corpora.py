@@ -23,7 +23,7 @@ from bothways.objectives.replaced_tokens import ReplacedTokens
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
-from bothways.pretraining.model_objective import scored_objective
+from bothways.pretraining.evaluation import scored_objective
 from bothways.pretraining.run import pretrain
 from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bothways.core.errors import ResourceError
-from bothways.training.hosted_trackers import open_hosted
+from bothways.training.trackers import open_hosted
 from toy_training import TRAINING, metric_lines, session
 
 

@@ -103,7 +103,7 @@ def compare_runs(run: Path, *more: Path, out: Path = Path("runs.html")) -> None:
     """
     from bothways.core.atomic_files import check_output_path
     from bothways.core.bar import error_console
-    from bothways.pretraining.runs_page import compare_runs as write
+    from bothways.pretraining.run_page import compare_runs as write
 
     check_output_path(out)
     write([run, *more], out)

@@ -26,10 +26,9 @@ from bothways.finetuning.failed_runs import join
 from bothways.model.flops import BACKWARD
 from bothways.tasks.base import TaskModel
 from bothways.training.durations import StepRates
-from bothways.training.moments import moment_bytes
 from bothways.training.optimizers import FusedAdamW, build_optimizer, set_rate
 from bothways.training.preflight.machine import seconds_per_byte, speed, update_seconds
-from bothways.training.preflight.memory import WEIGHT
+from bothways.training.preflight.memory import WEIGHT, moment_bytes
 from bothways.training.run import Training
 
 SAMPLE = 1024

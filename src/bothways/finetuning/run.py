@@ -50,8 +50,7 @@ from bothways.tasks.base import Metrics, TaskModel
 from bothways.training import parallel
 from bothways.training import run as loop
 from bothways.training.preflight.machine import peak_of
-from bothways.training.run_folder import run_folder
-from bothways.training.store import FolderStore, MemoryStore
+from bothways.training.store import FolderStore, MemoryStore, run_folder
 from bothways.training.trackers import Peak
 
 __all__ = ["FinetuneConfig", "FinetuneResult", "finetune"]

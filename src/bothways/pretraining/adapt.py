@@ -44,8 +44,7 @@ from bothways.objectives.objective import Objective
 from bothways.pretraining.adapt_page import write_adapt_page
 from bothways.pretraining.build import build_models, start_encoder, vocabulary_of
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_config
-from bothways.pretraining.evaluation import HeldOut
-from bothways.pretraining.model_objective import replaced_tokens_of
+from bothways.pretraining.evaluation import HeldOut, replaced_tokens_of
 from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.pretraining.vocabulary_fit import VocabularyFit, vocabulary_fit
 from bothways.text.tokenizer import Tokenizer
@@ -54,8 +53,8 @@ from bothways.training.durations import Tokens, duration, part_of
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Plan, Single, connected, from_main_rank, is_main, plan_here
 from bothways.training.run import Training
-from bothways.training.run_folder import run_folder
 from bothways.training.schedules import Linear
+from bothways.training.store import run_folder
 
 T = TypeVar("T")
 
@@ -114,8 +113,8 @@ class Adaptation:
     def __repr__(self) -> str:
         scores = {"before": self.before, "after": self.after}
         metrics = {
-            f"{corpus}/perplexity {when}": values["perplexity"]
-            for when, corpora in scores.items()
+            f"{corpus}/perplexity {stage}": values["perplexity"]
+            for stage, corpora in scores.items()
             for corpus, values in corpora.items()
             if "perplexity" in values
         }
@@ -169,38 +168,48 @@ def adapt(  # noqa: PLR0913 – one option per question
     source = str(resolve(resolve_run(str(model))))
     loaded = load_model(source)
     objective, fresh = _objective_of(loaded, source)
-    given = {DOMAIN: list(texts), GENERAL: list(replay)}
-    given = {name: paths for name, paths in given.items() if paths or name == DOMAIN}
-    share = replay_share if GENERAL in given else 0.0
+    sources = {DOMAIN: list(texts), GENERAL: list(replay)}
+    sources = {name: paths for name, paths in sources.items() if paths or name == DOMAIN}
+    share = replay_share if GENERAL in sources else 0.0
     settings_for = functools.partial(_settings, source, objective, share, length, until, overrides)
     settings_for(1)  # refuses wrong settings before corpora are built
     with _nothing_left(out, plan):
-        folders = _by_main(plan, lambda: _build(given, loaded.tokenizer(), out, resume, progress))
+        folders = _by_main(plan, lambda: _build(sources, loaded.tokenizer(), out, resume, progress))
         corpora = {name: Corpus.open(folder) for name, folder in folders.items()}
         start = settings_for(corpora[DOMAIN].manifest.counts.tokens)
         if fresh:
-            part = Part(progress, "new head")
-            head = _train_head(start, corpora[DOMAIN], out / "head", resume, device, part)
+            head_progress = Part(progress, "new head")
+            head = _train_head(start, corpora[DOMAIN], out / "head", resume, device, head_progress)
             start = dataclasses.replace(start, start=str(head))
-        before, fit = _by_main(plan, lambda: _look(given, start, corpora, out, device, progress))
+        before_scores, vocabulary = _by_main(
+            plan, lambda: _look(sources, start, corpora, out, device, progress)
+        )
         trained: Any = corpora if share else corpora[DOMAIN]
         done = pretrain(start, trained, out, resume=resume, device=device, progress=progress)
     if done.folder is None:
-        return Adaptation(done, before, {}, fit, fresh)
+        return Adaptation(done, before_scores, {}, vocabulary, fresh)
     best = dataclasses.replace(start, start=str(done.folder))
-    after = _by_main(plan, lambda: scores_of(best, corpora, device, Part(progress, "after")))
+    after_scores = _by_main(plan, lambda: scores_of(best, corpora, device, Part(progress, "after")))
     if is_main(plan) and errors.installed("matplotlib", "jinja2"):
-        where = choose_device(device)
-        write_adapt_page(out / "report.html", start, done, (before, after), fit, fresh, where)
-    return Adaptation(done, before, after, fit, fresh)
+        used_device = choose_device(device)
+        write_adapt_page(
+            out / "report.html",
+            start,
+            done,
+            (before_scores, after_scores),
+            vocabulary,
+            fresh,
+            used_device,
+        )
+    return Adaptation(done, before_scores, after_scores, vocabulary, fresh)
 
 
 def _check(replay_share: float) -> None:
     """Refuse a share that is none."""
     if not 0 <= replay_share < 1:
-        what = f"must be at least 0 and below 1, not {replay_share:g}"
+        message = f"must be at least 0 and below 1, not {replay_share:g}"
         raise errors.ConfigError(
-            what, where="replay_share", fix="0.1 reads general text in a tenth."
+            message, where="replay_share", fix="0.1 reads general text in a tenth."
         )
 
 
@@ -221,17 +230,17 @@ def _nothing_left(out: Path, plan: Plan) -> Iterator[None]:
         yield
     except (errors.ConfigError, errors.DataError, errors.FolderError, errors.TokenizerError):
         if empty and latest_checkpoint(out) is None and latest_checkpoint(out / "head") is None:
-            for place in [out] if new else list(out.iterdir()):
-                shutil.rmtree(place) if place.is_dir() else place.unlink()
+            for path in [out] if new else list(out.iterdir()):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         raise
 
 
 def _objective_of(loaded: LoadedModel, source: str) -> tuple[Objective, bool]:
     """Return the objective of the model's family, and True if it needs a new head."""
     heads, encoder = loaded.model.heads, loaded.model.config
-    usual = token_head(encoder)
-    if usual.kind != "masked":
-        return default_objective(encoder), usual.kind not in heads
+    head = token_head(encoder)
+    if head.kind != "masked":
+        return default_objective(encoder), head.kind not in heads
     if "masked" in heads or "replaced" not in heads:
         return MaskedLM(), "masked" not in heads
     return replaced_tokens_of(loaded, source), False
@@ -275,7 +284,7 @@ def _settings(
 
 
 def _build(
-    given: Mapping[str, list[str]],
+    sources: Mapping[str, list[str]],
     tokenizer: Tokenizer,
     out: Path,
     resume: bool,
@@ -285,12 +294,13 @@ def _build(
     with run_folder(out, resume=resume, progress=progress):
         pass
     return {
-        name: _corpus(paths, tokenizer, out, name, progress).folder for name, paths in given.items()
+        name: _corpus(paths, tokenizer, out, name, progress).folder
+        for name, paths in sources.items()
     }
 
 
 def _look(
-    given: Mapping[str, list[str]],
+    sources: Mapping[str, list[str]],
     settings: PretrainConfig,
     corpora: Mapping[str, Corpus],
     out: Path,
@@ -298,39 +308,39 @@ def _look(
     progress: Progress,
 ) -> tuple[dict[str, dict[str, float]], VocabularyFit]:
     """Return the metrics before the run and the fit of the vocabulary; write the words to add."""
-    before = _measured(out / BEFORE, settings, corpora, device, Part(progress, "before"))
+    scores = _measured(out / BEFORE, settings, corpora, device, Part(progress, "before"))
     progress.stage("comparing vocabularies")
-    read = {name: _texts(given[name], corpus) for name, corpus in corpora.items()}
-    fit = vocabulary_fit(corpora[DOMAIN].tokenizer, read[DOMAIN], read.get(GENERAL, ()))
-    if fit.words:
-        lines = "".join(f"{word.word}\n" for word in fit.words)
+    texts = {name: _texts(sources[name], corpus) for name, corpus in corpora.items()}
+    vocabulary = vocabulary_fit(corpora[DOMAIN].tokenizer, texts[DOMAIN], texts.get(GENERAL, ()))
+    if vocabulary.words:
+        lines = "".join(f"{word.word}\n" for word in vocabulary.words)
         replace_text(out / WORDS, lines)
-    return before, fit
+    return scores, vocabulary
 
 
 def _corpus(
-    given: list[str], tokenizer: Tokenizer, out: Path, name: str, progress: Progress
+    sources: list[str], tokenizer: Tokenizer, out: Path, name: str, progress: Progress
 ) -> Corpus:
     """Return the corpus of texts, built once, or the corpus that is given."""
-    if len(given) == 1 and (Path(given[0]) / MANIFEST).is_file():
-        corpus = Corpus.open(given[0])
+    if len(sources) == 1 and (Path(sources[0]) / MANIFEST).is_file():
+        corpus = Corpus.open(sources[0])
         if corpus.tokenizer.backend.get_vocab() != tokenizer.backend.get_vocab():
-            what = f"the corpus {given[0]} was built with another vocabulary than the model's"
-            raise errors.ConfigError(what, where=name, fix="Give the text itself.")
+            message = f"the corpus {sources[0]} was built with another vocabulary than the model's"
+            raise errors.ConfigError(message, where=name, fix="Give the text itself.")
         return corpus
     folder = out / "corpora" / name
     make_folder(folder.parent)
-    return build_corpus(read_documents(given), tokenizer, folder, progress=Part(progress, name))
+    return build_corpus(read_documents(sources), tokenizer, folder, progress=Part(progress, name))
 
 
-def _texts(given: list[str], corpus: Corpus) -> Iterator[str]:
+def _texts(sources: list[str], corpus: Corpus) -> Iterator[str]:
     """Yield the texts; those of a corpus are decoded."""
-    if len(given) == 1 and (Path(given[0]) / MANIFEST).is_file():
+    if len(sources) == 1 and (Path(sources[0]) / MANIFEST).is_file():
         for document in range(len(corpus)):
             ids = np.concatenate(corpus.sentences_of(document))
             yield corpus.tokenizer.decode(ids[ids != corpus.tokenizer.specials.unknown])
     else:
-        yield from (document.text for document in read_documents(given))
+        yield from (document.text for document in read_documents(sources))
 
 
 def _train_head(
@@ -351,9 +361,9 @@ def _train_head(
         return model
     until = part_of(settings.training.end, HEAD_SHARE)
     if not isinstance(settings.objective, MaskedLM):
-        what = f"the model has no head for {settings.objective.kind!r}, and none can be started"
-        raise errors.ConfigError(what, where="model", fix="Give a model that predicts tokens.")
-    first = dataclasses.replace(
+        message = f"the model has no head for {settings.objective.kind!r}, and none can be started"
+        raise errors.ConfigError(message, where="model", fix="Give a model that predicts tokens.")
+    head_settings = dataclasses.replace(
         settings,
         training=dataclasses.replace(
             _training(until, lr=1e-3), precision=settings.training.precision
@@ -362,7 +372,7 @@ def _train_head(
         mixture=None,
         fresh=("masked",),
     )
-    done = pretrain(first, corpus, folder, resume=resume, device=device, progress=progress)
+    done = pretrain(head_settings, corpus, folder, resume=resume, device=device, progress=progress)
     if done.folder is None:
         raise KeyboardInterrupt
     return model
@@ -379,9 +389,9 @@ def _measured(
     if file.exists():
         stored: dict[str, dict[str, float]] = read_object(file, errors.ConfigError)
         return stored
-    found = scores_of(settings, corpora, device, progress)
-    replace_text(file, json.dumps(found))
-    return found
+    scores = scores_of(settings, corpora, device, progress)
+    replace_text(file, json.dumps(scores))
+    return scores
 
 
 def scores_of(
@@ -399,8 +409,10 @@ def scores_of(
     for name, corpus in corpora.items():
         models = build_models(settings, corpus)
         learner = settings.objective.learner(models, vocabulary_of(corpus, settings.objective))
-        _, chosen = corpus.split(settings.held_out, settings.seed)
-        scoring = HeldOut(settings, corpus, chosen, Single(), learner.to(choose_device(device)))
+        _, document_ids = corpus.split(settings.held_out, settings.seed)
+        scoring = HeldOut(
+            settings, corpus, document_ids, Single(), learner.to(choose_device(device))
+        )
         metrics = scoring(Part(progress, name))
         result[name] = {
             key.removeprefix("held-out/"): value

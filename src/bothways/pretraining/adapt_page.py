@@ -30,11 +30,11 @@ MASKED = "Of masked tokens, under the same masks before and after, in text that 
 _SHOWN = 50
 
 
-def head_note(before: Scores) -> str:
+def head_note(scores: Scores) -> str:
     """Return what a new head means for the values before, and whether it has learned anything."""
     weak = [
         frequencies
-        for metrics in before.values()
+        for metrics in scores.values()
         for name, value in metrics.items()
         if name.startswith("loss/")
         and value >= (frequencies := metrics.get(f"unigram/{name}", math.inf))
@@ -52,13 +52,13 @@ def comparison_rows(before: Scores, after: Scores) -> list[list[str | float | No
     ]
 
 
-def vocabulary_rows(fit: VocabularyFit) -> list[list[str]]:
+def vocabulary_rows(vocabulary: VocabularyFit) -> list[list[str]]:
     """Return the measures of the vocabulary on the domain and on general text."""
-    reports = [fit.domain, *([fit.general] if fit.general else [])]
+    reports = [vocabulary.domain, *([vocabulary.general] if vocabulary.general else [])]
     return [
-        ["tokens per word", *(f"{one.fertility:.3f}" for one in reports)],
-        ["unknown tokens", *(f"{one.unknown:.3%}" for one in reports)],
-        ["words of one token", *(f"{one.whole_words:.1%}" for one in reports)],
+        ["tokens per word", *(f"{report.fertility:.3f}" for report in reports)],
+        ["unknown tokens", *(f"{report.unknown:.3%}" for report in reports)],
+        ["words of one token", *(f"{report.whole_words:.1%}" for report in reports)],
     ]
 
 
@@ -67,7 +67,7 @@ def write_adapt_page(
     settings: PretrainConfig,
     run: PretrainResult,
     scores: tuple[Scores, Scores],
-    fit: VocabularyFit,
+    vocabulary: VocabularyFit,
     new_head: bool,
     device: torch.device,
 ) -> None:
@@ -87,9 +87,9 @@ def write_adapt_page(
         for name, values in before.items()
         if "perplexity" in values
     ]
-    columns = ["measure", "domain", *(["general"] if fit.general else [])]
+    columns = ["measure", "domain", *(["general"] if vocabulary.general else [])]
     words: list[list[s.Cell]] = [
-        [one.word, " ".join(one.pieces), one.count] for one in fit.words[:_SHOWN]
+        [entry.word, " ".join(entry.pieces), entry.count] for entry in vocabulary.words[:_SHOWN]
     ]
     listed = s.TableSection(
         "Words to add", ["word", "its tokens now", "occurrences"], words,
@@ -98,7 +98,7 @@ def write_adapt_page(
     state = run.progress
     report = s.Report(
         f"Adaptation: {file.parent.name}",
-        "; ".join(f"{one.label} {one.value}" for one in figures) or f"{state.steps:,} steps",
+        "; ".join(f"{entry.label} {entry.value}" for entry in figures) or f"{state.steps:,} steps",
         f"{state.steps:,} steps, {state.tokens:,} tokens, {state.seconds / 60:,.1f} minutes.",
         (
             s.KeyFigures(figures),
@@ -107,8 +107,8 @@ def write_adapt_page(
                 comparison_rows(before, after),
                 note=f"{MASKED} {head_note(before) if new_head else ''}",
             ),
-            s.TableSection("Vocabulary", columns, vocabulary_rows(fit),
-                           note=f"Are new words worth adding? {fit.answer}"),
+            s.TableSection("Vocabulary", columns, vocabulary_rows(vocabulary),
+                           note=f"Are new words worth adding? {vocabulary.answer}"),
             *([listed] if words else []),
             *curves(read_records(file.with_name("metrics.jsonl")), run.metrics),
             s.Details("Settings", (s.settings_table(settings),)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 import operator
@@ -19,7 +18,7 @@ from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, report_findings
 from bothways.core.part_cache import GIGABYTES
 from bothways.core.source import Cursor, Source
-from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
+from bothways.data.batching import BatchSize, ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import ContinuedSource, CorpusSource
 from bothways.data.epoch_order import DocumentIds, Windows, bytes_at_hand
@@ -34,9 +33,10 @@ from bothways.model.config import EncoderConfig, with_vocabulary
 from bothways.model.families.catalogue import FAMILIES, PRESETS, family_for, preset
 from bothways.model.heads import Head
 from bothways.model.model import Model
+from bothways.objectives.masked_lm import with_masking
 from bothways.objectives.objective import ModelSpec, Objective
 from bothways.objectives.step_cost import loss_floats, shared_parameters
-from bothways.pretraining.config import PretrainConfig
+from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.layers import with_layers
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.durations import Epochs, Steps, Tokens
@@ -68,8 +68,8 @@ def encoder_of(
         shape = "bert-mini" if model is None else model
         return fit_to_corpus(preset(shape) if isinstance(shape, str) else shape, tokenizer)
     if model is not None:
-        what = "is given, and the run continues the model of start, which has its own shape"
-        raise ConfigError(what, where="model", fix="Leave out one of the two.")
+        message = "is given, and the run continues the model of start, which has its own shape"
+        raise ConfigError(message, where="model", fix="Leave out one of the two.")
     return start_encoder(start)
 
 
@@ -91,13 +91,13 @@ def start_folders(settings: PretrainConfig) -> dict[str, Path]:
         return {}
     folder = resolve(resolve_run(settings.start))
     around = [folder, folder.parent] if folder.name == "model" else [folder]
-    others = {
-        role: place / role
+    role_folders = {
+        role: parent / role
         for role in settings.objective.models(settings.encoder)
-        for place in around
-        if role != "model" and (place / role / "config.json").is_file()
+        for parent in around
+        if role != "model" and (parent / role / "config.json").is_file()
     }
-    return {"model": folder, **others}
+    return {"model": folder, **role_folders}
 
 
 def _load_start(
@@ -121,12 +121,12 @@ def _load_start(
     # Every encoder has a field `dropout`, of a type of its own.
     dropout: Any = encoder.dropout
     if dataclasses.replace(model.config, dropout=dropout) != encoder:
-        what = f"is not that of {source}: only its dropout may differ"
+        message = f"is not that of {source}: only its dropout may differ"
         if role == "model":
             fix = "Leave the other settings out, or choose layers: start_layers=1,3,5"
-            raise ConfigError(what, where="encoder", fix=fix)
+            raise ConfigError(message, where="encoder", fix=fix)
         fix = f"Give it the shape of that folder, or rename the folder to start with a new {role}."
-        raise ConfigError(what, where=f"objective.{role}", fix=fix)
+        raise ConfigError(message, where=f"objective.{role}", fix=fix)
     changed = Model(encoder, model.specification)
     changed.load_state_dict(model.state_dict())
     changed.kept = model.kept
@@ -134,27 +134,16 @@ def _load_start(
 
 
 def _require_vocabulary_of(folder: Path, source: str | Path | None, corpus: Corpus) -> None:
-    """Check that a corpus has the vocabulary of a model folder.
-
-    Args:
-        source: the folder as it was given, for the message.
-
-    Raises:
-        ConfigError: it has another one.
-        TokenizerError: the folder has no tokenizer.
-    """
+    """Raise ConfigError if a corpus has another vocabulary than the model folder `source`."""
     difference = Tokenizer.load(folder).difference(corpus.tokenizer)
     if difference is not None:
-        what = (
-            f"the corpus {corpus.folder} was built with another vocabulary than that of {source}: "
-            f"{difference}"
-        )
+        message = f"the corpus {corpus.folder} has another vocabulary than {source}: {difference}"
         fix = f"Build it with that one: {call('corpus build', '…', tokenizer=str(source))}"
-        raise ConfigError(what, where="start", fix=fix)
+        raise ConfigError(message, where="start", fix=fix)
 
 
 def _frozen(source: str, spec: ModelSpec) -> Model:
-    """Return a model that stays as it is, with the first layers of its folder."""
+    """Load a model that is only read, with the first layers of its folder."""
     model = load_model(resolve(resolve_run(source)), spec.heads).model
     if model.config == spec.encoder:
         return model
@@ -179,93 +168,85 @@ def build_models(settings: PretrainConfig, corpus: Corpus) -> dict[str, Model]:
             models[role] = Model(*spec)
     for role, other in settings.objective.copied_tables.items():
         if role not in folders:
-            _copy_tables(models[other], models[role])
+            values = models[other].encoder.embedding.tables()
+            for name, table in models[role].encoder.embedding.tables().items():
+                table.load_state_dict(values[name].state_dict())
     return models
 
 
-@torch.no_grad()
-def _copy_tables(source: Model, target: Model) -> None:
-    """Give a model the values of another one's embedding tables."""
-    values = source.encoder.embedding.tables()
-    for name, table in target.encoder.embedding.tables().items():
-        table.weight.copy_(values[name].weight)
-
-
 def vocabulary_of(corpus: Corpus | Corpora, objective: Objective) -> Vocabulary:
-    """Return what an objective needs of a corpus' vocabulary."""
+    """Return the vocabulary of a corpus, with token counts where an objective reads them."""
     counts = corpus.token_counts if objective.needs_counts else None
     return Vocabulary.of(corpus.tokenizer, counts)
 
 
 def loader_of(
     settings: PretrainConfig,
-    corpus: Corpus,
-    chosen: DocumentIds,
+    corpora: Corpora,
+    documents: Mapping[str, DocumentIds],
     plan: Plan,
     phase: int = 0,
     ends: tuple[Cursor, ...] = (),
 ) -> Loader[Any]:
-    """Return the steps of a phase over the chosen documents; each rank has its share.
+    """Return the steps of a phase over documents of each corpus; each rank has its share.
 
     Args:
         phase: its number.
         ends: where the phases before it ended; without, it begins at the start of an epoch.
     """
-    source = _source_of(settings, corpus, chosen, phase, ends)
-    return _loader(settings, corpus, source, plan, phase)
-
-
-def mixed_loader_of(
-    settings: PretrainConfig,
-    corpora: Corpora,
-    chosen: Mapping[str, DocumentIds],
-    plan: Plan,
-    phase: int = 0,
-    ends: tuple[Cursor, ...] = (),
-) -> Loader[Any]:
-    """Return the steps of a phase over the chosen documents of each corpus, as `loader_of`."""
-    if len(corpora.parts) == 1:
-        ((name, corpus),) = corpora.parts.items()
-        return loader_of(settings, corpus, chosen[name], plan, phase, ends)
     sources = []
     for number, (name, corpus) in enumerate(corpora.parts.items()):
-        own = tuple(end.parts[number] if end.parts else Cursor() for end in ends)
-        sources.append(_source_of(settings, corpus, chosen[name], phase, own))
-    sizes = [corpus.manifest.counts.tokens for corpus in corpora.parts.values()]
-    source = MixedSource(sources, list(corpora.shares.values()), sizes, settings.seed)
-    return _loader(settings, corpora, source, plan, phase)
+        # The cursor of a single corpus has no parts.
+        cursors = [end if len(corpora.parts) == 1 else end.parts[number] if end.parts else Cursor()
+                   for end in ends]  # fmt: skip
+        phases = settings.phases[phase - len(ends) : phase + 1]
+        first, *later = (_source(settings, corpus, documents[name], item) for item in phases)
+        source: CorpusSource | ContinuedSource = first
+        for cursor, following in zip(cursors, later, strict=True):
+            source = ContinuedSource(source, cursor, following)
+        sources.append(source)
+    mixed: Source[Any] = sources[0]
+    if len(sources) > 1:
+        sizes = [corpus.manifest.counts.tokens for corpus in corpora.parts.values()]
+        mixed = MixedSource(sources, list(corpora.shares.values()), sizes, settings.seed)
+    objective = settings.objective_of(settings.phases[phase])
+    return _loader(settings, objective, mixed, corpora, settings.batch, plan)
 
 
-def _source_of(
-    settings: PretrainConfig,
-    corpus: Corpus,
-    chosen: DocumentIds,
-    phase: int,
-    ends: tuple[Cursor, ...],
-) -> CorpusSource | ContinuedSource:
-    """Return the sequences of a phase over the chosen documents of a corpus."""
-    template, seed, copies = corpus.tokenizer.template, settings.seed, settings.data_copies
-    sources = [
-        CorpusSource(
-            corpus, template, settings.segments_of(each), chosen, seed, copies, settings.shuffle
-        )
-        for each in settings.phases[phase - len(ends) : phase + 1]
-    ]
-    source: CorpusSource | ContinuedSource = sources[0]
-    for end, following in zip(ends, sources[1:], strict=True):
-        source = ContinuedSource(source, end, following)
-    return source
+def held_out_loader(
+    settings: PretrainConfig, corpus: Corpus, documents: DocumentIds, plan: Plan
+) -> Loader[Any]:
+    """Return the steps of the longest phase in one order, masked as `evaluation_masking` says."""
+    phase = max(settings.phases, key=lambda phase: phase.length)
+    fixed = dataclasses.replace(settings, data_copies=1, shuffle=None)
+    objective = with_masking(settings.objective, settings.evaluation_masking)
+    batch = TokenBudget(min(settings.evaluation_tokens, 8 * settings.microbatch_tokens))
+    source = _source(fixed, corpus, documents, phase)
+    return _loader(settings, objective, source, corpus, batch, plan)
+
+
+def _source(
+    settings: PretrainConfig, corpus: Corpus, documents: DocumentIds, phase: PretrainPhase
+) -> CorpusSource:
+    return CorpusSource(
+        corpus, corpus.tokenizer.template, settings.segments_of(phase), documents,
+        settings.seed, settings.data_copies, settings.shuffle,
+    )  # fmt: skip
 
 
 def _loader(
-    settings: PretrainConfig, corpus: Corpus | Corpora, source: Source[Any], plan: Plan, phase: int
+    settings: PretrainConfig,
+    objective: Objective,
+    source: Source[Any],
+    corpus: Corpus | Corpora,
+    batch: BatchSize,
+    plan: Plan,
 ) -> Loader[Any]:
-    """Return the steps of a source, with the targets of a phase."""
-    objective = settings.objective_of(settings.phases[phase])
+    """Return the steps of a source, with the targets of an objective."""
     vocabulary = vocabulary_of(corpus, objective)
     prepare = lambda sequence, rng: objective.prepare(sequence, vocabulary, rng)  # noqa: E731
     share = Share(plan.rank, plan.world)
-    return Loader(source, prepare, settings.batch, settings.microbatch_tokens, settings.seed, share)
+    return Loader(source, prepare, batch, settings.microbatch_tokens, settings.seed, share)
 
 
 def preflight(
@@ -283,19 +264,30 @@ def preflight(
     corpora = corpus if isinstance(corpus, Corpora) else Corpora.of(corpus, None)
     if "model" in (folders := start_folders(settings)):  # what follows depends on the vocabulary
         _require_vocabulary_of(folders["model"], settings.start, corpora.first)
-    longest = max(phase.length for phase in settings.phases)
+    length = max(phase.length for phase in settings.phases)
     models = settings.objective.models(settings.encoder)
-    findings = [*check_model(settings.encoder, corpus.tokenizer, longest)]
+    findings = [*check_model(settings.encoder, corpus.tokenizer, length)]
     # Ranks that may share a model do so where it would not fit otherwise.
     ranks = 1 if settings.sharding is None else plan.world
     findings += check_machine(memory_demand(settings), folder, device, ranks)
     findings += check_class(*models["model"], corpus.tokenizer)
-    findings += _check_start(settings)
+    missing = [] if settings.start is None else [
+        role for role in models if role not in {*folders, *settings.objective.frozen_models}
+    ]  # fmt: skip
+    message = "there is no {0}/ in {1} or next to it: the {0} starts with random weights"
+    start_notes = [message.format(role, settings.start) for role in missing]
+    findings += [Finding("heads", "note", note, "start") for note in start_notes]
     fix = "Train a tokenizer on this text, and build the corpus with it."
-    for name, part in corpora.parts.items():
-        found = [unknown_tokens(part.unknown_share, fix), *_data_findings(settings, part)]
-        named = f"{name}: " if name else ""
-        findings += [dataclasses.replace(each, what=f"{named}{each.what}") for each in found]
+    for name, corpus_part in corpora.parts.items():
+        corpus_findings = [
+            unknown_tokens(corpus_part.unknown_share, fix),
+            *_data_findings(settings, corpus_part),
+        ]
+        prefix = f"{name}: " if name else ""
+        findings += [
+            dataclasses.replace(finding, what=f"{prefix}{finding.what}")
+            for finding in corpus_findings
+        ]
     findings += _check_mixture(settings, corpora)
     findings += _check_cache(settings, corpora)
     return report_findings(dict.fromkeys(findings))
@@ -325,42 +317,42 @@ def _check_mixture(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
         return []
     phases = tokens_of_phases(settings, float(corpora.tokens))
     findings = []
-    for name, part in corpora.parts.items():
-        share, size = corpora.shares[name], part.manifest.counts.tokens
-        what = f"{name}: {size:,} tokens, {share:.2%} of the sequences"
+    for name, corpus in corpora.parts.items():
+        share, size = corpora.shares[name], corpus.manifest.counts.tokens
+        message = f"{name}: {size:,} tokens, {share:.2%} of the sequences"
         if phases is None:
-            findings.append(Finding("balance", "note", what, "mixture"))
+            findings.append(Finding("balance", "note", message, "mixture"))
             continue
-        read, lengths = sum(phases), [phase.length for phase in settings.phases]
+        total, lengths = sum(phases), [phase.length for phase in settings.phases]
         drawn = share * sum(map(operator.truediv, phases, lengths))
-        what += f", about {drawn:,.3g} in this run, {share * read / size:.2g} times the text"
+        message += f", about {drawn:,.3g} in this run, {share * total / size:.2g} times the text"
         if drawn >= FEWEST_DRAWN:
-            findings.append(Finding("balance", "note", what, "mixture"))
+            findings.append(Finding("balance", "note", message, "mixture"))
             continue
         fix = "Lengthen the run, raise the share of this corpus, or leave the corpus out."
-        what += ": it may never be read"
-        findings.append(Finding("balance", "error", what, "mixture", fix))
+        message += ": it may never be read"
+        findings.append(Finding("balance", "error", message, "mixture", fix))
     return findings
 
 
 def _check_cache(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
     """Return an error if what is read at a time of the corpora at URLs exceeds their cache."""
-    tokens = [part.tokens for part in corpora.parts.values()]
-    sizes = [each.file.cache.bytes for each in tokens if isinstance(each, RemoteArray)]
-    needed = sum(bytes_at_hand(part, settings.shuffle) for part in corpora.parts.values())
+    tokens = [corpus.tokens for corpus in corpora.parts.values()]
+    sizes = [array.file.cache.bytes for array in tokens if isinstance(array, RemoteArray)]
+    needed = sum(bytes_at_hand(corpus, settings.shuffle) for corpus in corpora.parts.values())
     if not sizes or needed <= (size := min(sizes)):
         return []
-    held = f"the cache of {size / 1e9:,.3g} GB holds less than the {needed / 1e9:,.3g} GB"
+    problem = f"the cache of {size / 1e9:,.3g} GB holds less than the {needed / 1e9:,.3g} GB"
     enough = f"{GIGABYTES}={math.ceil(needed / 1e8) / 10:g}"
     match settings.shuffle:
         case None:
-            what = f"{held} of a corpus whose documents are read in random order"
+            message = f"{problem} of a corpus whose documents are read in random order"
             fix = f"Set shuffle=windows, which reads it in windows, or {enough}."
-            return [Finding("balance", "error", what, "shuffle", fix)]
+            return [Finding("balance", "error", message, "shuffle", fix)]
         case Windows(documents):
-            what = f"{held} of two windows of {documents:,} documents"
+            message = f"{problem} of two windows of {documents:,} documents"
             fix = f"Set shuffle.documents lower, or {enough}."
-            return [Finding("balance", "error", what, "shuffle.documents", fix)]
+            return [Finding("balance", "error", message, "shuffle.documents", fix)]
         case _:
             assert_never(settings.shuffle)
 
@@ -383,21 +375,10 @@ def tokens_of_phases(settings: PretrainConfig, corpus_tokens: float) -> list[flo
         case Steps(count), TokenBudget(n):
             return [share * count * n for share in shares]
         case Steps(count), TokenRamp() as ramp:
-            read = [ramp.tokens(end * count) for end in itertools.accumulate(shares, initial=0.0)]
-            return [after - before for before, after in itertools.pairwise(read)]
+            totals = [ramp.tokens(end * count) for end in itertools.accumulate(shares, initial=0.0)]
+            return [stop - start for start, stop in itertools.pairwise(totals)]
         case _:
             return None
-
-
-def _check_start(settings: PretrainConfig) -> list[Finding]:
-    """Return a note for each role that `settings.start` has no model of."""
-    if settings.start is None:
-        return []
-    found, roles = start_folders(settings), settings.objective.models(settings.encoder)
-    frozen = settings.objective.frozen_models
-    what = "there is no {0}/ in {1} or next to it: the {0} starts with random weights"
-    missing = [what.format(role, settings.start) for role in roles if role not in {*found, *frozen}]
-    return [Finding("heads", "note", each, "start") for each in missing]
 
 
 def _data_findings(settings: PretrainConfig, corpus: Corpus) -> list[Finding]:
@@ -415,47 +396,24 @@ def _data_findings(settings: PretrainConfig, corpus: Corpus) -> list[Finding]:
 def check_class(
     encoder: EncoderConfig, heads: Iterable[Head], tokenizer: Tokenizer
 ) -> list[Finding]:
-    """Report a saved model for which transformers has no class."""
-    family = family_for(encoder, tokenizer.kind)
-    kinds = [head.kind for head in heads]
-    names = ", ".join(kinds)
+    """Check that transformers has a model class for this encoder and these heads."""
+    family, kinds = family_for(encoder, tokenizer.kind), [head.kind for head in heads]
+    suffix = "only bothways will open the folder"
     if family is None:
-        what = (
-            "no family of transformers has this configuration: only bothways will open the folder"
-        )
-        return [Finding("heads", "note", what, "encoder")]
-    able = [known for known in FAMILIES if known.architecture_with(kinds) is not None]
-    if not able:
-        what = (
-            f"transformers has no class with the heads {names}: only bothways will open the folder"
-        )
-        return [Finding("heads", "note", what, "objective")]
-    if family in able:
+        message = f"no family of transformers has this configuration: {suffix}"
+        return [Finding("heads", "note", message, "encoder")]
+    suitable = [other for other in FAMILIES if other.architecture_with(kinds) is not None]
+    names = ", ".join(kinds)
+    if not suitable:
+        message = f"transformers has no class with the heads {names}: {suffix}"
+        return [Finding("heads", "note", message, "objective")]
+    if family in suitable:
         return []
-    what = f"transformers has no {family.model_type} class with the heads {names}"
-    others = ", ".join(known.model_type for known in able)
-    fix = f"Set objective=masked_lm, or choose a model of another family ({others})"
-    shape = _nearest_shape(encoder, [known.model_type for known in able])
-    fix += f": {argument(model=shape)}." if shape else "."
-    return [Finding("heads", "error", what, "objective", fix)]
-
-
-def _nearest_shape(encoder: EncoderConfig, families: list[str]) -> str | None:
-    """Return the preset of one of these families whose width is nearest to that of an encoder."""
-    widths = {
-        name: abs(width - encoder.width)
-        for name, (family, width) in _published().items()
-        if family in families
-    }
-    return min(widths, key=widths.__getitem__, default=None)
-
-
-@functools.cache
-def _published() -> dict[str, tuple[str | None, int]]:
-    """Return family and width of each preset."""
+    message = f"transformers has no {family.model_type} class with the heads {names}"
+    alternatives = ", ".join(other.model_type for other in suitable)
     shapes = {name: make() for name, make in PRESETS.items()}
-    families = {name: family_for(shape) for name, shape in shapes.items()}
-    return {
-        name: (None if (family := families[name]) is None else family.model_type, shape.width)
-        for name, shape in shapes.items()
-    }
+    presets = [name for name, shape in shapes.items() if family_for(shape) in suitable]
+    nearest = min(presets, key=lambda name: abs(shapes[name].width - encoder.width), default=None)
+    advice = f": {argument(model=nearest)}" if nearest else ""
+    fix = f"Set objective=masked_lm, or choose a model of another family ({alternatives}){advice}."
+    return [Finding("heads", "error", message, "objective", fix)]

@@ -123,11 +123,13 @@ class PretrainConfig:
     def __post_init__(self) -> None:
         require_seed(seed=self.seed)
         if self.start_layers is not None and self.start is None:
-            what = "names layers of a model that the run does not start from"
-            raise ConfigError(what, where="start_layers", fix="Give start=FOLDER, too.")
+            message = "names layers of a model that the run does not start from"
+            raise ConfigError(message, where="start_layers", fix="Give start=FOLDER, too.")
         if self.fresh and self.start is None:
-            what = f"names {', '.join(self.fresh)}, and without start all heads begin at random"
-            raise ConfigError(what, where="fresh", fix="Leave it out, or give start=FOLDER, too.")
+            message = f"names {', '.join(self.fresh)}, and without start all heads begin at random"
+            raise ConfigError(
+                message, where="fresh", fix="Leave it out, or give start=FOLDER, too."
+            )
         self.objective.models(self.encoder)  # raises ConfigError if they do not fit
         _ = self.training.end  # raises ConfigError if it is "auto", as for the rate
         if isinstance(self.training.optimizer, AdamW | BertAdam):
@@ -137,9 +139,9 @@ class PretrainConfig:
             raise ConfigError(f"the shares add up to {total:g}, not to 1", where="phases")
         for number, phase in enumerate(self.phases):
             if phase.masking is not None and not self.objective.masks:
-                what = f"the objective {self.objective.kind!r} hides no tokens"
+                message = f"the objective {self.objective.kind!r} hides no tokens"
                 fix = "Leave it out, or choose another objective."
-                raise ConfigError(what, where=f"phases.{number}.masking", fix=fix)
+                raise ConfigError(message, where=f"phases.{number}.masking", fix=fix)
             if phase.length > self.encoder.max_positions:
                 raise ConfigError(
                     f"sequences of {phase.length} tokens exceed the encoder's "
@@ -161,9 +163,9 @@ def load_config(
     tree = expand_names(overrides, TRAINING_NAMES)
     for name in ("batch", "batch_size"):
         if isinstance(tree.get(name), int) or str(tree.get(name)).isdecimal():
-            what = f"{tree[name]} is given, but a batch is a number of sequences or of tokens"
+            message = f"{tree[name]} is given, but a batch is a number of sequences or of tokens"
             fix = f"Write batch.kind=examples batch.n={tree[name]}, or batch.kind=tokens batch.n=…"
-            raise ConfigError(what, where=name, fix=fix)
+            raise ConfigError(message, where=name, fix=fix)
     if "mixture" in tree and base.mixture is None:
         base = dataclasses.replace(base, mixture=Smoothed())
     return configs.load(

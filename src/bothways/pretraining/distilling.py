@@ -35,10 +35,10 @@ def distillation(
     """
     recipe = recipe or "distilbert"
     if recipe not in DISTILLING:
-        what, fix = f"unknown recipe {recipe!r}", f"Choose one of {', '.join(DISTILLING)}."
-        raise ConfigError(what, where="recipe", fix=fix)
+        message, fix = f"unknown recipe {recipe!r}", f"Choose one of {', '.join(DISTILLING)}."
+        raise ConfigError(message, where="recipe", fix=fix)
     source = start_encoder(teacher)
-    most = source.max_positions
+    max_length = source.max_positions
     if student is None:
         encoder: EncoderConfig = replace(source, depth=max(1, source.depth // 2))
     elif student in PRESETS:
@@ -51,7 +51,7 @@ def distillation(
         encoder = start_encoder(student)
     settings = DISTILLING[recipe](encoder, teacher)
     # No sequence is longer than what both read.
-    phases = (replace(each, length=min(each.length, most)) for each in settings.phases)
+    phases = (replace(phase, length=min(phase.length, max_length)) for phase in settings.phases)
     settings = replace(settings, phases=tuple(phases))
     if student is not None and student not in PRESETS:
         return replace(settings, start=student)

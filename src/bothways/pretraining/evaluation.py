@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bothways.core.errors import ConfigError, FolderError
 from bothways.core.progress import SILENT, Part, Progress, track
 from bothways.core.runtime.devices import Precision, choose_device
 from bothways.core.source import TrainingStep
 from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
 from bothways.core.training_module import TrainingModule
-from bothways.data.batching import TokenBudget
 from bothways.data.corpus import Corpus
 from bothways.data.epoch_order import AllExcept, DocumentIds, sample_clustered
-from bothways.objectives.masked_lm import with_masking
+from bothways.hub.model_folder import LoadedModel, load_model
+from bothways.hub.resolve import resolve, resolve_run
+from bothways.model.families.catalogue import family_for
+from bothways.model.heads import token_head
+from bothways.objectives import replaced_tokens
+from bothways.objectives.catalogue import default_objective
+from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence
 from bothways.objectives.objective import Objective
-from bothways.pretraining.build import build_models, loader_of, start_encoder, vocabulary_of
+from bothways.objectives.sentence_order import MaskedLMSentenceOrder
+from bothways.pretraining.build import (
+    build_models,
+    held_out_loader,
+    start_encoder,
+    start_folders,
+    vocabulary_of,
+)
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
-from bothways.pretraining.model_objective import scored_objective
 from bothways.training.durations import Steps
 from bothways.training.loop import evaluate
 from bothways.training.meter import EvaluationScores
@@ -55,23 +68,15 @@ class HeldOut:
         self,
         settings: PretrainConfig,
         corpus: Corpus,
-        chosen: DocumentIds,
+        document_ids: DocumentIds,
         plan: Plan,
         learner: TrainingModule,
     ) -> None:
-        longest = max(range(len(settings.phases)), key=lambda n: settings.phases[n].length)
-        size = min(settings.evaluation_tokens, 8 * settings.microbatch_tokens)
-        fixed = dataclasses.replace(
-            settings,
-            objective=with_masking(settings.objective, settings.evaluation_masking),
-            phases=tuple(dataclasses.replace(phase, masking=None) for phase in settings.phases),
-            data_copies=1,
-            shuffle=None,
-            batch=TokenBudget(size),
-        )
         if settings.shuffle is not None:
-            chosen = sample_clustered(corpus, chosen, settings.evaluation_tokens, settings.seed)
-        loader = loader_of(fixed, corpus, chosen, plan, longest)
+            document_ids = sample_clustered(
+                corpus, document_ids, settings.evaluation_tokens, settings.seed
+            )
+        loader = held_out_loader(settings, corpus, document_ids, plan)
         self._steps = list(_up_to(settings.evaluation_tokens, loader.epoch()))
         self._learner, self._plan, self._settings = learner, plan, settings
         counts = np.bincount(corpus.tokens[:COUNTED], minlength=settings.encoder.vocab)
@@ -95,21 +100,21 @@ class HeldOut:
 
     def named(self, scores: EvaluationScores) -> dict[str, float]:
         """Return scores and the objective's own metrics by name."""
-        more = self._settings.objective.metrics(scores, self._learner.predicts)
-        named = {f"held-out/{name}": value for name, value in more.items()}
-        return score_values(scores, "held-out/") | named
+        extra = self._settings.objective.metrics(scores, self._learner.predicts)
+        metrics = {f"held-out/{name}": value for name, value in extra.items()}
+        return score_values(scores, "held-out/") | metrics
 
     def _targets(self, cls: type[Any], field: str) -> dict[str, NDArray[np.int64]]:
         """Return all targets of a class on this rank, by name."""
-        parts: dict[str, list[NDArray[np.int64]]] = {}
+        collected: dict[str, list[NDArray[np.int64]]] = {}
         for batch in (batch for step in self._steps for batch in step.microbatches):
             for name, target in batch.targets.items():
                 if isinstance(target, cls):
-                    parts.setdefault(name, []).append(np.asarray(getattr(target, field)))
-        return {name: np.concatenate(columns) for name, columns in parts.items()}
+                    collected.setdefault(name, []).append(np.asarray(getattr(target, field)))
+        return {name: np.concatenate(columns) for name, columns in collected.items()}
 
     def _unigram(self, counts: NDArray[np.int64]) -> dict[str, float]:
-        """Return what token frequencies alone reach."""
+        """Compute the baselines of token frequencies."""
         surprise = -np.log((counts + 1) / (counts.sum() + len(counts)))
         result = {}
         for name, ids in self._targets(TokenTargets, "ids").items():
@@ -128,7 +133,7 @@ class HeldOut:
         return result
 
     def _majority(self) -> dict[str, float]:
-        """Return what class frequencies alone reach."""
+        """Compute the baselines of class frequencies."""
         result, predicts = {}, self._learner.predicts
         classes = self._targets(LabelTargets, "labels") | {
             name: ids
@@ -138,9 +143,9 @@ class HeldOut:
         for name, labels in classes.items():
             if not np.issubdtype(labels.dtype, np.integer):
                 continue  # scores
-            known = labels[labels != IGNORED]
-            highest = all_gather(self._plan, torch.tensor(known.max(initial=0))).max()
-            counts = np.bincount(known, minlength=int(highest) + 1)
+            labelled = labels[labels != IGNORED]
+            highest = all_gather(self._plan, torch.tensor(labelled.max(initial=0))).max()
+            counts = np.bincount(labelled, minlength=int(highest) + 1)
             shares = all_gather(self._plan, torch.from_numpy(counts)).sum(0).numpy()
             shares = shares / max(1, shares.sum())
             result[f"majority/loss/{name}"] = float(-(shares * np.log(shares + 1e-12)).sum())
@@ -159,35 +164,37 @@ class MixedHeldOut:
         shares: of the sequences drawn from each; they add up to 1.
     """
 
-    def __init__(self, parts: Mapping[str, HeldOut], shares: Mapping[str, float]) -> None:
-        self._parts, self._shares = parts, shares
-        tables = {name: part.baselines for name, part in parts.items()}
+    def __init__(self, corpora: Mapping[str, HeldOut], shares: Mapping[str, float]) -> None:
+        self._parts, self._shares = corpora, shares
+        tables = {name: held_out.baselines for name, held_out in corpora.items()}
         self._baselines = self._by_corpus(tables) | self._mean(tables)
 
     def __call__(self, progress: Progress = SILENT) -> dict[str, float]:
         """Return metrics by name; equal on all ranks."""
         scores = {
-            name: part.scores(Part(progress, name) if name else progress)
-            for name, part in self._parts.items()
+            name: held_out.scores(Part(progress, name) if name else progress)
+            for name, held_out in self._parts.items()
         }
-        whole = EvaluationScores(
-            self._mean({name: each.losses for name, each in scores.items()}),
-            self._mean({name: each.accuracies for name, each in scores.items()}),
-            self._mean({name: each.rates for name, each in scores.items()}),
+        mean = EvaluationScores(
+            self._mean({name: corpus_scores.losses for name, corpus_scores in scores.items()}),
+            self._mean({name: corpus_scores.accuracies for name, corpus_scores in scores.items()}),
+            self._mean({name: corpus_scores.rates for name, corpus_scores in scores.items()}),
         )
-        named = {name: part.named(scores[name]) for name, part in self._parts.items()}
-        total = next(iter(self._parts.values())).named(whole)
-        return total | self._by_corpus(named) | self._baselines
+        tables = {name: held_out.named(scores[name]) for name, held_out in self._parts.items()}
+        total = next(iter(self._parts.values())).named(mean)
+        return total | self._by_corpus(tables) | self._baselines
 
     def names(self) -> Iterator[str]:
         """Yield the names of the metrics, from a first step of each corpus."""
-        tables = {name: dict.fromkeys(part.names(), 0.0) for name, part in self._parts.items()}
+        tables = {
+            name: dict.fromkeys(held_out.names(), 0.0) for name, held_out in self._parts.items()
+        }
         yield from {**self._mean(tables), **self._by_corpus(tables)}
 
     def _mean(self, tables: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         """Return the weighted mean of what all tables have."""
-        first, *others = tables.values()
-        common = [key for key in first if all(key in table for table in others)]
+        reference, *others = tables.values()
+        common = [key for key in reference if all(key in table for table in others)]
         return {
             key: sum(self._shares[name] * table[key] for name, table in tables.items())
             for key in common
@@ -237,12 +244,12 @@ def evaluate_on_corpus(
         evaluation_tokens=tokens,
         start=source,
     )
-    where = choose_device(device)
+    used_device = choose_device(device)
     models = build_models(settings, corpus)
-    learner = usual.learner(models, vocabulary_of(corpus, usual)).to(where)
-    chosen = AllExcept(len(corpus)) if documents is None else documents
-    scored = HeldOut(settings, corpus, chosen, Single(), learner)()
-    return {name.removeprefix("held-out/"): value for name, value in scored.items()}
+    learner = usual.learner(models, vocabulary_of(corpus, usual)).to(used_device)
+    document_ids = AllExcept(len(corpus)) if documents is None else documents
+    metrics = HeldOut(settings, corpus, document_ids, Single(), learner)()
+    return {name.removeprefix("held-out/"): value for name, value in metrics.items()}
 
 
 def _up_to(tokens: int, steps: Iterator[TrainingStep]) -> Iterator[TrainingStep]:
@@ -252,3 +259,89 @@ def _up_to(tokens: int, steps: Iterator[TrainingStep]) -> Iterator[TrainingStep]
         tokens -= step.tokens
         if tokens <= 0:
             return
+
+
+def scored_objective(source: str) -> Objective:
+    """Return the objective by which a pre-trained model is scored: it uses all of its heads.
+
+    The labels of a pair head are those that the model was trained on: the order of two segments for
+    an ALBERT or where the folder's record says so, else whether they follow each other.
+
+    Raises:
+        ConfigError: a discriminator has no generator next to it.
+        FolderError: the model has no head that predicts tokens or detects replaced ones.
+    """
+    loaded = load_model(resolve(resolve_run(source)))
+    kinds = {head.kind for head in loaded.model.specification}
+    kind = token_head(loaded.model.config).kind
+    if kind in kinds:
+        if kind != "masked":
+            return default_objective(loaded.model.config)
+        if not {"pooler", "pair"} <= kinds:
+            return MaskedLM()
+        return MaskedLMSentenceOrder() if _knows_order(loaded) else MaskedLMNextSentence()
+    if "replaced" in kinds:
+        return replaced_tokens_of(loaded, source)
+    message = f"has no head that predicts tokens: it has {', '.join(sorted(kinds)) or 'none'}"
+    fix = "Give a pre-trained model. A fine-tuned one is scored on labelled data."
+    raise FolderError(message, where=source, fix=fix)
+
+
+def _knows_order(loaded: LoadedModel) -> bool:
+    """Return True if the pair head was trained on the order of two segments."""
+    trained = loaded.extra.get("pretraining")
+    objective = trained.get("objective") if isinstance(trained, dict) else None
+    if isinstance(objective, dict) and "kind" in objective:
+        return bool(objective["kind"] == MaskedLMSentenceOrder.kind)
+    family = family_for(loaded.model.config, loaded.tokenizer().kind)
+    return family is not None and family.model_type == "albert"
+
+
+def replaced_tokens_of(loaded: LoadedModel, source: str) -> replaced_tokens.ReplacedTokens:
+    """Return the objective of a discriminator and the generator next to it.
+
+    Raises:
+        ConfigError: there is no generator.
+    """
+    encoder = loaded.model.config
+    settings = PretrainConfig(
+        encoder,
+        Training(Steps(1), AdamW(), Constant()),
+        replaced_tokens.ReplacedTokens(),
+        start=source,
+    )
+    folder = start_folders(settings).get("generator")
+    if folder is None:
+        message = (
+            f"{source} detects replaced tokens, and the generator that replaces them is not next "
+            "to it"
+        )
+        fix = (
+            "Give the folder of a run, which holds model/ and generator/, or put the generator "
+            "into generator/; or take the generator alone, which is a masked language model."
+        )
+        raise ConfigError(message, where="model", fix=fix)
+    return _with_generator(loaded, folder)
+
+
+def _with_generator(loaded: LoadedModel, folder: Path) -> replaced_tokens.ReplacedTokens:
+    """Return the objective for a discriminator and the generator in a folder."""
+    generator, encoder = load_model(folder).model, loaded.model.config
+    other = generator.config
+    shapes: list[replaced_tokens.Narrower | replaced_tokens.Shallower] = [
+        replaced_tokens.Narrower(min(1.0, other.width / encoder.width)),
+        replaced_tokens.Shallower(min(1.0, other.depth / encoder.depth)),
+    ]
+    plain = dataclasses.replace(other, dropout=encoder.dropout)
+    shape = next(
+        (
+            candidate
+            for candidate in shapes
+            if replaced_tokens.generator_of(encoder, candidate) == plain
+        ),
+        shapes[0],
+    )
+    name = "encoder.embedding.token.weight"
+    tables = [model.state_dict()[name] for model in (loaded.model, generator)]
+    shared = tables[0].shape == tables[1].shape and torch.equal(*tables)
+    return replaced_tokens.ReplacedTokens(generator=shape, sharing="shared" if shared else "none")

@@ -94,8 +94,8 @@ class Cards:
     def __post_init__(self) -> None:
         require_at_least(1, ranks=self.count)
         if not 0 < self.utilisation <= 1:
-            what = f"must be above 0 and at most 1, not {self.utilisation:g}"
-            raise ConfigError(what, where="utilisation")
+            message = f"must be above 0 and at most 1, not {self.utilisation:g}"
+            raise ConfigError(message, where="utilisation")
 
 
 Hardware = Here | Cards
@@ -237,9 +237,9 @@ class _Run:
         checkpoints = rates.times(training.save, updates)
         if training.keep.best is not None:  # each evaluation is followed by one
             checkpoints = max(checkpoints, evaluations)
-        longest = max(range(len(phases)), key=lambda n: settings.phases[n].length)
+        index = max(range(len(phases)), key=lambda n: settings.phases[n].length)
         passes = 1 + BACKWARD
-        evaluation = settings.evaluation_tokens * step.per_token[longest] / passes / self.ranks
+        evaluation = settings.evaluation_tokens * step.per_token[index] / passes / self.ranks
         checkpoint = self.checkpoint * step.per_byte
         seconds |= {"evaluation": evaluations * evaluation, "checkpoints": checkpoints * checkpoint}
         pauses = (evaluations - 1) * evaluation + (checkpoints - 1) * checkpoint
@@ -359,9 +359,9 @@ def _remarks(
     settings: PretrainConfig, hardware: Hardware, demand: MemoryDemand, seconds: Mapping[str, float]
 ) -> Iterator[str]:
     """Yield what makes a run slow: updates and exchange, and on cards launches of kernels."""
-    rest = seconds["updates"] + seconds["exchange"]
-    if rest > seconds["training"] / 2:
-        share = rest / (rest + seconds["training"])
+    overhead = seconds["updates"] + seconds["exchange"]
+    if overhead > seconds["training"] / 2:
+        share = overhead / (overhead + seconds["training"])
         yield (
             f"updates and the exchange between ranks take {share:.0%} of the work: a larger batch "
             "has fewer of them"
@@ -370,7 +370,7 @@ def _remarks(
         return
     tokens = min(float(demand.microbatch), _tokens_per_step(settings) / hardware.count)
     encoders = [spec.encoder for spec in settings.objective.models(settings.encoder).values()]
-    layers = sum(each.depth for each in encoders if isinstance(each, EncoderConfig))
+    layers = sum(encoder.depth for encoder in encoders if isinstance(encoder, EncoderConfig))
     launching = (LAYER_LAUNCHES * layers + OTHER_LAUNCHES) * STEP_LAUNCH
     work = max(_operations(settings)) * tokens / (hardware.utilisation * hardware.card.bf16)
     if work < launching:
@@ -443,8 +443,8 @@ def _recomputed(settings: PretrainConfig, length: int) -> float:
     if not settings.training.recompute:
         return 1.0
     blocks = forward_flops(encoder, (), length) * (1 - 1 / encoder.depth)
-    whole = objective_flops(settings.objective, encoder, length)
-    return 1 + blocks / ((1 + BACKWARD) * whole)
+    total = objective_flops(settings.objective, encoder, length)
+    return 1 + blocks / ((1 + BACKWARD) * total)
 
 
 def step_seconds(
@@ -464,8 +464,11 @@ def step_seconds(
                 work * _recomputed(settings, phase.length) / (share * card.bf16)
                 for work, phase in zip(_operations(settings), settings.phases, strict=True)
             )
-            held = demand.parameters / (count if choice.placement == "sharded" else 1)
-            update = max(UPDATE_BYTES * held / card.bandwidth, UPDATE_LAUNCHES * _launch_seconds())
+            local_parameters = demand.parameters / (count if choice.placement == "sharded" else 1)
+            update = max(
+                UPDATE_BYTES * local_parameters / card.bandwidth,
+                UPDATE_LAUNCHES * _launch_seconds(),
+            )
             return StepSeconds(per_token, update, _exchange(settings, hardware, demand, choice))
 
 
@@ -564,7 +567,7 @@ def _tokens_per_step(settings: PretrainConfig) -> float:
 def memory_rows(forecast: RunForecast) -> list[tuple[str, str]]:
     """Return the memory of a rank by its parts, as texts."""
     memory: MemoryPerRank = forecast.choice.memory
-    parts = {
+    sizes = {
         "weights": memory.weights,
         "gradients": memory.gradients,
         "optimizer": memory.optimizer,
@@ -572,6 +575,6 @@ def memory_rows(forecast: RunForecast) -> list[tuple[str, str]]:
         "teacher": memory.frozen,
         "gathered": memory.gathered,
     }
-    rows = [(name, size_text(count)) for name, count in parts.items() if count]
+    rows = [(name, size_text(count)) for name, count in sizes.items() if count]
     free = size_text(forecast.free) if math.isfinite(forecast.free) else "unknown"
     return [*rows, (f"all, of {free} of which {USABLE:.0%} count", size_text(memory.total))]

@@ -38,13 +38,13 @@ def tokenizer_of_text(
     files: Sequence[str], folder: Path, vocabulary: int, progress: Progress = SILENT
 ) -> Tokenizer:
     """Train a WordPiece vocabulary and save it in `folder/tokenizer`, or load it from there."""
-    place = folder / "tokenizer"
-    if not place.exists():
+    path = folder / "tokenizer"
+    if not path.exists():
         progress.stage("learning the vocabulary")
         texts = (document.text for document in read_documents(files))
         tokenizer = train_tokenizer(texts, WordPiece(vocabulary))
         with os_errors(folder, "Choose another folder."):
             folder.mkdir(parents=True, exist_ok=True)
-        with replace_folder(place) as hidden:
+        with replace_folder(path) as hidden:
             tokenizer.save(hidden)
-    return Tokenizer.load(place)
+    return Tokenizer.load(path)

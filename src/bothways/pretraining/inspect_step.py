@@ -31,7 +31,7 @@ from bothways.core.urls import is_url
 from bothways.data.corpus import Corpus
 from bothways.data.epoch_order import AllExcept, DocumentIds
 from bothways.data.mixture import Corpora, Smoothed
-from bothways.pretraining.build import build_models, mixed_loader_of, vocabulary_of
+from bothways.pretraining.build import build_models, loader_of, vocabulary_of
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.run import DATA, RunData, digests_of, phases_of
 from bothways.training.average import Average
@@ -154,9 +154,9 @@ def recorded_data(folder: Path) -> RunData:
     if not (folder / "config.toml").is_file():
         raise CheckpointError("is not the folder of a pre-training run", where=folder)
     if not (folder / DATA).is_file():
-        what = f"has no record of its data ({DATA}): a version without it trained this run"
+        message = f"has no record of its data ({DATA}): a version without it trained this run"
         fix = "Its steps cannot be repeated. Train it again to inspect one."
-        raise CheckpointError(what, where=folder, fix=fix)
+        raise CheckpointError(message, where=folder, fix=fix)
     values = read_object(folder / DATA, CheckpointError)
     try:
         return RunData(**values)
@@ -176,17 +176,17 @@ def open_recorded(data: RunData, folders: Sequence[str] = ()) -> dict[str, Corpu
         DataError: a folder holds no corpus.
     """
     if folders and len(folders) != len(data.corpora):
-        what = f"the run has {len(data.corpora)} corpora, and {len(folders)} are given"
+        message = f"the run has {len(data.corpora)} corpora, and {len(folders)} are given"
         fix = f"Name them in its order: {', '.join(data.corpora.values())}."
-        raise ConfigError(what, where="corpus", fix=fix)
+        raise ConfigError(message, where="corpus", fix=fix)
     if not folders:
-        for place in data.corpora.values():
-            if not is_url(place) and not Path(place).is_dir():
-                what = "the corpus of the run is no longer there"
+        for path in data.corpora.values():
+            if not is_url(path) and not Path(path).is_dir():
+                message = "the corpus of the run is no longer there"
                 fix = f"Name its folder: {call('inspect-step', 'RUN', 'STEP', 'CORPUS')}"
-                raise CheckpointError(what, where=place, fix=fix)
-    places = folders or [*data.corpora.values()]
-    return {name: Corpus.open(place) for name, place in zip(data.corpora, places, strict=True)}
+                raise CheckpointError(message, where=path, fix=fix)
+    paths = folders or [*data.corpora.values()]
+    return {name: Corpus.open(path) for name, path in zip(data.corpora, paths, strict=True)}
 
 
 @dataclass
@@ -233,10 +233,10 @@ class Repeat:
         corpora = Corpora.of(text, settings.mixture)
         if (digests := digests_of(settings, corpora)) != data.digests:
             names = [name for name, digest in digests.items() if digest != data.digests.get(name)]
-            what = f"was trained on another {' and another '.join(names)}"
+            message = f"was trained on another {' and another '.join(names)}"
             fix = "Name what the run was trained on, several corpora in the same order."
-            raise CheckpointError(what, where=folder, fix=fix)
-        before = _steps_before(folder, step, entries)
+            raise CheckpointError(message, where=folder, fix=fix)
+        checkpoint_folder = _steps_before(folder, step, entries)
         models = build_models(settings, corpora.first)
         learner = settings.objective.learner(models, vocabulary_of(corpora, settings.objective))
         learner.to(device)
@@ -249,18 +249,18 @@ class Repeat:
         if settings.training.ema is not None:
             Average(learner, settings.training.ema)  # checkpoints hold it
         state = RunState()
-        if before is not None:
-            checkpoint = read_checkpoint(before)
+        if checkpoint_folder is not None:
+            checkpoint = read_checkpoint(checkpoint_folder)
             state = checkpoint.restore(RunTensors(learner, optimizer, Single()), checkpoint.config)
-        chosen = {
-            name: part.split(settings.held_out, settings.seed)[0]
+        documents = {
+            name: corpus_part.split(settings.held_out, settings.seed)[0]
             if data.held_out
-            else AllExcept(len(part))
-            for name, part in corpora.parts.items()
+            else AllExcept(len(corpus_part))
+            for name, corpus_part in corpora.parts.items()
         }
         return cls(
-            settings, corpora, learner, optimizer, device, entries, _norms(folder), chosen, state,
-            progress,
+            settings, corpora, learner, optimizer, device, entries, _norms(folder), documents,
+            state, progress,
         )  # fmt: skip
 
     @functools.cached_property
@@ -274,15 +274,15 @@ class Repeat:
 
         It begins after the last step that the run recorded in its metrics.
         """
-        last: StepReport | None = None
+        report: StepReport | None = None
 
-        def on_step(now: RunState, meter: Meter) -> bool:
+        def on_step(state: RunState, meter: Meter) -> bool:
             """Compare the step with the record."""
-            nonlocal last
-            self.progress.advance(now.steps)
-            if now.steps in self.norms or now.steps == step:
-                last = meter.read()
-                self._compare(now.steps, last.gradient_norm)
+            nonlocal report
+            self.progress.advance(state.steps)
+            if state.steps in self.norms or state.steps == step:
+                report = meter.read()
+                self._compare(state.steps, report.gradient_norm)
             return False
 
         self.progress.stage("repeating the steps before", step)
@@ -291,15 +291,15 @@ class Repeat:
             phase = int(self.entries["phase"][self.state.steps])
             while self.state.phase < phase:
                 self.state = self.state.next_phase()
-            later = np.flatnonzero(self.entries["phase"][:step] > phase)
-            end = int(later[0]) if len(later) else step
+            following = np.flatnonzero(self.entries["phase"][:step] > phase)
+            end = int(following[0]) if len(following) else step
             self.state = fit(
                 self.learner, self.phases[phase].steps(self.state), self.optimizer,
                 lambda state: float(self.entries["rate"][state.steps]), Single(),
                 until=Steps(end), progress=self.state, on_step=on_step,
                 precision=training.precision, clip_norm=training.clip_norm,
             )  # fmt: skip
-        return last
+        return report
 
     def _compare(self, step: int, norm: float) -> None:
         if step in self.norms:
@@ -313,7 +313,7 @@ class Repeat:
         state = self.state
         while state.phase < phase:
             state = state.next_phase()
-        loader = mixed_loader_of(
+        loader = loader_of(
             self.settings, self.corpora, self.chosen, Single(), state.phase, state.ends
         )
         one_by_one = dataclasses.replace(loader, microbatch_tokens=1)
@@ -333,7 +333,7 @@ class Repeat:
         torch.autograd.backward(weighted_sum(losses, weights, learner.coefficients))
         gradients = [p.grad for p in learner.parameters() if p.grad is not None]
         return InspectedSequence(
-            " ".join(self.corpora.tokenizer.token(each) for each in batch.ids.tolist()),
+            " ".join(self.corpora.tokenizer.token(id) for id in batch.ids.tolist()),
             batch.layout.tokens,
             {
                 name: float(loss.total.detach()) / (weights[name] or 1.0)
@@ -371,16 +371,16 @@ def _steps_before(folder: Path, step: int, entries: StepEntries) -> Path | None:
     if step < 1:
         raise ConfigError(f"must be at least 1, not {step}", where="step")
     if step > len(entries):
-        what = f"the run ends with step {len(entries)}: there is no step {step}"
-        raise ConfigError(what, where="step")
+        message = f"the run ends with step {len(entries)}: there is no step {step}"
+        raise ConfigError(message, where="step")
     numbers = {path: int(path.name.removeprefix("step-")) for path in checkpoints(folder)}
-    before = [path for path, number in numbers.items() if number < step]
-    began = numbers[before[-1]] if before else 0
+    earlier = [path for path, number in numbers.items() if number < step]
+    began = numbers[earlier[-1]] if earlier else 0
     if np.isnan(entries["rate"][began:step]).any():
-        what = f"steps {began + 1} to {step} were trained by a version that did not record them"
+        message = f"steps {began + 1} to {step} were trained by a version that did not record them"
         fix = "Steps after the next checkpoint can be repeated."
-        raise CheckpointError(what, where=folder, fix=fix)
-    return before[-1] if before else None
+        raise CheckpointError(message, where=folder, fix=fix)
+    return earlier[-1] if earlier else None
 
 
 def _norms(folder: Path) -> dict[int, float]:
@@ -388,4 +388,8 @@ def _norms(folder: Path) -> dict[int, float]:
     file = folder / "metrics.jsonl"
     text = file.read_text("utf8", errors="replace") if file.is_file() else ""
     records = [parse_object(line, file, CheckpointError) for line in text.split("\n")[:-1]]
-    return {int(each["step"]): each["gradient_norm"] for each in records if "gradient_norm" in each}
+    return {
+        int(record["step"]): record["gradient_norm"]
+        for record in records
+        if "gradient_norm" in record
+    }

@@ -53,20 +53,22 @@ def with_layers(model: Model, encoder: EncoderConfig, layers: Sequence[int]) -> 
         ConfigError: the encoder differs in more than layers, segments, dropout and readout, or a
             layer does not exist.
     """
-    own, where = model.config, "start_layers"
-    if own.sharing is not None:
-        what = "cannot be chosen: the layers of this model share their weights"
-        raise ConfigError(what, where=where, fix="Leave them out, or start from another model.")
-    if len(layers) != encoder.depth or not all(1 <= layer <= own.depth for layer in layers):
-        what = (
-            f"must be {encoder.depth} layers, one for each of the encoder, from 1 to {own.depth}, "
-            f"not {', '.join(map(str, layers))}"
+    source, location = model.config, "start_layers"
+    if source.sharing is not None:
+        message = "cannot be chosen: the layers of this model share their weights"
+        raise ConfigError(
+            message, where=location, fix="Leave them out, or start from another model."
         )
-        raise ConfigError(what, where=where, fix=f"Set encoder.depth={len(layers)}.")
-    if names := layer_differences(own, encoder):
-        what = f"the encoder differs from the model that it starts from in {', '.join(names)}"
+    if len(layers) != encoder.depth or not all(1 <= layer <= source.depth for layer in layers):
+        message = (
+            f"must be {encoder.depth} layers, one for each of the encoder, "
+            f"from 1 to {source.depth}, not {', '.join(map(str, layers))}"
+        )
+        raise ConfigError(message, where=location, fix=f"Set encoder.depth={len(layers)}.")
+    if names := layer_differences(source, encoder):
+        message = f"the encoder differs from the model that it starts from in {', '.join(names)}"
         fix = "Only depth, segments, dropout and readout may differ; or leave start_layers out."
-        raise ConfigError(what, where="encoder", fix=fix)
+        raise ConfigError(message, where="encoder", fix=fix)
     student = Model(encoder, model.specification)
     student.load_state_dict(_chosen(model.state_dict(), layers, not encoder.segments))
     student.kept = model.kept
@@ -75,14 +77,14 @@ def with_layers(model: Model, encoder: EncoderConfig, layers: Sequence[int]) -> 
 
 def _chosen(state: dict[str, Tensor], layers: Sequence[int], folded: bool) -> dict[str, Tensor]:
     """Return the tensors of these layers under their new numbers, and all that are in none."""
-    chosen = {name: tensor for name, tensor in state.items() if not name.startswith(_BLOCK)}
+    selected = {name: tensor for name, tensor in state.items() if not name.startswith(_BLOCK)}
     for number, layer in enumerate(layers):
-        own = f"{_BLOCK}{layer - 1}."
-        chosen |= {
-            f"{_BLOCK}{number}.{name.removeprefix(own)}": tensor
+        prefix = f"{_BLOCK}{layer - 1}."
+        selected |= {
+            f"{_BLOCK}{number}.{name.removeprefix(prefix)}": tensor
             for name, tensor in state.items()
-            if name.startswith(own)
+            if name.startswith(prefix)
         }
-    if folded and _SEGMENT in chosen:
-        chosen[_POSITION] = chosen[_POSITION] + chosen.pop(_SEGMENT)[0]
-    return chosen
+    if folded and _SEGMENT in selected:
+        selected[_POSITION] = selected[_POSITION] + selected.pop(_SEGMENT)[0]
+    return selected

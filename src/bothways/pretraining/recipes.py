@@ -69,15 +69,15 @@ def _long_training(
     clip_norm: float | None = 1.0,
 ) -> Training:
     """Return a training of many updates, with few records."""
-    every = Steps(10_000)
+    interval = Steps(10_000)
     return Training(
         until,
         optimizer,
         schedule,
         clip_norm=clip_norm,
         report=Steps(100),
-        evaluate=every,
-        save=every,
+        evaluate=interval,
+        save=interval,
     )
 
 
@@ -101,14 +101,14 @@ def modern(encoder: EncoderConfig) -> PretrainConfig:
     """
     objective = default_objective(encoder)
     masked = isinstance(objective, MaskedObjective)
-    most = encoder.max_positions
+    max_length = encoder.max_positions
     return PretrainConfig(
         encoder=_without_dropout(encoder),
         objective=with_masking(objective, Masking(0.4)),
         phases=(
-            PretrainPhase(min(16, most), 0.4, FullSentences() if masked else None),
-            PretrainPhase(min(64, most), 0.3),
-            PretrainPhase(min(128, most), 0.3),
+            PretrainPhase(min(16, max_length), 0.4, FullSentences() if masked else None),
+            PretrainPhase(min(64, max_length), 0.3),
+            PretrainPhase(min(128, max_length), 0.3),
         ),
         batch=RAMP,
         training=Training(
@@ -130,16 +130,16 @@ def short(encoder: EncoderConfig) -> PretrainConfig:
 
     The second half reads 64 tokens. In five minutes a small BERT gets below the unigram baseline.
     """
-    usual = modern(encoder)
+    base = modern(encoder)
     return dataclasses.replace(
-        usual,
+        base,
         training=dataclasses.replace(
-            usual.training,
+            base.training,
             until=Hours(5 / 60),
             optimizer=AdamW(lr=1e-3, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
         ),
         phases=(
-            dataclasses.replace(usual.phases[0], share=0.5),
+            dataclasses.replace(base.phases[0], share=0.5),
             PretrainPhase(min(64, encoder.max_positions), 0.5),
         ),
         batch=TokenBudget(512),
@@ -172,10 +172,10 @@ def _with_heads(encoder: EncoderConfig, objective: Objective) -> EncoderConfig:
     """Return the shape of a BERT with ELECTRA's heads if it is to detect replaced tokens."""
     if not isinstance(objective, ReplacedTokens):
         return encoder
-    made = dataclasses.replace(encoder, readout=READOUT)
-    family = family_for(made)
+    detector = dataclasses.replace(encoder, readout=READOUT)
+    family = family_for(detector)
     fits = family is not None and family.architecture_with(["replaced"]) is not None
-    return made if fits and encoder.readout == Readout() else encoder
+    return detector if fits and encoder.readout == Readout() else encoder
 
 
 _DETECTORS = {"electra": "electra-small", "deberta_v3": "deberta-v3-small"}
@@ -186,9 +186,9 @@ def _require_detector(recipe: str, encoder: EncoderConfig) -> None:
     """Raise ConfigError if transformers has no class of this family for replaced tokens."""
     family = family_for(encoder)
     if family is not None and family.architecture_with(["replaced"]) is None:
-        what = f"transformers has no {family.model_type} that detects replaced tokens"
+        message = f"transformers has no {family.model_type} that detects replaced tokens"
         fix = f"Choose another shape: {argument(model=_DETECTORS[recipe])}."
-        raise ConfigError(what, where="model", fix=fix)
+        raise ConfigError(message, where="model", fix=fix)
 
 
 def _full_length(encoder: EncoderConfig) -> tuple[PretrainPhase, ...]:
@@ -388,9 +388,9 @@ def minilm(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
     paper and settings of other code, not from its text.)
     """
     source = start_encoder(teacher)
-    most = 64 if source.width >= 1024 else 48
+    max_heads = 64 if source.width >= 1024 else 48
     common = math.gcd(encoder.width, source.width)
-    heads = max(n for n in range(1, most + 1) if common % n == 0)
+    heads = max(n for n in range(1, max_heads + 1) if common % n == 0)
     layer = None
     if isinstance(source, EncoderConfig) and source.depth == 24:
         offset = isinstance(source.position, Learned) and source.position.offset
@@ -421,8 +421,8 @@ def recipe_named(name: str) -> Callable[[EncoderConfig], PretrainConfig]:
         ConfigError: there is none of this name.
     """
     if name not in RECIPES:
-        what = f"unknown recipe {name!r}; there are: {', '.join(RECIPES)}"
-        raise ConfigError(what, where="recipe")
+        message = f"unknown recipe {name!r}; there are: {', '.join(RECIPES)}"
+        raise ConfigError(message, where="recipe")
     return RECIPES[name]
 
 
@@ -439,24 +439,24 @@ def settings_of(recipe: str, encoder: EncoderConfig, start: str | None = None) -
     """
     make = recipe_named(recipe)
     try:
-        made = make(encoder)
+        settings = make(encoder)
     except ConfigError as error:
         if error.where != "objective":
             raise
-        what = f"the objective of {recipe!r} is for other models: {error.what}"
-        usual = default_objective(encoder).kind
-        fix = f"Choose another model, or {argument(recipe='modern')} objective={usual}."
-        raise ConfigError(what, where="recipe", fix=fix) from error
+        message = f"the objective of {recipe!r} is for other models: {error.what}"
+        kind = default_objective(encoder).kind
+        fix = f"Choose another model, or {argument(recipe='modern')} objective={kind}."
+        raise ConfigError(message, where="recipe", fix=fix) from error
     if start is None:
-        return made
+        return settings
     if recipe in ("modern", "short"):
-        made = dataclasses.replace(
-            made,
-            phases=(dataclasses.replace(made.phases[-1], share=1.0),),
-            objective=with_masking(made.objective, Masking()),
-            batch=TokenBudget(made.batch.n),
+        settings = dataclasses.replace(
+            settings,
+            phases=(dataclasses.replace(settings.phases[-1], share=1.0),),
+            objective=with_masking(settings.objective, Masking()),
+            batch=TokenBudget(settings.batch.n),
         )
-    return dataclasses.replace(made, encoder=encoder, start=start)
+    return dataclasses.replace(settings, encoder=encoder, start=start)
 
 
 def recipe_for(until: Duration) -> str:
@@ -500,7 +500,7 @@ def chosen_settings(
     base, settings = _changed(recipe or "modern", encoder, start, change)
     notes = list[str]()
     until = settings.training.end
-    if recipe is None and (usual := recipe_for(until)) != "modern":
-        base, settings = _changed(usual, encoder, start, change)
-        notes.append(f"note: the recipe {usual}, for a budget of {until}")
-    return settings, [*notes, *(f"note: {each}" for each in replaced_members(settings, base))]
+    if recipe is None and (default := recipe_for(until)) != "modern":
+        base, settings = _changed(default, encoder, start, change)
+        notes.append(f"note: the recipe {default}, for a budget of {until}")
+    return settings, [*notes, *(f"note: {note}" for note in replaced_members(settings, base))]

@@ -43,9 +43,8 @@ from bothways.training import parallel, run
 from bothways.training.durations import part_of
 from bothways.training.preflight.machine import choose_parallelism, compute_as, peak_of
 from bothways.training.run import Training
-from bothways.training.run_folder import run_folder
 from bothways.training.state import RunState
-from bothways.training.store import FolderStore, MemoryStore
+from bothways.training.store import FolderStore, MemoryStore, run_folder
 
 MakeHeldOut = Callable[[TrainingModule, parallel.Plan], HeldOut]
 """Makes what evaluates a learner on text of its own."""
@@ -121,29 +120,29 @@ def pretrain(
     if len(corpora.parts) > 1 and settings.mixture is None:
         settings = dataclasses.replace(settings, mixture=Smoothed())
     progress = progress if parallel.is_main(plan) else SILENT
-    where = parallel.rank_device(plan, choose_device(device))
+    used_device = parallel.rank_device(plan, choose_device(device))
     progress.stage("checking the data and the machine")
-    for finding in build.preflight(settings, corpora, folder, where, plan):
+    for finding in build.preflight(settings, corpora, folder, used_device, plan):
         progress.message(f"{finding.severity}: {finding}")
     models = build.build_models(settings, corpora.first)
     vocabulary = build.vocabulary_of(corpora, settings.objective)
-    learner = settings.objective.learner(models, vocabulary).to(where)
+    learner = settings.objective.learner(models, vocabulary).to(used_device)
     for model in models.values():
-        compute_as(model.encoder, settings.training, where)
+        compute_as(model.encoder, settings.training, used_device)
     # The main rank takes the folder before the ranks meet, so that none writes into another run's.
     with contextlib.ExitStack() as stack:
         if folder is not None and parallel.is_main(plan):
             stack.enter_context(run_folder(folder, resume=resume, progress=progress))
-        stack.enter_context(parallel.connected(plan, where))
+        stack.enter_context(parallel.connected(plan, used_device))
         digests = digests_of(settings, corpora)
         parallel.require_agreement(
             plan, flatten(configs.to_dict(settings)) | digests, files=("start",)
         )
         plan = choose_parallelism(
-            plan, settings.sharding, build.memory_demand(settings), where, progress
+            plan, settings.sharding, build.memory_demand(settings), used_device, progress
         )
         flops = objective_flops(settings.objective, settings.encoder, settings.phases[0].length)
-        peak = peak_of(flops, settings.training, where, plan)
+        peak = peak_of(flops, settings.training, used_device, plan)
         # After the peak, which draws the first time in a process.
         torch.manual_seed(settings.seed + 1 + plan.rank)
         if folder is not None and parallel.is_main(plan):
@@ -151,12 +150,12 @@ def pretrain(
             text = json.dumps(dataclasses.asdict(data), ensure_ascii=False)
             replace_text(folder / DATA, text)
         train_ids, scoring = _split(settings, corpora, plan, learner, held_out)
-        for asked in (settings.training.keep, settings.training.target):
-            if asked is not None:  # now, not at the first evaluation
-                asked.check(scoring.names())
+        for setting in (settings.training.keep, settings.training.target):
+            if setting is not None:  # now, not at the first evaluation
+                setting.check(scoring.names())
         state = run.TrainingRun(
             learner,
-            phases_of(settings, corpora, train_ids, plan, where),
+            phases_of(settings, corpora, train_ids, plan, used_device),
             settings.training,
             plan,
             MemoryStore() if folder is None else _store(settings, digests, folder),
@@ -174,7 +173,7 @@ def pretrain(
         if parallel.is_main(plan):
             _save(done, settings, corpora, folder)
             if installed("matplotlib", "jinja2"):
-                write_run_page(folder / "report.html", settings, done.metrics, state, where)
+                write_run_page(folder / "report.html", settings, done.metrics, state, used_device)
         return dataclasses.replace(done, folder=folder / "model")
 
 
@@ -206,10 +205,10 @@ class RunData:
 
 def folders_of(corpora: Corpora) -> dict[str, str]:
     """Return the absolute folder, or the URL, of each corpus by name."""
-    folders = {name: part.folder for name, part in corpora.parts.items()}
+    folders = {name: corpus.folder for name, corpus in corpora.parts.items()}
     return {
-        name: str(place.absolute() if isinstance(place, Path) else place)
-        for name, place in folders.items()
+        name: str(folder.absolute() if isinstance(folder, Path) else folder)
+        for name, folder in folders.items()
     }
 
 
@@ -231,38 +230,40 @@ def _split(
 ) -> tuple[dict[str, DocumentIds], HeldOut | MixedHeldOut]:
     """Return the documents to train on, by corpus, and what scores the learner on the others."""
     if held_out is not None:
-        every: dict[str, DocumentIds] = {
-            name: AllExcept(len(part)) for name, part in corpora.parts.items()
+        all_documents: dict[str, DocumentIds] = {
+            name: AllExcept(len(corpus)) for name, corpus in corpora.parts.items()
         }
-        return every, held_out(learner, plan)
+        return all_documents, held_out(learner, plan)
     train_ids: dict[str, DocumentIds] = {}
-    parts = dict[str, HeldOut]()
+    evaluations = dict[str, HeldOut]()
     fewer = dataclasses.replace(
         settings, evaluation_tokens=max(1, settings.evaluation_tokens // len(corpora.parts))
     )
-    for name, part in corpora.parts.items():
-        train_ids[name], held_out_ids = part.split(settings.held_out, settings.seed)
-        parts[name] = HeldOut(fewer, part, held_out_ids, plan, learner)
-    return train_ids, parts[""] if {*parts} == {""} else MixedHeldOut(parts, corpora.shares)
+    for name, corpus in corpora.parts.items():
+        train_ids[name], held_out_ids = corpus.split(settings.held_out, settings.seed)
+        evaluations[name] = HeldOut(fewer, corpus, held_out_ids, plan, learner)
+    return train_ids, evaluations[""] if {*evaluations} == {""} else MixedHeldOut(
+        evaluations, corpora.shares
+    )
 
 
 def phases_of(
     settings: PretrainConfig,
     corpora: Corpora,
-    chosen: Mapping[str, DocumentIds],
+    documents: Mapping[str, DocumentIds],
     plan: parallel.Plan,
     device: torch.device,
 ) -> list[run.TrainingPhase]:
     """Return the phases of the run, each with its data from a cursor on.
 
     Args:
-        chosen: the documents to train on, by corpus.
+        documents: the documents to train on, by corpus.
         device: of the learner.
     """
 
     def steps(state: RunState) -> Iterable[TrainingStep]:
         """Return the data of the current phase."""
-        loader = build.mixed_loader_of(settings, corpora, chosen, plan, state.phase, state.ends)
+        loader = build.loader_of(settings, corpora, documents, plan, state.phase, state.ends)
         return ahead(loader.steps(state.cursor, state.tokens), device)
 
     ends = np.cumsum([phase.share for phase in settings.phases])

@@ -6,6 +6,7 @@ The curves are those of the run's `metrics.jsonl`; `quickstart` shows the same.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from pathlib import Path
@@ -13,11 +14,14 @@ from typing import Any
 
 import torch
 
-from bothways.core.errors import CheckpointError
+from bothways._version import __version__
+from bothways.core.config.toml import read_toml
+from bothways.core.config.tree import flatten
+from bothways.core.errors import CheckpointError, ConfigError
 from bothways.core.json_reader import parse_object
 from bothways.core.report import sections as s
 from bothways.core.report.html import write_html
-from bothways.core.terminal import write_stderr
+from bothways.core.terminal import quantity, write_stderr
 from bothways.pretraining.config import PretrainConfig
 from bothways.training.state import RunState
 
@@ -38,14 +42,14 @@ def read_records(file: Path) -> list[dict[str, Any]]:
         CheckpointError: a line is not a record, or the file is not UTF-8.
     """
     try:
-        *lines, last = file.read_text(encoding="utf8").split("\n")
+        *lines, tail = file.read_text(encoding="utf8").split("\n")
     except UnicodeDecodeError as error:
         fix = "Correct or delete the last lines."
         raise CheckpointError("is not UTF-8", where=file, fix=fix) from error
     records = [parse_object(line, file, CheckpointError) for line in lines]
-    if last:
+    if tail:
         try:
-            records.append(parse_object(last, file, CheckpointError))
+            records.append(parse_object(tail, file, CheckpointError))
         except CheckpointError:
             write_stderr(f"note: {file}: skipped line {len(records) + 1}, which was cut")
     return records
@@ -70,8 +74,8 @@ def curves(records: Records, metrics: Mapping[str, float], note: str = "") -> It
         for corpus in _corpora(records, name):
             lines.append(metric_line(f"held-out, {corpus}", records, f"held-out/{corpus}/{name}"))
         baselines = {
-            shown: metrics[f"{prefix}/{name}"]
-            for prefix, shown in BASELINES.items()
+            title: metrics[f"{prefix}/{name}"]
+            for prefix, title in BASELINES.items()
             if f"{prefix}/{name}" in metrics
         }
         yield s.Curves(
@@ -127,8 +131,8 @@ def write_run_page(
 
 def _corpora(records: Records, name: str) -> list[str]:
     """Return the corpora of which held-out text has a metric."""
-    found = dict.fromkeys(key for record in records for key in record)
-    ends = (key.removeprefix("held-out/") for key in found if key.startswith("held-out/"))
+    keys = dict.fromkeys(key for record in records for key in record)
+    ends = (key.removeprefix("held-out/") for key in keys if key.startswith("held-out/"))
     return [key.removesuffix(f"/{name}") for key in ends if key.endswith(f"/{name}")]
 
 
@@ -145,8 +149,8 @@ def _course(records: Records) -> Iterator[s.Curves]:
 
 def _baseline(name: str, metrics: Mapping[str, float]) -> float | None:
     """Return the value of a constant answer for a held-out metric, if there is one."""
-    own = name.removeprefix("held-out/")
-    return next((metrics[f"{k}/{own}"] for k in BASELINES if f"{k}/{own}" in metrics), None)
+    metric = name.removeprefix("held-out/")
+    return next((metrics[f"{k}/{metric}"] for k in BASELINES if f"{k}/{metric}" in metrics), None)
 
 
 def metric_line(title: str, records: Records, name: str) -> s.Line:
@@ -156,3 +160,96 @@ def metric_line(title: str, records: Records, name: str) -> s.Line:
     groups = [points[at : at + size] for at in range(0, len(points), size)]
     xs, ys = ([sum(p[axis] for p in group) / len(group) for group in groups] for axis in (0, 1))
     return s.Line(title, xs, ys)
+
+
+NOT_SET = "–"
+"""What is shown for a setting that a run does not have."""
+
+
+def compare_runs(folders: Many[Path], file: Path) -> None:
+    """Write a page that compares runs by their records and settings.
+
+    Args:
+        folders: of pre-training or fine-tuning runs, finished or not; two at least.
+
+    Raises:
+        CheckpointError: a folder has no records, or they cannot be read.
+        ConfigError: there are fewer than two runs.
+        ResourceError: the page cannot be written.
+    """
+    if len(folders) < 2:
+        raise ConfigError(f"two runs or more can be compared, not {len(folders)}", where="runs")
+    names = _names(folders)
+    records = {name: _records(folder) for name, folder in zip(names, folders, strict=True)}
+    settings = {
+        name: flatten(read_toml(folder / "config.toml"))
+        if (folder / "config.toml").exists()
+        else {}
+        for name, folder in zip(names, folders, strict=True)
+    }
+    report = s.Report(
+        "Runs: " + ", ".join(names),
+        quantity(len(names), "run(s)"),
+        "Curves over the tokens read.",
+        (
+            s.TableSection("Speed", _SPEED, [_speed(name, records[name]) for name in names]),
+            s.TableSection("Settings that differ", ["setting", *names], differences(settings)),
+            *_curves(records),
+        ),
+        f"bothways {__version__}",
+    )
+    write_html(report, file)
+
+
+def differences(settings: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
+    """Return a row for each setting that is not the same in all runs: its name and the values."""
+    keys = dict.fromkeys(key for table in settings.values() for key in table)
+    rows = ([key, *(str(table.get(key, NOT_SET)) for table in settings.values())] for key in keys)
+    return [row for row in rows if len({*row[1:]}) > 1]
+
+
+_SPEED = ["run", "steps", "million tokens", "hours", "tokens a second, median"]
+
+
+def _speed(name: str, records: Records) -> list[Any]:
+    newest = records[-1]
+    rates = [record["tokens_per_second"] for record in records if "tokens_per_second" in record]
+    median = f"{statistics.median(rates):,.0f}" if rates else NOT_SET
+    return [name, f"{newest['step']:,}", f"{newest['tokens'] / 1e6:,.3f}",
+            f"{newest['seconds'] / 3600:,.3f}", median]  # fmt: skip
+
+
+def _curves(records: Mapping[str, Records]) -> list[s.Curves]:
+    """Return a chart for each metric that two runs or more have: held-out ones first."""
+    keys = {
+        key: None
+        for run_records in records.values()
+        for record in run_records
+        for key in record
+        if key.startswith(("held-out/", "dev/", "loss/", "learning_rate", "tokens_per_second"))
+    }
+    charts = []
+    for key in sorted(keys, key=lambda key: not key.startswith(("held-out/", "dev/"))):
+        lines = [metric_line(name, run_records, key) for name, run_records in records.items()]
+        lines = [line for line in lines if line.x]
+        if len(lines) > 1:
+            charts.append(s.Curves(key, "million tokens read", "", lines))
+    return charts
+
+
+def _records(folder: Path) -> list[dict[str, Any]]:
+    file = folder / "metrics.jsonl"
+    records = read_records(file) if file.is_file() else []
+    if not records:
+        raise CheckpointError("has no metrics.jsonl with records of a run", where=folder)
+    return records
+
+
+def _names(folders: Many[Path]) -> list[str]:
+    """Return the names of the folders; where two are equal, as much of their paths as differs."""
+    paths = [folder.absolute().parts for folder in folders]
+    for count in range(1, max(map(len, paths)) + 1):
+        names = ["/".join(path[-count:]) for path in paths]
+        if len({*names}) == len(names):
+            return names
+    raise ConfigError("a run is named twice", where="runs")

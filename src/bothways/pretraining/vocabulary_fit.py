@@ -47,10 +47,12 @@ class VocabularyFit:
         """The answer, as a sentence."""
         if not self.words:
             return f"No: no word that is split occurs {FEWEST} times."
-        found = f"the {len(self.words):,} best words save {self.saved:.1%} of the tokens"
+        savings = f"the {len(self.words):,} best words save {self.saved:.1%} of the tokens"
         if self.general is not None:
-            found += f", those of general text {self.saved_general:.1%} there"
-        return f"Yes: {found}." if self.worth else f"No: {found}, a gain of less than {WORTH:.0%}."
+            savings += f", those of general text {self.saved_general:.1%} there"
+        return (
+            f"Yes: {savings}." if self.worth else f"No: {savings}, a gain of less than {WORTH:.0%}."
+        )
 
 
 def vocabulary_fit(
@@ -61,13 +63,13 @@ def vocabulary_fit(
     Raises:
         DataError: the domain's text holds no word.
     """
-    found = vocabulary_report(tokenizer, sample(domain, CEILING).read(), examples=_SPLIT)
-    words, saved = _best_words(tokenizer, found)
+    domain_report = vocabulary_report(tokenizer, sample(domain, CEILING).read(), examples=_SPLIT)
+    words, saved = _best_words(tokenizer, domain_report)
     try:
         other = vocabulary_report(tokenizer, sample(general, CEILING).read(), examples=_SPLIT)
     except DataError:  # there is none
-        return VocabularyFit(found, None, words, saved)
-    return VocabularyFit(found, other, words, saved, _best_words(tokenizer, other)[1])
+        return VocabularyFit(domain_report, None, words, saved)
+    return VocabularyFit(domain_report, other, words, saved, _best_words(tokenizer, other)[1])
 
 
 def _best_words(
@@ -77,10 +79,12 @@ def _best_words(
     merged: dict[str, SplitWord] = {}
     for split in (*report.split, *report.strange):
         word = split.word.lower() if tokenizer.lowercase else split.word
-        before = merged[word].count if word in merged else 0
-        merged[word] = SplitWord(word, split.pieces, before + split.count)
-    ranked = sorted(merged.values(), key=lambda one: (-_saved(one), one.word))
-    words = [one for one in ranked if one.count >= FEWEST and tokenizer.id(one.word) is None]
+        previous = merged[word].count if word in merged else 0
+        merged[word] = SplitWord(word, split.pieces, previous + split.count)
+    ranked = sorted(merged.values(), key=lambda entry: (-_saved(entry), entry.word))
+    words = [
+        entry for entry in ranked if entry.count >= FEWEST and tokenizer.id(entry.word) is None
+    ]
     words = words[:MOST]
     return tuple(words), sum(map(_saved, words)) / max(1, report.tokens)
 

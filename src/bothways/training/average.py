@@ -57,18 +57,18 @@ class Average(nn.Module):
     @torch.no_grad()
     def apply_to_weights(self) -> list[Tensor]:
         """Replace the weights by their average; return those before, of this rank."""
-        before = [weight.detach().clone() for weight in own_parts(self._weights)]
+        previous = [weight.detach().clone() for weight in own_parts(self._weights)]
         self._set(own_parts(self.buffers()))
-        return before
+        return previous
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
         """Use the average as the weights, such as in an evaluation."""
-        before = self.apply_to_weights()
+        previous = self.apply_to_weights()
         try:
             yield
         finally:
-            self._set(before)
+            self._set(previous)
 
     @torch.no_grad()
     def _set(self, values: list[Tensor]) -> None:

@@ -247,7 +247,9 @@ class NewCheckpoint:
                     raise result
             if is_main(self.plan):
                 self.state.write_rest(hidden)
-                self._finish(hidden, {k: v for part in gathered for k, v in part.items()}, IN_PARTS)
+                self._finish(
+                    hidden, {k: v for digests in gathered for k, v in digests.items()}, IN_PARTS
+                )
 
     def _finish(self, folder: Path, digests: Mapping[str, str], kind: int) -> None:
         _write(folder / PROGRESS, self.record)
@@ -372,30 +374,32 @@ def _check_run(
     checkpoint: Checkpoint, config: Mapping[str, Any], changeable: Collection[str]
 ) -> None:
     # Through JSON, since what was saved went through it too: a tuple is a list there.
-    then, now = flatten(checkpoint.config), flatten(json.loads(json.dumps(config)))
+    saved, current = flatten(checkpoint.config), flatten(json.loads(json.dumps(config)))
     changed = [
         name
-        for name in {*then, *now}
-        if then.get(name) != now.get(name)
+        for name in {*saved, *current}
+        if saved.get(name) != current.get(name)
         and not any(f"{name}.".startswith(f"{path}.") for path in changeable)
     ]
     # Settings such as `start` may be the reason why others, or what was read, differ.
-    changed.sort(key=lambda name: (_is_digest(then.get(name)), name.count("."), name))
+    changed.sort(key=lambda name: (_is_digest(saved.get(name)), name.count("."), name))
     if changed:
-        pairs = ((name, then.get(name, "not set"), now.get(name, "not set")) for name in changed)
-        shown = "; ".join(_change(*pair) for pair in itertools.islice(pairs, 5))
-        more = f"; {len(changed) - 5} more" if len(changed) > 5 else ""
+        pairs = (
+            (name, saved.get(name, "not set"), current.get(name, "not set")) for name in changed
+        )
+        listed = "; ".join(_change(*pair) for pair in itertools.islice(pairs, 5))
+        suffix = f"; {len(changed) - 5} more" if len(changed) > 5 else ""
         fix = "Continue with the settings that it began with, or start a run in another folder."
         raise errors.CheckpointError(
-            f"is of another run: {shown}{more}", where=checkpoint.folder, fix=fix
+            f"is of another run: {listed}{suffix}", where=checkpoint.folder, fix=fix
         )
 
 
-def _change(name: str, then: Any, now: Any) -> str:
+def _change(name: str, saved: Any, current: Any) -> str:
     return (
         f"{name} is not the same"
-        if _is_digest(then) and _is_digest(now)
-        else f"{name} was {then!r}, is {now!r}"
+        if _is_digest(saved) and _is_digest(current)
+        else f"{name} was {saved!r}, is {current!r}"
     )
 
 

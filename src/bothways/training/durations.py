@@ -67,9 +67,9 @@ class Hours(_Amount):
         """Return the time in hours if that is a short number, else in whole minutes or seconds."""
         text = super().__str__()
         if len(text) > _SHORT:
-            for unit, parts in (("minutes", 60), ("seconds", 3600)):
-                number = round(self.count * parts)
-                if number / parts == self.count:
+            for unit, per_hour in (("minutes", 60), ("seconds", 3600)):
+                number = round(self.count * per_hour)
+                if number / per_hour == self.count:
                     return f"{number} {unit}"
         return text
 
@@ -111,7 +111,7 @@ def duration(text: str) -> Steps | Tokens | Epochs | Hours:
 
 Duration = Annotated[
     Steps | Tokens | Epochs | Hours,
-    BeforeValidator(lambda given: duration(given) if isinstance(given, str) else given),
+    BeforeValidator(lambda value: duration(value) if isinstance(value, str) else value),
 ]
 """Steps, Tokens, Epochs or Hours; a configuration may give it as a text that `duration` reads."""
 
@@ -163,7 +163,7 @@ class StepRates:
             case _:
                 assert_never(duration)
 
-    def times(self, every: Duration | None, steps: float) -> int:
+    def times(self, interval_length: Duration | None, steps: float) -> int:
         """Return how often a run of `steps` reaches the end of an interval; its own end counts."""
-        interval = None if every is None else self.steps(every)
+        interval = None if interval_length is None else self.steps(interval_length)
         return 1 if interval is None else max(1, math.ceil(steps / interval - 1e-9))

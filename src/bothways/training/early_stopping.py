@@ -37,8 +37,8 @@ class Target:
 
     def check(self, evaluated: Iterable[str]) -> None:
         """Raise ConfigError if the metric is not evaluated."""
-        if self.metric not in (known := list(evaluated)):
-            message = f"{self.metric!r} is not evaluated: there are {', '.join(known)}"
+        if self.metric not in (names := list(evaluated)):
+            message = f"{self.metric!r} is not evaluated: there are {', '.join(names)}"
             raise ConfigError(message, where="training.target.metric")
 
 
@@ -88,5 +88,5 @@ class EarlyStopping:
         """Restore the state from a checkpoint's metrics, and return the other metrics."""
         self._value, self._waited = state.get(BEST, math.nan), int(state.get(WAITED, 0))
         self._reached = REACHED in state
-        own = {BEST, WAITED, REACHED}
-        return {name: value for name, value in state.items() if name not in own}
+        state_names = {BEST, WAITED, REACHED}
+        return {name: value for name, value in state.items() if name not in state_names}

@@ -78,7 +78,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
         begin = time.perf_counter()
         for step in steps:
             weights = [learner.weights(batch) for batch in step.microbatches]
-            own = time.perf_counter() - begin
+            work_seconds = time.perf_counter() - begin
             watchdog.note("waiting for the other ranks", progress.steps + 1)
             agreed = sum_over_ranks(
                 plan, {**_sum(weights), _STOP: stop, _CLOCK: clock() if is_main(plan) else 0.0}
@@ -90,18 +90,18 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
             begin = time.perf_counter()
             for number, batch in enumerate(step.microbatches, 1):
                 watchdog.note("computing", progress.steps + 1)
-                last, weight = number == len(weights), weights[number - 1]
-                with exchanging(model, now=last):
+                is_last, weight = number == len(weights), weights[number - 1]
+                with exchanging(model, enabled=is_last):
                     with arithmetic:
                         losses = model(batch.to(device))
-                    if last:
-                        own += time.perf_counter() - begin
+                    if is_last:
+                        work_seconds += time.perf_counter() - begin
                         watchdog.note("exchanging gradients", progress.steps + 1)
                     # The ranks' gradients are averaged: times `world` makes them a sum.
                     share = weighted_sum(losses, agreed, learner.coefficients) * plan.world
                     torch.autograd.backward(share)
                 meter.add(weight, losses)
-            meter.pace.add(own, sum(batch.layout.tokens for batch in step.microbatches))
+            meter.pace.add(work_seconds, sum(batch.layout.tokens for batch in step.microbatches))
             with arithmetic:  # the matrix products of Muon
                 norm = update(optimizer, clip_norm)
             progress = progress.after(step)
@@ -153,13 +153,13 @@ def weighted_sum(
 ) -> Tensor:
     """Return this microbatch's part of Σ coefficient · total / weight of the step."""
     # A loss without any weight in the step is 0/1, and its parameters still get a gradient of 0.
-    parts = [
+    terms = [
         loss.total * (coefficients.get(name, 1.0) / (weights[name] or 1.0))
         if name in coefficients
         else loss.total / (weights[name] or 1.0)
         for name, loss in losses.items()
     ]
-    return torch.stack(parts).sum()
+    return torch.stack(terms).sum()
 
 
 def _sum(weights: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -171,9 +171,9 @@ def _sum(weights: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return result
 
 
-def clock_from(before: float) -> Callable[[], float]:
+def clock_from(elapsed: float) -> Callable[[], float]:
     """Return a clock that counts on from the seconds of earlier sessions."""
-    start = time.perf_counter() - before
+    start = time.perf_counter() - elapsed
     return lambda: time.perf_counter() - start
 
 

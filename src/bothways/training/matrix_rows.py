@@ -52,9 +52,9 @@ class OwnRows:
     @property
     def shape(self) -> tuple[int, int, int]:
         """The number of matrices, their rows and their columns, over all ranks."""
-        parts = int(self.group["parts"])
+        count = int(self.group["parts"])
         rows = len(self.parameter) if self.parameter.ndim else 1  # a single number is a row
-        return parts, rows // parts, self.parameter.numel() // max(rows, 1)
+        return count, rows // count, self.parameter.numel() // max(rows, 1)
 
     def count_step(self) -> Tensor:
         """Add one to the number of steps, unless nothing must change, and return it."""
@@ -74,10 +74,10 @@ class OwnRows:
 
     def subtract(self, change: Tensor, rates: Float[Tensor, " parts"]) -> None:
         """Subtract each matrix's change, times its rate, from the weight."""
-        for weight, own, rate in zip(
+        for weight, matrix_change, rate in zip(
             _split(self.weight.view(-1), self.numbers), self.apart(change), rates, strict=True
         ):
-            weight.sub_(own.mul_(rate))
+            weight.sub_(matrix_change.mul_(rate))
 
 
 def own_rows(
@@ -101,9 +101,9 @@ def own_rows(
     gradient.masked_fill_(found_inf.bool(), 0.0)  # 0 times NaN is not 0
     keep = (1 - found_inf).to(weight.dtype)
     ranks, rank, by_rank = _cut(parameter)
-    first, parts = sum(by_rank[:rank]), int(group["parts"])
-    each = parameter.numel() // parts
-    ends = [min(max(each * i - first, 0), by_rank[rank]) for i in range(parts + 1)]
+    start_number, count = sum(by_rank[:rank]), int(group["parts"])
+    size = parameter.numel() // count
+    ends = [min(max(size * i - start_number, 0), by_rank[rank]) for i in range(count + 1)]
     numbers = tuple(end - start for start, end in itertools.pairwise(ends))
     return OwnRows(group, parameter, state, weight, gradient, keep, numbers, by_rank, ranks)
 
@@ -119,9 +119,11 @@ def _cut(weight: Any) -> tuple[Any, int, tuple[int, ...]]:
     shared = next(i for i, placed in enumerate(weight.placements) if placed.is_shard())
     ranks = weight.device_mesh.get_group(shared)
     world, rows = weight.device_mesh.size(shared), len(weight)
-    most, width = -(-rows // world), weight.numel() // max(rows, 1)
-    held = tuple(width * min(max(rows - most * rank, 0), most) for rank in range(world))
-    return ranks, weight.device_mesh.get_local_rank(shared), held
+    rows_per_rank, width = -(-rows // world), weight.numel() // max(rows, 1)
+    sizes = tuple(
+        width * min(max(rows - rows_per_rank * rank, 0), rows_per_rank) for rank in range(world)
+    )
+    return ranks, weight.device_mesh.get_local_rank(shared), sizes
 
 
 def over_ranks(parameters: Sequence[OwnRows], sums: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -133,10 +135,10 @@ def over_ranks(parameters: Sequence[OwnRows], sums: Sequence[Tensor]) -> Sequenc
     ranks = parameters[0].ranks
     if ranks is None:
         return sums
-    own = torch.cat([*sums])
-    found = [torch.empty_like(own) for _ in parameters[0].by_rank]
-    torch.distributed.all_gather(found, own, ranks)
-    return _split(torch.stack(found).sum(0), [len(each) for each in sums])
+    local = torch.cat([*sums])
+    gathered = [torch.empty_like(local) for _ in parameters[0].by_rank]
+    torch.distributed.all_gather(gathered, local, ranks)
+    return _split(torch.stack(gathered).sum(0), [len(vector) for vector in sums])
 
 
 def from_whole(
@@ -150,8 +152,13 @@ def from_whole(
     next ones. Those that are computed at the same time cost about the same.
     """
     if parameters[0].ranks is None:
-        for each in parameters:
-            yield each, function(each.gradient.reshape(each.shape)).reshape(each.weight.shape)
+        for parameter in parameters:
+            yield (
+                parameter,
+                function(parameter.gradient.reshape(parameter.shape)).reshape(
+                    parameter.weight.shape
+                ),
+            )
         return
     world = len(parameters[0].by_rank)
     ordered = sorted(parameters, key=cost, reverse=True)
@@ -165,16 +172,16 @@ def _in_turn(turn: Sequence[OwnRows], function: Callable[[Tensor], Tensor]) -> I
     ranks, world = turn[0].ranks, len(turn[0].by_rank)
     rank = torch.distributed.get_rank(ranks)
     mine = turn[rank] if rank < len(turn) else None
-    given = [each.gradient.numel() for each in turn] + [0] * (world - len(turn))
+    sent = [parameter.gradient.numel() for parameter in turn] + [0] * (world - len(turn))
     taken = [0] * world if mine is None else [*mine.by_rank]
-    rows = torch.cat([each.gradient.reshape(-1) for each in turn])
-    whole = rows.new_empty(sum(taken))
-    torch.distributed.all_to_all_single(whole, rows, taken, given, ranks)
+    rows = torch.cat([parameter.gradient.reshape(-1) for parameter in turn])
+    matrices = rows.new_empty(sum(taken))
+    torch.distributed.all_to_all_single(matrices, rows, taken, sent, ranks)
     if mine is not None:
-        whole = function(whole.view(mine.shape)).reshape(-1)
-    torch.distributed.all_to_all_single(rows, whole, given, taken, ranks)
-    for each, own in zip(turn, _split(rows, given), strict=False):
-        yield own.view_as(each.gradient)
+        matrices = function(matrices.view(mine.shape)).reshape(-1)
+    torch.distributed.all_to_all_single(rows, matrices, sent, taken, ranks)
+    for parameter, parameter_rows in zip(turn, _split(rows, sent), strict=False):
+        yield parameter_rows.view_as(parameter.gradient)
 
 
 def _split(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:

@@ -127,10 +127,12 @@ class Meter:
             sums[2 * len(names) : 3 * len(names)],
             strict=True,
         )
-        kept = [row for row in rows if row[3]]
-        losses = {name: loss / weight for name, loss, _, weight in kept}
-        accuracies = {name: hits / weight for name, _, hits, weight in kept if not math.isnan(hits)}
-        totals = {name: weight for name, _, _, weight in kept}
+        weighted = [row for row in rows if row[3]]
+        losses = {name: loss / weight for name, loss, _, weight in weighted}
+        accuracies = {
+            name: hits / weight for name, _, hits, weight in weighted if not math.isnan(hits)
+        }
+        totals = {name: weight for name, _, _, weight in weighted}
         rates = {
             f"{name}/{kind}": count / totals[name]
             for (name, kind), count in zip(counted, sums[3 * len(names) :], strict=True)
@@ -156,11 +158,11 @@ def _check(names: list[str | None], ranks: list[list[float]]) -> None:
     step = min(min(row) for row in ranks)
     if not math.isfinite(step):
         return
-    place, rank = min(
-        (place, rank) for rank, row in enumerate(ranks) for place, s in enumerate(row) if s == step
+    index, rank = min(
+        (index, rank) for rank, row in enumerate(ranks) for index, s in enumerate(row) if s == step
     )
-    of_rank = f" on rank {rank}" if len(ranks) > 1 and names[place] is not None else ""
-    value = "gradient norm" if names[place] is None else f"loss {names[place]!r}"
+    of_rank = f" on rank {rank}" if len(ranks) > 1 and names[index] is not None else ""
+    value = "gradient norm" if names[index] is None else f"loss {names[index]!r}"
     raise DivergedError(
         f"the {value} is not finite{of_rank}",
         where=f"step {int(step)}",

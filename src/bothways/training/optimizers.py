@@ -270,16 +270,16 @@ def _settings(config: OptimizerConfig, matrix: bool, stacked: int) -> dict[str, 
     """
     if isinstance(config, Muon) and not stacked:
         config = config.others
-    own: dict[str, Any] = {
+    group: dict[str, Any] = {
         "peak": peak_rate(config),
         "weight_decay": config.decay if matrix else 0.0,
     }
     if isinstance(config, Muon):
-        return own | {"update": "muon", "parts": stacked, "momentum": config.momentum}
-    own |= {"betas": config.betas, "eps": config.eps}
+        return group | {"update": "muon", "parts": stacked, "momentum": config.momentum}
+    group |= {"betas": config.betas, "eps": config.eps}
     if isinstance(config, AdamW | BertAdam) or (isinstance(config, Lamb) and not matrix):
-        return own | {"update": "adamw"}
-    return own | {"update": config.kind, "parts": stacked or 1}
+        return group | {"update": "adamw"}
+    return group | {"update": config.kind, "parts": stacked or 1}
 
 
 def build_optimizer(
@@ -321,20 +321,20 @@ def _call(factory: OptimizerFactory, parameters: list[dict[str, Any]]) -> torch.
     Raises:
         ConfigError: it makes none, or one that cannot train by a gradient and a rate for each step.
     """
-    where, fix = "training.optimizer", "Give a function of groups, such as torch.optim.SGD."
+    location, fix = "training.optimizer", "Give a function of groups, such as torch.optim.SGD."
     try:
         optimizer = factory(parameters)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"cannot make an optimizer of groups: {error}", where=where, fix=fix
+            f"cannot make an optimizer of groups: {error}", where=location, fix=fix
         ) from error
     name = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigError(f"must make an optimizer of torch, not a {name}", where=where, fix=fix)
+        raise ConfigError(f"must make an optimizer of torch, not a {name}", where=location, fix=fix)
     other = isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam)
     if other or any("lr" not in group for group in optimizer.param_groups):
         message = f"{name} does not make a step of one dense gradient and a rate"
-        raise ConfigError(message, where=where, fix=fix)
+        raise ConfigError(message, where=location, fix=fix)
     return optimizer
 
 
@@ -472,7 +472,7 @@ def update_rows(
     assert weight.grad is not None
     rows, gradients = weight.grad.indices()[0], weight.grad.values().contiguous()
     state["step"] += 1
-    (first, second), steps, rate = group["betas"], float(state["step"]), group["lr"]
+    (beta1, second), steps, rate = group["betas"], float(state["step"]), group["lr"]
     table = abi.AdamWTable(
         weight=weight.data_ptr(),
         average=state["exp_avg"].data_ptr(),
@@ -482,8 +482,8 @@ def update_rows(
         width=weight.shape[1],
         scale=1.0 if scale is None else float(scale),
         decay=-rate * group["weight_decay"],
-        rate=-rate / (1 - first**steps),
-        first=1 - first,
+        rate=-rate / (1 - beta1**steps),
+        first=1 - beta1,
         second=1 - second,
         keep=second,
         correction=math.sqrt(1 - second**steps),

@@ -55,11 +55,11 @@ class Pace:
         "rank/N/seconds" is the time of work of rank N by itself, "rank/N/tokens" what it read.
         Of one process there is nothing to report.
         """
-        own = torch.tensor([self._seconds, self._tokens], dtype=torch.float64)
+        local = torch.tensor([self._seconds, self._tokens], dtype=torch.float64)
         self._seconds, self._tokens = 0.0, 0
         if self._plan.world == 1:
             return {}
-        table = all_gather(self._plan, own).tolist()
+        table = all_gather(self._plan, local).tolist()
         return {
             f"rank/{rank}/{name}": value
             for rank, row in enumerate(table)
@@ -78,7 +78,11 @@ def stragglers(record: Mapping[str, float]) -> dict[int, float]:
         return {}
     # The lower one of two: of two ranks, the slow one must not be the measure.
     median = sorted(times.values())[(len(times) - 1) // 2]
-    return {rank: own / median for rank, own in times.items() if median and own > SLOW * median}
+    return {
+        rank: seconds / median
+        for rank, seconds in times.items()
+        if median and seconds > SLOW * median
+    }
 
 
 class Watchdog:
@@ -112,8 +116,8 @@ class Watchdog:
         trace: TracebackType | None,
     ) -> None:
         self._over.set()
-        when = f"step {self._now[1]}: "
-        if error is not None and (lost := lost_contact(self._plan, error, when)):
+        prefix = f"step {self._now[1]}: "
+        if error is not None and (lost := lost_contact(self._plan, error, prefix)):
             raise lost from error
 
     def _watch(self) -> None:

@@ -132,14 +132,14 @@ def shard(plan: Plan, sharding: Sharding) -> Plan:
 
 
 def _variable(name: str) -> int:
-    given = os.environ.get(name, "")
-    if not given.isdecimal():
+    value = os.environ.get(name, "")
+    if not value.isdecimal():
         raise ConfigError(
-            f"WORLD_SIZE is set, but {name} is {given!r} which is not a number",
+            f"WORLD_SIZE is set, but {name} is {value!r} which is not a number",
             where="environment",
             fix="Start the ranks with torchrun.",
         )
-    return int(given)
+    return int(value)
 
 
 def rank_device(plan: Plan, device: torch.device) -> torch.device:
@@ -227,9 +227,9 @@ def connected(
         case Replicated() | Sharded():
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             # The store outlives a group, too.
-            own = _below(f"run {next(_RUNS)}", _store(plan.rank, plan.world))
+            group_store = _below(f"run {next(_RUNS)}", _store(plan.rank, plan.world))
             torch.distributed.init_process_group(
-                backend, timeout=patience, store=own, rank=plan.rank, world_size=plan.world
+                backend, timeout=patience, store=group_store, rank=plan.rank, world_size=plan.world
             )
             try:
                 yield
@@ -269,11 +269,11 @@ def _end_threads() -> None:
     gc.collect()
 
 
-def lost_contact(plan: Plan, error: BaseException, when: str = "") -> LostRankError | None:
+def lost_contact(plan: Plan, error: BaseException, prefix: str = "") -> LostRankError | None:
     """Return the error of a rank that cannot reach another one; None if this is another error.
 
     Args:
-        when: the beginning of the message.
+        prefix: the beginning of the message.
     """
     if isinstance(error, BothwaysError | KeyboardInterrupt | SystemExit):
         return None
@@ -288,7 +288,9 @@ def lost_contact(plan: Plan, error: BaseException, when: str = "") -> LostRankEr
         fix += f"torchrun starts all ranks again while --max-restarts allows it; else add {resume}."
     else:
         fix += f"Start all ranks again with {resume}: they continue from the last checkpoint."
-    message = f"{when}rank {plan.rank} has lost contact with another rank, which has probably ended"
+    message = (
+        f"{prefix}rank {plan.rank} has lost contact with another rank, which has probably ended"
+    )
     return LostRankError(message, fix=fix)
 
 
@@ -303,9 +305,11 @@ def _leaving_buffers() -> dict[str, Any]:
 
     No training changes a buffer, and mixout has one for each matrix.
     """
-    known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+    parameters = inspect.signature(nn.parallel.DistributedDataParallel).parameters
     return {
-        "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False
+        "forward_sync_buffers"
+        if "forward_sync_buffers" in parameters
+        else "broadcast_buffers": False
     }
 
 
@@ -333,12 +337,12 @@ def replicate(learner: TrainingModule, plan: Plan) -> nn.Module:
             assert_never(plan)
 
 
-def exchanging(model: nn.Module, now: bool) -> AbstractContextManager[Any]:
-    """Return a context in which `backward` sums gradients over ranks only if `now`.
+def exchanging(model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
+    """Return a context in which `backward` sums gradients over ranks only if `enabled`.
 
     A sharded model sums them in any case, since whole ones would take the memory that it saves.
     """
-    if now or not isinstance(model, nn.parallel.DistributedDataParallel):
+    if enabled or not isinstance(model, nn.parallel.DistributedDataParallel):
         return contextlib.nullcontext()
     return model.no_sync()
 
@@ -349,9 +353,9 @@ def all_gather(plan: Plan, values: Tensor) -> Tensor:
         case Single():
             return values[None]
         case Replicated() | Sharded():
-            parts = [torch.empty_like(values) for _ in range(plan.world)]
-            torch.distributed.all_gather(parts, values)
-            return torch.stack(parts)
+            gathered = [torch.empty_like(values) for _ in range(plan.world)]
+            torch.distributed.all_gather(gathered, values)
+            return torch.stack(gathered)
         case _:
             assert_never(plan)
 
@@ -422,26 +426,26 @@ def require_agreement(
     if isinstance(plan, Single):
         return
     # An optimizer may be a function, whose text has an address.
-    known = {
+    local = {
         name: re.sub(r" at 0x[0-9a-f]+", "", str(value))
         for name, value in values.items()
         if name not in files
     }
-    known |= {"bothways": bothways.__version__, "torch": torch.__version__}
+    local |= {"bothways": bothways.__version__, "torch": torch.__version__}
     gathered: list[Any] = [None] * plan.world
-    torch.distributed.all_gather_object(gathered, known)
-    first = gathered[0]
+    torch.distributed.all_gather_object(gathered, local)
+    reference, missing = gathered[0], "not set"
     for rank, other in enumerate(gathered):
-        names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
+        names = [name for name in {**reference, **other} if reference.get(name) != other.get(name)]
         if not names:
             continue
         pairs = (
-            f"{name} is {other.get(name, 'not set')}, and {first.get(name, 'not set')} on rank 0"
+            f"{name} is {other.get(name, missing)}, and {reference.get(name, missing)} on rank 0"
             for name in names[:3]
         )
-        more = f"; {len(names) - 3} more" if len(names) > 3 else ""
+        suffix = f"; {len(names) - 3} more" if len(names) > 3 else ""
         fix = "Start all ranks with the same command, the same data and the same versions."
-        error = ConfigError(f"{'; '.join(pairs)}{more}", where=f"rank {rank}", fix=fix)
+        error = ConfigError(f"{'; '.join(pairs)}{suffix}", where=f"rank {rank}", fix=fix)
         error.on_every_rank = True
         raise error
 

@@ -43,13 +43,13 @@ class Remote:
         """Copy files of a checkpoint, given by their places in or below `folder`."""
         name = folder.name.rpartition(".writing-new-")[2]
         for file in files:
-            place = f"{self._root}/{name}/{file.relative_to(folder).as_posix()}"
-            self._retry(lambda file=file, place=place: self._put(file, place), f"writing {place}")
+            path = f"{self._root}/{name}/{file.relative_to(folder).as_posix()}"
+            self._retry(lambda file=file, path=path: self._put(file, path), f"writing {path}")
 
     def complete(self, folder: Path) -> None:
         """Copy what is missing of a checkpoint, and its manifest last."""
-        place = f"{self._root}/{folder.name}"
-        there = set(self._names(place))
+        path = f"{self._root}/{folder.name}"
+        there = set(self._names(path))
         files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
         missing = [file for file in files if file.relative_to(folder).as_posix() not in there]
         self.send(folder, (file for file in missing if file.name != MANIFEST))
@@ -59,18 +59,18 @@ class Remote:
         """Copy the records of a run and its settings."""
         for name in RECORDS:
             if (run / name).exists():
-                place = f"{self._root}/{name}"
+                path = f"{self._root}/{name}"
                 self._retry(
-                    lambda name=name, place=place: self._put(run / name, place), f"writing {place}"
+                    lambda name=name, path=path: self._put(run / name, path), f"writing {path}"
                 )
 
     def checkpoints(self) -> dict[str, int]:
         """Return the steps of the complete checkpoints by name, oldest first."""
-        found = self._retry(lambda: self._find(self._root), f"listing {self.url}")
-        names = [place.split("/")[0] for place in found if place.endswith(f"/{MANIFEST}")]
+        files = self._retry(lambda: self._find(self._root), f"listing {self.url}")
+        names = [path.split("/")[0] for path in files if path.endswith(f"/{MANIFEST}")]
         steps = {name: name.removeprefix("step-") for name in names if name.startswith("step-")}
-        whole = {name: int(step) for name, step in steps.items() if step.isdecimal()}
-        return dict(sorted(whole.items(), key=lambda item: item[1]))
+        complete = {name: int(step) for name, step in steps.items() if step.isdecimal()}
+        return dict(sorted(complete.items(), key=lambda item: item[1]))
 
     def fetch(self, name: str, run: Path) -> None:
         """Copy a checkpoint into the folder of a run, whole or not at all.
@@ -79,17 +79,17 @@ class Remote:
             ResourceError: a file is not what its checksum says.
         """
         with replace_folder(run / name) as folder:
-            for part in self._names(f"{self._root}/{name}"):
-                target = folder / part
+            for file_name in self._names(f"{self._root}/{name}"):
+                target = folder / file_name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                place = f"{self._root}/{name}/{part}"
+                path = f"{self._root}/{name}/{file_name}"
                 self._retry(
-                    lambda place=place, target=target: self._get(place, target), f"reading {place}"
+                    lambda path=path, target=target: self._get(path, target), f"reading {path}"
                 )
             digests = json.loads((folder / MANIFEST).read_text("utf8"))["files"]
-            for part, digest in digests.items():
-                if not (folder / part).is_file() or file_digest(folder / part) != digest:
-                    message = f"{part} is damaged: it is not what was saved"
+            for file_name, digest in digests.items():
+                if not (folder / file_name).is_file() or file_digest(folder / file_name) != digest:
+                    message = f"{file_name} is damaged: it is not what was saved"
                     fix = "Delete this checkpoint there, to continue from the one before it."
                     raise ResourceError(message, where=f"{self.url}/{name}", fix=fix)
 
@@ -108,32 +108,32 @@ class Remote:
         stay = {*names}
         for name in self.checkpoints():
             if name not in stay:
-                place = f"{self._root}/{name}"
+                path = f"{self._root}/{name}"
                 self._retry(
-                    lambda place=place: self._files.rm(f"{place}/{MANIFEST}"), f"deleting {place}"
+                    lambda path=path: self._files.rm(f"{path}/{MANIFEST}"), f"deleting {path}"
                 )
                 with contextlib.suppress(FileNotFoundError):
-                    self._files.rm(place, recursive=True)
+                    self._files.rm(path, recursive=True)
 
-    def _put(self, file: Path, place: str) -> None:
-        self._files.makedirs(place.rpartition("/")[0], exist_ok=True)
-        self._files.put_file(str(file), place)
+    def _put(self, file: Path, path: str) -> None:
+        self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._files.put_file(str(file), path)
 
-    def _get(self, place: str, file: Path) -> None:
-        self._files.get_file(place, str(file))
+    def _get(self, path: str, file: Path) -> None:
+        self._files.get_file(path, str(file))
 
-    def _names(self, place: str) -> list[str]:
-        return self._retry(lambda: self._find(place), f"listing {place}")
+    def _names(self, path: str) -> list[str]:
+        return self._retry(lambda: self._find(path), f"listing {path}")
 
-    def _find(self, place: str) -> list[str]:
+    def _find(self, path: str) -> list[str]:
         """Return the files below a place, relative to it."""
         self._files.invalidate_cache()
-        root = self._files._strip_protocol(place).rstrip("/") + "/"
-        return [name.removeprefix(root) for name in self._files.find(place)]
+        root = self._files._strip_protocol(path).rstrip("/") + "/"
+        return [name.removeprefix(root) for name in self._files.find(path)]
 
-    def _retry(self, transfer: Callable[[], T], what: str) -> T:
+    def _retry(self, transfer: Callable[[], T], action: str) -> T:
         fix = "Look at the connection and the rights; the run can be resumed."
-        return retry(transfer, what, self.url, fix)
+        return retry(transfer, action, self.url, fix)
 
 
 def open_remote(url: str | None) -> Remote | None:

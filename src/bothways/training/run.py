@@ -24,7 +24,6 @@ from bothways.training.average import Average
 from bothways.training.checkpoint import Keep
 from bothways.training.durations import Auto, Duration, Steps
 from bothways.training.early_stopping import EarlyStopping, Evaluation, Target
-from bothways.training.hosted_trackers import HostedTracker
 from bothways.training.loop import clock_from, fit
 from bothways.training.meter import Meter, StepReport
 from bothways.training.pace import stragglers
@@ -35,6 +34,7 @@ from bothways.training.sharding import sharded
 from bothways.training.state import RunState
 from bothways.training.store import RunSession, Store
 from bothways.training.trackers import (
+    HostedTracker,
     Peak,
     Record,
     Speed,
@@ -278,15 +278,15 @@ class _Trainer:
         if self.average is not None:
             self.average.update(state.steps)
         self.run.on_event(Event("step", state))
-        before, self.before = self.before, state
+        previous, self.before = self.before, state
         share = state.share(self.end)
         self.progress.advance(share)
 
-        def due(every: Duration | None) -> bool:
+        def due(interval: Duration | None) -> bool:
             """Return True at the end of the run and at each multiple of a duration."""
-            return share >= 1 or (every is not None and state.passed(every, before))
+            return share >= 1 or (interval is not None and state.passed(interval, previous))
 
-        decaying = before.amount(self.end) < self.decay <= state.amount(self.end)
+        decaying = previous.amount(self.end) < self.decay <= state.amount(self.end)
         self.plateau = state.steps if decaying else self.plateau
         evaluating = self.run.evaluation is not None and due(self.training.evaluate)
         saving = due(self.training.save) or (evaluating and self.training.keep.best is not None)

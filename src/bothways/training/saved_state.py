@@ -111,27 +111,27 @@ def collect_state(
     weights = {name: state[name] for name in _stored_names(tensors.learner)}
     moments = tensors.optimizer.state_dict()
     in_parts = isinstance(tensors.plan, Sharded) and tensors.nbytes > WHOLE_BYTES
-    parts: dict[str, Tensor] = {}
+    shards: dict[str, Tensor] = {}
     if in_parts:
-        parts = {
+        shards = {
             f"optimizer/{number}/{name}": tensor
             for number, values in moments["state"].items()
             for name, tensor in values.items()
             if is_part(tensor)
         }
-        rest = _mapped(moments, lambda tensor: None if is_part(tensor) else tensor)
+        remainder = _mapped(moments, lambda tensor: None if is_part(tensor) else tensor)
     else:
         keep = is_main(tensors.plan)
         weights = {name: _gathered(tensor, keep) for name, tensor in weights.items()}
-        rest = _mapped(moments, lambda tensor: _gathered(tensor, keep))
-    saved = {"optimizer": rest, "random": dict(random)}
+        remainder = _mapped(moments, lambda tensor: _gathered(tensor, keep))
+    saved = {"optimizer": remainder, "random": dict(random)}
     if not copied:
-        return SavedState(weights, parts, saved, in_parts)
+        return SavedState(weights, shards, saved, in_parts)
     if in_parts:
-        weights, parts = _copy_parts(weights), _copy_parts(parts)
+        weights, shards = _copy_parts(weights), _copy_parts(shards)
     else:
         weights = _mapped(weights, _copy_to_host)
-    return SavedState(weights, parts, _mapped(saved, _copy_to_host), in_parts)
+    return SavedState(weights, shards, _mapped(saved, _copy_to_host), in_parts)
 
 
 def load_weights(folder: Path, learner: TrainingModule) -> None:
@@ -167,13 +167,13 @@ def load_state(folder: Path, optimizer: torch.optim.Optimizer) -> dict[str, Tens
         saved = torch.load(folder / STATE, map_location="cpu", weights_only=True)
         state = saved["optimizer"]
         if (folder / SHARDS).is_dir():
-            parts = {
+            shards = {
                 name: torch.zeros_like(parameters[int(name.split("/")[1])])
                 for name in _metadata(folder)
                 if name.startswith("optimizer/")
             }
-            _read_parts(folder, parts, "optimizer/")
-            for path, tensor in parts.items():
+            _read_parts(folder, shards, "optimizer/")
+            for path, tensor in shards.items():
                 _, number, name = path.split("/", 2)
                 state["state"][int(number)][name] = tensor
         else:
@@ -199,12 +199,12 @@ def _same_tensors(learner: TrainingModule) -> list[list[str]]:
     """Return the names of the trained state; those of one tensor together, in order."""
     owners: dict[int, list[str]] = {}
     trained = learner.trained_state()
-    for named in (learner.named_parameters, learner.named_buffers):
-        for name, tensor in named(remove_duplicate=False):
+    for members in (learner.named_parameters, learner.named_buffers):
+        for name, tensor in members(remove_duplicate=False):
             if name in trained:
                 owners.setdefault(id(tensor), []).append(name)
-    known = {name for names in owners.values() for name in names}
-    return [sorted(names) for names in owners.values()] + [[n] for n in trained if n not in known]
+    owned = {name for names in owners.values() for name in names}
+    return [sorted(names) for names in owners.values()] + [[n] for n in trained if n not in owned]
 
 
 def _stored_names(learner: TrainingModule) -> list[str]:

@@ -130,9 +130,9 @@ def rate_factor(
     warmup = _amount("warmup", schedule.warmup, run)
     decay = _amount("decay", schedule.decay, run) if isinstance(schedule, WSD) else 0.0
     if warmup + decay > total * (1 + ROUNDING):
-        parts = f"warm-up ({warmup:g}) and decay ({decay:g})"
+        spans = f"warm-up ({warmup:g}) and decay ({decay:g})"
         raise ConfigError(
-            f"{parts} together are longer than the run ({run})", where="training.schedule"
+            f"{spans} together are longer than the run ({run})", where="training.schedule"
         )
 
     def at(progress: RunState) -> float:
@@ -176,22 +176,24 @@ def _check_floor(floor: float) -> None:
         raise ConfigError(message, where="training.schedule.floor")
 
 
-def _amount(name: str, part: ScheduleSpan, run: Duration) -> float:
+def _amount(name: str, span: ScheduleSpan, run: Duration) -> float:
     """Return a part of the run in the run's unit."""
-    where = f"training.schedule.{name}"
-    if isinstance(part, float | int):
-        if not 0 <= part < 1:
+    location = f"training.schedule.{name}"
+    if isinstance(span, float | int):
+        if not 0 <= span < 1:
             raise ConfigError(
-                f"a share of a run must be at least 0 and below 1, not {part:g}", where=where
+                f"a share of a run must be at least 0 and below 1, not {span:g}", where=location
             )
-        return part * run.count
-    if type(part) is not type(run):
+        return span * run.count
+    if type(span) is not type(run):
         raise ConfigError(
-            f"the part is given in {part.kind} ({part}), the run in {run.kind} ({run})",
-            where=where,
-            fix=f"Give both in {run.kind}, or a share of the run, such as {where}=0.1.",
+            f"the part is given in {span.kind} ({span}), the run in {run.kind} ({run})",
+            where=location,
+            fix=f"Give both in {run.kind}, or a share of the run, such as {location}=0.1.",
         )
-    if part.count >= run.count:
-        fix = f"Give it as a share of the run, such as {where}=0.1, or make the run longer."
-        raise ConfigError(f"{part} is as long as the run ({run}) or longer", where=where, fix=fix)
-    return float(part.count)
+    if span.count >= run.count:
+        fix = f"Give it as a share of the run, such as {location}=0.1, or make the run longer."
+        raise ConfigError(
+            f"{span} is as long as the run ({run}) or longer", where=location, fix=fix
+        )
+    return float(span.count)

@@ -45,18 +45,18 @@ def sharded(learner: TrainingModule, plan: Plan) -> Iterator[None]:
         raise ConfigError(
             f"{message}, which ranks that share a model cannot", where="sharding", fix=fix
         )
-    before = {module: _Own(module) for module in learner.modules()}
+    originals = {module: _Own(module) for module in learner.modules()}
     _shard(learner, plan)
     yield
-    whole: dict[int, nn.Parameter | Tensor] = {}
+    gathered: dict[int, nn.Parameter | Tensor] = {}
     for module in learner.modules():
         for tensors in (module._parameters, module._buffers):
-            held: dict[str, Any] = tensors
-            for name, tensor in held.items():
+            owned: dict[str, Any] = tensors
+            for name, tensor in owned.items():
                 if tensor is not None and is_part(tensor):
-                    held[name] = whole.setdefault(id(tensor), _whole_parameter(tensor))
-    for module, own in before.items():
-        own.restore(module)
+                    owned[name] = gathered.setdefault(id(tensor), _whole_parameter(tensor))
+    for module, original in originals.items():
+        original.restore(module)
 
 
 def is_part(tensor: Tensor) -> bool:
@@ -128,13 +128,13 @@ def _shard(learner: TrainingModule, plan: Sharded) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     sharding, device = plan.sharding, device_of(learner)
-    machines, rest = divmod(plan.world, plan.local_world)
-    if sharding.over == "machine" and rest:
+    machines, remainder = divmod(plan.world, plan.local_world)
+    if sharding.over == "machine" and remainder:
         message = f"{plan.world} ranks are not a multiple of the {plan.local_world} of this machine"
         raise ConfigError(message, where="sharding.over", fix="Set sharding.over=all.")
-    one = sharding.over == "all" or machines == 1
-    shape = (plan.world,) if one else (machines, plan.local_world)
-    names = ("ranks",) if one else ("machines", "ranks")
+    is_flat = sharding.over == "all" or machines == 1
+    shape = (plan.world,) if is_flat else (machines, plan.local_world)
+    names = ("ranks",) if is_flat else ("machines", "ranks")
     settings: dict[str, Any] = {
         "mesh": mesh_of(device.type, shape, names),
         "mp_policy": MixedPrecisionPolicy(

@@ -84,7 +84,7 @@ def resume_command(arguments: Sequence[str]) -> str:
     if ranks := os.environ.get("LOCAL_WORLD_SIZE"):
         machines, several = int(os.environ.get("WORLD_SIZE", ranks)) // int(ranks), []
         if machines > 1:
-            place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            several = [f"--nnodes={machines}", "--rdzv-backend=c10d", f"--rdzv-endpoint={place}"]
+            endpoint = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            several = [f"--nnodes={machines}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
         words = ["torchrun", *several, f"--nproc-per-node={ranks}", "-m", *words]
     return shlex.join(words)

@@ -66,12 +66,12 @@ class RunState:
         """Return True if a run of this length is at its end or has ended early."""
         return self.early or self.share(run) >= 1
 
-    def passed(self, every: Duration, since: RunState) -> bool:
-        """Return True if a multiple of `every` was reached after `since`."""
-        before, now = (
-            math.floor(progress.share(every) + 1e-9) for progress in (since, self)
+    def passed(self, interval: Duration, since: RunState) -> bool:
+        """Return True if a multiple of `interval` was reached after `since`."""
+        previous, current = (
+            math.floor(progress.share(interval) + 1e-9) for progress in (since, self)
         )  # 0.3 / 0.1 < 3 in floating-point numbers
-        return before < now
+        return previous < current
 
     def after(self, step: TrainingStep) -> RunState:
         """Return the state after a step."""

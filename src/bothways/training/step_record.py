@@ -44,13 +44,13 @@ class StepRecord:
 
     def __init__(self, folder: Path, step: int, ranks: int) -> None:
         self._file, self._ranks = folder / STEPS, ranks
-        known = min(step, len(_read(self._file)))
-        unknown = np.zeros(step - known, _ENTRY)
+        recorded = min(step, len(_read(self._file)))
+        unknown = np.zeros(step - recorded, _ENTRY)
         unknown["rate"] = math.nan
         with os_errors(self._file, _FIX):
             # Unbuffered: also the step at which a process is killed has its entry.
             self._stream = self._file.open("ab", buffering=0)
-            self._stream.truncate(known * _ENTRY.itemsize)
+            self._stream.truncate(recorded * _ENTRY.itemsize)
             self._stream.write(unknown.tobytes())
 
     def note(self, state: RunState, rate: float) -> None:

@@ -7,6 +7,8 @@ ends with them.
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,9 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bothways.core.atomic_files import replace_text
+from bothways.core.advice import argument
+from bothways.core.atomic_files import HIDDEN, replace_text
 from bothways.core.config.tree import flatten
-from bothways.core.errors import CheckpointError, installed
+from bothways.core.errors import CheckpointError, ResourceError, installed, os_errors
+from bothways.core.folder_lock import LOCK, OWNER, lock_folder
+from bothways.core.progress import SILENT, Progress
 from bothways.core.training_module import TrainingModule
 from bothways.training.average import use_average
 from bothways.training.checkpoint import (
@@ -28,19 +33,19 @@ from bothways.training.checkpoint import (
     Keep,
     best_checkpoint,
     checkpoints,
+    latest_checkpoint,
     new_checkpoint,
     prune,
     read_checkpoint,
 )
 from bothways.training.early_stopping import BEST, WAITED, Metrics
-from bothways.training.hosted_trackers import HostedTracker, open_hosted
 from bothways.training.parallel import Plan, Sharded, barrier, from_main_rank, is_main, on_all_ranks
 from bothways.training.remote import open_remote
 from bothways.training.saved_state import Group, RunTensors
 from bothways.training.signals import Interruption
 from bothways.training.state import RunState
 from bothways.training.step_record import StepRecord
-from bothways.training.trackers import JsonLines, TensorBoard, Tracker
+from bothways.training.trackers import HostedTracker, JsonLines, TensorBoard, Tracker, open_hosted
 
 NoteStep = Callable[[RunState, float], object]
 """Receives the state before each step, and the multiple of the peak rate that the step has."""
@@ -166,9 +171,13 @@ class FolderStore:
 
     def _plateau(self, newest: Checkpoint) -> Path | None:
         """Return the folder of an earlier checkpoint from which a longer run continues."""
-        then, now = (c.get("training", {}).get("until") for c in (newest.config, self.config))
+        previous, current = (
+            c.get("training", {}).get("until") for c in (newest.config, self.config)
+        )
         folder = self.folder / f"step-{newest.progress.plateau}"
-        return folder if then != now and folder.exists() and folder != newest.folder else None
+        return (
+            folder if previous != current and folder.exists() and folder != newest.folder else None
+        )
 
     def save(self, tensors: RunTensors, state: RunState, metrics: Metrics, keep: Keep) -> None:
         """Write a checkpoint and delete those that need not stay; all ranks wait for it.
@@ -274,3 +283,53 @@ class MemoryStore:
 
 
 Store = FolderStore | MemoryStore
+
+
+MARK = ".run"
+"""Empty file that marks the folder of a run, also before its first checkpoint."""
+LAST_RANK = 120.0
+"""Seconds for a rank that is ending: torchrun kills it after 30, and a file server takes up to 90
+to free what a machine has locked that is gone."""
+
+
+@contextlib.contextmanager
+def run_folder(folder: Path, *, resume: bool, progress: Progress = SILENT) -> Iterator[Path]:
+    """Create the folder if it is missing, and lock it for this process.
+
+    A rank that torchrun has started again waits for the one before it, which may be on another
+    machine and slow to end.
+
+    Args:
+        folder: of the run's checkpoints and records.
+        resume: continue with the checkpoints in it; without, it must hold none.
+        progress: receives a note about the wait.
+
+    Raises:
+        ResourceError: it is locked, holds checkpoints or other files, or cannot be written.
+    """
+    with os_errors(folder, "Choose another folder."):
+        _check(folder, resume)
+    patience = LAST_RANK if resume and "TORCHELASTIC_RUN_ID" in os.environ else 0.0
+    with lock_folder(folder, patience, progress):
+        with os_errors(folder, "Choose another folder."):
+            begun = (folder / MARK).exists()
+            (folder / MARK).touch()
+            for leftover in folder.glob(f"{HIDDEN}*"):
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        try:
+            yield folder
+        except BaseException:
+            if not begun and {file.name for file in folder.iterdir()} <= {MARK, LOCK, OWNER}:
+                (folder / MARK).unlink()  # the run was refused
+            raise
+
+
+def _check(folder: Path, resume: bool) -> None:
+    if not folder.exists() or (folder / MARK).exists():
+        if latest_checkpoint(folder) is not None and not resume:
+            fix = f"Add {argument(resume=True)} to continue it, or choose another folder."
+            raise ResourceError("holds the checkpoints of an earlier run", where=folder, fix=fix)
+    elif any(folder.iterdir()):
+        raise ResourceError(
+            "is not empty, and not the folder of a run", where=folder, fix="Choose another folder."
+        )

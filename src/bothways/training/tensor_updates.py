@@ -38,16 +38,16 @@ def lamb(parameters: Sequence[OwnRows]) -> None:
     The trust ratio ‖w‖/‖u‖ is 1 where one of the two is 0. It has no bounds, as in ALBERT's code.
     """
     sums: list[Tensor] = []
-    for each in parameters:
-        average, squares = _add_to_moments(each)
-        change, decay = each.gradient, each.group["weight_decay"]
-        torch.sqrt(squares, out=change).add_(each.group["eps"])
-        torch.div(average, change, out=change).add_(each.weight, alpha=decay)
-        sums += [_squares(each.apart(x)) for x in (each.weight, change)]
-    sizes = [found.sqrt() for found in over_ranks(parameters, sums)]
-    for each, weight, change in zip(parameters, sizes[::2], sizes[1::2], strict=True):
+    for parameter in parameters:
+        average, squares = _add_to_moments(parameter)
+        change, decay = parameter.gradient, parameter.group["weight_decay"]
+        torch.sqrt(squares, out=change).add_(parameter.group["eps"])
+        torch.div(average, change, out=change).add_(parameter.weight, alpha=decay)
+        sums += [_squares(parameter.apart(x)) for x in (parameter.weight, change)]
+    sizes = [total.sqrt() for total in over_ranks(parameters, sums)]
+    for parameter, weight, change in zip(parameters, sizes[::2], sizes[1::2], strict=True):
         trust = torch.where((weight > 0) & (change > 0), weight / change, 1.0)
-        each.subtract(each.gradient, each.keep * each.group["lr"] * trust)
+        parameter.subtract(parameter.gradient, parameter.keep * parameter.group["lr"] * trust)
 
 
 def stable_adamw(parameters: Sequence[OwnRows]) -> None:
@@ -57,19 +57,21 @@ def stable_adamw(parameters: Sequence[OwnRows]) -> None:
     moment knows the size of the gradients, more when they have grown suddenly.
     """
     sums: list[Tensor] = []
-    for each in parameters:
-        average, squares = _add_to_moments(each)
-        first, second = _corrections(each)
-        own, eps, root = each.gradient, each.group["eps"], squares / second
-        own.div_(root.clamp(min=eps**2))
-        sums.append(torch.stack([ratios.sum() for ratios in each.apart(own)]))
+    for parameter in parameters:
+        average, squares = _add_to_moments(parameter)
+        correction1, correction2 = _corrections(parameter)
+        ratio, eps, root = parameter.gradient, parameter.group["eps"], squares / correction2
+        ratio.div_(root.clamp(min=eps**2))
+        sums.append(torch.stack([ratios.sum() for ratios in parameter.apart(ratio)]))
         root.sqrt_().add_(eps)
-        torch.div(average, root, out=own).div_(first).add_(
-            each.weight, alpha=each.group["weight_decay"]
+        torch.div(average, root, out=ratio).div_(correction1).add_(
+            parameter.weight, alpha=parameter.group["weight_decay"]
         )
-    for each, total in zip(parameters, over_ranks(parameters, sums), strict=True):
-        rms = (total / math.prod(each.shape[1:])).sqrt()
-        each.subtract(each.gradient, each.keep * each.group["lr"] / rms.clamp(min=1))
+    for parameter, total in zip(parameters, over_ranks(parameters, sums), strict=True):
+        rms = (total / math.prod(parameter.shape[1:])).sqrt()
+        parameter.subtract(
+            parameter.gradient, parameter.keep * parameter.group["lr"] / rms.clamp(min=1)
+        )
 
 
 def muon(parameters: Sequence[OwnRows]) -> None:
@@ -78,16 +80,16 @@ def muon(parameters: Sequence[OwnRows]) -> None:
     m is the average of gradients with the factor μ, g + μ(m − g) its look-ahead by Nesterov, O
     `orthogonalize`. The rate is in units of the spectral norm of a square matrix.
     """
-    for each in parameters:
-        each.count_step()
-        momentum, average = each.group["momentum"], each.moment("exp_avg")
-        average.lerp_(each.gradient, each.keep * (1 - momentum))
-        each.gradient.lerp_(average, momentum)  # the look-ahead
-    for each, orthogonal in from_whole(parameters, orthogonalize, _cost):
-        parts, rows, columns = each.shape
+    for parameter in parameters:
+        parameter.count_step()
+        momentum, average = parameter.group["momentum"], parameter.moment("exp_avg")
+        average.lerp_(parameter.gradient, parameter.keep * (1 - momentum))
+        parameter.gradient.lerp_(average, momentum)  # the look-ahead
+    for parameter, orthogonal in from_whole(parameters, orthogonalize, _cost):
+        count, rows, columns = parameter.shape
         change = orthogonal * math.sqrt(max(1.0, rows / columns))
-        change.add_(each.weight, alpha=each.group["weight_decay"])
-        each.subtract(change, (each.keep * each.group["lr"]).expand(parts))
+        change.add_(parameter.weight, alpha=parameter.group["weight_decay"])
+        parameter.subtract(change, (parameter.keep * parameter.group["lr"]).expand(count))
 
 
 def orthogonalize(x: Float[Tensor, "parts rows columns"]) -> Float[Tensor, "parts rows columns"]:
@@ -113,8 +115,8 @@ UPDATES: Mapping[TensorUpdate, Callable[[Sequence[OwnRows]], None]] = MappingPro
 
 def _cost(parameter: OwnRows) -> float:
     """Return the cost of `orthogonalize`, up to a factor."""
-    parts, rows, columns = parameter.shape
-    return float(parts * rows * columns * min(rows, columns))
+    count, rows, columns = parameter.shape
+    return float(count * rows * columns * min(rows, columns))
 
 
 def _add_to_moments(parameter: OwnRows) -> tuple[Tensor, Tensor]:
@@ -123,23 +125,25 @@ def _add_to_moments(parameter: OwnRows) -> tuple[Tensor, Tensor]:
     The gradient is squared.
     """
     parameter.count_step()
-    first, second = parameter.group["betas"]
+    beta1, beta2 = parameter.group["betas"]
     average, squares = (parameter.moment(name) for name in ("exp_avg", "exp_avg_sq"))
-    average.lerp_(parameter.gradient, parameter.keep * (1 - first))
-    squares.lerp_(parameter.gradient.square_(), parameter.keep * (1 - second))
+    average.lerp_(parameter.gradient, parameter.keep * (1 - beta1))
+    squares.lerp_(parameter.gradient.square_(), parameter.keep * (1 - beta2))
     return average, squares
 
 
 def _corrections(parameter: OwnRows) -> tuple[Tensor, Tensor]:
     """Return 1 − βᵗ of both moments."""
     steps = parameter.state["step"].clamp(min=1).to(parameter.weight.dtype)
-    first, second = (-torch.expm1(steps * _log(beta)) for beta in parameter.group["betas"])
-    return first, second
+    correction1, correction2 = (
+        -torch.expm1(steps * _log(beta)) for beta in parameter.group["betas"]
+    )
+    return correction1, correction2
 
 
 def _squares(matrices: Iterable[Tensor]) -> Float[Tensor, " parts"]:
     """Return the sum of squares of each matrix; its root is `norm` to the bit."""
-    return torch.stack([own.norm() for own in matrices]).square()
+    return torch.stack([matrix.norm() for matrix in matrices]).square()
 
 
 def _log(beta: float) -> float:

@@ -11,14 +11,18 @@ import json
 import os
 import re
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from typing_extensions import assert_never
 
 from bothways.core import errors
 from bothways.core.atomic_files import replace_text
+from bothways.core.errors import optional
 from bothways.core.json_reader import parse_object
 from bothways.training.durations import Duration
 from bothways.training.meter import EvaluationScores, StepReport
@@ -78,12 +82,12 @@ class JsonLines:
     """
 
     def __init__(self, file: Path, step: int) -> None:
-        kept = (
+        text = (
             "".join(line for line in _whole_lines(file) if _step(file, line) <= step)
             if step
             else ""
         )
-        replace_text(file, kept)
+        replace_text(file, text)
         self._file = file
 
     def write(self, record: Record) -> None:
@@ -165,8 +169,8 @@ def _next_name(folder: Path) -> str:
     A clock that was set back would put it before them.
     """
     begun = [name.removeprefix(_EVENTS) for name in os.listdir(folder) if name.startswith(_EVENTS)]
-    after = max((float(each) for each in begun if _NUMBER.fullmatch(each)), default=0.0)
-    return f"{_EVENTS}{max(time.time(), after + 1):.6f}"
+    latest = max((float(each) for each in begun if _NUMBER.fullmatch(each)), default=0.0)
+    return f"{_EVENTS}{max(time.time(), latest + 1):.6f}"
 
 
 _EVENTS, _NUMBER = "events.out.tfevents.", re.compile(r"\d+(\.\d+)?")
@@ -180,18 +184,18 @@ def record_text(record: Record) -> str:
     metrics = {
         name: value for name, value in record.items() if name not in _FORMS and _is_shown(name)
     }
-    parts = [f"step {record['step']:,.0f}"]
+    texts = [f"step {record['step']:,.0f}"]
     for name, value in metrics.items():
-        right = metrics.get(name.replace("loss/", "accuracy/"))
+        accuracy = metrics.get(name.replace("loss/", "accuracy/"))
         if "loss/" in name:
-            parts.append(
+            texts.append(
                 f"{name.replace('loss/', '')} {value:.3f}"
-                + (f" ({right:.1%} right)" if right is not None else "")
+                + (f" ({accuracy:.1%} right)" if accuracy is not None else "")
             )
         elif "accuracy/" not in name or name.replace("accuracy/", "loss/") not in metrics:
-            parts.append(f"{name} {value:.3f}")
+            texts.append(f"{name} {value:.3f}")
     return " · ".join(
-        [*parts, *(form(record[name]) for name, form in _FORMS.items() if name in record)]
+        [*texts, *(form(record[name]) for name, form in _FORMS.items() if name in record)]
     )
 
 
@@ -240,14 +244,111 @@ class Speed:
         self._marks.append((time.perf_counter(), progress.tokens, progress.share(self._run)))
         while len(self._marks) > 2 and self._marks[-1][0] - self._marks[0][0] > self._window:
             self._marks.popleft()
-        (start, tokens, share), (now, tokens_now, share_now) = self._marks[0], self._marks[-1]
+        (start, tokens, share), (end, tokens_now, share_now) = self._marks[0], self._marks[-1]
         result = {"share": share_now}
         if share_now > share:
-            speed = (tokens_now - tokens) / (now - start)
+            speed = (tokens_now - tokens) / (end - start)
             result["tokens_per_second"] = speed
             if self._peak:
                 result["gemm_share"] = (
                     speed * self._peak.flops_per_token / self._peak.flops_per_second
                 )
-            result["seconds_left"] = max(0.0, 1 - share_now) * (now - start) / (share_now - share)
+            result["seconds_left"] = max(0.0, 1 - share_now) * (end - start) / (share_now - share)
         return result
+
+
+HostedTracker = Literal["wandb", "mlflow"]
+
+
+class WeightsAndBiases:
+    """Sends records to Weights & Biases.
+
+    Args:
+        folder: of the run.
+        settings: in plain values, by dotted path.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        with optional("wandb", "sending records to Weights & Biases"):
+            import wandb
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "bothways"),
+            name=folder.name,
+            id=_kept_id(folder / ".wandb-run", lambda: uuid.uuid4().hex[:16]),
+            resume="allow",
+            dir=str(folder),
+            config=settings,
+        )
+
+    def write(self, record: Record) -> None:
+        """Send a record."""
+        values = {name: value for name, value in record.items() if name != "step"}
+        self._run.log(values, step=int(record["step"]))
+
+    def close(self) -> None:
+        """Send what is held back."""
+        self._run.finish()
+
+
+class MLflow:
+    """Sends records to MLflow.
+
+    Args:
+        folder: of the run.
+        settings: in plain values, by dotted path.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        with optional("mlflow", "sending records to MLflow"):
+            from mlflow.entities import Metric, Param
+            from mlflow.tracking import MlflowClient
+        self._metric, self._client = Metric, MlflowClient()
+
+        def create() -> str:
+            """Begin a run, and return its id."""
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "bothways")
+            experiment = self._client.get_experiment_by_name(name)
+            experiment_id = (
+                experiment.experiment_id if experiment else self._client.create_experiment(name)
+            )
+            run_id: str = self._client.create_run(experiment_id, run_name=folder.name).info.run_id
+            # MLflow takes at most 100 settings at a time, of 6,000 characters each.
+            rows = [Param(key, str(value)[:6000]) for key, value in settings.items()]
+            for start in range(0, len(rows), 100):
+                self._client.log_batch(run_id, params=rows[start : start + 100])
+            return run_id
+
+        self._id = _kept_id(folder / ".mlflow-run", create)
+        self._client.update_run(self._id, status="RUNNING")
+
+    def write(self, record: Record) -> None:
+        """Send a record."""
+        milliseconds, step = int(time.time() * 1000), int(record["step"])
+        values = [
+            self._metric(name, float(value), milliseconds, step)
+            for name, value in record.items()
+            if name != "step"
+        ]
+        self._client.log_batch(self._id, metrics=values)
+
+    def close(self) -> None:
+        """End the run there; it can be resumed."""
+        self._client.set_terminated(self._id)
+
+
+def open_hosted(kind: HostedTracker, folder: Path, settings: dict[str, Any]) -> Tracker:
+    """Return a tracker; ResourceError if its package is not installed."""
+    match kind:
+        case "wandb":
+            return WeightsAndBiases(folder, settings)
+        case "mlflow":
+            return MLflow(folder, settings)
+        case _:
+            assert_never(kind)
+
+
+def _kept_id(file: Path, make: Any) -> str:
+    """Return the id in a file; a new one is written there."""
+    if not file.exists():
+        file.write_text(make(), encoding="utf8")
+    return file.read_text(encoding="utf8").strip()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -25,6 +24,7 @@ from bothways.objectives.step_cost import predicted_share
 from bothways.pretraining import run as pre_training
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import HeldOut
+from bothways.training import parallel
 from bothways.training import run as loop
 from bothways.training.durations import Steps
 from bothways.training.parallel import Replicated, Single
@@ -55,7 +55,6 @@ def test_a_step_is_three_forward_passes_on_all_ranks(world: int) -> None:
 
 
 def on_two_ranks(
-    recipe: ModuleType,
     begin: Callable[[], object],
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[list[Peak], list[torch.Tensor]]:
@@ -69,10 +68,10 @@ def on_two_ranks(
         return RunState()
 
     monkeypatch.setattr(loop.TrainingRun, "train", train)
-    monkeypatch.setattr(recipe, "connected", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(recipe, "require_agreement", lambda *_, **__: None)
+    monkeypatch.setattr(parallel, "connected", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(parallel, "require_agreement", lambda *_, **__: None)
     for rank in (0, 1):
-        monkeypatch.setattr(recipe, "plan_here", lambda rank=rank: Replicated(rank, 2, rank))
+        monkeypatch.setattr(parallel, "plan_here", lambda rank=rank: Replicated(rank, 2, rank))
         begin()
     return peaks, draws
 
@@ -103,7 +102,7 @@ def test_ranks_that_pre_train_draw_by_their_number(
     settings = replace(settings, objective=replace(settings.objective, masking=Masking(rate=0.3)))
     monkeypatch.setattr(pre_training, "HeldOut", Unasked)
     peaks, draws = on_two_ranks(
-        pre_training, lambda: pre_training.pretrain(settings, corpus, tmp_path / "run"), monkeypatch
+        lambda: pre_training.pretrain(settings, corpus, tmp_path / "run"), monkeypatch
     )
     forward = forward_flops(
         encoder, (MaskedHead(), PoolerHead(), PairHead()), 32, predicted_share(settings.objective)
@@ -122,7 +121,7 @@ def test_ranks_that_fine_tune_draw_by_their_number(
         model=str(make_folder(tmp_path / "bert")), train=train, training=FP32, length=16
     )
     begin = partial(fine_tuning.finetune, settings, tmp_path / "run", device="cpu")
-    peaks, draws = on_two_ranks(fine_tuning, begin, monkeypatch)
+    peaks, draws = on_two_ranks(begin, monkeypatch)
     ready = fine_tuning.prepare_run(settings, tmp_path / "other", CPU)
     lengths = [len(sequence.ids) for sequence in ready.data.sequences]
     forward = forward_flops(

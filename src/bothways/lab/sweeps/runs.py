@@ -34,7 +34,7 @@ from bothways.prediction.engine import evaluate_task
 from bothways.tasks.base import Direction, Metrics
 from bothways.training.checkpoint import checkpoints
 from bothways.training.parallel import is_main, plan_here
-from bothways.training.run_folder import MARK
+from bothways.training.store import MARK
 
 RESULT = "result.json"
 """The file that marks the folder of a finished run."""

@@ -73,13 +73,15 @@ def choose_parallelism(
     if sharding != "auto":
         return shard(plan, sharding)
     free = memory_available(device)
-    known = torch.tensor(float("inf") if free is None else float(free), dtype=torch.float64)
-    least = float(all_gather(plan, known).min())
+    local = torch.tensor(float("inf") if free is None else float(free), dtype=torch.float64)
+    least = float(all_gather(plan, local).min())
     if demand.fits(least, device, "replicated", plan.world):
         return plan
     needed = demand.memory(device, "replicated", plan.world).total
-    what = f"a step with a whole model may take {_size(needed)} of memory, and {_size(least)} are"
-    progress.message(f"note: the {plan.world} ranks share one model: {what} free")
+    message = (
+        f"a step with a whole model may take {_size(needed)} of memory, and {_size(least)} are"
+    )
+    progress.message(f"note: the {plan.world} ranks share one model: {message} free")
     return shard(plan, Sharding())
 
 
@@ -153,13 +155,13 @@ def _check_disk(demand: MemoryDemand, folder: Path) -> list[Finding]:
     written = [*folder.glob("step-*/*"), *folder.glob("model/*")]
     if needed <= free + sum(file.stat().st_size for file in written if file.is_file()):
         return []
-    what = (
+    message = (
         f"{demand.checkpoints} checkpoints and the model take {_size(needed)}, "
         f"but {_size(free)} are free"
     )
     return [
         Finding(
-            "disk", "error", what, str(folder), "Make room, or choose a folder on another disk."
+            "disk", "error", message, str(folder), "Make room, or choose a folder on another disk."
         )
     ]
 
@@ -171,17 +173,17 @@ def _check_memory(demand: MemoryDemand, device: torch.device, ranks: int) -> lis
     if ranks > 1 and not demand.fits(free, device, "replicated", ranks):
         memory = demand.memory(device, "sharded", ranks)
     if fixed > free:
-        what = (
+        message = (
             f"the model with its optimizer takes {_size(fixed)} of memory, "
             f"but {_size(free)} are free on {device}"
         )
-        return [Finding("memory", "error", what, fix="Use a smaller model or another machine.")]
+        return [Finding("memory", "error", message, fix="Use a smaller model or another machine.")]
     if (peak := memory.total) > free:
-        what = f"a step may take {_size(peak)} of memory, but {_size(free)} are free on {device}"
+        message = f"a step may take {_size(peak)} of memory, but {_size(free)} are free on {device}"
         fix = f"Halve it; it is {demand.microbatch}." + (
             "" if demand.training.recompute else " Or set training.recompute=true."
         )
-        return [Finding("memory", "warning", what, "microbatch_tokens", fix)]
+        return [Finding("memory", "warning", message, "microbatch_tokens", fix)]
     return []
 
 
@@ -198,12 +200,12 @@ def compute_as(encoder: Encoder, training: Training, device: torch.device) -> No
     encoder.recompute = training.recompute
     blocks = [module for module in encoder.modules() if isinstance(module, Block)]
     if training.compiled and (device.type == "cpu" or not blocks):
-        what = (
+        message = (
             "is for the blocks of a Transformer on a GPU, "
             f"not for this {type(encoder).__name__} on {device}"
         )
         raise ConfigError(
-            what,
+            message,
             where="training.compiled",
             fix="Leave it out: on a CPU compiled blocks are not faster.",
         )

@@ -9,6 +9,7 @@ Source of what a sharded rank holds: PyTorch's documentation of `fully_shard` (F
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor, nn
 from typing_extensions import assert_never
 
 from bothways.core.errors import ResourceError
@@ -25,7 +27,7 @@ from bothways.model.heads import Head
 from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
-from bothways.training.moments import moment_bytes
+from bothways.training import optimizers
 from bothways.training.run import Training
 from bothways.training.schedules import WSD
 
@@ -156,9 +158,11 @@ class MemoryDemand:
     def _fixed(self) -> tuple[int, int, int]:
         """The bytes of the weights, of their gradients, and of the moments and the average."""
         trained = self.parameters if self.trained is None else self.trained
-        kept = moment_bytes(self.training.optimizer)
-        hidden = 0 if kept.hidden == kept.others else min(trained, _hidden(self.models))
-        moments = kept.hidden * hidden + kept.others * (trained - hidden)
+        moment_size = moment_bytes(self.training.optimizer)
+        hidden = (
+            0 if moment_size.hidden == moment_size.others else min(trained, _hidden(self.models))
+        )
+        moments = moment_size.hidden * hidden + moment_size.others * (trained - hidden)
         return WEIGHT * self.parameters, GRADIENT * trained, moments + self._average * trained
 
     @property
@@ -176,10 +180,10 @@ class MemoryDemand:
         activations = self._activations(device)
         weights, gradients, moments = map(float, self._fixed)
         frozen = float(WEIGHT * self.frozen_parameters)
-        whole = MemoryPerRank(weights, gradients, moments, activations, frozen)
+        unsharded = MemoryPerRank(weights, gradients, moments, activations, frozen)
         match placement:
             case "single" | "replicated":  # replicas exchange gradients in place
-                return whole
+                return unsharded
             case "sharded":
                 largest, outside = self.block_sizes
                 gathered = (WEIGHT + GRADIENT) * (GATHERED * largest + outside)
@@ -187,11 +191,11 @@ class MemoryDemand:
                     largest, outside = BlockSizes.of(self.frozen, self.frozen_parameters)
                     gathered += WEIGHT * (GATHERED * largest + outside)
                 return MemoryPerRank(
-                    whole.weights / ranks,
-                    whole.gradients / ranks,
-                    whole.optimizer / ranks,
+                    unsharded.weights / ranks,
+                    unsharded.gradients / ranks,
+                    unsharded.optimizer / ranks,
                     activations,
-                    whole.frozen / ranks,
+                    unsharded.frozen / ranks,
                     float(gathered),
                 )
             case _:
@@ -203,7 +207,7 @@ class MemoryDemand:
         That is at the end of the forward pass, or within that of a frozen model before it.
         """
         training, losses = self.training, self.losses
-        kept = sum(
+        stored = sum(
             kept_floats(encoder, self.length, device, training.recompute, training.precision)
             for encoder, _ in self.models
         )
@@ -214,17 +218,17 @@ class MemoryDemand:
             ),
             default=0.0,
         )
-        each = losses.read + max(kept + losses.per_token, passing)
-        return 4.0 * (each * self.microbatch + losses.fixed)
+        per_token = losses.read + max(stored + losses.per_token, passing)
+        return 4.0 * (per_token * self.microbatch + losses.fixed)
 
     def largest_microbatch(
         self, free: float, device: torch.device, placement: Placement = "single", ranks: int = 1
     ) -> int:
         """Return the most tokens that may go through the model at once; 0 if none fit."""
-        none = replace(self, microbatch=0).memory(device, placement, ranks)
-        one = replace(self, microbatch=1).memory(device, placement, ranks)
-        room = USABLE * free - none.total
-        return max(0, math.floor(room / (one.activations - none.activations)))
+        empty = replace(self, microbatch=0).memory(device, placement, ranks)
+        single = replace(self, microbatch=1).memory(device, placement, ranks)
+        room = USABLE * free - empty.total
+        return max(0, math.floor(room / (single.activations - empty.activations)))
 
     def fits(
         self, free: float, device: torch.device, placement: Placement = "single", ranks: int = 1
@@ -277,42 +281,89 @@ def choose_placement(
     Raises:
         ResourceError: none fits; the error names changes with which the run does.
     """
-    whole: Placement = "single" if ranks == 1 else "replicated"
-    memory = demand.memory(device, whole, ranks)
+    unsharded: Placement = "single" if ranks == 1 else "replicated"
+    memory = demand.memory(device, unsharded, ranks)
     share = f"a step takes {size_text(memory.total)} of {size_text(free)} on each rank"
-    if demand.fits(free, device, whole, ranks):
-        why = "there is one rank" if ranks == 1 else "the whole state fits on each rank"
-        return PlacementChoice(whole, memory, f"{why}: {share}")
+    if demand.fits(free, device, unsharded, ranks):
+        reason = "there is one rank" if ranks == 1 else "the whole state fits on each rank"
+        return PlacementChoice(unsharded, memory, f"{reason}: {share}")
     if ranks > 1 and demand.fits(free, device, "sharded", ranks):
         memory = demand.memory(device, "sharded", ranks)
-        why = f"replicated {share}, sharded {size_text(memory.total)}"
-        return PlacementChoice("sharded", memory, why)
-    what = f"{share}, of which {USABLE:.0%} are planned for"
+        reason = f"replicated {share}, sharded {size_text(memory.total)}"
+        return PlacementChoice("sharded", memory, reason)
+    message = f"{share}, of which {USABLE:.0%} are planned for"
     fixes = [*_remedies(demand, ranks, free, device)]
     fix = f"This would fit: {'; '.join(fixes)}." if fixes else "Choose a smaller model."
-    raise ResourceError(what, where="memory", fix=fix)
+    raise ResourceError(message, where="memory", fix=fix)
 
 
 def _remedies(demand: MemoryDemand, ranks: int, free: float, device: torch.device) -> Iterator[str]:
     """Yield changes with which a run fits, each by itself, the least first."""
-    last: Placement = "single" if ranks == 1 else "sharded"
-    again = replace(demand, training=replace(demand.training, recompute=True))
-    if not demand.training.recompute and again.fits(free, device, last, ranks):
+    placement: Placement = "single" if ranks == 1 else "sharded"
+    recomputed = replace(demand, training=replace(demand.training, recompute=True))
+    if not demand.training.recompute and recomputed.fits(free, device, placement, ranks):
         yield "training.recompute=true"
-    for each, setting in ((demand, ""), (again, " with training.recompute=true")):
-        tokens = each.largest_microbatch(free, device, last, ranks)
+    for candidate, setting in ((demand, ""), (recomputed, " with training.recompute=true")):
+        tokens = candidate.largest_microbatch(free, device, placement, ranks)
         if demand.length <= tokens < demand.microbatch:
             yield f"microbatch_tokens={tokens // demand.length * demand.length}{setting}"
             break
-    more = max(2, 2 * ranks)
-    while more <= MOST_RANKS and not demand.fits(free, device, "sharded", more):
-        more *= 2
-    if more <= MOST_RANKS:
-        yield f"{more} ranks, sharded"
-    needed = demand.memory(device, last, ranks).total / USABLE
+    count = max(2, 2 * ranks)
+    while count <= MOST_RANKS and not demand.fits(free, device, "sharded", count):
+        count *= 2
+    if count <= MOST_RANKS:
+        yield f"{count} ranks, sharded"
+    needed = demand.memory(device, placement, ranks).total / USABLE
     yield f"{size_text(needed)} of memory on each rank"
 
 
 def size_text(count: int | float) -> str:
     """Return a number of bytes as text, in GiB from 1 GiB on, else in MiB."""
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
+
+
+class MomentBytes(NamedTuple):
+    """Bytes that an optimizer keeps per parameter, in fp32.
+
+    Attributes:
+        hidden: of the matrices that a learner declares (`TrainingModule.matrices`).
+        others: of tables, heads, biases and LayerNorms.
+    """
+
+    hidden: int
+    others: int
+
+
+def moment_bytes(config: optimizers.OptimizerConfig | optimizers.OptimizerFactory) -> MomentBytes:
+    """Return what an optimizer keeps, found by one update of a small matrix of each kind.
+
+    Values that an optimizer has once for a row or a parameter, such as its step, are not counted.
+
+    Raises:
+        ConfigError: a function makes no suitable optimizer.
+    """
+    match config:
+        case (
+            optimizers.AdamW()
+            | optimizers.BertAdam()
+            | optimizers.Lamb()
+            | optimizers.StableAdamW()
+            | optimizers.Muon()
+        ):
+            config = dataclasses.replace(config, lr=1.0)  # "auto" until the run begins
+        case _:
+            pass
+    parameters = {name: nn.Parameter(torch.ones(2, 3)) for name in MomentBytes._fields}
+    optimizer = optimizers.build_optimizer(config, parameters.items(), matrices={"hidden": 1})
+    for parameter in parameters.values():
+        parameter.grad = torch.ones_like(parameter)
+    optimizers.update(optimizer, None)
+    return MomentBytes(*(_kept(optimizer, parameter) for parameter in parameters.values()))
+
+
+def _kept(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> int:
+    state = optimizer.state.get(parameter, {}).values()
+    moments = [
+        value for value in state if isinstance(value, Tensor) and value.shape == parameter.shape
+    ]
+    return sum(value.nbytes for value in moments) // parameter.numel()

@@ -77,12 +77,12 @@ def check_inputs(
             f"of {len(inputs):,} examples ({len(cut) / len(inputs):.1%}) is|are longer than "
             f"{length:,} tokens and is|are cut"
         )
-        what = f"{quantity(len(cut), fault)}: {lost:.1%} of all tokens are not read"
+        message = f"{quantity(len(cut), fault)}: {lost:.1%} of all tokens are not read"
         needed = needed_length(inputs)
         if needed <= length:  # which holds nearly all: the rest asks for more
             needed = needed_length(inputs, 1.0)
         fix = advice(needed)
-        findings.append(Finding("truncation", "warning", what, "length", fix))
+        findings.append(Finding("truncation", "warning", message, "length", fix))
     ids = [sequence.ids for item in inputs for sequence in item.sequences]
     share = float((np.concatenate(ids) == tokenizer.specials.unknown).mean()) if ids else 0.0
     if share > UNKNOWN:
@@ -96,8 +96,8 @@ def unknown_tokens(share: float, fix: str) -> Finding:
         return Finding(
             "unknown", "note", f"{share:.2%} of the tokens are unknown to the vocabulary"
         )
-    what = f"{share:.1%} of the tokens are unknown to the vocabulary"
-    return Finding("unknown", "warning", what, "tokenizer", fix)
+    message = f"{share:.1%} of the tokens are unknown to the vocabulary"
+    return Finding("unknown", "warning", message, "tokenizer", fix)
 
 
 def check_model(encoder: EncoderConfig, tokenizer: Tokenizer, length: int) -> list[Finding]:
@@ -107,20 +107,24 @@ def check_model(encoder: EncoderConfig, tokenizer: Tokenizer, length: int) -> li
     """
     findings = []
     if tokenizer.size > encoder.vocab:
-        what = (
+        message = (
             f"the tokenizer has ids up to {tokenizer.size - 1}, "
             f"but the model's embedding has {encoder.vocab} rows"
         )
         fix = "Use the tokenizer that the model was trained with."
-        findings.append(Finding("ids", "error", what, "tokenizer", fix))
+        findings.append(Finding("ids", "error", message, "tokenizer", fix))
     if length > encoder.max_positions:
-        what = (
+        message = (
             f"sequences of {length} tokens are longer than the model's "
             f"{encoder.max_positions} positions"
         )
         findings.append(
             Finding(
-                "positions", "error", what, "length", f"Set length={encoder.max_positions} or less."
+                "positions",
+                "error",
+                message,
+                "length",
+                f"Set length={encoder.max_positions} or less.",
             )
         )
     return findings
@@ -135,20 +139,20 @@ def check_casing(tokenizer: Tokenizer, texts: Many[str]) -> list[Finding]:
         capital = sum(token != token.lower() for token in tokens) / max(1, len(tokens))
         if capital <= 0.1:
             return []
-        what = (
+        message = (
             f"the vocabulary is cased ({capital:.0%} of its tokens have capitals), "
             "but the tokenizer lower-cases"
         )
         fix = 'Set "do_lower_case": false in tokenizer_config.json.'
-        return [Finding("casing", "warning", what, "tokenizer", fix)]
+        return [Finding("casing", "warning", message, "tokenizer", fix)]
     unknown, lowered = (
         unknown_share(tokenizer, some) for some in (sample, [text.lower() for text in sample])
     )
     if unknown - lowered <= UNKNOWN:
         return []
-    what = (
+    message = (
         "the vocabulary is uncased, but the tokenizer keeps capitals: "
         f"{unknown:.1%} of tokens are unknown, lower-cased {lowered:.1%}"
     )
     fix = 'Set "do_lower_case": true in tokenizer_config.json.'
-    return [Finding("casing", "warning", what, "tokenizer", fix)]
+    return [Finding("casing", "warning", message, "tokenizer", fix)]
