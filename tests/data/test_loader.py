@@ -148,7 +148,7 @@ def test_only_the_share_of_a_rank_is_built():
 
     class Counting(ListSource):
         def build(self, plan):
-            built.append(plan.place)
+            built.append(plan.row)
             return super().build(plan)
 
     lengths = [4, 9, 6, 3, 8, 7, 5]
@@ -280,10 +280,10 @@ def test_microbatches_have_room_for_a_token():
 def test_a_list_is_read_in_order_or_shuffled_by_epoch():
     lengths = list(range(3, 40))
     ordered = itertools.islice(list_source(lengths, InOrder()).read(Cursor()), 80)
-    assert [plan.place for plan, _ in ordered] == [*range(37), *range(37), *range(6)]
+    assert [plan.row for plan, _ in ordered] == [*range(37), *range(37), *range(6)]
     source = list_source(lengths, Shuffled(2))
     stream = list(itertools.islice(source.read(Cursor()), 3 * 37))
-    epochs = [[plan.place for plan, _ in stream[at : at + 37]] for at in (0, 37, 74)]
+    epochs = [[plan.row for plan, _ in stream[at : at + 37]] for at in (0, 37, 74)]
     assert all(sorted(epoch) == list(range(37)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in [*epochs, list(range(37))]}) == 4
     for at in (0, 1, 36, 37, 50, 100):
@@ -294,7 +294,7 @@ def test_a_list_is_read_in_order_or_shuffled_by_epoch():
         )
         assert source.epochs(cursor) == pytest.approx(at / 37)
     assert next(list_source(lengths, Shuffled(3)).read(Cursor())) != stream[0]
-    assert all(plan.length == len(source.build(plan)) == lengths[plan.place] for plan, _ in stream)
+    assert all(plan.length == len(source.build(plan)) == lengths[plan.row] for plan, _ in stream)
 
 
 def test_lists_that_cannot_be_read_are_refused():

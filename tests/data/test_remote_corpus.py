@@ -191,7 +191,7 @@ def test_the_other_document_of_a_pair_is_from_the_same_window(
     selection = Selection(corpus, np.arange(0, len(corpus), 2), WINDOWS)
     others = 0
     for block in opened(selection, 0):
-        inside = set(selection.chosen[block.owners].tolist())
+        inside = set(selection.ids[block.owners].tolist())
         for plan in segments.plan(block, selection, np.random.default_rng(0)):
             one, other = np.searchsorted(ends, [plan.a, plan.b], side="right") - 1
             assert {one, other} <= inside

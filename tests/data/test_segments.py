@@ -454,7 +454,7 @@ def test_the_rest_of_an_epoch_takes_no_memory_for_later_windows():
         later = np.concatenate(opened(nested, 1, 0))
     assert len(rest) == len(np.asarray(rest)) == len(set(rest))
     read = np.concatenate(blocks)[: first - 2].tolist() + begun.tolist()
-    assert sorted([*picked.chosen[np.array(read)], *rest]) == picked.chosen[:].tolist()
+    assert sorted([*picked.ids[np.array(read)], *rest]) == picked.ids[:].tolist()
     assert sorted(later) == list(range(len(rest)))
     assert share == pytest.approx(len(rest) / 990, abs=0.01)
 

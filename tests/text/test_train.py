@@ -249,7 +249,7 @@ def test_unigram_does_not_hold_its_text_a_second_time():
     learn(texts, Unigram(size=100))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 1.5 * texts.kept
+    assert peak < 1.5 * texts.characters
 
 
 LETTERS = {c for line in TEXT for c in line.lower().replace("é", "e")} - {" "}
@@ -315,15 +315,15 @@ def test_options_below_one(kind: type[Kind], name):
 def test_all_is_kept_that_fits():
     whole = sample(TEXT, ceiling=10**6)
     assert list(whole.read()) == TEXT
-    assert whole.kept == whole.seen == sum(map(len, TEXT))
+    assert whole.characters == whole.total == sum(map(len, TEXT))
 
 
 def test_an_even_sample_of_what_does_not_fit():
     lines = [f"{number:06d}" + "x" * 94 for number in range(60_000)]  # six million characters
     part = sample(iter(lines), ceiling=1_200_000)
-    assert part.seen == 6_000_000
-    assert 1_190_000 < part.kept <= 1_200_000
-    assert part.kept == sum(map(len, part.read()))
+    assert part.total == 6_000_000
+    assert 1_190_000 < part.characters <= 1_200_000
+    assert part.characters == sum(map(len, part.read()))
     places = [int(text[:6]) for text in part.read()]
     assert places == sorted(places)
     tenths = Counter(place // 6_000 for place in places)
@@ -337,7 +337,7 @@ def test_an_even_sample_of_what_does_not_fit():
 def test_long_texts_are_cut_and_none_is_lost():
     text = "".join(f"{number} " for number in range(5_000))
     assert "".join(sample([text, "end"], ceiling=10**6).read()) == text + "end"
-    assert sample([text], ceiling=5_000).kept <= 5_000
+    assert sample([text], ceiling=5_000).characters <= 5_000
 
 
 def test_a_ceiling_below_one():
@@ -391,10 +391,10 @@ def test_smoothing_keeps_more_words_of_a_small_language_whole() -> None:
 def test_shares_of_languages_are_those_of_the_formula(ceiling: int) -> None:
     texts = {"a": ["a" * 10] * 30_000, "b": ["b" * 10] * 300}
     mixed = sample_languages(texts, 0.5, ceiling)
-    assert mixed.seen == 303_000
-    assert abs(mixed.kept / min(303_000, ceiling) - 1) < 0.05
+    assert mixed.total == 303_000
+    assert abs(mixed.characters / min(303_000, ceiling) - 1) < 0.05
     count = sum(text.count("b") for text in mixed.read())
-    assert abs(count / mixed.kept - 1 / 11) < 0.02
+    assert abs(count / mixed.characters - 1 / 11) < 0.02
     with pytest.raises(DataError, match="b: has no text"):
         sample_languages({"a": ["x"], "b": []}, 0.5, ceiling)
 

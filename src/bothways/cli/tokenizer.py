@@ -127,9 +127,13 @@ def train(
         if tokenizer.size < trainer.size
         else ""
     )
-    share = "all" if texts.kept == texts.seen else f"an even sample ({texts.kept / texts.seen:.1%})"
+    share = (
+        "all"
+        if texts.characters == texts.total
+        else f"an even sample ({texts.characters / texts.total:.1%})"
+    )
     share = share if alpha is None else f"a sample of {len(inputs)} languages, alpha {alpha:g},"
-    text = f"trained on {share} of {texts.seen / 1e6:,.1f} million characters"
+    text = f"trained on {share} of {texts.total / 1e6:,.1f} million characters"
     say(console, f"{out}: {tokenizer.size:,} tokens{fewer}, {text}")
     if not isinstance(trainer, ByteBPE) and trainer.lowercase and trainer.strip_accents is None:
         marks, letter = removed_marks(texts.read())
@@ -233,7 +237,7 @@ def _read(inputs: list[str], column: str, progress: Progress) -> Iterator[str]:
 
 def _tracked(texts: Sample, progress: Progress) -> Iterator[str]:
     """Yield the texts of a sample, with progress in characters; later work has no measure."""
-    progress.stage("counting words", texts.kept)
+    progress.stage("counting words", texts.characters)
     done = 0
     for block in texts.blocks:
         yield from block

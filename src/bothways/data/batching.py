@@ -81,11 +81,11 @@ class TokenRamp:
 BatchSize = ExampleBudget | TokenBudget | TokenRamp
 
 
-def budget_at(batch: BatchSize, read: int) -> ExampleBudget | TokenBudget:
-    """Return the budget of the step that follows `read` tokens of the run."""
+def budget_at(batch: BatchSize, tokens_read: int) -> ExampleBudget | TokenBudget:
+    """Return the budget of the step that follows `tokens_read` tokens of the run."""
     if not isinstance(batch, TokenRamp):
         return batch
-    grown = (batch.n - batch.start) * min(read, batch.over) // batch.over
+    grown = (batch.n - batch.start) * min(tokens_read, batch.over) // batch.over
     return TokenBudget(batch.start + grown)
 
 
@@ -111,20 +111,20 @@ def deal(lengths: Many[int], world: int, budget: int) -> list[list[list[int]]]:
         lengths = [3, 9, 5, 4], world = 2, budget = 9
         rank 0: 9, 4 → [[1], [3]]        rank 1: 5, 3 → [[2, 0], []]
     """
-    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     ranks = [_cut(order[rank::world], lengths, budget) for rank in range(world)]
-    most = max(len(microbatches) for microbatches in ranks)
-    return [microbatches + [[]] * (most - len(microbatches)) for microbatches in ranks]
+    count = max(len(microbatches) for microbatches in ranks)
+    return [microbatches + [[]] * (count - len(microbatches)) for microbatches in ranks]
 
 
-def _cut(places: list[int], lengths: Many[int], budget: int) -> list[list[int]]:
+def _cut(indices: list[int], lengths: Many[int], budget: int) -> list[list[int]]:
     """Group neighbours that fit in `budget` tokens."""
     groups: list[list[int]] = []
     room = 0
-    for place in places:
-        room -= lengths[place]
+    for index in indices:
+        room -= lengths[index]
         if not groups or room < 0:
             groups.append([])
-            room = budget - lengths[place]
-        groups[-1].append(place)
+            room = budget - lengths[index]
+        groups[-1].append(index)
     return groups

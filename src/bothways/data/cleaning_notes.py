@@ -52,25 +52,25 @@ def large_steps(
 
 
 def nothing_left(
-    place: Path, cleaning: Cleaning, documents: int, steps: Sequence[StepCounts]
+    folder: Path, cleaning: Cleaning, documents: int, steps: Sequence[StepCounts]
 ) -> DataError:
     """Return the error about a corpus without documents, which names what left them out.
 
     Args:
-        place: the folder.
+        folder: the folder.
         cleaning: the steps that were taken.
         documents: the number of documents of the inputs.
         steps: what was left out.
     """
     left = [step for step in steps if step.documents]
     if not left:
-        return DataError("the inputs have no document", where=place, fix="Give other inputs.")
+        return DataError("the inputs have no document", where=folder, fix="Give other inputs.")
     if [step.name for step in left] == [SHORT]:
         least, short = cleaning.min_tokens, left[0].documents
         message = f"the inputs have no document with {least:,} tokens or more; {short:,} have fewer"
         fix = f"Set a lower {argument(min_tokens='N')}, or give other inputs."
-        return DataError(message, where=place, fix=fix)
+        return DataError(message, where=folder, fix=fix)
     reasons = ", ".join(f"{step.name} {step.documents:,}" for step in left)
     message = f"the cleaning left out all {documents:,} documents: {reasons}"
     fix = "Change the settings of these steps, or leave some out, such as word_count=none."
-    return DataError(message, where=place, fix=fix)
+    return DataError(message, where=folder, fix=fix)

@@ -147,16 +147,17 @@ class Corpus:
                 offsets and ids that contradict each other.
             ResourceError: the store of the URL cannot be reached.
         """
-        place = place_of(folder)
-        if isinstance(place, Url):
-            return cls._open_remote(place, cache or Cache.from_environment())
-        manifest = read_manifest(place)
+        location = place_of(folder)
+        if isinstance(location, Url):
+            return cls._open_remote(location, cache or Cache.from_environment())
+        manifest = read_manifest(location)
         for name, stored in manifest.files.items():
-            check_file(place / name, stored)
+            check_file(location / name, stored)
         corpus = cls(
-            place, manifest, Tokenizer.load(place), _map(place / TOKENS, manifest.token_type),
-            _map(place / SENTENCES, "uint64"), _map(place / DOCUMENTS, "uint64"),
-            _map(place / WORDS, "uint8") if WORDS in manifest.files else None,
+            location, manifest, Tokenizer.load(location),
+            _map(location / TOKENS, manifest.token_type),
+            _map(location / SENTENCES, "uint64"), _map(location / DOCUMENTS, "uint64"),
+            _map(location / WORDS, "uint8") if WORDS in manifest.files else None,
         )  # fmt: skip
         corpus._check(SMALL)
         return corpus
@@ -201,10 +202,10 @@ class Corpus:
             (SENTENCES, self.sentences, counts.sentences, len(self.tokens)),
             (DOCUMENTS, self.documents, counts.documents, counts.sentences),
         ):
-            right = len(offsets) == size + 1 and (offsets[0], offsets[-1]) == (0, end)
-            if right and offsets.nbytes <= up_to:
-                right = bool((offsets[1:] > offsets[:-1]).all())
-            if not right:
+            consistent = len(offsets) == size + 1 and (offsets[0], offsets[-1]) == (0, end)
+            if consistent and offsets.nbytes <= up_to:
+                consistent = bool((offsets[1:] > offsets[:-1]).all())
+            if not consistent:
                 message = "holds offsets that contradict the other files"
                 raise DataError(message, where=self.folder / name, fix=REBUILD)
         if len(self.tokens) != counts.tokens or (
@@ -227,8 +228,8 @@ class Corpus:
 
     def sentences_of(self, document: int) -> list[Ids]:
         """Return the ids of each sentence of a document."""
-        first, stop = (int(edge) for edge in self.documents[document : document + 2])
-        edges = self.sentences[first : stop + 1].astype(np.int64)
+        begin, stop = (int(edge) for edge in self.documents[document : document + 2])
+        edges = self.sentences[begin : stop + 1].astype(np.int64)
         return [self.tokens[start:end].astype(np.int32) for start, end in itertools.pairwise(edges)]
 
     def left_out_examples(self) -> list[LeftOutExample]:
@@ -262,9 +263,9 @@ class Corpus:
         """
         unknown, total = self.tokenizer.specials.unknown, len(self.tokens)
         starts = range(0, total, max(CHUNK, -(-total // COUNTED_CHUNKS)))
-        parts = [self.tokens[at : at + CHUNK] for at in starts]
-        hits = sum(int((part == unknown).sum()) for part in parts)
-        return hits / max(1, sum(map(len, parts)))
+        chunks = [self.tokens[at : at + CHUNK] for at in starts]
+        hits = sum(int((chunk == unknown).sum()) for chunk in chunks)
+        return hits / max(1, sum(map(len, chunks)))
 
     def split(self, share: float, seed: int) -> tuple[AllExcept, NDArray[np.int64]]:
         """Return the ids of the documents to train on and of those to hold out, ascending.
@@ -284,8 +285,8 @@ class Corpus:
             message = f"must be between 0 and 1, not {share}"
             raise ConfigError(message, where="held_out", fix="0.01 holds out one in a hundred.")
         if len(self) < 2:
-            few = quantity(len(self), "document(s)")
-            message = f"{few} cannot be split into training and held-out documents"
+            count_text = quantity(len(self), "document(s)")
+            message = f"{count_text} cannot be split into training and held-out documents"
             fix = (
                 "Give more documents; in a .txt file a blank line ends one "
                 "(see the boundary setting)."
@@ -294,8 +295,8 @@ class Corpus:
         least = 2 if len(self) >= 4 else 1
         count = min(max(round(share * len(self)), least), len(self) - least, HELD_OUT)
         drawn = rng(seed, "held-out").choice(len(self), count, replace=False, shuffle=False)
-        held = np.sort(drawn)
-        return AllExcept(len(self), held), held
+        held_out = np.sort(drawn)
+        return AllExcept(len(self), held_out), held_out
 
 
 def build_corpus(
@@ -339,27 +340,27 @@ def build_corpus(
     if workers is None or isinstance(workers, int):
         require_at_least(1, workers=workers)
         workers = LocalWorkers(workers or usable_cores())
-    place = Path(folder)
+    path = Path(folder)
     finder = None if words is None else words_name(words)
     settings = CorpusSettings(
         tokenizer.fingerprint, language, splitter_version(), finder, cleaning or Cleaning()
     )
     recipe = EncodingSettings(tokenizer, language, words, settings.cleaning)
-    _check_free(place)
-    with lock_folder(place), discard_begun(place, (WORK, *TOKENIZER), (MANIFEST, SHARDS)):
-        if (place / MANIFEST).exists():
-            _check_same(place, settings, documents, recipe)
+    _check_free(path)
+    with lock_folder(path), discard_begun(path, (WORK, *TOKENIZER), (MANIFEST, SHARDS)):
+        if (path / MANIFEST).exists():
+            _check_same(path, settings, documents, recipe)
         else:
             for note in unsuited_steps(settings.cleaning, language):
                 progress.message(note)
-            with os_errors(place, _RESUME):
-                (place / WORK).mkdir(exist_ok=True)
-                check_versions(place / WORK, _sources(documents)[0])
+            with os_errors(path, _RESUME):
+                (path / WORK).mkdir(exist_ok=True)
+                check_versions(path / WORK, _sources(documents)[0])
             # Without segments: whether a model has them is up to the model.
-            Tokenizer(tokenizer.backend, tokenizer.specials, words=tokenizer.words).save(place)
-            names = _encode_all(place, recipe, documents, workers, progress)
-            _finish(place, settings, documents, names, tokenizer, progress)
-    return Corpus.open(place)
+            Tokenizer(tokenizer.backend, tokenizer.specials, words=tokenizer.words).save(path)
+            names = _encode_all(path, recipe, documents, workers, progress)
+            _finish(path, settings, documents, names, tokenizer, progress)
+    return Corpus.open(path)
 
 
 def length_percentiles(
@@ -375,9 +376,9 @@ def length_percentiles(
     counts = np.zeros(1, dtype=np.int64)  # counts[n]: how many lengths are n
     for start in range(0, len(offsets) - 1, chunk):
         lengths = np.diff(offsets[start : start + chunk + 1]).astype(np.int64)
-        more = np.bincount(lengths, minlength=len(counts))
-        more[: len(counts)] += counts
-        counts = more
+        chunk_counts = np.bincount(lengths, minlength=len(counts))
+        chunk_counts[: len(counts)] += counts
+        counts = chunk_counts
     ranks = np.cumsum(counts)
     if ranks[-1] == 0:
         return []
@@ -405,43 +406,47 @@ def _text_digest(names: Iterable[str]) -> str:
 
 
 def _check_same(
-    place: Path, settings: CorpusSettings, documents: Iterable[Document], recipe: EncodingSettings
+    folder: Path, settings: CorpusSettings, documents: Iterable[Document], recipe: EncodingSettings
 ) -> None:
     """Raise DataError unless the existing corpus is the one that these inputs give."""
-    built = read_manifest(place)
-    given, had = (dict(vars(one)) for one in (settings, built.settings))
-    cleaning = config_difference(given.pop("cleaning"), had.pop("cleaning"))
+    built = read_manifest(folder)
+    requested, stored = (dict(vars(values)) for values in (settings, built.settings))
+    cleaning = config_difference(requested.pop("cleaning"), stored.pop("cleaning"))
     differing = [
-        f"{name} {had[name]!r}, not {given[name]!r}" for name in given if given[name] != had[name]
+        f"{name} {stored[name]!r}, not {requested[name]!r}"
+        for name in requested
+        if requested[name] != stored[name]
     ]
     differing += [f"another cleaning (now {'; '.join(cleaning)})"] if cleaning else []
     fix = "Choose another folder, or delete this one."
     if differing:
         message = f"holds a corpus that was built with {'; '.join(differing)}"
-        raise DataError(message, where=place, fix=fix)
+        raise DataError(message, where=folder, fix=fix)
     origins, reading = _sources(documents)
     if not origins or (origins, reading) != (built.origins, built.reading):
         # Files that were only copied or touched hold the same text; reading them is fast
         # compared to encoding them.
         names = (job.name for job in cut_shards(documents, recipe))
         if _text_digest(names) != built.text:
-            raise DataError("holds a corpus of other documents", where=place, fix=fix)
+            raise DataError("holds a corpus of other documents", where=folder, fix=fix)
     # A build that was killed after it wrote the manifest leaves its work.
-    shutil.rmtree(place / WORK, ignore_errors=True)
+    shutil.rmtree(folder / WORK, ignore_errors=True)
 
 
-def _check_free(place: Path) -> None:
+def _check_free(folder: Path) -> None:
     """Raise DataError if the folder holds anything but a corpus or a build; leave no lock in it."""
-    with os_errors(place, "Choose another folder."):
-        held = {path.name for path in place.iterdir()} - {LOCK, OWNER} if place.is_dir() else set()
-    if held and held.isdisjoint({WORK, MANIFEST}):
-        names = ", ".join(sorted(held)[:3])
+    with os_errors(folder, "Choose another folder."):
+        entries = (
+            {path.name for path in folder.iterdir()} - {LOCK, OWNER} if folder.is_dir() else set()
+        )
+    if entries and entries.isdisjoint({WORK, MANIFEST}):
+        names = ", ".join(sorted(entries)[:3])
         message = f"is not empty, and not the folder of a corpus: it holds {names}"
-        raise DataError(message, where=place, fix="Choose another folder.")
+        raise DataError(message, where=folder, fix="Choose another folder.")
 
 
 def _encode_all(
-    place: Path,
+    folder: Path,
     recipe: EncodingSettings,
     documents: Iterable[Document],
     workers: Workers,
@@ -456,20 +461,20 @@ def _encode_all(
         """Yield the jobs without a shard; note the names of all."""
         for job in cut_shards(documents, recipe):
             names.append(job.name)
-            if not (place / WORK / job.name).exists():
+            if not (folder / WORK / job.name).exists():
                 yield job
 
-    stored = dataclasses.replace(recipe, tokenizer=Tokenizer.load(place))
+    stored = dataclasses.replace(recipe, tokenizer=Tokenizer.load(folder))
     jobs = map_jobs(functools.partial(encode_shard, stored), missing(), workers)
     with contextlib.closing(jobs) as results:
         for name, shard in results:
-            store_shard(place / WORK / name, shard)
+            store_shard(folder / WORK / name, shard)
             progress.advance(reader.position if reader else 0)
     return names
 
 
 def _finish(
-    place: Path,
+    folder: Path,
     settings: CorpusSettings,
     documents: Iterable[Document],
     names: list[str],
@@ -477,9 +482,9 @@ def _finish(
     progress: Progress,
 ) -> None:
     """Run the second stage, write the manifest, and delete the shards."""
-    work, words, cleaning = place / WORK, settings.words is not None, settings.cleaning
+    work, words, cleaning = folder / WORK, settings.words is not None, settings.cleaning
     arrays = (TOKENS, SENTENCES, DOCUMENTS, *((WORDS,) if words else ()))
-    with os_errors(place, _RESUME):
+    with os_errors(folder, _RESUME):
         try:
             shards = [work / name for name in names]
             merged = merge_shards(shards, work, settings, tokenizer.decode, progress)
@@ -488,20 +493,20 @@ def _finish(
                 (work / name).unlink(missing_ok=True)
             raise
         if not merged.counts.documents:
-            raise nothing_left(place, cleaning, merged.read.documents, merged.steps)
+            raise nothing_left(folder, cleaning, merged.read.documents, merged.steps)
         for name in arrays:
-            (work / name).replace(place / name)
+            (work / name).replace(folder / name)
         if merged.examples:
-            store_examples(place / LEFT_OUT, merged.examples)
-        present = [name for name in (*TOKENIZER, LEFT_OUT) if (place / name).exists()]
-        files = merged.files | {name: describe_file(place / name) for name in present}
+            store_examples(folder / LEFT_OUT, merged.examples)
+        present = [name for name in (*TOKENIZER, LEFT_OUT) if (folder / name).exists()]
+        files = merged.files | {name: describe_file(folder / name) for name in present}
         origins, reading = _sources(documents)
         text, ids = _text_digest(names), token_type(tokenizer.size)
-        read, steps = merged.read, merged.steps
-        for note in large_steps(cleaning, settings.language, read.documents, steps):
+        inputs, steps = merged.read, merged.steps
+        for note in large_steps(cleaning, settings.language, inputs.documents, steps):
             progress.message(note)
         write_manifest(
-            place,
-            Manifest(merged.counts, ids, settings, origins, reading, text, read, steps, files),
+            folder,
+            Manifest(merged.counts, ids, settings, origins, reading, text, inputs, steps, files),
         )
         shutil.rmtree(work)

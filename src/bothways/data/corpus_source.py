@@ -40,12 +40,12 @@ class CorpusSource:
         corpus: Arrays,
         template: Template,
         segments: Segments,
-        chosen: DocumentIds,
+        ids: DocumentIds,
         seed: int,
         data_copies: int | None = None,
         shuffle: Windows | None = None,
     ) -> None:
-        """Plan the documents `chosen` (ids) in each epoch, with the period of `data_copies` epochs.
+        """Plan the documents `ids` (ids) in each epoch, with the period of `data_copies` epochs.
 
         `shuffle` is how an epoch deals them to windows.
 
@@ -67,7 +67,7 @@ class CorpusSource:
         self._texts = _mapped(corpus.tokens, corpus.words)
         self._offsets = _mapped(corpus.sentences, corpus.documents)
         self._tokens = corpus.tokens if remote else np.asarray(corpus.tokens)
-        self._selection = Selection(corpus, chosen, shuffle)
+        self._selection = Selection(corpus, ids, shuffle)
         self._plans = functools.lru_cache(maxsize=2)(
             functools.partial(_plan, self._selection, segments, seed)
         )
@@ -92,11 +92,11 @@ class CorpusSource:
                 _check_whole(self._offsets)
                 block, plans = following, self._plans(view, following)
                 following = self._selection.following(self.seed, view, block)
-                after = Cursor(epoch + 1) if following is None else Cursor(epoch, following)
-                for place in range(item, len(plans)):
+                next_block = Cursor(epoch + 1) if following is None else Cursor(epoch, following)
+                for index in range(item, len(plans)):
                     empty = False
-                    last = place + 1 == len(plans)
-                    yield plans[place], after if last else Cursor(epoch, block, place + 1)
+                    is_last = index + 1 == len(plans)
+                    yield plans[index], next_block if is_last else Cursor(epoch, block, index + 1)
                 item = 0
             if empty:
                 message = f"no {self.segments.kind} sequence can be made of the chosen documents"
@@ -115,7 +115,7 @@ class CorpusSource:
         sequence = self._assembled(plan, self._slice)
         if (words := self._corpus.words) is not None:
             starts = self._assembled(
-                plan, lambda *part: unpack_words(words, *part).astype(np.int32)
+                plan, lambda *bounds: unpack_words(words, *bounds).astype(np.int32)
             )
             sequence = dataclasses.replace(sequence, word_starts=starts.ids.astype(np.bool_))
         if not isinstance(plan, PairPlan):
@@ -124,19 +124,26 @@ class CorpusSource:
         return dataclasses.replace(sequence, targets={"pair": label})
 
     def _assembled(
-        self, plan: PairPlan | SpanPlan, read: Callable[[int, int], NDArray[np.int32]]
+        self, plan: PairPlan | SpanPlan, read_slice: Callable[[int, int], NDArray[np.int32]]
     ) -> Sequence:
         """Return the texts of a plan with the special tokens around them."""
         from bothways.text.template import assemble
 
         match plan:
             case PairPlan():
-                return assemble(read(plan.a, plan.a_stop), read(plan.b, plan.b_stop), self.template)
+                return assemble(
+                    read_slice(plan.a, plan.a_stop), read_slice(plan.b, plan.b_stop), self.template
+                )
             case SpanPlan():
-                first, *others = (read(*part) for part in plan.ranges)
+                first_document, *documents = (read_slice(*document) for document in plan.ranges)
                 separator = self.template.after.ids
                 return assemble(
-                    np.concatenate([first, *(x for part in others for x in (separator, part))]),
+                    np.concatenate(
+                        [
+                            first_document,
+                            *(x for document in documents for x in (separator, document)),
+                        ]
+                    ),
                     None,
                     self.template,
                 )
@@ -166,14 +173,14 @@ class CorpusSource:
             starts = block.starts[block.edges[:-1]][order]
             plans = self._plans(view, cursor.block)[: cursor.item]
             firsts = [at for plan in plans for at in _first_tokens(plan)]
-            parts = np.searchsorted(starts, firsts, side="right") - 1
-            begun = block.owners[order[parts]]
+            documents = np.searchsorted(starts, firsts, side="right") - 1
+            begun = block.owners[order[documents]]
         return selection.unread(self.seed, view, cursor.block, begun)
 
-    def restricted(self, chosen: DocumentIds) -> CorpusSource:
+    def restricted(self, ids: DocumentIds) -> CorpusSource:
         """Return the same stream over other documents."""
         return CorpusSource(
-            self._corpus, self.template, self.segments, chosen, self.seed, self.data_copies,
+            self._corpus, self.template, self.segments, ids, self.seed, self.data_copies,
             self._selection.shuffle,
         )  # fmt: skip
 
@@ -181,8 +188,8 @@ class CorpusSource:
         return epoch if self.data_copies is None else epoch % self.data_copies
 
     def _check(self, cursor: Cursor) -> None:
-        view, (window, place) = self._view(cursor.epoch), divmod(cursor.block, BLOCKS)
-        if place >= self._selection.blocks(self.seed, view, window) or (
+        view, (window, index) = self._view(cursor.epoch), divmod(cursor.block, BLOCKS)
+        if index >= self._selection.blocks(self.seed, view, window) or (
             cursor.item and cursor.item >= len(self._plans(view, cursor.block))
         ):
             raise DataError(
@@ -209,13 +216,13 @@ class ContinuedSource:
     """
 
     def __init__(
-        self, before: CorpusSource | ContinuedSource, end: Cursor, after: CorpusSource
+        self, previous: CorpusSource | ContinuedSource, end: Cursor, following: CorpusSource
     ) -> None:
-        self._first, self._after = end.epoch, after
-        self._done = before.epochs(end)
-        unread, share = before.unread(end)
+        self._first, self._after = end.epoch, following
+        self._done = previous.epochs(end)
+        unread, share = previous.unread(end)
         # Next sentence prediction needs two documents.
-        self._rest = after.restricted(unread) if len(unread) > 1 else None
+        self._rest = following.restricted(unread) if len(unread) > 1 else None
         self._share = share if self._rest else 0.0
 
     def _source(self, epoch: int) -> CorpusSource | None:
@@ -245,8 +252,8 @@ class ContinuedSource:
         """Return the epochs before this cursor, those of the other stream included."""
         if cursor.epoch > self._first:
             return self._done + self._share + self._after.epochs(cursor) - self._first - 1
-        rest = 0.0 if self._rest is None else self._rest.epochs(cursor) - self._first
-        return self._done + self._share * rest
+        fraction = 0.0 if self._rest is None else self._rest.epochs(cursor) - self._first
+        return self._done + self._share * fraction
 
     def unread(self, cursor: Cursor) -> tuple[DocumentIds, float]:
         """Return the ids of the documents of which nothing was read, in the cursor's epoch, and
@@ -260,7 +267,7 @@ class ContinuedSource:
 
 
 def _mapped(*columns: Column | None) -> list[np.memmap[Any, Any]]:
-    return [each for each in columns if isinstance(each, np.memmap)]
+    return [column for column in columns if isinstance(column, np.memmap)]
 
 
 def _check_whole(arrays: list[np.memmap[Any, Any]]) -> None:

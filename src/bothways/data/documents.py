@@ -178,15 +178,15 @@ def _resolve(name: str) -> list[str]:
 
 
 def _resolve_url(url: urls.Url) -> list[str]:
-    found = urls.find_files(url)
-    if found is None:
+    files = urls.find_files(url)
+    if files is None:
         raise DataError("no such file or folder", where=url, fix="Check the URL.")
-    if len(found) != 1 or found[0].url != url:  # a glob or a folder, which may hold other files
-        found = [file for file in found if _is_readable(file.url)]
-    if not found:
+    if len(files) != 1 or files[0].url != url:  # a glob or a folder, which may hold other files
+        files = [file for file in files if _is_readable(file.url)]
+    if not files:
         fix = f"Check the URL. Supported are {_KINDS}."
         raise DataError("names no file that can be read", where=url, fix=fix)
-    return [_file(file.url, file.size) for file in found]
+    return [_file(file.url, file.size) for file in files]
 
 
 def _resolve_folder(folder: Path) -> list[str]:
@@ -194,7 +194,7 @@ def _resolve_folder(folder: Path) -> list[str]:
     files = [
         _file(path)
         for path in paths
-        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if not any(name.startswith(".") for name in path.relative_to(folder).parts)
     ]
     if not files:
         fix = f"Supported are {_KINDS}."
@@ -235,11 +235,11 @@ def origin_of(name: str) -> Origin:
     """
     if name.startswith(HUB):
         return Origin(name, modified=HubData(name).version)
-    place = urls.place_of(name)
-    if isinstance(place, urls.Url):
-        file = urls.status_of(place) or urls.RemoteFile(place, 0, "")
+    location = urls.place_of(name)
+    if isinstance(location, urls.Url):
+        file = urls.status_of(location) or urls.RemoteFile(location, 0, "")
         return Origin(name, file.size or 0, file.version)
-    status = place.stat()
+    status = location.stat()
     return Origin(name, status.st_size, status.st_mtime_ns)
 
 
@@ -255,13 +255,15 @@ def check_versions(folder: Path, origins: Iterable[Origin]) -> None:
         DataError: a file at a URL or a data set of the Hub has changed.
     """
     record = folder / _VERSIONS
-    now = {each.name: each.modified for each in origins if isinstance(each.modified, str)}
-    before = read_object(record) if record.exists() else {}
-    for name, version in now.items():
-        if before.get(name, version) != version:
-            raise _change(name, before[name], version, f"Delete {folder} to begin again with it")
-    if now:
-        text = json.dumps(before | now)
+    versions = {
+        origin.name: origin.modified for origin in origins if isinstance(origin.modified, str)
+    }
+    stored = read_object(record) if record.exists() else {}
+    for name, version in versions.items():
+        if stored.get(name, version) != version:
+            raise _change(name, stored[name], version, f"Delete {folder} to begin again with it")
+    if versions:
+        text = json.dumps(stored | versions)
         replace_text(record, text)
 
 
@@ -271,14 +273,14 @@ def check_origin(origin: Origin) -> None:
     Raises:
         DataError: a file at a URL or a data set of the Hub has changed.
     """
-    if isinstance(origin.modified, str) and (now := origin_of(origin.name)) != origin:
-        raise _change(origin.name, origin.modified, now.modified, "Run the same command again")
+    if isinstance(origin.modified, str) and (current := origin_of(origin.name)) != origin:
+        raise _change(origin.name, origin.modified, current.modified, "Run the same command again")
 
 
-def _change(name: str, before: int | str, now: int | str, fix: str) -> DataError:
+def _change(name: str, stored: int | str, current: int | str, fix: str) -> DataError:
     if name.startswith(HUB):
         fix += ", or name the earlier revision: hub:owner/name@revision"
-    message = f"has changed since this work began: it was {before} and is {now}"
+    message = f"has changed since this work began: it was {stored} and is {current}"
     return DataError(message, where=name, fix=f"{fix}.")
 
 
@@ -299,13 +301,15 @@ def _read(
 ) -> Iterator[Document]:
     path = urls.place_of(name)
     if name.startswith(HUB) or path.suffix == ".parquet" or text_io.suffix_of(path) in _TABLES:
-        asked = [column]
-        table = tables.open_table(name, asked, only=asked, allow_empty=True, bytes_read=bytes_read)
+        columns = [column]
+        table = tables.open_table(
+            name, columns, only=columns, allow_empty=True, bytes_read=bytes_read
+        )
         return _column_documents(table.rows, column)
     if _is_wiki(path):
         # With --json wiki-extractor writes JSON lines, under the same names.
-        first = next((line for _, line in text_io.read_lines(path, split=True) if line.strip()), "")
-        if first.lstrip().startswith("{"):
+        head = next((line for _, line in text_io.read_lines(path, split=True) if line.strip()), "")
+        if head.lstrip().startswith("{"):
             lines = text_io.read_lines(path, bytes_read)
             return _closing(_column_documents(tables.json_rows(name, lines), column), lines)
     return _text_documents(path, boundary, bytes_read)
@@ -369,17 +373,17 @@ def _block_documents(path: urls.Place, lines: Lines) -> Iterator[Document]:
 
 def _bounded(lines: Lines) -> Iterator[tuple[int, str]]:
     """Join lines to one text, or to several if they are longer than `max_line_bytes`."""
-    limit, begin, size, held = text_io.max_line_bytes(), 1, 0, list[str]()
+    limit, begin, size, pending = text_io.max_line_bytes(), 1, 0, list[str]()
     for number, line in lines:
-        if held and size + len(line) > limit:
-            yield begin, "\n".join(held)
-            size, held = 0, []
-        if not held:
+        if pending and size + len(line) > limit:
+            yield begin, "\n".join(pending)
+            size, pending = 0, []
+        if not pending:
             begin = number
-        held.append(line)
+        pending.append(line)
         size += len(line) + 1
-    if held:
-        yield begin, "\n".join(held)
+    if pending:
+        yield begin, "\n".join(pending)
 
 
 def _wiki_documents(path: urls.Place, lines: Lines) -> Iterator[Document]:
@@ -404,6 +408,6 @@ def _wiki_documents(path: urls.Place, lines: Lines) -> Iterator[Document]:
         raise _doc_error(f"ends inside the <doc …> of line {start}", path, number)
 
 
-def _doc_error(what: str, path: urls.Place, line: int) -> DataError:
+def _doc_error(message: str, path: urls.Place, line: int) -> DataError:
     fix = "Each document is a line <doc …>, its text and a line </doc>."
-    return DataError(what, where=f"{path}:{line}", fix=fix)
+    return DataError(message, where=f"{path}:{line}", fix=fix)

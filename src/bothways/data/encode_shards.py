@@ -64,8 +64,8 @@ class EncodingSettings:
         words = [] if self.words is None else [words_name(self.words)]
         # Fewer tokens than a number are counted when the shards are joined.
         steps = fingerprint(dataclasses.replace(self.cleaning, min_tokens=1))
-        parts = [_LAYOUT, self.tokenizer.fingerprint, self.language, splitter_version(), *words]
-        return "\0".join([*parts, steps]).encode()
+        fields = [_LAYOUT, self.tokenizer.fingerprint, self.language, splitter_version(), *words]
+        return "\0".join([*fields, steps]).encode()
 
 
 @dataclass(frozen=True)
@@ -188,13 +188,13 @@ def _clean(recipe: EncodingSettings, texts: list[str]) -> tuple[CleanedTexts, li
     languages = [recipe.language] * len(texts)
     if recipe.language == AUTO:
         languages = [detect_language(text) for text in texts]
-    known = dict[tuple[str, str], list[str]]()  # a rule may have counted the sentences
+    splits = dict[tuple[str, str], list[str]]()  # a rule may have counted the sentences
 
     def split(text: str, language: str) -> list[str]:
         """Return the sentences of a text, split once."""
-        if (text, language) not in known:
-            known[text, language] = split_sentences(text, language)
-        return known[text, language]
+        if (text, language) not in splits:
+            splits[text, language] = split_sentences(text, language)
+        return splits[text, language]
 
     cleaned = clean_texts(texts, languages, recipe.cleaning, split)
     return cleaned, [
@@ -219,7 +219,7 @@ def store_shard(path: Path, shard: Shard) -> None:
     if shard.examples:
         rows = json.dumps([dataclasses.asdict(example) for example in shard.examples])
         arrays["examples"] = np.frombuffer(rows.encode(), dtype=np.uint8)
-    replace_file(path, lambda place: np.savez(place, **arrays))
+    replace_file(path, lambda file: np.savez(file, **arrays))
 
 
 def load_shard(path: Path) -> Shard:

@@ -97,12 +97,12 @@ class ComputedIds:
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def __getitem__(self, places: Any) -> Any:
-        if isinstance(places, slice):
-            places = np.arange(*places.indices(len(self)))
-        if np.size(places) and not 0 <= np.min(places) <= np.max(places) < len(self):
+    def __getitem__(self, positions: Any) -> Any:
+        if isinstance(positions, slice):
+            positions = np.arange(*positions.indices(len(self)))
+        if np.size(positions) and not 0 <= np.min(positions) <= np.max(positions) < len(self):
             raise IndexError(f"places must be from 0 to {len(self) - 1}")
-        return self._ids(np.asarray(places))
+        return self._ids(np.asarray(positions))
 
     def __iter__(self) -> Iterator[np.int64]:
         return iter(self[:])
@@ -110,7 +110,7 @@ class ComputedIds:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.asarray(self[:], dtype)
 
-    def _ids(self, places: Whole) -> Any:
+    def _ids(self, positions: Whole) -> Any:
         raise NotImplementedError
 
 
@@ -129,8 +129,8 @@ class AllExcept(ComputedIds):
     def __len__(self) -> int:
         return self.total - len(self.without)
 
-    def _ids(self, places: Whole) -> Any:
-        return places + np.searchsorted(self._before, places, side="right")
+    def _ids(self, positions: Whole) -> Any:
+        return positions + np.searchsorted(self._before, positions, side="right")
 
     @functools.cached_property
     def _before(self) -> Whole:
@@ -143,28 +143,28 @@ class RestOfEpoch(ComputedIds):
     """The documents that an epoch has not begun.
 
     Attributes:
-        chosen: all documents of the epoch.
+        ids: all documents of the epoch.
         left: `(N)`, places of those of the open window among the chosen ones, ascending.
         runs: `(R)`, the places where runs of later windows begin, ascending.
         run: documents of a run.
     """
 
-    chosen: DocumentIds
+    ids: DocumentIds
     left: Whole
     runs: Whole
     run: int
 
     def __len__(self) -> int:
         # Only the last run may be shorter.
-        missing = max(0, int(self.runs[-1]) + self.run - len(self.chosen)) if len(self.runs) else 0
+        missing = max(0, int(self.runs[-1]) + self.run - len(self.ids)) if len(self.runs) else 0
         return len(self.left) + self.run * len(self.runs) - missing
 
-    def _ids(self, places: Whole) -> Any:
-        near, far = places < len(self.left), places - len(self.left)
-        found = np.empty_like(places)
-        found[near] = self.left[places[near]]
-        found[~near] = self.runs[far[~near] // self.run] + far[~near] % self.run
-        return self.chosen[found]
+    def _ids(self, positions: Whole) -> Any:
+        near, far = positions < len(self.left), positions - len(self.left)
+        selected = np.empty_like(positions)
+        selected[near] = self.left[positions[near]]
+        selected[~near] = self.runs[far[~near] // self.run] + far[~near] % self.run
+        return self.ids[selected]
 
 
 DocumentIds = NDArray[np.integer[Any]] | AllExcept | RestOfEpoch
@@ -177,28 +177,28 @@ class _Window(NamedTuple):
         owners, firsts, sizes: `(P)`, the document of each part, as a place among the chosen ones,
             its first sentence and the number of its sentences.
         edges: `(B+1)`, block b is the parts `[edges[b], edges[b+1])`.
-        before: `(B+1)`, the sentences of the window before each edge.
+        sentences_before: `(B+1)`, the sentences of the window before each edge.
     """
 
     owners: Whole
     firsts: Whole
     sizes: NDArray[np.uint32]
     edges: Whole
-    before: Whole
+    sentences_before: Whole
 
 
 class Selection:
     """The chosen documents of a corpus that are not empty.
 
     Attributes:
-        chosen: their ids.
+        ids: their ids.
         shuffle: how documents are dealt to windows.
         windows: the number of windows of an epoch.
         run: neighbours that come into a window together.
     """
 
     def __init__(
-        self, corpus: remote_arrays.Arrays, chosen: DocumentIds, shuffle: Windows | None = None
+        self, corpus: remote_arrays.Arrays, ids: DocumentIds, shuffle: Windows | None = None
     ) -> None:
         """Select documents by their ids; of `AllExcept`, none may be empty.
 
@@ -210,23 +210,23 @@ class Selection:
         """
         # Signed: NumPy turns a mixture of unsigned and signed integers into floats.
         self.sentences, self.documents = _signed(corpus.sentences), _signed(corpus.documents)
-        _check(corpus, self.sentences, self.documents, chosen)
-        if isinstance(chosen, np.ndarray):
-            filled = self.documents[chosen + 1] > self.documents[chosen]
-            chosen = chosen[filled].astype(np.int64, copy=False)
-            if len(chosen) == 0:
+        _check(corpus, self.sentences, self.documents, ids)
+        if isinstance(ids, np.ndarray):
+            filled = self.documents[ids + 1] > self.documents[ids]
+            ids = ids[filled].astype(np.int64, copy=False)
+            if len(ids) == 0:
                 message = f"none of the {len(filled)} chosen documents has a sentence"
                 raise DataError(message, fix="Give a corpus with text, or choose other documents.")
-        self.chosen: DocumentIds = chosen
+        self.ids: DocumentIds = ids
         self.shuffle, self._corpus = shuffle, corpus
         size, self.run = (WINDOW, RUN) if shuffle is None else (shuffle.documents, shuffle.run)
-        self.windows = -(-len(chosen) // size)
+        self.windows = -(-len(ids) // size)
         self._window = functools.lru_cache(maxsize=1)(
-            functools.partial(_plan_window, self.documents, chosen, self.windows, self.run)
+            functools.partial(_plan_window, self.documents, ids, self.windows, self.run)
         )
 
     def __len__(self) -> int:
-        return len(self.chosen)
+        return len(self.ids)
 
     def bounds(self, documents: NDArray[np.integer[Any]]) -> tuple[Whole, Whole]:
         """Return the sentences `[first, stop)` of these documents."""
@@ -240,22 +240,22 @@ class Selection:
 
     def following(self, seed: int, epoch: int, block: int) -> int | None:
         """Return the number of the block after this one; None after the last of the epoch."""
-        window, place = divmod(block, BLOCKS)
-        if place + 1 < self.blocks(seed, epoch, window):
+        window, index = divmod(block, BLOCKS)
+        if index + 1 < self.blocks(seed, epoch, window):
             return block + 1
         return (window + 1) * BLOCKS if window + 1 < self.windows else None
 
-    def share_before(self, seed: int, epoch: int, block: int, part: float) -> float:
-        """Return the share of an epoch before a place: that after the share `part` of a block.
+    def share_before(self, seed: int, epoch: int, block: int, fraction: float) -> float:
+        """Return the share of an epoch before a place: that after the share `fraction` of a block.
 
         All windows count equally, and all sentences of a window.
         """
-        window, place = divmod(block, BLOCKS)
-        if not place and not part:  # where a window begins, it need not be planned
+        window, index = divmod(block, BLOCKS)
+        if not index and not fraction:  # where a window begins, it need not be planned
             return window / self.windows
-        before = self._window(seed, epoch, window).before
-        done = before[place] + part * (before[place + 1] - before[place])
-        return (window + float(done / before[-1])) / self.windows
+        sentences = self._window(seed, epoch, window).sentences_before
+        done = sentences[index] + fraction * (sentences[index + 1] - sentences[index])
+        return (window + float(done / sentences[-1])) / self.windows
 
     def unread(self, seed: int, epoch: int, block: int, begun: Whole) -> tuple[DocumentIds, float]:
         """Return the documents of an epoch that are in no earlier block, and their share of it.
@@ -263,17 +263,20 @@ class Selection:
         Args:
             begun: places, among the chosen documents, of those in this block that are left out.
         """
-        window, place = divmod(block, BLOCKS)
+        window, index = divmod(block, BLOCKS)
         opened = self._window(seed, epoch, window)
-        read = np.concatenate([opened.owners[: opened.edges[place]], begun])
+        begun_positions = np.concatenate([opened.owners[: opened.edges[index]], begun])
         count, windows, run = len(self), self.windows, self.run
-        own = _places(count, _runs(count, windows, run, seed, epoch, window, window + 1), run)
-        later = _runs(count, windows, run, seed, epoch, window + 1, windows)
-        left = np.setdiff1d(own, read)
-        inside = opened.sizes[np.isin(opened.owners, left)].sum(dtype=np.int64) / opened.before[-1]
+        positions = _places(count, _runs(count, windows, run, seed, epoch, window, window + 1), run)
+        later_runs = _runs(count, windows, run, seed, epoch, window + 1, windows)
+        left = np.setdiff1d(positions, begun_positions)
+        inside = (
+            opened.sizes[np.isin(opened.owners, left)].sum(dtype=np.int64)
+            / opened.sentences_before[-1]
+        )
         share = float(windows - window - 1 + inside) / windows
-        rest = RestOfEpoch(self.chosen, left, later, run)
-        return rest if len(later) else np.asarray(rest), share
+        remaining = RestOfEpoch(self.ids, left, later_runs, run)
+        return remaining if len(later_runs) else np.asarray(remaining), share
 
     def open(self, seed: int, epoch: int, block: int) -> EpochBlock:
         """Open a block of an epoch.
@@ -281,10 +284,10 @@ class Selection:
         Raises:
             DataError: a sentence in it is empty.
         """
-        window, place = divmod(block, BLOCKS)
+        window, index = divmod(block, BLOCKS)
         opened = self._window(seed, epoch, window)
-        parts = slice(*opened.edges[place : place + 2])
-        firsts, sizes = opened.firsts[parts], opened.sizes[parts].astype(np.int64)
+        block_parts = slice(*opened.edges[index : index + 2])
+        firsts, sizes = opened.firsts[block_parts], opened.sizes[block_parts].astype(np.int64)
         if isinstance(self.sentences, remote_arrays.RemoteArray):
             self.sentences.fetch_ahead(firsts, firsts + sizes + 1)
         ends = np.concatenate([[0], np.cumsum(sizes)])
@@ -296,8 +299,8 @@ class Selection:
             broken = sentences[np.argmax(stops <= starts)]
             message = f"sentence {broken} of the corpus has no tokens"
             raise DataError(message, fix="Build the corpus again.")
-        others = None if self.shuffle is None else opened.owners
-        return EpochBlock(starts, stops, ends, opened.owners[parts], others)
+        window_owners = None if self.shuffle is None else opened.owners
+        return EpochBlock(starts, stops, ends, opened.owners[block_parts], window_owners)
 
     def draw(self, count: int, window: Whole | None, rng: np.random.Generator) -> Whole:
         """Draw documents with repetition, as places among the chosen ones.
@@ -311,15 +314,15 @@ class Selection:
 
     def _fetch_next_window(self, seed: int, epoch: int, block: int) -> None:
         """Fetch as many runs of the next window as come to a block of this one."""
-        window, place = divmod(block, BLOCKS)
+        window, index = divmod(block, BLOCKS)
         if self.shuffle is None or window + 1 == self.windows:
             return
         following = window + 1, window + 2
         firsts = _runs(len(self), self.windows, self.run, seed, epoch, *following)
         size = self.blocks(seed, epoch, window)
-        for first in firsts[len(firsts) * place // size : len(firsts) * (place + 1) // size]:
-            last = min(int(first) + self.run, len(self)) - 1
-            start, stop = (int(self.chosen[at]) for at in (first, last))
+        for begin in firsts[len(firsts) * index // size : len(firsts) * (index + 1) // size]:
+            end = min(int(begin) + self.run, len(self)) - 1
+            start, stop = (int(self.ids[at]) for at in (begin, end))
             remote_arrays.fetch_documents_ahead(self._corpus, start, stop + 1)
 
 
@@ -329,29 +332,29 @@ def bytes_at_hand(corpus: remote_arrays.Arrays, shuffle: Windows | None) -> int:
     That is all of it, or two windows. A run has a part at each end that is not all its own.
     """
     columns = (corpus.tokens, corpus.sentences, corpus.documents, corpus.words)
-    remote = [each for each in columns if isinstance(each, remote_arrays.RemoteArray)]
-    whole = sum(each.nbytes for each in remote)
+    remote = [column for column in columns if isinstance(column, remote_arrays.RemoteArray)]
+    total = sum(column.nbytes for column in remote)
     if shuffle is None:
-        return whole
+        return total
     share = shuffle.run / max(1, len(corpus.documents) - 1)
-    run = sum(math.ceil(each.nbytes * share) + each.file.part for each in remote)
-    return min(whole, 2 * -(-shuffle.documents // shuffle.run) * run)
+    run = sum(math.ceil(column.nbytes * share) + column.file.part for column in remote)
+    return min(total, 2 * -(-shuffle.documents // shuffle.run) * run)
 
 
 def sample_clustered(
-    corpus: remote_arrays.Arrays, chosen: DocumentIds, tokens: int, seed: int
+    corpus: remote_arrays.Arrays, document_ids: DocumentIds, tokens: int, seed: int
 ) -> NDArray[np.int64]:
     """Sample about enough of the chosen documents for some tokens, in clusters of neighbours.
 
     What has to be fetched of a corpus at a URL then grows with the tokens, not with the corpus.
     """
-    ids = np.asarray(chosen)
-    _, place, sizes = np.unique(ids // CLUSTER, return_inverse=True, return_counts=True)
+    ids = np.asarray(document_ids)
+    _, cluster, sizes = np.unique(ids // CLUSTER, return_inverse=True, return_counts=True)
     order = rng(seed, "places").permutation(len(sizes))
     needed = OVERSAMPLE * tokens * (len(corpus.documents) - 1) / max(1, len(corpus.tokens))
     taken = order[: 1 + int(np.searchsorted(np.cumsum(sizes[order]), needed))]
-    few = ids[np.isin(place, taken)]
-    return few if len(few) > 1 else ids
+    sampled = ids[np.isin(cluster, taken)]
+    return sampled if len(sampled) > 1 else ids
 
 
 def _signed(offsets: remote_arrays.Column) -> remote_arrays.Column:
@@ -364,7 +367,7 @@ def _check(
     corpus: remote_arrays.Arrays,
     sentences: remote_arrays.Column,
     documents: remote_arrays.Column,
-    chosen: DocumentIds,
+    ids: DocumentIds,
 ) -> None:
     if (
         len(documents) == 0
@@ -376,69 +379,69 @@ def _check(
             f"{len(documents) - 1} documents do not fit their offsets",
             fix="Build the corpus again.",
         )
-    while isinstance(chosen, RestOfEpoch):
-        chosen = chosen.chosen
-    if isinstance(chosen, AllExcept):
-        chosen = np.array([0, chosen.total - 1])
-    if len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(documents) - 1:
+    while isinstance(ids, RestOfEpoch):
+        ids = ids.ids
+    if isinstance(ids, AllExcept):
+        ids = np.array([0, ids.total - 1])
+    if len(ids) and not 0 <= ids.min() <= ids.max() < len(documents) - 1:
         raise DataError(
-            f"documents {chosen.min()} to {chosen.max()} were chosen; "
+            f"documents {ids.min()} to {ids.max()} were chosen; "
             f"the corpus has 0 to {len(documents) - 2}",
             fix="Split the corpus again.",
         )
 
 
 def _plan_window(
-    documents: remote_arrays.Column, chosen: DocumentIds, windows: int, run: int,
+    documents: remote_arrays.Column, document_ids: DocumentIds, windows: int, run: int,
     seed: int, epoch: int, window: int,
 ) -> _Window:  # fmt: skip
     """Split the documents of a window into parts, permute these, and find where blocks begin."""
-    count = len(chosen)
+    count = len(document_ids)
     runs = _runs(count, windows, run, seed, epoch, window, window + 1)
-    places = _places(count, runs, run)
-    parts = []
-    for at in range(0, len(places), CHUNK):
-        ids = chosen[places[at : at + CHUNK]]
-        parts.append(_parts(places[at : at + CHUNK], documents[ids], documents[ids + 1]))
-    owners, firsts, sizes = (np.concatenate(column) for column in zip(*parts, strict=True))
-    del parts, places
+    positions = _places(count, runs, run)
+    split = []
+    for at in range(0, len(positions), CHUNK):
+        ids = document_ids[positions[at : at + CHUNK]]
+        split.append(_parts(positions[at : at + CHUNK], documents[ids], documents[ids + 1]))
+    owners, firsts, sizes = (np.concatenate(column) for column in zip(*split, strict=True))
+    del split, positions
     order = np.arange(len(sizes), dtype=np.uint32)
     rng(seed, "documents", epoch=epoch, index=window).shuffle(order)
     sizes = sizes[order]
-    before = np.cumsum(sizes, dtype=np.int64)
-    total = before[-1]
-    before -= sizes
-    edges = np.searchsorted(before, np.arange(0, before[-1] + 1, BLOCK))
-    sentences = np.append(before[edges], total)
-    del before
+    sentences_before = np.cumsum(sizes, dtype=np.int64)
+    total = sentences_before[-1]
+    sentences_before -= sizes
+    edges = np.searchsorted(sentences_before, np.arange(0, sentences_before[-1] + 1, BLOCK))
+    sentences = np.append(sentences_before[edges], total)
+    del sentences_before
     return _Window(owners[order], firsts[order], sizes, np.append(edges, len(order)), sentences)
 
 
 def _runs(
-    count: int, windows: int, run: int, seed: int, epoch: int, first: int, stop: int
+    count: int, windows: int, run: int, seed: int, epoch: int, begin: int, stop: int
 ) -> Whole:
     """Return the first index of each run of the windows `[first, stop)` in `count` documents."""
     runs = np.arange(-(-count // run), dtype=np.uint32)
     rng(seed, "windows", epoch=epoch).shuffle(runs)
-    mine = runs[len(runs) * first // windows : len(runs) * stop // windows]
+    mine = runs[len(runs) * begin // windows : len(runs) * stop // windows]
     return np.sort(mine).astype(np.int64) * run
 
 
 def _places(count: int, runs: Whole, run: int) -> Whole:
     """Return the places of the documents of some runs among `count` chosen ones, ascending."""
-    places = (runs[:, None] + np.arange(run)).reshape(-1)
-    return places[places < count]
+    positions = (runs[:, None] + np.arange(run)).reshape(-1)
+    return positions[positions < count]
 
 
-def _parts(places: Whole, first: Whole, stop: Whole) -> tuple[Whole, Whole, NDArray[np.uint32]]:
+def _parts(positions: Whole, begins: Whole, stop: Whole) -> tuple[Whole, Whole, NDArray[np.uint32]]:
     """Split the documents at these places into parts of at most `BLOCK` sentences.
 
     Returns:
         The place, first sentence and size of each part.
     """
-    counts = -(-(stop - first) // BLOCK)
-    document = np.repeat(np.arange(len(first)), counts)
+    counts = -(-(stop - begins) // BLOCK)
+    document = np.repeat(np.arange(len(begins)), counts)
     nth = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
-    firsts = first[document] + nth * BLOCK
+    firsts = begins[document] + nth * BLOCK
     sizes = np.minimum(stop[document] - firsts, BLOCK)
-    return places[document], firsts, sizes.astype(np.uint32)
+    return positions[document], firsts, sizes.astype(np.uint32)

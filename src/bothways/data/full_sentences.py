@@ -61,11 +61,11 @@ def plan_spans(
     pieces = _pieces(block, room)
     opens, closes, document = pieces[0].tolist(), pieces[1].tolist(), pieces[2].tolist()
     heads = np.searchsorted(pieces[2], np.arange(len(block.owners) + 1)).tolist()
-    read = np.cumsum(pieces[1] - pieces[0])
+    tokens = np.cumsum(pieces[1] - pieces[0])
     # The pieces [i, e) take ends[e - 1] − begins[i] tokens: their own, and one [SEP] per document
     # boundary among them.
-    ends = (read + pieces[2]).tolist()
-    begins = (read - (pieces[1] - pieces[0]) + pieces[2]).tolist()
+    ends = (tokens + pieces[2]).tolist()
+    begins = (tokens - (pieces[1] - pieces[0]) + pieces[2]).tolist()
     spans, at = [], 0
     while at < len(opens):
         limit = len(opens) if cross else heads[document[at] + 1]
@@ -80,7 +80,7 @@ def _pieces(block: EpochBlock, room: int) -> tuple[Whole, Whole, Whole]:
     """Cut sentences to at most `room` tokens; return starts, stops and documents of the pieces."""
     counts = -(-(block.stops - block.starts) // room)
     sentence = np.repeat(np.arange(len(counts)), counts)
-    place = np.arange(len(sentence)) - np.repeat(np.cumsum(counts) - counts, counts)
-    starts = block.starts[sentence] + place * room
+    index = np.arange(len(sentence)) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = block.starts[sentence] + index * room
     document = np.searchsorted(block.edges, sentence, side="right") - 1
     return starts, np.minimum(starts + room, block.stops[sentence]), document

@@ -40,12 +40,12 @@ def parse_hub_name(name: str) -> HubName:
     Raises:
         DataError: it has another form.
     """
-    whole, *rest = name.removeprefix(HUB).split(":")
-    repository, mark, revision = whole.partition("@")
-    if not repository or (mark and not revision) or len(rest) > 2:
+    address, *options = name.removeprefix(HUB).split(":")
+    repository, mark, revision = address.partition("@")
+    if not repository or (mark and not revision) or len(options) > 2:
         fix = f"Write {HUB}owner/name, {HUB}owner/name:configuration or with :split at the end."
         raise DataError("is not the name of a Hub data set", where=name, fix=fix)
-    config, split = [*rest, "", ""][:2]
+    config, split = [*options, "", ""][:2]
     return HubName(repository, revision or None, config or None, split or "train")
 
 
@@ -53,8 +53,8 @@ def without_revision(name: str) -> str:
     """Return the name of a source without a revision: "hub:a/b@v1:en" → "hub:a/b:en"."""
     if not name.startswith(HUB):
         return name
-    whole, colon, rest = name.removeprefix(HUB).partition(":")
-    return f"{HUB}{whole.partition('@')[0]}{colon}{rest}"
+    address, colon, options = name.removeprefix(HUB).partition(":")
+    return f"{HUB}{address.partition('@')[0]}{colon}{options}"
 
 
 class HubData:
@@ -83,10 +83,10 @@ class HubData:
     def version(self) -> str:
         """The commit, or a digest of what is known of the files; another one if they change."""
         files = self._builder.config.data_files or {}
-        known = sorted({entry for split in files.values() for entry in split.origin_metadata})
-        if len(known) == 1 and len(known[0]) == 2:  # repository and commit
-            return str(known[0][1])
-        return hashlib.sha256(repr(known).encode()).hexdigest()[:16]
+        origins = sorted({entry for split in files.values() for entry in split.origin_metadata})
+        if len(origins) == 1 and len(origins[0]) == 2:  # repository and commit
+            return str(origins[0][1])
+        return hashlib.sha256(repr(origins).encode()).hexdigest()[:16]
 
     @functools.cached_property
     def first(self) -> Any:
@@ -183,8 +183,10 @@ def class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def named_classes(row: Mapping[str, Any], classes: Mapping[str, Many[str]]) -> dict[str, Any]:
     """Return a row in which classes are their names, and negative classes (unknown) None."""
-    named = {name: _named(row[name], names) for name, names in classes.items() if name in row}
-    return {**row, **named}
+    class_values = {
+        name: _named(row[name], names) for name, names in classes.items() if name in row
+    }
+    return {**row, **class_values}
 
 
 def _named(value: Any, names: Many[str]) -> Any:

@@ -64,24 +64,24 @@ def choose_documents(
     """
     near = [NEAR] if cleaning.near_duplicates else []
     steps = (*cleaning.document_rules, SHORT, DUPLICATE, *near)
-    fate = {name: np.uint8(place) for place, name in enumerate(steps, 1)}
-    digests, parts = [np.zeros((0, 16), dtype=np.uint8)], [np.zeros(0, dtype=np.uint8)]
+    fate = {name: np.uint8(number) for number, name in enumerate(steps, 1)}
+    digests, shard_fates = [np.zeros((0, 16), dtype=np.uint8)], [np.zeros(0, dtype=np.uint8)]
     for path in shards:
         index = load_index(path)
         short = (index.sizes < cleaning.min_tokens) & (index.fates == 0)
-        parts.append(np.where(short, fate[SHORT], index.fates))
+        shard_fates.append(np.where(short, fate[SHORT], index.fates))
         digests.append(index.digests)
-    fates, rows = np.concatenate(parts), np.concatenate(digests)
+    fates, rows = np.concatenate(shard_fates), np.concatenate(digests)
     fates[(fates == 0) & ~first_occurrences(rows)] = fate[DUPLICATE]
     if cleaning.near_duplicates is None:
         return LeftOut(steps, fates, [])
-    kept = np.flatnonzero(fates == 0)
+    remaining = np.flatnonzero(fates == 0)
     texts = _gather(shards, folder, fates == 0, cleaning.near_duplicates.permutations)
-    found = find_near_duplicates(texts, cleaning.near_duplicates, progress)
+    pairs = find_near_duplicates(texts, cleaning.near_duplicates, progress)
     for name in (SIGNATURES, SHINGLES):
         (folder / name).unlink()
-    fates[kept[found.documents]] = fate[NEAR]
-    return LeftOut(steps, fates, _examples(found, kept, rows))
+    fates[remaining[pairs.documents]] = fate[NEAR]
+    return LeftOut(steps, fates, _examples(pairs, remaining, rows))
 
 
 def first_occurrences(digests: NDArray[np.uint8]) -> NDArray[np.bool_]:
@@ -89,34 +89,34 @@ def first_occurrences(digests: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
     Example: the rows a, b, a, c, b → True, True, False, True, False.
     """
-    first = np.ones(len(digests), dtype=np.bool_)
+    is_first = np.ones(len(digests), dtype=np.bool_)
     words = digests.view(np.uint64)
     part_of = digests[:, 0] >> 4
-    for part in range(16):
-        rows = np.flatnonzero(part_of == part)
+    for sixteenth in range(16):
+        rows = np.flatnonzero(part_of == sixteenth)
         # Stable: of equal digests the earliest comes first.
         order = rows[np.lexsort((words[rows, 1], words[rows, 0]))]
         repeated = (words[order[1:]] == words[order[:-1]]).all(axis=1)
-        first[order[1:][repeated]] = False
-    return first
+        is_first[order[1:][repeated]] = False
+    return is_first
 
 
 def _gather(
-    shards: Sequence[Path], folder: Path, kept: NDArray[np.bool_], permutations: int
+    shards: Sequence[Path], folder: Path, remaining: NDArray[np.bool_], permutations: int
 ) -> SignedTexts:
     """Write what is compared of the documents that are kept so far to files, and map these."""
-    seen, counts = 0, [np.zeros(1, dtype=np.int64)]
+    offset, counts = 0, [np.zeros(1, dtype=np.int64)]
     with contextlib.ExitStack() as files:
         signatures, shingles = (
             files.enter_context((folder / name).open("wb")) for name in (SIGNATURES, SHINGLES)
         )
         for path in shards:
             signed = load_signed(path)
-            own = kept[seen : seen + len(signed.signatures)]
-            signatures.write(signed.signatures[own].data)
-            shingles.write(signed.shingles.values[np.repeat(own, signed.shingles.counts)].data)
-            counts.append(signed.shingles.counts[own])
-            seen += len(own)
+            mask = remaining[offset : offset + len(signed.signatures)]
+            signatures.write(signed.signatures[mask].data)
+            shingles.write(signed.shingles.values[np.repeat(mask, signed.shingles.counts)].data)
+            counts.append(signed.shingles.counts[mask])
+            offset += len(mask)
     return SignedTexts(
         ShingleTable(_map(folder / SHINGLES, "uint32"), np.cumsum(np.concatenate(counts))),
         _map(folder / SIGNATURES, "uint16").reshape(-1, permutations),
@@ -129,15 +129,15 @@ def _map(file: Path, dtype: str) -> NDArray[Any]:
 
 
 def _examples(
-    found: NearDuplicatePairs, kept: NDArray[np.int64], digests: NDArray[np.uint8]
+    pairs: NearDuplicatePairs, remaining: NDArray[np.int64], digests: NDArray[np.uint8]
 ) -> list[LeftOutExample]:
     """Return examples of near-duplicates, ascending; they depend only on the documents."""
-    rows = digests[kept[found.documents], :8]
-    first = np.argsort(rows.view(">u8").ravel(), kind="stable")[:EXAMPLES]
+    rows = digests[remaining[pairs.documents], :8]
+    order = np.argsort(rows.view(">u8").ravel(), kind="stable")[:EXAMPLES]
     return [
         LeftOutExample(
-            rows[at].tobytes().hex(), NEAR, int(kept[found.documents[at]]), "",
-            int(kept[found.originals[at]]), float(found.similarities[at]),
+            rows[at].tobytes().hex(), NEAR, int(remaining[pairs.documents[at]]), "",
+            int(remaining[pairs.originals[at]]), float(pairs.similarities[at]),
         )
-        for at in np.sort(first).tolist()
+        for at in np.sort(order).tolist()
     ]  # fmt: skip

@@ -35,7 +35,7 @@ class InOrder:
 class ListPlan(NamedTuple):
     """The position of a sequence in the list."""
 
-    place: int
+    row: int
     length: int
 
 
@@ -64,15 +64,17 @@ class ListSource:
             message = f"no data at block {block}, item {item} of {len(self.sequences)} sequences"
             raise DataError(message, fix="Continue with the data that the run began with.")
         while True:
-            places = self._places(epoch)
-            for at in range(item, len(places)):
-                after = Cursor(epoch, 0, at + 1) if at + 1 < len(places) else Cursor(epoch + 1)
-                yield ListPlan(int(places[at]), len(self.sequences[places[at]])), after
+            indices = self._places(epoch)
+            for at in range(item, len(indices)):
+                next_cursor = (
+                    Cursor(epoch, 0, at + 1) if at + 1 < len(indices) else Cursor(epoch + 1)
+                )
+                yield ListPlan(int(indices[at]), len(self.sequences[indices[at]])), next_cursor
             epoch, item = epoch + 1, 0
 
     def build(self, plan: ListPlan) -> Sequence:
         """Return the sequence."""
-        return self.sequences[plan.place]
+        return self.sequences[plan.row]
 
     def key(self, cursor: Cursor) -> tuple[int, int]:
         """Return the key of the draws for the sequence at a cursor."""

@@ -92,25 +92,25 @@ class Loader(Generic[P]):
     def __post_init__(self) -> None:
         require_at_least(1, microbatch_tokens=self.microbatch_tokens)
 
-    def steps(self, cursor: Cursor, read: int = 0) -> Iterator[LoadedStep]:
+    def steps(self, cursor: Cursor, tokens_read: int = 0) -> Iterator[LoadedStep]:
         """Yield steps from `cursor` on, without end; a step never crosses the end of an epoch.
 
         Args:
-            read: the tokens that the run has read before, over all ranks; for a ramp of batches.
+            tokens_read: tokens that the run has read before, over all ranks; for a ramp of batches.
         """
         group: list[tuple[P, Cursor]] = []
         tokens = 0
-        for plan, after in self.source.read(cursor):
-            budget = budget_at(self.batch, read)
+        for plan, next_cursor in self.source.read(cursor):
+            budget = budget_at(self.batch, tokens_read)
             if group and not fits(budget, len(group) + 1, tokens + plan.length):
                 yield self._step(group, cursor)
-                group, tokens, read = [], 0, read + tokens
+                group, tokens, tokens_read = [], 0, tokens_read + tokens
             group.append((plan, cursor))
             tokens += plan.length
-            if after.epoch > cursor.epoch:
-                yield self._step(group, after)
-                group, tokens, read = [], 0, read + tokens
-            cursor = after
+            if next_cursor.epoch > cursor.epoch:
+                yield self._step(group, next_cursor)
+                group, tokens, tokens_read = [], 0, tokens_read + tokens
+            cursor = next_cursor
 
     def epoch(self, number: int = 0) -> Iterator[LoadedStep]:
         """Yield the steps of one epoch, for evaluation; large steps make tight microbatches."""
@@ -119,20 +119,22 @@ class Loader(Generic[P]):
             if step.cursor.epoch > number:
                 return
 
-    def _step(self, group: list[tuple[P, Cursor]], after: Cursor) -> LoadedStep:
+    def _step(self, group: list[tuple[P, Cursor]], next_cursor: Cursor) -> LoadedStep:
         lengths = [plan.length for plan, _ in group]
         mine = deal(lengths, self.share.world, self.microbatch_tokens)[self.share.rank]
         filler = min(range(len(group)), key=lengths.__getitem__)
         microbatches = tuple(
-            pack([self._sequence(*group[place]) for place in places])
-            if places
+            pack([self._sequence(*group[index]) for index in indices])
+            if indices
             else pack([_without_targets(self._sequence(*group[filler]))])
-            for places in mine
+            for indices in mine
         )
-        return LoadedStep(microbatches, after, sum(lengths), len(group), self.source.epochs(after))
+        return LoadedStep(
+            microbatches, next_cursor, sum(lengths), len(group), self.source.epochs(next_cursor)
+        )
 
-    def _sequence(self, plan: P, place: Cursor) -> Sequence:
-        epoch, index = self.source.key(place)
+    def _sequence(self, plan: P, position: Cursor) -> Sequence:
+        epoch, index = self.source.key(position)
         draws = rng(self.seed, "prepare", epoch=epoch, index=index)
         return self.prepare(self.source.build(plan), draws)
 
@@ -146,17 +148,17 @@ def _without_targets(sequence: Sequence) -> Sequence:
 
 
 def in_batches(
-    sequences: Many[Sequence], most: int, device: torch.device
+    sequences: Many[Sequence], max_tokens: int, device: torch.device
 ) -> Iterator[tuple[list[int], Batch]]:
     """Batch sequences of similar length for predictions; yield their positions and the batch.
 
     Args:
-        most: maximum number of tokens per batch, unless one sequence is longer.
+        max_tokens: maximum number of tokens per batch, unless one sequence is longer.
     """
-    for places in deal([len(sequence) for sequence in sequences], 1, most)[0]:
+    for indices in deal([len(sequence) for sequence in sequences], 1, max_tokens)[0]:
         yield (
-            places,
-            pack([sequences[place] for place in places], cut_to_predict(device)).to(device),
+            indices,
+            pack([sequences[index] for index in indices], cut_to_predict(device)).to(device),
         )
 
 

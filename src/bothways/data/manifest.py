@@ -179,8 +179,8 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         manifest = TypeAdapter(Manifest).validate_python(tree)
     except ValidationError as error:
-        place = ".".join(map(str, error.errors()[0]["loc"]))
-        raise DataError(f"is damaged at {place}", where=file, fix=REBUILD) from error
+        field_name = ".".join(map(str, error.errors()[0]["loc"]))
+        raise DataError(f"is damaged at {field_name}", where=file, fix=REBUILD) from error
     for name in {TOKENS, SENTENCES, DOCUMENTS, *manifest.files}:
         if name not in manifest.files or Path(name).name != name:
             raise DataError(f"is damaged at files.{name}", where=file, fix=REBUILD)

@@ -187,8 +187,10 @@ class Masking:
     def count(self, length: int) -> int:
         """Return the number of predictions of a sequence of `length` tokens."""
         # Python rounds half to even, as Google's code does: 10 · 0.15 = 1.5 → 2, 30 · 0.15 → 4.
-        wanted = max(1, round(length * self.rate))
-        return wanted if self.max_predictions is None else min(self.max_predictions, wanted)
+        predictions = max(1, round(length * self.rate))
+        return (
+            predictions if self.max_predictions is None else min(self.max_predictions, predictions)
+        )
 
 
 @dataclass(frozen=True)
@@ -258,13 +260,13 @@ def mask_tokens(
 
         ids [CLS] a b c d [SEP] → [CLS] a [MASK] c d [SEP], targets: index [2], ids [b]
     """
-    chosen = choose_positions(sequence.ids, masking, vocabulary, rng, sequence.word_starts)
-    return hide(sequence, chosen, masking, vocabulary, rng)
+    selection = choose_positions(sequence.ids, masking, vocabulary, rng, sequence.word_starts)
+    return hide(sequence, selection, masking, vocabulary, rng)
 
 
 def hide(
     sequence: Sequence,
-    chosen: Chosen,
+    selection: Chosen,
     masking: Masking,
     vocabulary: Vocabulary,
     rng: np.random.Generator,
@@ -272,10 +274,10 @@ def hide(
     """Return the sequence with the chosen tokens replaced, and their ids as `targets["masked"]`."""
     from bothways.core.targets import TokenTargets
 
-    hidden = sequence.ids[chosen.positions]
+    hidden = sequence.ids[selection.positions]
     ids = sequence.ids.copy()
-    ids[chosen.positions] = _replace(hidden, chosen, masking, vocabulary, rng)
-    targets = TokenTargets(chosen.positions, hidden.astype(np.int64))
+    ids[selection.positions] = _replace(hidden, selection, masking, vocabulary, rng)
+    targets = TokenTargets(selection.positions, hidden.astype(np.int64))
     return dataclasses.replace(sequence, ids=ids, targets={**sequence.targets, "masked": targets})
 
 
@@ -345,14 +347,14 @@ def masked_share(
         ids: tokens of the text; cut into sequences of `length`, special tokens included.
         opens: as in `choose_positions`.
     """
-    asked = chosen = 0
+    expected = selected = 0
     room, control = length - 2, np.array([vocabulary.mask], dtype=ids.dtype)
     for start in range(0, len(ids), room):
         sequence = np.concatenate([control, ids[start : start + room], control])
         begins = None if opens is None else np.pad(opens[start : start + room], 1)
-        asked += masking.count(len(sequence))
-        chosen += len(choose_positions(sequence, masking, vocabulary, rng, begins).positions)
-    return chosen / asked if asked else 1.0
+        expected += masking.count(len(sequence))
+        selected += len(choose_positions(sequence, masking, vocabulary, rng, begins).positions)
+    return selected / expected if expected else 1.0
 
 
 class Words(NamedTuple):
@@ -403,9 +405,9 @@ def _ngrams(
     below = np.cumsum(lengths)
     for word, draw in zip(order, draws, strict=True):
         # Near the end of a text, n is drawn among the lengths that are left.
-        longest = min(len(lengths), _unbroken(starts, stops, word, len(lengths)))
-        n = int(np.searchsorted(below[:longest], draw * below[longest - 1], side="right")) + 1
-        n = min(n, longest)
+        max_words = min(len(lengths), _unbroken(starts, stops, word, len(lengths)))
+        n = int(np.searchsorted(below[:max_words], draw * below[max_words - 1], side="right")) + 1
+        n = min(n, max_words)
         # An n-gram that exceeds the rest loses words at its end, as in Google's code.
         while n > 0 and stops[word + n - 1] - starts[word] > room:
             n -= 1
@@ -419,10 +421,10 @@ def _ngrams(
     return taken
 
 
-def _unbroken(starts: list[int], stops: list[int], word: int, most: int) -> int:
+def _unbroken(starts: list[int], stops: list[int], word: int, max_words: int) -> int:
     """Count the words from `word` on that follow each other without a special token between."""
     n = 1
-    while n < most and word + n < len(starts) and starts[word + n] == stops[word + n - 1]:
+    while n < max_words and word + n < len(starts) and starts[word + n] == stops[word + n - 1]:
         n += 1
     return n
 
@@ -438,8 +440,8 @@ def _spans(
         length = int(rng.choice(len(lengths), p=lengths)) + 1
         # A random token, not a random word: long words begin more spans, as in SpanBERT's code.
         word = int(np.searchsorted(words.starts, rng.choice(free), side="right")) - 1
-        last = word + _unbroken(starts, stops, word, length) - 1
-        inside = (free >= starts[word]) & (free < stops[last])
+        last_word = word + _unbroken(starts, stops, word, length) - 1
+        inside = (free >= starts[word]) & (free < stops[last_word])
         inside &= np.cumsum(inside) <= room  # the last span may be cut
         taken.append(free[inside])
         room -= len(taken[-1])
@@ -452,7 +454,7 @@ def _spans(
 
 def _replace(
     hidden: Ids,
-    chosen: Chosen,
+    selection: Chosen,
     masking: Masking,
     vocabulary: Vocabulary,
     rng: np.random.Generator,
@@ -464,7 +466,7 @@ def _replace(
         case "token":
             fate = rng.random(len(hidden))
         case "unit":
-            fate = rng.random(chosen.unit[-1] + 1 if len(chosen.unit) else 0)[chosen.unit]
+            fate = rng.random(selection.unit[-1] + 1 if len(selection.unit) else 0)[selection.unit]
         case _:
             assert_never(masking.decided_by)
     match masking.replacements:

@@ -78,8 +78,8 @@ class _Column:
         os.fsync(self._file.fileno())
         if self._bytes % PART:
             self._end_part()
-        parts = tuple(self._parts) if len(self._parts) > 1 else ()
-        return Stored(self._bytes, self._digest.hexdigest(), parts)
+        digests = tuple(self._parts) if len(self._parts) > 1 else ()
+        return Stored(self._bytes, self._digest.hexdigest(), digests)
 
 
 class _BitColumn(_Column):
@@ -92,9 +92,9 @@ class _BitColumn(_Column):
     def append(self, values: NDArray[Any]) -> None:
         """Write the next piece; up to seven values wait for the one after it."""
         values = np.concatenate([self._rest, values])
-        whole = len(values) // 8 * 8
-        super().append(np.packbits(values[:whole]))
-        self._rest = values[whole:]
+        bytes_end = len(values) // 8 * 8
+        super().append(np.packbits(values[:bytes_end]))
+        self._rest = values[bytes_end:]
 
     def finish(self) -> Stored:
         """Write the values that are left, and zeros to the end of their byte."""
@@ -220,15 +220,15 @@ def _moved(example: LeftOutExample, by: int) -> LeftOutExample:
 
 
 def _keep(
-    shard: Shard, kept: NDArray[np.bool_]
+    shard: Shard, remaining: NDArray[np.bool_]
 ) -> tuple[NDArray[Any], NDArray[np.uint32], NDArray[np.uint32], NDArray[np.bool_] | None]:
-    if kept.all():
+    if remaining.all():
         return shard.ids, shard.lengths, shard.counts, shard.begins
-    sentences = np.repeat(kept, shard.counts)
+    sentences = np.repeat(remaining, shard.counts)
     tokens = np.repeat(sentences, shard.lengths)
     return (
         shard.ids[tokens],
         shard.lengths[sentences],
-        shard.counts[kept],
+        shard.counts[remaining],
         None if shard.begins is None else shard.begins[tokens],
     )

@@ -82,13 +82,13 @@ def shares_of(mixture: Mixture, sizes: Mapping[str, int]) -> dict[str, float]:
     match mixture:
         case Smoothed():
             return smoothed
-        case ByWeight(given):
-            if given.keys() != sizes.keys():
-                message = f"has weights for {_names(given)}, and there are {_names(sizes)}"
+        case ByWeight(weights):
+            if weights.keys() != sizes.keys():
+                message = f"has weights for {_names(weights)}, and there are {_names(sizes)}"
                 fix = "Give each corpus a weight, by its name."
                 raise ConfigError(message, where="mixture.weights", fix=fix)
-            whole = sum(given.values())
-            return {name: given[name] / whole for name in sizes}
+            total = sum(weights.values())
+            return {name: weights[name] / total for name in sizes}
         case _:
             assert_never(mixture)
 
@@ -108,23 +108,23 @@ class Corpora:
     shares: Mapping[str, float]
 
     @classmethod
-    def of(cls, given: Corpus | Mapping[str, Corpus], mixture: Mixture | None) -> Corpora:
+    def of(cls, corpora: Corpus | Mapping[str, Corpus], mixture: Mixture | None) -> Corpora:
         """Return the corpora with the shares of a mixture; None means `Smoothed()`.
 
         Raises:
             ConfigError: the corpora have different tokenizers, or the weights do not fit.
             DataError: there is no corpus, or one without text.
         """
-        if isinstance(given, Corpus):
+        if isinstance(corpora, Corpus):
             if mixture is not None:
                 message = "there is one corpus, and a mixture is of several"
                 raise ConfigError(message, where="mixture", fix="Leave it out.")
-            return cls({"": given}, {"": 1.0})
-        if not given:
+            return cls({"": corpora}, {"": 1.0})
+        if not corpora:
             raise DataError("there is no corpus", fix="Give one or more.")
-        _require_one_tokenizer(given)
-        sizes = {name: corpus.manifest.counts.tokens for name, corpus in given.items()}
-        return cls(dict(given), shares_of(mixture or Smoothed(), sizes))
+        _require_one_tokenizer(corpora)
+        sizes = {name: corpus.manifest.counts.tokens for name, corpus in corpora.items()}
+        return cls(dict(corpora), shares_of(mixture or Smoothed(), sizes))
 
     @property
     def first(self) -> Corpus:
@@ -139,12 +139,12 @@ class Corpora:
     @property
     def tokens(self) -> int:
         """The number of tokens of all corpora."""
-        return sum(part.manifest.counts.tokens for part in self.parts.values())
+        return sum(corpus.manifest.counts.tokens for corpus in self.parts.values())
 
     @property
     def documents(self) -> int:
         """The number of documents of all corpora."""
-        return sum(len(part) for part in self.parts.values())
+        return sum(len(corpus) for corpus in self.parts.values())
 
     @functools.cached_property
     def token_counts(self) -> NDArray[np.int64]:
@@ -152,30 +152,30 @@ class Corpora:
         if len(self.parts) == 1:
             return self.first.token_counts
         scaled = (
-            part.token_counts * (self.shares[name] * self.tokens / part.manifest.counts.tokens)
-            for name, part in self.parts.items()
+            corpus.token_counts * (self.shares[name] * self.tokens / corpus.manifest.counts.tokens)
+            for name, corpus in self.parts.items()
         )
-        whole: NDArray[np.int64] = np.rint(np.sum(list(scaled), axis=0)).astype(np.int64)
-        return whole
+        counts: NDArray[np.int64] = np.rint(np.sum(list(scaled), axis=0)).astype(np.int64)
+        return counts
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the arrays and tokenizers, and of the names if there are several.
 
         The shares are settings of the run, which its checkpoints compare by themselves.
         """
-        digests = {name: part.fingerprint for name, part in self.parts.items()}
+        digests = {name: corpus.fingerprint for name, corpus in self.parts.items()}
         if len(digests) == 1:
             return digests.popitem()[1]
         return hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
 
 
 def _require_one_tokenizer(corpora: Mapping[str, Corpus]) -> None:
-    (first, known), *others = corpora.items()
-    for name, corpus in others:
-        if corpus.tokenizer.fingerprint != known.tokenizer.fingerprint:
+    (first_name, first_corpus), *others_by_name = corpora.items()
+    for name, corpus in others_by_name:
+        if corpus.tokenizer.fingerprint != first_corpus.tokenizer.fingerprint:
             message = (
-                f"the corpora {first!r} ({known.folder}) and {name!r} ({corpus.folder}) were built "
-                "with different tokenizers"
+                f"the corpora {first_name!r} ({first_corpus.folder}) and {name!r} "
+                f"({corpus.folder}) were built with different tokenizers"
             )
             fix = "Build all of them with one: train it on text of all of them."
             raise ConfigError(message, where="corpus", fix=fix)
@@ -202,13 +202,13 @@ def corpus_names(folders: Many[str | Place]) -> list[str]:
     Raises:
         ConfigError: a folder is given twice.
     """
-    places = [place_of(folder) for folder in folders]
-    parts = [
-        place.absolute().parts[1:] if isinstance(place, Path) else place.path.parts[1:]
-        for place in places
+    locations = [place_of(folder) for folder in folders]
+    path_parts = [
+        location.absolute().parts[1:] if isinstance(location, Path) else location.path.parts[1:]
+        for location in locations
     ]
-    for depth in range(1, max(map(len, parts), default=0) + 1):
-        names = ["-".join(part[-depth:]).replace(".", "-") for part in parts]
+    for depth in range(1, max(map(len, path_parts), default=0) + 1):
+        names = ["-".join(folder_path[-depth:]).replace(".", "-") for folder_path in path_parts]
         if len(set(names)) == len(names):
             return names
     message = f"{', '.join(map(str, folders))}: a corpus is given twice"
@@ -253,9 +253,9 @@ class MixedSource:
             functools.partial(_draw, np.array(shares), seed)
         )
 
-    def source_at(self, place: int) -> int:
+    def source_at(self, index: int) -> int:
         """Return the number of the stream that the sequence at this place is from."""
-        return int(self._chunk(place // CHUNK)[place % CHUNK])
+        return int(self._chunk(index // CHUNK)[index % CHUNK])
 
     def read(self, cursor: Cursor) -> Iterator[tuple[MixedPlan, Cursor]]:
         """Yield plans from `cursor` on, each with the cursor of the next.
@@ -265,15 +265,15 @@ class MixedSource:
         """
         from bothways.core.source import Cursor
 
-        parts = self._parts(cursor)
+        cursors = self._parts(cursor)
         streams: dict[int, Iterator[tuple[Any, Cursor]]] = {}
-        for place in itertools.count(cursor.item):
-            number = self.source_at(place)
+        for index in itertools.count(cursor.item):
+            number = self.source_at(index)
             if number not in streams:
-                streams[number] = self._sources[number].read(parts[number])
-            plan, after = next(streams[number])
-            parts = (*parts[:number], after, *parts[number + 1 :])
-            yield MixedPlan(number, plan), Cursor(0, 0, place + 1, parts)
+                streams[number] = self._sources[number].read(cursors[number])
+            plan, next_cursor = next(streams[number])
+            cursors = (*cursors[:number], next_cursor, *cursors[number + 1 :])
+            yield MixedPlan(number, plan), Cursor(0, 0, index + 1, cursors)
 
     def build(self, plan: MixedPlan) -> Sequence:
         """Return the sequence of a plan."""
@@ -292,16 +292,16 @@ class MixedSource:
     def epochs_by_source(self, cursor: Cursor) -> list[float]:
         """Return the epochs of each stream before this cursor."""
         pairs = zip(self._sources, self._parts(cursor), strict=True)
-        return [source.epochs(part) for source, part in pairs]
+        return [source.epochs(stream_cursor) for source, stream_cursor in pairs]
 
     def _parts(self, cursor: Cursor) -> tuple[Cursor, ...]:
         from bothways.core.source import Cursor
 
-        parts = cursor.parts or (Cursor(),) * len(self._sources)
-        if len(parts) != len(self._sources) or cursor.epoch or cursor.block:
+        cursors = cursor.parts or (Cursor(),) * len(self._sources)
+        if len(cursors) != len(self._sources) or cursor.epoch or cursor.block:
             message = f"no data at {cursor} of a mixture of {len(self._sources)} corpora"
             raise DataError(message, fix="Continue with the corpora of the run.")
-        return parts
+        return cursors
 
 
 def _draw(shares: NDArray[np.float64], seed: int, chunk: int) -> NDArray[np.int64]:

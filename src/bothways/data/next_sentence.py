@@ -84,14 +84,14 @@ def plan_pairs(
     """
     room = length - PairSegments.specials
     targets = target_lengths(len(block.owners), room, short, rng)
-    document, first, middle, stop, label = gather_chunks(block, targets, rng, pairs_again=True)
-    a, a_stop = block.starts[first], block.stops[middle - 1]
+    document, begin, middle, stop, label = gather_chunks(block, targets, rng, pairs_again=True)
+    a, a_stop = block.starts[begin], block.stops[middle - 1]
     # A random pair of one sentence has no rest; its `middle` may be past the block and is unused.
     b, b_stop = block.starts[np.minimum(middle, len(block.starts) - 1)], block.stops[stop - 1]
     random = np.flatnonzero(label)
-    wanted = (targets[document] - (a_stop - a))[random]
+    target_tokens = (targets[document] - (a_stop - a))[random]
     b[random], b_stop[random] = draw_other_segments(
-        block.owners[document[random]], wanted, selection, block.window, rng
+        block.owners[document[random]], target_tokens, selection, block.window, rng
     )
     from_a, from_b = excess(a_stop - a, b_stop - b, room)
     pairs = np.stack(
@@ -129,9 +129,9 @@ def gather_chunks(
         while at < end:
             # The first sentence at whose end the chunk has `target` tokens, or the document's last.
             stop = bisect_left(bounds, bounds[at] + target, at + 1, end)
-            rest = stop - at - 1
-            middle = at + 1 + int(next(draws) * rest) if rest else stop
-            elsewhere = pairs_again and (not rest or next(draws) < 0.5)
+            remaining = stop - at - 1
+            middle = at + 1 + int(next(draws) * remaining) if remaining else stop
+            elsewhere = pairs_again and (not remaining or next(draws) < 0.5)
             chunks.append((document, at, middle, stop, elsewhere))
             at = middle if elsewhere else stop
     rows: Whole = np.array(chunks, dtype=np.int64).T
@@ -139,8 +139,8 @@ def gather_chunks(
 
 
 def draw_other_segments(
-    own: Whole,
-    wanted: Whole,
+    documents: Whole,
+    target_tokens: Whole,
     selection: Selection,
     window: Whole | None,
     rng: np.random.Generator,
@@ -148,19 +148,19 @@ def draw_other_segments(
     """Draw a segment of another document for each document, from the same window.
 
     Returns:
-        Tokens `[start, stop)`, at least `wanted` of them if the other document has that many.
+        Tokens `[start, stop)`, at least `target_tokens` if the other document has that many.
     """
-    other = selection.draw(len(own), window, rng)
+    other = selection.draw(len(documents), window, rng)
     for _ in range(DRAWS - 1):
-        same = np.flatnonzero(other == own)
+        same = np.flatnonzero(other == documents)
         other[same] = selection.draw(len(same), window, rng)
-    low, high = selection.bounds(selection.chosen[other])
-    first = rng.integers(low, high)
-    start = selection.sentences[first]
+    low, high = selection.bounds(selection.ids[other])
+    begin = rng.integers(low, high)
+    start = selection.sentences[begin]
     # Every sentence has a token, so that `wanted` sentences are always enough.
-    last = np.minimum(high, first + np.maximum(wanted, 1))
+    end = np.minimum(high, begin + np.maximum(target_tokens, 1))
     return start, selection.sentences[
-        _first_at_least(selection.sentences, start + wanted, first + 1, last)
+        _first_at_least(selection.sentences, start + target_tokens, begin + 1, end)
     ]
 
 

@@ -48,39 +48,39 @@ class RemoteArray:
             ResourceError: a part cannot be fetched.
         """
         if isinstance(key, slice):
-            first, stop, step = key.indices(len(self))
+            start, stop, step = key.indices(len(self))
             if step != 1:
                 raise IndexError("a slice of a remote array has no step")
             size = self.dtype.itemsize
-            raw = self.file.read(first * size, max(first, stop) * size)
+            raw = self.file.read(start * size, max(start, stop) * size)
             return np.frombuffer(raw, self.dtype)
         if isinstance(key, int | np.integer):
             return self._gather(np.array([key]))[0]
-        places = np.asarray(key)
-        return self._gather(places.ravel().astype(np.int64)).reshape(places.shape)
+        indices = np.asarray(key)
+        return self._gather(indices.ravel().astype(np.int64)).reshape(indices.shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.asarray(self[:], dtype=dtype)
 
-    def _gather(self, places: NDArray[np.int64]) -> NDArray[Any]:
-        places = np.where(places < 0, places + len(self), places)
-        if len(places) and not 0 <= places.min() <= places.max() < len(self):
+    def _gather(self, indices: NDArray[np.int64]) -> NDArray[Any]:
+        indices = np.where(indices < 0, indices + len(self), indices)
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
             raise IndexError(f"an index is outside of {len(self):,} numbers")
-        each = self.file.part // self.dtype.itemsize
-        numbers = places // each
+        items = self.file.part // self.dtype.itemsize
+        numbers = indices // items
         order = np.argsort(numbers, kind="stable")
         ends = np.flatnonzero(np.diff(numbers[order])) + 1
-        result = np.empty(len(places), self.dtype)
+        result = np.empty(len(indices), self.dtype)
         for rows in np.split(order, ends) if len(order) else ():
             number = int(numbers[rows[0]])
-            part = self.file.array(number).view(self.dtype)
-            result[rows] = part[places[rows] - number * each]
+            values = self.file.array(number).view(self.dtype)
+            result[rows] = values[indices[rows] - number * items]
         return result
 
-    def fetch_all(self, first: int, stop: int) -> None:
+    def fetch_all(self, start: int, stop: int) -> None:
         """Fetch the parts of a slice."""
-        each = self.file.part // self.dtype.itemsize
-        for number in range(first // each, -(-min(stop, len(self)) // each)):
+        items = self.file.part // self.dtype.itemsize
+        for number in range(start // items, -(-min(stop, len(self)) // items)):
             self.file.fetch(number)
 
     def fetch_ahead(self, firsts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
@@ -90,9 +90,9 @@ class RemoteArray:
 
     def _numbers(self, firsts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[int]:
         """Return the parts of slices, in order of their first use; none of a long one's middle."""
-        each = self.file.part // self.dtype.itemsize
+        items = self.file.part // self.dtype.itemsize
         ends = np.maximum(np.minimum(stops, len(self)) - 1, firsts)
-        numbers = np.stack([firsts, ends], axis=1).ravel() // each
+        numbers = np.stack([firsts, ends], axis=1).ravel() // items
         _, at = np.unique(numbers, return_index=True)
         return list(numbers[np.sort(at)].tolist())
 
@@ -134,17 +134,17 @@ def fetch_tokens_ahead(corpus: Arrays, starts: NDArray[np.int64], stops: NDArray
         corpus.words.fetch_ahead(starts // 8, -(-stops // 8))
 
 
-def fetch_documents_ahead(corpus: Arrays, first: int, stop: int) -> None:
+def fetch_documents_ahead(corpus: Arrays, begin: int, stop: int) -> None:
     """Fetch neighbouring documents in the background, if they are at a URL."""
     if isinstance(corpus.documents, RemoteArray):
-        fetch_ahead().submit([functools.partial(_fetch_documents, corpus, first, stop)])
+        fetch_ahead().submit([functools.partial(_fetch_documents, corpus, begin, stop)])
 
 
-def _fetch_documents(corpus: Arrays, first: int, stop: int) -> None:
+def _fetch_documents(corpus: Arrays, begin: int, stop: int) -> None:
     sentences, tokens, words = corpus.sentences, corpus.tokens, corpus.words
     assert isinstance(sentences, RemoteArray)
     assert isinstance(tokens, RemoteArray)
-    start, end = int(corpus.documents[first]), int(corpus.documents[stop])
+    start, end = int(corpus.documents[begin]), int(corpus.documents[stop])
     sentences.fetch_all(start, end + 1)
     start, end = int(sentences[start]), int(sentences[end])
     tokens.fetch_all(start, end)
@@ -162,12 +162,12 @@ def fetch_small_files(url: Url, cache: Cache) -> tuple[Path, Manifest]:
         DataError: there is no corpus, or a file differs from the manifest.
         ResourceError: a file cannot be read.
     """
-    place = url / MANIFEST
-    if status_of(place) is None:
+    manifest_url = url / MANIFEST
+    if status_of(manifest_url) is None:
         message = f"is not a corpus, or is unfinished: it has no {MANIFEST}"
         fix = "Copy the folder of a corpus there: the manifest last."
         raise DataError(message, where=url, fix=fix)
-    text = read_url(place)
+    text = read_url(manifest_url)
     folder = cache.folder / hashlib.sha256(text).hexdigest()[:16]
     with os_errors(cache.folder, CACHE_FIX), _at(url, folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -181,19 +181,19 @@ def fetch_small_files(url: Url, cache: Cache) -> tuple[Path, Manifest]:
     return folder, manifest
 
 
-def _copy(url: Url, place: Path, stored: Stored) -> None:
+def _copy(url: Url, path: Path, stored: Stored) -> None:
     """Copy a file that is not there, or not as the manifest says."""
     try:
-        check_file(place, stored)
+        check_file(path, stored)
     except DataError:
-        _write(place, read_url(url))
-        check_file(place, stored)
+        _write(path, read_url(url))
+        check_file(path, stored)
 
 
-def _write(place: Path, data: bytes) -> None:
-    hidden = place.with_name(f".new-{place.name}")
+def _write(path: Path, data: bytes) -> None:
+    hidden = path.with_name(f".new-{path.name}")
     hidden.write_bytes(data)
-    hidden.replace(place)
+    hidden.replace(path)
 
 
 @contextlib.contextmanager
@@ -202,8 +202,8 @@ def _at(url: Url, folder: Path) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        where = str(error.where).replace(str(folder), str(url))
-        raise DataError(error.what, where=where, fix=error.fix) from error
+        location = str(error.where).replace(str(folder), str(url))
+        raise DataError(error.what, where=location, fix=error.fix) from error
 
 
 def open_file(url: Url, name: str, manifest: Manifest, key: str, cache: Cache) -> CachedFile:
@@ -224,9 +224,9 @@ def open_file(url: Url, name: str, manifest: Manifest, key: str, cache: Cache) -
         message = f"has {file.size:,} bytes; the manifest says {stored.bytes:,}"
         raise DataError(message, where=url / name, fix="Copy the folder there again.")
     digests = stored.parts or (stored.sha256,)
-    part = manifest.part
-    if part <= 0 or part % 8 or len(digests) != max(1, -(-stored.bytes // part)):
-        message = f"is damaged: {name} has {len(digests)} digests of parts of {part:,} bytes"
+    part_bytes = manifest.part
+    if part_bytes <= 0 or part_bytes % 8 or len(digests) != max(1, -(-stored.bytes // part_bytes)):
+        message = f"is damaged: {name} has {len(digests)} digests of parts of {part_bytes:,} bytes"
         raise DataError(message, where=url / MANIFEST, fix=REBUILD)
     return CachedFile(url / name, cache, key, stored.bytes, manifest.part, digests)
 

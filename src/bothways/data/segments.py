@@ -118,13 +118,13 @@ class PairSegments(Segments):
     def check(self, corpus: Corpus) -> list[Finding]:
         """Return the findings about sentences, special tokens and one-sentence documents."""
         documents = corpus.documents[: SENTENCES_CHECKED + 1]
-        alone = float((np.diff(documents) == 1).mean())
+        single = float((np.diff(documents) == 1).mean())
         findings = [*super().check(corpus), *self._check_template(corpus.tokenizer.template)]
         if (unread := self._unread_share(corpus)) >= 0.0005:
             message = f"{unread:.1%} of the tokens are left out, so that pairs fit in {self.length}"
             findings.append(Finding("truncation", "note", message, "phases"))
-        if alone > 0.5:
-            message = f"{alone:.1%} of the documents are one sentence, and {self.one_sentence}"
+        if single > 0.5:
+            message = f"{single:.1%} of the documents are one sentence, and {self.one_sentence}"
             fix = (
                 f"Build the corpus with {argument(boundary='blank')} or "
                 f"{argument(boundary='file')}, or set objective=masked_lm."
@@ -139,15 +139,15 @@ class PairSegments(Segments):
     def _unread_share(self, corpus: Corpus) -> float:
         """Return the share of tokens that no pair reads in their place, in the first documents."""
         documents = corpus.documents[: BLOCK + 1].astype(np.int64)
-        chosen = np.arange(min(len(corpus), max(2, int((documents <= BLOCK).sum()) - 1)))
-        if len(chosen) < 2:
+        ids = np.arange(min(len(corpus), max(2, int((documents <= BLOCK).sum()) - 1)))
+        if len(ids) < 2:
             return 0.0
-        selection = Selection(corpus, chosen)
+        selection = Selection(corpus, ids)
         block, draws = selection.open(0, 0, 0), rng(0, "unread")
         pairs = np.array(self.plan(block, selection, draws), dtype=np.int64).reshape(-1, 5)
         borders = np.zeros(int(block.stops.max()) + 1, dtype=np.int64)
-        for first, stop in ((pairs[:, :2]).T, pairs[self.read_in_place(pairs), 2:4].T):
-            np.add.at(borders, first, 1)
+        for begin, stop in ((pairs[:, :2]).T, pairs[self.read_in_place(pairs), 2:4].T):
+            np.add.at(borders, begin, 1)
             np.add.at(borders, stop, -1)
         return 1 - float((borders.cumsum() > 0).sum() / (block.stops - block.starts).sum())
 

@@ -62,14 +62,14 @@ class SentenceOrder(PairSegments):
     ) -> list[PairPlan]:
         """Return the pairs of a block, shuffled."""
         targets = next_sentence.target_lengths(len(block.owners), self.room, self.short, rng)
-        document, first, middle, stop, _ = next_sentence.gather_chunks(
+        document, begin, middle, stop, _ = next_sentence.gather_chunks(
             block, targets, rng, pairs_again=False
         )
-        a, b_stop = block.starts[first], block.stops[stop - 1]
+        a, b_stop = block.starts[begin], block.stops[stop - 1]
         # Sentences of a document are contiguous: A ends where B begins, in one array for both.
         a_stop = b = np.where(middle < stop, block.stops[middle - 1], b_stop)
         b_stop, single = b_stop.copy(), middle == stop
-        keep, others = np.ones(len(a), dtype=bool), np.zeros(len(a), dtype=bool)
+        keep, is_other = np.ones(len(a), dtype=bool), np.zeros(len(a), dtype=bool)
         match self.single:
             case "drop":
                 keep = ~single
@@ -78,24 +78,26 @@ class SentenceOrder(PairSegments):
                 halves = np.flatnonzero(single & keep)
                 a_stop[halves] = a[halves] + rng.integers(1, (b_stop - a)[halves])
             case "random":
-                others = single
-                if others.any():
+                is_other = single
+                if is_other.any():
                     b = b.copy()
-                    wanted = (targets[document] - (a_stop - a))[others]
-                    owners = block.owners[document[others]]
-                    b[others], b_stop[others] = next_sentence.draw_other_segments(
-                        owners, wanted, selection, block.window, rng
+                    target_tokens = (targets[document] - (a_stop - a))[is_other]
+                    owners = block.owners[document[is_other]]
+                    b[is_other], b_stop[is_other] = next_sentence.draw_other_segments(
+                        owners, target_tokens, selection, block.window, rng
                     )
             case _:
                 assert_never(self.single)
-        swapped = ~others & (rng.random(len(a)) < 0.5)
+        swapped = ~is_other & (rng.random(len(a)) < 0.5)
         spans = np.stack([a, a_stop, b, b_stop])
-        shown = np.where(swapped, spans[[2, 3, 0, 1]], spans)[:, keep]
-        label = (swapped | others)[keep].astype(np.int64)
-        from_a, from_b = next_sentence.excess(shown[1] - shown[0], shown[3] - shown[2], self.room)
-        parts = [
-            *next_sentence.cut_segment(shown[0], shown[1], from_a, rng),
-            *next_sentence.cut_segment(shown[2], shown[3], from_b, rng),
+        ordered = np.where(swapped, spans[[2, 3, 0, 1]], spans)[:, keep]
+        label = (swapped | is_other)[keep].astype(np.int64)
+        from_a, from_b = next_sentence.excess(
+            ordered[1] - ordered[0], ordered[3] - ordered[2], self.room
+        )
+        columns = [
+            *next_sentence.cut_segment(ordered[0], ordered[1], from_a, rng),
+            *next_sentence.cut_segment(ordered[2], ordered[3], from_b, rng),
         ]
-        pairs = np.stack([*parts, label], axis=1)
+        pairs = np.stack([*columns, label], axis=1)
         return [PairPlan._make(pair) for pair in rng.permutation(pairs).tolist()]

@@ -70,14 +70,14 @@ def _segment_in_pieces(paragraph: str, language: str) -> Iterator[str]:
     """
     start = 0
     while len(paragraph) - start > PIECE:
-        *whole, last = sentencex.segment(language, paragraph[start : start + PIECE])
+        *sentences, tail = sentencex.segment(language, paragraph[start : start + PIECE])
         end = start + PIECE
-        if whole:
-            end -= len(last)
+        if sentences:
+            end -= len(tail)
         else:
             space = paragraph.rfind(" ", start + 1, end + 1)
             end = end if space < 0 else space
-            whole = [paragraph[start:end]]
-        yield from whole
+            sentences = [paragraph[start:end]]
+        yield from sentences
         start = end
     yield from sentencex.segment(language, paragraph[start:])

@@ -94,7 +94,7 @@ class Table:
 
 def open_table(
     source: str,
-    asked: Iterable[str] = (),
+    columns: Iterable[str] = (),
     *,
     only: Many[str] | None = None,
     allow_empty: bool = False,
@@ -105,8 +105,8 @@ def open_table(
     Args:
         source: a name, whose suffix gives the kind. Standard input ("-") and pipes without a suffix
             are JSON lines if columns are asked for, else lines of text.
-        asked: columns that are wanted. A first line that has one of them is a header; a number that
-            is not in the first line means that there is no header.
+        columns: required columns. A first line that has one of them is a header; a number that is
+            not in the first line means that there is no header.
         only: the columns to read from a Parquet file; None for all.
         allow_empty: accept a source without rows.
         bytes_read: counts the bytes of a file.
@@ -116,24 +116,24 @@ def open_table(
             wrongly encoded file, a row that does not fit, with its line.
         ResourceError: permission denied, or a package for this kind is not installed.
     """
-    asked, bytes_read = tuple(asked), bytes_read or text_io.BytesRead()
+    columns, bytes_read = tuple(columns), bytes_read or text_io.BytesRead()
     if source.startswith(HUB):
         hub = HubData(source)
         numbered = enumerate(hub.rows(), 1)
         rows = (TableRow(values, f"{source}:row {number}") for number, values in numbered)
         table = Table(source, (), rows, classes=hub.classes)
     elif source == text_io.STDIN:
-        table = _pipe(text_io.STANDARD_INPUT, text_io.standard_input(), asked)
+        table = _pipe(text_io.STANDARD_INPUT, text_io.standard_input(), columns)
     else:
-        table = _open_file(source, asked, only, bytes_read)
-    first = next(table.rows, None)
-    if first is None:
+        table = _open_file(source, columns, only, bytes_read)
+    first_row = next(table.rows, None)
+    if first_row is None:
         if allow_empty:
             return table
         fix = "Give a file with at least one example."
         raise DataError("holds no row", where=table.where, fix=fix)
-    names = table.names or tuple(first.values)
-    return replace(table, names=names, rows=itertools.chain([first], table.rows))
+    names = table.names or tuple(first_row.values)
+    return replace(table, names=names, rows=itertools.chain([first_row], table.rows))
 
 
 def require_column(column: str, names: Iterable[str], where: str | Place) -> None:
@@ -141,12 +141,12 @@ def require_column(column: str, names: Iterable[str], where: str | Place) -> Non
     names = list(names)
     if column not in names:
         fix = f"Name the column that holds the text: {argument(column='NAME')}."
-        what = f"has no column {column!r}; it has {listed(names, 20) or 'none'}"
-        raise DataError(what, where=where, fix=fix)
+        message = f"has no column {column!r}; it has {listed(names, 20) or 'none'}"
+        raise DataError(message, where=where, fix=fix)
 
 
 def _open_file(
-    source: str, asked: Many[str], only: Many[str] | None, bytes_read: text_io.BytesRead
+    source: str, columns: Many[str], only: Many[str] | None, bytes_read: text_io.BytesRead
 ) -> Table:
     path = text_io.place_at(source, f"Check the name. Supported are {KINDS}.")
     if path.suffix == ".parquet":
@@ -155,7 +155,7 @@ def _open_file(
         return Table(str(path), (), _array_rows(path, bytes_read))
     lines = text_io.read_lines(path, bytes_read)
     try:
-        table = _line_table(path, asked, lines)
+        table = _line_table(path, columns, lines)
     except BaseException:
         lines.close()  # now, not when the error's traceback is collected
         raise
@@ -191,54 +191,58 @@ class _ClosedRows:
         self._lines.close()
 
 
-def _line_table(path: Place, asked: Many[str], lines: Lines) -> Table:
-    where = str(path)
+def _line_table(path: Place, columns: Many[str], lines: Lines) -> Table:
+    location = str(path)
     match text_io.suffix_of(path):
         case ".csv":
-            return _delimited(where, _csv_records(where, lines), asked)
+            return _delimited(location, _csv_records(location, lines), columns)
         case ".tsv":
-            records = ((number, _cells(where, number, line)) for number, line in lines)
-            return _delimited(where, records, asked)
+            records = ((number, _cells(location, number, line)) for number, line in lines)
+            return _delimited(location, records, columns)
         case ".jsonl":
-            return Table(where, (), json_rows(where, lines))
+            return Table(location, (), json_rows(location, lines))
         case ".txt":
-            return _plain_lines(where, lines)
+            return _plain_lines(location, lines)
         case "" if text_io.is_pipe(path):  # such as /dev/fd/63
-            return _pipe(where, lines, asked)
+            return _pipe(location, lines, columns)
         case suffix:
             fix = f"Supported are {KINDS}.{_OTHER_TASKS.get(suffix, '')}"
             raise DataError(f"unsupported file type {suffix!r}", where=path, fix=fix)
 
 
-def _pipe(where: str, lines: Lines, asked: Many[str]) -> Table:
-    return Table(where, (), json_rows(where, lines)) if asked else _plain_lines(where, lines)
+def _pipe(location: str, lines: Lines, columns: Many[str]) -> Table:
+    return (
+        Table(location, (), json_rows(location, lines))
+        if columns
+        else _plain_lines(location, lines)
+    )
 
 
-def _plain_lines(where: str, lines: Lines) -> Table:
+def _plain_lines(location: str, lines: Lines) -> Table:
     """Make each line a row, an empty one too: predictions stay aligned with lines."""
-    rows = (TableRow({"text": line}, f"{where}:{number}") for number, line in lines)
-    return Table(where, ("text",), rows)
+    rows = (TableRow({"text": line}, f"{location}:{number}") for number, line in lines)
+    return Table(location, ("text",), rows)
 
 
 # Delimited text
 
 
-def _cells(where: str, number: int, line: str) -> list[str]:
+def _cells(location: str, number: int, line: str) -> list[str]:
     """Split a line at tabs; an empty line has no value."""
     if "\r" in line:
         fix = "Write line ends as \\n or \\r\\n, such as: tr '\\r' '\\n'."
-        raise DataError("holds a carriage return", where=f"{where}:{number}", fix=fix)
+        raise DataError("holds a carriage return", where=f"{location}:{number}", fix=fix)
     return line.split("\t") if line else []
 
 
-def _csv_records(where: str, lines: Lines) -> Records:
+def _csv_records(location: str, lines: Lines) -> Records:
     """Yield records with the line they begin on; a quoted value may extend over several lines."""
     limit = text_io.max_line_bytes()
     reader, begin = csv.reader((line + "\n" for _, line in lines), strict=True), 1
     while True:
         # The limit belongs to the process: it is set for one record, then restored. It keeps a
         # quote that is never closed from reading the whole file into one value.
-        before = csv.field_size_limit(limit)
+        previous_limit = csv.field_size_limit(limit)
         try:
             record = next(reader, None)
         except csv.Error as error:
@@ -246,42 +250,42 @@ def _csv_records(where: str, lines: Lines) -> Records:
                 "Quote values that hold a comma or a line end, close each quote, and write a quote "
                 f'inside a value as "". Longer values need a larger {text_io.MAX_LINE}.'
             )
-            raise DataError(f"is not CSV: {error}", where=f"{where}:{begin}", fix=fix) from error
+            raise DataError(f"is not CSV: {error}", where=f"{location}:{begin}", fix=fix) from error
         finally:
-            csv.field_size_limit(before)
+            csv.field_size_limit(previous_limit)
         if record is None:
             return
         yield begin, record
         begin = reader.line_num + 1
 
 
-def _delimited(where: str, records: Records, asked: Many[str]) -> Table:
-    first = next((record for record in records if record[1]), None)
-    if first is None:
-        return Table(where, (), iter(()))
-    line, names = first
+def _delimited(location: str, records: Records, columns: Many[str]) -> Table:
+    first_record = next((record for record in records if record[1]), None)
+    if first_record is None:
+        return Table(location, (), iter(()))
+    line, names = first_record
     records = _without_blanks(records, len(names))
     sample = list(itertools.islice(records, SAMPLE))
     records = itertools.chain(sample, records)
-    header = is_header(names, [values for _, values in sample], asked)
+    header = is_header(names, [values for _, values in sample], columns)
     if not header:
-        names, records = list(map(str, range(len(names)))), itertools.chain([first], records)
-    seen = set[str]()
+        names, records = list(map(str, range(len(names)))), itertools.chain([first_record], records)
+    distinct = set[str]()
     for name in names:
-        if name and name in seen:
+        if name and name in distinct:
             fix = (
                 "Rename one; columns without a header go by number, from 0: "
                 f"{argument(text='0', label='1')}."
             )
-            raise DataError(f"two columns are called {name!r}", where=f"{where}:{line}", fix=fix)
-        seen.add(name)
+            raise DataError(f"two columns are called {name!r}", where=f"{location}:{line}", fix=fix)
+        distinct.add(name)
     # Unlike a generator, `map` goes on after an error.
     twice = names if header and len(names) > 1 else []
-    rows = map(lambda record: _record(where, names, *record, twice=twice), records)
-    return Table(where, tuple(names), rows)
+    rows = map(lambda record: _record(location, names, *record, twice=twice), records)
+    return Table(location, tuple(names), rows)
 
 
-def is_header(first: Many[str], sample: Many[Many[str]], asked: Iterable[str] = ()) -> bool:
+def is_header(record: Many[str], sample: Many[Many[str]], columns: Iterable[str] = ()) -> bool:
     """Decide whether the first record of a file names its columns.
 
     It does if it has a customary name, or one that was asked for. It does not if it looks like the
@@ -290,15 +294,15 @@ def is_header(first: Many[str], sample: Many[Many[str]], asked: Iterable[str] = 
 
     Example: ["A fine film.", "positive"] before ["Dull.", "positive"] → False.
     """
-    asked = tuple(asked)
-    if any(name.isdecimal() and name not in first for name in asked):
+    columns = tuple(columns)
+    if any(name.isdecimal() and name not in record for name in columns):
         return False
-    if any(name in first for name in asked) or list(first) == [*map(str, range(len(first)))]:
+    if any(name in record for name in columns) or list(record) == [*map(str, range(len(record)))]:
         return True
-    if not _COLUMN_NAMES.isdisjoint(name.strip().lower() for name in first):
+    if not _COLUMN_NAMES.isdisjoint(name.strip().lower() for name in record):
         return True
-    for place, name in enumerate(first):
-        column = [values[place] for values in sample if place < len(values)]
+    for index, name in enumerate(record):
+        column = [values[index] for values in sample if index < len(values)]
         if len(name) > _LONG_NAME or (name and name in column):
             return False
         if _is_number(name) and column and all(map(_is_number, column)):
@@ -335,7 +339,7 @@ def separator_advice(names: Many[str]) -> str | None:
 
 
 def _record(
-    where: str, names: list[str], line: int, values: list[str], twice: list[str]
+    location: str, names: list[str], line: int, values: list[str], twice: list[str]
 ) -> TableRow:
     """Name the values of a row; a short row lacks its last columns, a long one is an error.
 
@@ -344,19 +348,19 @@ def _record(
     """
     if values == twice:
         fix = "Remove the line; were files joined?"
-        raise RowError("repeats the header", where=f"{where}:{line}", fix=fix)
+        raise RowError("repeats the header", where=f"{location}:{line}", fix=fix)
     if len(values) > len(names):
         columns = f"{quantity(len(names), 'column(s)')} ({listed(names, 20)})"
-        what = f"has {quantity(len(values), 'value(s)')} for {columns}"
+        message = f"has {quantity(len(values), 'value(s)')} for {columns}"
         fix = separator_advice(names) or "Quote values that hold the separator, or remove the row."
-        raise RowError(what, where=f"{where}:{line}", fix=fix)
-    return TableRow(dict(zip(names, values, strict=False)), f"{where}:{line}")
+        raise RowError(message, where=f"{location}:{line}", fix=fix)
+    return TableRow(dict(zip(names, values, strict=False)), f"{location}:{line}")
 
 
 # JSON
 
 
-def json_rows(where: str, lines: Lines) -> Iterator[TableRow]:
+def json_rows(location: str, lines: Lines) -> Iterator[TableRow]:
     """Return an iterator over the objects on the lines that are not blank."""
     fix = (
         'Each line of a .jsonl file is one JSON object, such as {"text": "…"}. '
@@ -365,25 +369,25 @@ def json_rows(where: str, lines: Lines) -> Iterator[TableRow]:
 
     def parse(numbered: tuple[int, str]) -> TableRow:
         """Return the row on a line."""
-        place = f"{where}:{numbered[0]}"
+        row_location = f"{location}:{numbered[0]}"
         try:
-            value = parse_json(numbered[1], place, fix=fix, unique=True)
-            return TableRow(_json_row(value, place, fix), place)
+            value = parse_json(numbered[1], row_location, fix=fix, unique=True)
+            return TableRow(_json_row(value, row_location, fix), row_location)
         except DataError as error:
             raise RowError(error.what, where=error.where, fix=error.fix) from error
 
     return map(parse, filter(lambda numbered: numbered[1].strip(), lines))
 
 
-def _json_row(value: Any, where: str, fix: str) -> dict[str, Any]:
+def _json_row(value: Any, location: str, fix: str) -> dict[str, Any]:
     """Return an object as it is, and [text, object], the form of spaCy, as one with that "text"."""
     match value:
         case dict():
             return value
         case [str(text), dict() as rest]:
             return {"text": text, **rest}
-    what = f"holds a JSON {type(value).__name__}, not an object"
-    raise DataError(what, where=where, fix=fix)
+    message = f"holds a JSON {type(value).__name__}, not an object"
+    raise DataError(message, where=location, fix=fix)
 
 
 def _array_rows(path: Place, bytes_read: text_io.BytesRead) -> Iterator[TableRow]:
@@ -408,8 +412,8 @@ def _array_rows(path: Place, bytes_read: text_io.BytesRead) -> Iterator[TableRow
     if not isinstance(values, list):
         raise DataError("is not an array of objects", where=path, fix=fix)
     for number, value in enumerate(values, 1):
-        where = f"{path}:record {number}"
-        yield TableRow(_json_row(value, where, fix), where)
+        location = f"{path}:record {number}"
+        yield TableRow(_json_row(value, location, fix), location)
 
 
 # Parquet
@@ -460,5 +464,5 @@ def _damage(path: Place) -> Iterator[None]:
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        what = f"is not a complete Parquet file ({str(error).splitlines()[0]})"
-        raise DataError(what, where=path, fix="Download or write it again.") from error
+        message = f"is not a complete Parquet file ({str(error).splitlines()[0]})"
+        raise DataError(message, where=path, fix="Download or write it again.") from error

@@ -193,8 +193,8 @@ def _decompressed(raw: io.BufferedReader, suffix: str) -> io.BufferedReader:
 
 
 @contextmanager
-def read_errors(place: Place | str) -> Iterator[None]:
-    """Turn errors of the operating system inside the context into a ResourceError at `place`.
+def read_errors(location: Place | str) -> Iterator[None]:
+    """Turn errors of the operating system inside the context into a ResourceError at `location`.
 
     An OSError without a number comes from a decompressor and passes unchanged.
     """
@@ -202,12 +202,12 @@ def read_errors(place: Place | str) -> Iterator[None]:
         yield
     except PermissionError as error:
         fix = "Give this user read permission."
-        raise ResourceError("permission denied", where=place, fix=fix) from error
+        raise ResourceError("permission denied", where=location, fix=fix) from error
     except OSError as error:
         if error.errno is None:
             raise
         fix = "Check the name and the disk."
-        raise ResourceError(f"cannot be read: {error.strerror}", where=place, fix=fix) from error
+        raise ResourceError(f"cannot be read: {error.strerror}", where=location, fix=fix) from error
 
 
 def file_at(name: Path | str, fix: str = "Check the name.") -> Path:
@@ -303,11 +303,11 @@ def open_bytes(path: Place, bytes_read: BytesRead | None = None) -> Iterator[io.
             bytes_read.current = None
 
 
-def _check_head(place: Place | str, head: bytes) -> None:
+def _check_head(location: Place | str, head: bytes) -> None:
     for mark, name in _OTHER_MARKS.items():
         if head.startswith(mark):
             fix = f"Convert it: iconv -f {name} -t UTF-8."
-            raise DataError(f"is {name} text; only UTF-8 is supported", where=place, fix=fix)
+            raise DataError(f"is {name} text; only UTF-8 is supported", where=location, fix=fix)
     if 0 in head:
         message = "is a binary file, or UTF-16 text without a byte-order mark; only UTF-8 is read"
         suffixes = ", ".join(COMPRESSED)
@@ -315,22 +315,22 @@ def _check_head(place: Place | str, head: bytes) -> None:
             "Convert text: iconv -f UTF-16LE -t UTF-8, or -f UTF-16BE. "
             f"Compressed files need a suffix {suffixes}."
         )
-        raise DataError(message, where=place, fix=fix)
+        raise DataError(message, where=location, fix=fix)
 
 
 def _raw_lines(
     stream: _ByteLines, name: Place | str, *, split: bool
 ) -> Iterator[tuple[int, bytes]]:
     """Yield lines with their numbers; a line that is too long is an error, or comes in pieces."""
-    limit, number, rest = max_line_bytes(), 1, b""
-    while line := rest + stream.readline(limit + 1 - len(rest)):
+    limit, number, pending = max_line_bytes(), 1, b""
+    while line := pending + stream.readline(limit + 1 - len(pending)):
         if len(line) <= limit or line.endswith(b"\n"):
             yield number, line
-            number, rest = number + 1, b""
+            number, pending = number + 1, b""
         elif split:
             end = _cut(line, limit)
             yield number, line[:end]
-            rest = line[end:]
+            pending = line[end:]
         else:
             fix = f"Break the line, or set the environment variable {MAX_LINE} to a larger number."
             raise DataError(f"is longer than {limit:,} bytes", where=f"{name}:{number}", fix=fix)
@@ -362,7 +362,7 @@ def decode_lines(
         DataError: binary data, another encoding, a byte that is not UTF-8, a line too long, a
             single line with carriage returns in it.
     """
-    begun, number, returns, nuls, first, marks = False, 0, 0, 0, 0, 0
+    begun, number, returns, nuls, first_nul, marks = False, 0, 0, 0, 0, 0
     for number, raw in _raw_lines(stream, name, split=split):
         line = raw
         if not begun:
@@ -378,7 +378,7 @@ def decode_lines(
         if "\0" in text:
             if text.count("\0") > 3 + _NULS * len(text):
                 _check_head(f"{name}:{number}", raw[:_HEAD])
-            nuls, first = nuls + text.count("\0"), first or number
+            nuls, first_nul = nuls + text.count("\0"), first_nul or number
             text = text.replace("\0", "")
         if number == 1:
             returns += text.count("\r")
@@ -389,7 +389,7 @@ def decode_lines(
     if marks:
         logger.warning("%s: byte-order marks left out of %s lines; were files joined?", name, marks)
     if nuls:
-        logger.warning("%s: %s NUL characters left out, from line %s on", name, nuls, first)
+        logger.warning("%s: %s NUL characters left out, from line %s on", name, nuls, first_nul)
 
 
 def standard_input() -> Iterator[tuple[int, str]]:
@@ -444,9 +444,9 @@ def read_chunks(path: Place, bytes_read: BytesRead | None = None) -> Generator[s
 _DAMAGE = (EOFError, OSError)
 
 
-def _damage_error(error: Exception, path: Place, after: str) -> Exception:
+def _damage_error(error: Exception, path: Place, position: str) -> Exception:
     """Return the error for a decompressor's failure; one of the disk, with a number, is itself."""
     if isinstance(error, OSError) and error.errno is not None:
         return error
-    message = f"the compressed file is damaged or cut short after {after} ({error})"
+    message = f"the compressed file is damaged or cut short after {position} ({error})"
     return DataError(message, where=path, fix="Download or compress it again.")

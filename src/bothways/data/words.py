@@ -58,12 +58,12 @@ def words_name(words: Words) -> str:
         try:
             pickle.dumps(words)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            what = f"must be a function that other processes can import, not {words!r:.80}"
-            raise ConfigError(what, where="words", fix="Define it in a module.") from error
+            message = f"must be a function that other processes can import, not {words!r:.80}"
+            raise ConfigError(message, where="words", fix="Define it in a module.") from error
         return f"{words.__module__}.{getattr(words, '__qualname__', type(words).__qualname__)}"
     if words not in _NAMED:
-        what = f"must be {', '.join(_NAMED)} or a function, not {words!r:.40}"
-        raise ConfigError(what, where="words")
+        message = f"must be {', '.join(_NAMED)} or a function, not {words!r:.40}"
+        raise ConfigError(message, where="words")
     if words == "jieba":
         with optional("zh", "dividing Chinese into words"):
             import rjieba  # noqa: F401
@@ -87,12 +87,12 @@ def encode_words(
     texts = [text for text, _ in divided]
     encoded = tokenizer.encode_with_offsets(texts)
     bits = [np.zeros(0, np.bool_)]
-    for (text, parts), each in zip(divided, encoded, strict=True):
+    for (text, sentence_words), encoding in zip(divided, encoded, strict=True):
         # A token belongs to the word of its first character.
-        word = np.searchsorted(_begins(text, parts), each.offsets[:, 0], side="right")
+        word = np.searchsorted(_begins(text, sentence_words), encoding.offsets[:, 0], side="right")
         bits.append(np.diff(word, prepend=-1) != 0)
-    ids = [np.zeros(0, np.int32), *(each.ids for each in encoded)]
-    lengths = np.array([len(each.ids) for each in encoded], dtype=np.int64)
+    ids = [np.zeros(0, np.int32), *(encoding.ids for encoding in encoded)]
+    lengths = np.array([len(encoding.ids) for encoding in encoded], dtype=np.int64)
     return texts, np.concatenate(ids), lengths, np.concatenate(bits)
 
 
@@ -127,13 +127,13 @@ def _begins(text: str, words: list[str]) -> list[int]:
     else:
         if not text[at:].strip():
             return begins
-    what = f"the words {words!r:.120} do not spell the sentence {text!r:.120}"
+    message = f"the words {words!r:.120} do not spell the sentence {text!r:.120}"
     fix = "A function for words must return all characters of its sentence, in order."
-    raise DataError(what, where="words", fix=fix)
+    raise DataError(message, where="words", fix=fix)
 
 
 def chinese_share(ids: Ids, tokenizer: Tokenizer) -> float:
     """Return the share of these tokens that contain a Chinese character, as far as they show it."""
-    known, counts = np.unique(ids, return_counts=True)
-    chinese = [_IDEOGRAPHS.search(tokenizer.token(id)) is not None for id in known]
+    distinct, counts = np.unique(ids, return_counts=True)
+    chinese = [_IDEOGRAPHS.search(tokenizer.token(id)) is not None for id in distinct]
     return float(counts[chinese].sum() / max(1, len(ids)))

@@ -98,7 +98,7 @@ class _Divider:
         text.split(self._split)
 
     def _split(self, _: int, normalized: NormalizedString) -> list[NormalizedString]:
-        text, end, parts = str(normalized), 0, list[NormalizedString]()
+        text, end, words = str(normalized), 0, list[NormalizedString]()
         for node in self._tagger(text):
             start = text.index(node.surface, end)
             end = start + len(node.surface)
@@ -108,10 +108,10 @@ class _Divider:
                 _lower(word)
             # MeCab takes few blanks for such; transformers' WordPiece splits at the others.
             for match in re.finditer(r"(?s)." if self._characters else r"\S+", str(word)):
-                part = word[match.start() : match.end()]
-                assert part is not None
-                parts.append(part)
-        return parts
+                piece = word[match.start() : match.end()]
+                assert piece is not None
+                words.append(piece)
+        return words
 
 
 def _lower(word: NormalizedString) -> None:
@@ -146,16 +146,16 @@ def read_words(config: Mapping[str, Any], file: Path) -> JapaneseWords:
     word = config.get("word_tokenizer_type") or "basic"
     subword = config.get("subword_tokenizer_type") or "wordpiece"
     options = config.get("mecab_kwargs") or {}
-    whole = all(
+    divides = all(
         flag(config, file, key, True) for key in ("do_word_tokenize", "do_subword_tokenize")
     )
-    supported = word == "mecab" and subword in ("wordpiece", "character") and whole
+    supported = word == "mecab" and subword in ("wordpiece", "character") and divides
     if not supported or config.get("never_split"):
-        what = f"{CLASS} divides text into words by {word!r}, and words by {subword!r}"
-        raise TokenizerError(what, where=file.with_name(CONFIG), fix=_FIX)
+        message = f"{CLASS} divides text into words by {word!r}, and words by {subword!r}"
+        raise TokenizerError(message, where=file.with_name(CONFIG), fix=_FIX)
     if not isinstance(options, dict) or not set(options) <= _KEYS:
-        what = f"'mecab_kwargs' is {options!r:.80}"
-        raise TokenizerError(what, where=file.with_name(CONFIG), fix=_FIX)
+        message = f"'mecab_kwargs' is {options!r:.80}"
+        raise TokenizerError(message, where=file.with_name(CONFIG), fix=_FIX)
     words = JapaneseWords(
         dictionary=options.get("mecab_dic", "unidic_lite"),
         option=options.get("mecab_option") or "",
@@ -163,11 +163,15 @@ def read_words(config: Mapping[str, Any], file: Path) -> JapaneseWords:
         lowercase=flag(config, file, "do_lower_case", False),
         characters=subword == "character",
     )
-    known = words.dictionary in (None, "unidic_lite", "unidic", "ipadic")
-    if not known or not isinstance(words.option, str) or words.normalise not in (True, False):
-        what = f"'mecab_kwargs' is {options!r:.80}"
-        raise TokenizerError(what, where=file.with_name(CONFIG), fix=_FIX)
+    supported_dictionary = words.dictionary in (None, "unidic_lite", "unidic", "ipadic")
+    if (
+        not supported_dictionary
+        or not isinstance(words.option, str)
+        or words.normalise not in (True, False)
+    ):
+        message = f"'mecab_kwargs' is {options!r:.80}"
+        raise TokenizerError(message, where=file.with_name(CONFIG), fix=_FIX)
     if words.characters and not words.normalise:
-        what = f"{CLASS} divides unnormalised words into characters"
-        raise TokenizerError(what, where=file.with_name(CONFIG), fix=_FIX)
+        message = f"{CLASS} divides unnormalised words into characters"
+        raise TokenizerError(message, where=file.with_name(CONFIG), fix=_FIX)
     return words

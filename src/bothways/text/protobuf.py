@@ -74,5 +74,5 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes | Fixed]]:
                 raise MalformedError(f"a field has the unknown wire type {wire}")
         if at + size > len(message):
             raise MalformedError(f"a field of {size} bytes has only {len(message) - at} left")
-        part, at = message[at : at + size], at + size
-        yield key >> 3, part if key & 7 == 2 else Fixed(part)
+        data, at = message[at : at + size], at + size
+        yield key >> 3, data if key & 7 == 2 else Fixed(data)

@@ -21,11 +21,11 @@ _BLOCK = 4096
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample: `blocks` of neighbouring texts in order, with `kept` of `seen` characters."""
+    """A sample: `blocks` of neighbouring texts in order, `characters` of `total`."""
 
     blocks: tuple[tuple[str, ...], ...]
-    kept: int
-    seen: int
+    characters: int
+    total: int
 
     def read(self) -> Iterator[str]:
         """Yield the texts."""
@@ -39,18 +39,18 @@ def sample(texts: Iterable[str], ceiling: int, seed: int = 0) -> Sample:
         ConfigError: a ceiling below 1.
     """
     if ceiling < 1:
-        what = f"must be at least one character, is {ceiling}"
-        raise ConfigError(what, where="ceiling", fix="Give a positive number.")
+        message = f"must be at least one character, is {ceiling}"
+        raise ConfigError(message, where="ceiling", fix="Give a positive number.")
     heap: list[tuple[float, int, tuple[str, ...]]] = []
-    kept = seen = 0
+    size_kept = size_seen = 0
     for index, block in enumerate(_blocks(texts, min(ceiling, max(_BLOCK, ceiling // 1000)))):
         size = sum(map(len, block))
-        seen, kept = seen + size, kept + size
+        size_seen, size_kept = size_seen + size, size_kept + size
         heapq.heappush(heap, (-rng(seed, "vocabulary sample", index=index).random(), index, block))
-        while kept > ceiling:
-            kept -= sum(map(len, heapq.heappop(heap)[2]))
+        while size_kept > ceiling:
+            size_kept -= sum(map(len, heapq.heappop(heap)[2]))
     blocks = sorted((index, block) for _, index, block in heap)
-    return Sample(tuple(block for _, block in blocks), kept, seen)
+    return Sample(tuple(block for _, block in blocks), size_kept, size_seen)
 
 
 def sample_languages(
@@ -66,21 +66,23 @@ def sample_languages(
         ConfigError: a ceiling below 1.
         DataError: a language has no text.
     """
-    kept: dict[str, Sample] = {}
+    samples: dict[str, Sample] = {}
     for name, language in texts.items():
-        kept[name] = sample(language, ceiling, seed)
-        for known, room in _quotas(kept, alpha, ceiling).items():
-            held = kept[known]
-            if held.kept > room:
-                smaller = sample(held.read(), room, seed)
-                kept[known] = Sample(smaller.blocks, smaller.kept, held.seen)
+        samples[name] = sample(language, ceiling, seed)
+        for known, room in _quotas(samples, alpha, ceiling).items():
+            language_sample = samples[known]
+            if language_sample.characters > room:
+                smaller = sample(language_sample.read(), room, seed)
+                samples[known] = Sample(smaller.blocks, smaller.characters, language_sample.total)
     blocks = [
         block
-        for name, room in _quotas(kept, alpha, ceiling).items()
-        for block in _repeated(kept[name], room)
+        for name, room in _quotas(samples, alpha, ceiling).items()
+        for block in _repeated(samples[name], room)
     ]
     size = sum(len(text) for block in blocks for text in block)
-    return Sample(tuple(blocks), size, sum(held.seen for held in kept.values()))
+    return Sample(
+        tuple(blocks), size, sum(language_sample.total for language_sample in samples.values())
+    )
 
 
 def smoothed_shares(sizes: Mapping[str, int], alpha: float) -> dict[str, float]:
@@ -93,27 +95,27 @@ def smoothed_shares(sizes: Mapping[str, int], alpha: float) -> dict[str, float]:
         DataError: a size is 0.
     """
     if not 0 <= alpha <= 1:
-        what = f"must be between 0 (equal shares) and 1 (by size), not {alpha:g}"
-        raise ConfigError(what, where="alpha", fix="mBERT has 0.7, XLM-R 0.3.")
+        message = f"must be between 0 (equal shares) and 1 (by size), not {alpha:g}"
+        raise ConfigError(message, where="alpha", fix="mBERT has 0.7, XLM-R 0.3.")
     for name, size in sizes.items():
         if size <= 0:
             raise DataError("has no text", where=name, fix="Leave it out, or add text.")
     total = sum(sizes.values())
     weights = {name: (size / total) ** alpha for name, size in sizes.items()}
-    whole = sum(weights.values())
-    return {name: weight / whole for name, weight in weights.items()}
+    total_weight = sum(weights.values())
+    return {name: weight / total_weight for name, weight in weights.items()}
 
 
-def _quotas(kept: Mapping[str, Sample], alpha: float, ceiling: int) -> dict[str, int]:
+def _quotas(samples: Mapping[str, Sample], alpha: float, ceiling: int) -> dict[str, int]:
     """Return the characters of each language in the sample, at least one."""
-    sizes = {name: held.seen for name, held in kept.items()}
-    whole = min(ceiling, sum(sizes.values()))
-    return {n: max(1, round(q * whole)) for n, q in smoothed_shares(sizes, alpha).items()}
+    sizes = {name: language_sample.total for name, language_sample in samples.items()}
+    total = min(ceiling, sum(sizes.values()))
+    return {n: max(1, round(q * total)) for n, q in smoothed_shares(sizes, alpha).items()}
 
 
-def _repeated(held: Sample, room: int) -> Iterator[tuple[str, ...]]:
+def _repeated(language_sample: Sample, room: int) -> Iterator[tuple[str, ...]]:
     """Yield the blocks again and again until they have about `room` characters."""
-    for block in itertools.cycle(held.blocks):
+    for block in itertools.cycle(language_sample.blocks):
         size = sum(map(len, block))
         if room < size / 2:
             return
@@ -126,11 +128,11 @@ def _blocks(texts: Iterable[str], size: int) -> Iterator[tuple[str, ...]]:
     block, filled = list[str](), 0
     for text in texts:
         for start in range(0, len(text), size):
-            part = text[start : start + size]
-            if filled + len(part) > size:
+            piece = text[start : start + size]
+            if filled + len(piece) > size:
                 yield tuple(block)
                 block, filled = [], 0
-            block.append(part)
-            filled += len(part)
+            block.append(piece)
+            filled += len(piece)
     if block:
         yield tuple(block)

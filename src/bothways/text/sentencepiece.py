@@ -61,8 +61,8 @@ def read_sentencepiece(content: bytes) -> SentencePieceModel:
 
 
 def _piece(message: bytes) -> tuple[str, float]:
-    found = dict(fields(message))
-    match found.get(_PIECE), found.get(_SCORE):
+    values = dict(fields(message))
+    match values.get(_PIECE), values.get(_SCORE):
         case bytes(text), Fixed() | None as score:
             return text.decode("utf-8"), 0.0 if score is None else score.real
         case _:

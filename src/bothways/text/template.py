@@ -55,10 +55,10 @@ class Template:
 
     def flat(self) -> Template:
         """Return the same template with all tokens in segment 0."""
-        before, after, first, between, last = (
+        before_gap, after_gap, first_gap, between, last_gap = (
             replace(gap, segments=np.zeros_like(gap.segments)) for gap in self.gaps
         )
-        return Template(before, after, first, between, last, (0, 0))
+        return Template(before_gap, after_gap, first_gap, between, last_gap, (0, 0))
 
     @property
     def max_segment(self) -> int:
@@ -85,8 +85,8 @@ class Template:
             for token in backend.get_vocab()
             if len(backend.encode(token, add_special_tokens=False).ids)
         )
-        alone, both = backend.encode(word), backend.encode(word, word)
-        a, pair = np.array(_owners(alone)), np.array(_owners(both))
+        single, pair_encoding = backend.encode(word), backend.encode(word, word)
+        a, pair = np.array(_owners(single)), np.array(_owners(pair_encoding))
         (one,), (first,), (second,) = (
             np.flatnonzero(owner)[:1] for owner in (a == 0, pair == 0, pair == 1)
         )
@@ -94,12 +94,12 @@ class Template:
             int(np.flatnonzero(owner)[-1]) + 1 for owner in (a == 0, pair == 0, pair == 1)
         )
         return cls(
-            _gap(alone, 0, int(one)),
-            _gap(alone, end, len(a)),
-            _gap(both, 0, int(first)),
-            _gap(both, middle, int(second)),
-            _gap(both, stop, len(pair)),
-            (int(both.type_ids[first]), int(both.type_ids[second])),
+            _gap(single, 0, int(one)),
+            _gap(single, end, len(a)),
+            _gap(pair_encoding, 0, int(first)),
+            _gap(pair_encoding, middle, int(second)),
+            _gap(pair_encoding, stop, len(pair)),
+            (int(pair_encoding.type_ids[first]), int(pair_encoding.type_ids[second])),
         )
 
 
@@ -111,19 +111,25 @@ def assemble(a: Ids, b: Ids | None, template: Template, length: int | None = Non
     t = template
     if length is not None:
         room = length - (t.single if b is None else t.pair)
-        first, second = truncated(len(a), 0 if b is None else len(b), room)
-        a, b = a[:first], None if b is None else b[:second]
+        length_a, length_b = truncated(len(a), 0 if b is None else len(b), room)
+        a, b = a[:length_a], None if b is None else b[:length_b]
     if b is None:
-        parts = [t.before.ids, a, t.after.ids]
+        pieces = [t.before.ids, a, t.after.ids]
         segments = [t.before.segments, np.zeros(len(a), dtype=np.int8), t.after.segments]
     else:
-        own = [
+        text_segments = [
             np.full(len(ids), segment, dtype=np.int8)
             for ids, segment in zip((a, b), t.segments, strict=True)
         ]
-        parts = [t.first.ids, a, t.between.ids, b, t.last.ids]
-        segments = [t.first.segments, own[0], t.between.segments, own[1], t.last.segments]
-    return Sequence(np.concatenate(parts).astype(np.int32), np.concatenate(segments))
+        pieces = [t.first.ids, a, t.between.ids, b, t.last.ids]
+        segments = [
+            t.first.segments,
+            text_segments[0],
+            t.between.segments,
+            text_segments[1],
+            t.last.segments,
+        ]
+    return Sequence(np.concatenate(pieces).astype(np.int32), np.concatenate(segments))
 
 
 def truncated(a: int, b: int, room: int) -> tuple[int, int]:
@@ -150,8 +156,8 @@ def _owners(encoding: tokenizers.Encoding) -> list[int]:
 
 
 def _gap(encoding: tokenizers.Encoding, start: int, stop: int) -> Gap:
-    part = slice(start, stop)
+    tokens = slice(start, stop)
     return Gap(
-        np.array(encoding.ids[part], dtype=np.int32),
-        np.array(encoding.type_ids[part], dtype=np.int8),
+        np.array(encoding.ids[tokens], dtype=np.int32),
+        np.array(encoding.type_ids[tokens], dtype=np.int8),
     )

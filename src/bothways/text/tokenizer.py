@@ -129,16 +129,16 @@ class Tokenizer:
             tokenizer._check(path)
         return tokenizer
 
-    def _check(self, where: str | Path) -> None:
+    def _check(self, location: str | Path) -> None:
         self._divided.get_vocab_size()  # MeCab and its dictionary are installed, if needed
         try:
             ids = [id for gap in self.template.gaps for id in gap.ids.tolist()]
         except (ValueError, IndexError, StopIteration) as error:
-            what = "its post-processor does not keep the text between special tokens"
-            raise TokenizerError(what, where=where, fix=AGAIN) from error
+            message = "its post-processor does not keep the text between special tokens"
+            raise TokenizerError(message, where=location, fix=AGAIN) from error
         if any(not 0 <= id < self.size for id in ids):
-            what = f"its post-processor adds the id {max(ids)}, which no token has"
-            raise TokenizerError(what, where=where, fix=AGAIN)
+            message = f"its post-processor adds the id {max(ids)}, which no token has"
+            raise TokenizerError(message, where=location, fix=AGAIN)
 
     def for_segments(self, count: int) -> Tokenizer:
         """Return the tokenizer for a model with `count` segments.
@@ -154,16 +154,20 @@ class Tokenizer:
 
         Example: "2 tokens differ, such as '##ab' (7, not 9), '##ac' (9, not 7)".
         """
-        ours, theirs = self.backend.get_vocab(), other.backend.get_vocab()
-        differs = [token for token in ours | theirs if ours.get(token) != theirs.get(token)]
+        vocabulary, other_ids = self.backend.get_vocab(), other.backend.get_vocab()
+        differs = [
+            token
+            for token in vocabulary | other_ids
+            if vocabulary.get(token) != other_ids.get(token)
+        ]
         if not differs:
             return None
-        differs.sort(key=lambda token: (ours.get(token, theirs.get(token)), token))
-        shown = ", ".join(
-            f"{token!r} ({ours.get(token, 'absent')}, not {theirs.get(token, 'absent')})"
+        differs.sort(key=lambda token: (vocabulary.get(token, other_ids.get(token)), token))
+        examples = ", ".join(
+            f"{token!r} ({vocabulary.get(token, 'absent')}, not {other_ids.get(token, 'absent')})"
             for token in differs[:3]
         )
-        return f"{len(differs):,} tokens differ, such as {shown}"
+        return f"{len(differs):,} tokens differ, such as {examples}"
 
     def save(
         self, folder: str | Path, *, positions: int | None = None, segments: bool = True
@@ -271,11 +275,11 @@ class Tokenizer:
             return continues, ends & ~self.special
         bytewise = "Ġ" in self.backend.get_vocab() or self.kind == "BPE"
         for id in np.flatnonzero(self.named & ~self.special).tolist():
-            text, begins, whole = _characters_of(self._tokens[id], bytewise)
+            text, begins, complete = _characters_of(self._tokens[id], bytewise)
             letters = any(map(str.isalnum, text))
-            alone = bool(text) and (not letters or bool(_NO_SPACES.search(text)))
-            continues[id] &= not (alone or begins)
-            ends[id] = alone and whole
+            is_word = bool(text) and (not letters or bool(_NO_SPACES.search(text)))
+            continues[id] &= not (is_word or begins)
+            ends[id] = is_word and complete
         continues[self.specials.unknown] = False
         return continues, ends
 
@@ -378,8 +382,8 @@ class Tokenizer:
             raise DataError("there is no text", fix="Give one or more.")
         special = max(self.template.single, self.template.pair)
         if length is not None and length <= special:
-            what = f"must be greater than {special}, the number of special tokens, not {length}"
-            raise ConfigError(what, where="length", fix=f"Set it to {special + 1} or more.")
+            message = f"must be greater than {special}, the number of special tokens, not {length}"
+            raise ConfigError(message, where="length", fix=f"Set it to {special + 1} or more.")
         rows = iter(self.encode([text for pair in pairs for text in pair]))
         encoded = ((next(rows), next(rows) if len(pair) == 2 else None) for pair in pairs)
         return pack([assemble(a, b, self.template, length) for a, b in encoded])
@@ -419,14 +423,14 @@ class Tokenizer:
         row = operator.index(id)
         token = self._tokens[row] if 0 <= row < self.size else ""
         if token == "":
-            what = f"no token has id {row}; ids run from 0 to {self.size - 1}"
-            raise TokenizerError(what, fix="Use the tokenizer that the ids were made with.")
+            message = f"no token has id {row}; ids run from 0 to {self.size - 1}"
+            raise TokenizerError(message, fix="Use the tokenizer that the ids were made with.")
         return token
 
     def id(self, token: str) -> int | None:
         """Return the id of a token; None if it is not in the vocabulary."""
-        found: int | None = self.backend.token_to_id(token)
-        return found
+        token_id: int | None = self.backend.token_to_id(token)
+        return token_id
 
 
 def _not_text(texts: list[str]) -> DataError:
@@ -450,9 +454,9 @@ def byte_of() -> dict[str, int]:
     Visible characters represent themselves; the others come in order from U+0100 on.
     """
     visible = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in visible]
+    hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {
-        chr(0x100 + place): byte for place, byte in enumerate(others)
+        chr(0x100 + offset): byte for offset, byte in enumerate(hidden)
     }
 
 

@@ -70,7 +70,7 @@ class Specials:
 
 
 def find_specials(
-    backend: tokenizers.Tokenizer, config: Mapping[str, Any], where: Path | str
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], location: Path | str
 ) -> Specials:
     """Find the special tokens that the configuration names, or else the customary ones.
 
@@ -79,13 +79,13 @@ def find_specials(
     """
     size = backend.get_vocab_size()
     if size < len(NAMES):
-        what = f"the vocabulary has {size} tokens, fewer than the {len(NAMES)} special tokens"
+        message = f"the vocabulary has {size} tokens, fewer than the {len(NAMES)} special tokens"
         fix = f"Train one: {call('tokenizer train', 'FILES', out='FOLDER')}"
-        raise TokenizerError(what, where=where, fix=fix)
+        raise TokenizerError(message, where=location, fix=fix)
     specials, missing = dict[str, int](), list[str]()
     for use, customary in NAMES.items():
-        named = name_in(config, SETTINGS[use])
-        names = (named,) if named else customary
+        configured = name_in(config, SETTINGS[use])
+        names = (configured,) if configured else customary
         ids = (backend.token_to_id(name) for name in names)
         match next((id for id in ids if id is not None), None):
             case None:
@@ -93,10 +93,10 @@ def find_specials(
             case id:
                 specials[use] = id
     if missing:
-        what = f"the vocabulary of {size} tokens lacks special tokens: {', '.join(missing)}"
+        message = f"the vocabulary of {size} tokens lacks special tokens: {', '.join(missing)}"
         settings = ", ".join(SETTINGS.values())
         fix = f"Add them, or name those it has in tokenizer_config.json ({settings})."
-        raise TokenizerError(what, where=where, fix=fix)
+        raise TokenizerError(message, where=location, fix=fix)
     return Specials(**specials)
 
 
@@ -137,8 +137,8 @@ def flag(config: Mapping[str, Any], file: Path, key: str, default: D) -> bool | 
         case bool(value):
             return value
         case value:
-            where, fix = file.with_name(CONFIG), "Set it to true or to false, without quotes."
-            raise TokenizerError(f"{key!r} is {value!r}", where=where, fix=fix)
+            location, fix = file.with_name(CONFIG), "Set it to true or to false, without quotes."
+            raise TokenizerError(f"{key!r} is {value!r}", where=location, fix=fix)
 
 
 # Pipelines
@@ -282,17 +282,20 @@ def parts(pipeline: Pipeline, ends: Ends) -> Parts:
         case PieceDeberta(_, split, prefix, _):
             spaces, joined = _spaces("always" if prefix else "first")
             marks = [pre_tokenizers.Punctuation("isolated")] if split else []
-            before = pre_tokenizers.Sequence([*marks, spaces])
+            pre_tokenizer = pre_tokenizers.Sequence([*marks, spaces])
             return Parts(
-                _deberta_normalizer(pipeline), before, joined, _template(PAIR_OF_SEGMENTS, ends)
+                _deberta_normalizer(pipeline),
+                pre_tokenizer,
+                joined,
+                _template(PAIR_OF_SEGMENTS, ends),
             )
         case BigBird(prefix, charsmap):
-            first = (
+            charsmap_step = (
                 normalizers.Strip(left=False, right=False)
                 if charsmap is None
                 else normalizers.Precompiled(charsmap)
             )
-            steps = normalizers.Sequence([first, normalizers.Replace(Regex(" {2,}"), "▁")])
+            steps = normalizers.Sequence([charsmap_step, normalizers.Replace(Regex(" {2,}"), "▁")])
             return Parts(
                 steps, *_spaces("always" if prefix else "never"), _template(PAIR_OF_SEGMENTS, ends)
             )
@@ -321,18 +324,18 @@ def _spaces(scheme: str) -> tuple[pre_tokenizers.PreTokenizer, decoders.Decoder]
 
 
 def _deberta_normalizer(deberta: PieceDeberta) -> normalizers.Normalizer:
-    first = [normalizers.Lowercase()] if deberta.lowercase else []
+    lowercase = [normalizers.Lowercase()] if deberta.lowercase else []
     if deberta.charsmap is None:
         white = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
         return normalizers.Sequence(
-            [*first, white, normalizers.NFC(), normalizers.Strip(left=False, right=True)]
+            [*lowercase, white, normalizers.NFC(), normalizers.Strip(left=False, right=True)]
         )
     mapped = [
         normalizers.Strip(),
         normalizers.Precompiled(deberta.charsmap),
         normalizers.Replace(Regex(" {2,}"), " "),
     ]
-    return normalizers.Sequence([*first, *mapped])
+    return normalizers.Sequence([*lowercase, *mapped])
 
 
 def _albert_normalizer(albert: Albert) -> normalizers.Normalizer:
@@ -351,9 +354,9 @@ def _albert_normalizer(albert: Albert) -> normalizers.Normalizer:
 
 def _template(pair: str, ends: Ends) -> processors.PostProcessor:
     (cls, _), (sep, _) = ends
-    single, both = (form.format(cls=cls, sep=sep).split() for form in (ALONE, pair))
+    single, pair_tokens = (form.format(cls=cls, sep=sep).split() for form in (ALONE, pair))
     return processors.TemplateProcessing(
-        single=single, pair=both, special_tokens=list(dict.fromkeys(ends))
+        single=single, pair=pair_tokens, special_tokens=list(dict.fromkeys(ends))
     )
 
 
@@ -378,8 +381,8 @@ def declaration(spec: Mapping[str, Any], ends: Ends) -> dict[str, Any] | None:
             if isinstance(pipeline, ByteDeberta):
                 pipeline = dataclasses.replace(pipeline, doubled=True)
             built = vars(parts(pipeline, ends)).values()
-            normalizer, *others = (part_spec(part) for part in built)
-            if (_steps(normalizer), *others) == saved:
+            normalizer, *components = (part_spec(component) for component in built)
+            if (_steps(normalizer), *components) == saved:
                 declared: dict[str, Any] = {
                     "bos_token": ends[0][0],
                     "eos_token": ends[1][0],
@@ -588,11 +591,11 @@ class Naming:
     """The tokenizer class of a folder.
 
     Attributes:
-        known: the class; None if it is the generic one, or if the folder names none.
+        tokenizer_class: the class; None if it is the generic one, or if the folder names none.
         explicit: whether a setting names it, rather than the model type.
     """
 
-    known: TokenizerClass | None = None
+    tokenizer_class: TokenizerClass | None = None
     explicit: bool = False
 
 
@@ -603,43 +606,42 @@ def find_class(folder: Path, config: Mapping[str, Any]) -> Naming:
         TokenizerError: the class is not supported, or a setting is of another class.
     """
     model = read_settings(folder / "config.json")
-    kind, where = str(model.get("model_type")), folder / CONFIG
-    named = config.get("tokenizer_class")
-    if named is None and model.get("tokenizer_class") is not None:
-        named, where = model["tokenizer_class"], folder / "config.json"
+    kind, location = str(model.get("model_type")), folder / CONFIG
+    class_name = config.get("tokenizer_class")
+    if class_name is None and model.get("tokenizer_class") is not None:
+        class_name, location = model["tokenizer_class"], folder / "config.json"
     default = _OF_MODEL.get(kind)
     if kind in _GENERIC_MODELS and (folder / "tokenizer.json").exists():
         return Naming()
-    name = str(named).removesuffix("Fast") if named not in GENERIC else None
-    if named is not None and name is not None and name not in CLASSES:
-        what = f"the tokenizer class {named!r:.80} is not supported"
-        fix = (
-            f"Supported are {', '.join(each.name for each in _ALL)} and {GENERIC[0]}. {_UNCHANGED}"
-        )
-        raise TokenizerError(what, where=where, fix=fix)
-    known = default if named is None else CLASSES.get(str(name))
-    if known is None or known.name != JAPANESE:
+    name = str(class_name).removesuffix("Fast") if class_name not in GENERIC else None
+    if class_name is not None and name is not None and name not in CLASSES:
+        message = f"the tokenizer class {class_name!r:.80} is not supported"
+        supported = ", ".join(entry.name for entry in _ALL)
+        fix = f"Supported are {supported} and {GENERIC[0]}. {_UNCHANGED}"
+        raise TokenizerError(message, where=location, fix=fix)
+    tokenizer_class = default if class_name is None else CLASSES.get(str(name))
+    if tokenizer_class is None or tokenizer_class.name != JAPANESE:
         for key, neutral in _FOREIGN.items():
             if config.get(key) not in neutral:
-                what = (
-                    f"{key!r} is {config[key]!r:.60}, which {_title(known)}, "
+                message = (
+                    f"{key!r} is {config[key]!r:.60}, which {_title(tokenizer_class)}, "
                     "the tokenizer class of this folder, does not read"
                 )
                 fix = "If the model was trained without it, remove it."
                 if key in _OF_JAPANESE:
                     fix = f'Set "tokenizer_class": "{JAPANESE}", or remove the setting.'
-                raise TokenizerError(what, where=folder / CONFIG, fix=fix)
-    if not (folder / "tokenizer.json").exists() and named is None:
+                raise TokenizerError(message, where=folder / CONFIG, fix=fix)
+    if not (folder / "tokenizer.json").exists() and class_name is None:
         for name, owner in _OTHER_FILES.items():
             if (folder / name).exists():
-                what = f"holds {name}, a file of {owner}, which is not supported"
+                message = f"holds {name}, a file of {owner}, which is not supported"
                 fix = f"If the model was trained without it, name its tokenizer_class in {CONFIG}."
-                raise TokenizerError(what, where=folder, fix=fix)
-    return Naming(known, explicit=named is not None)
+                raise TokenizerError(message, where=folder, fix=fix)
+    return Naming(tokenizer_class, explicit=class_name is not None)
 
 
-def _title(known: TokenizerClass | None) -> str:
-    return "the generic class" if known is None else known.name
+def _title(tokenizer_class: TokenizerClass | None) -> str:
+    return "the generic class" if tokenizer_class is None else tokenizer_class.name
 
 
 def reconcile(
@@ -655,42 +657,44 @@ def reconcile(
         TokenizerError: a setting is neither true nor false or contradicts the file, or the file
             does not what the class does.
     """
-    known = naming.known
-    if known is None:
+    tokenizer_class = naming.tokenizer_class
+    if tokenizer_class is None:
         if config.get("tokenizer_class") is None:  # a file alone: its settings count, if any
             _follow(backend, config, file)
         return
     kind = _kind(backend)
-    if kind != known.model:
-        raise _mismatch(file, f"holds a {kind} model", known, f"builds {known.model}")
+    if kind != tokenizer_class.model:
+        raise _mismatch(
+            file, f"holds a {kind} model", tokenizer_class, f"builds {tokenizer_class.model}"
+        )
     _follow(backend, config, file)
-    charsmap = charsmap_of(part_spec(backend.normalizer)) if known.pieces else None
+    charsmap = charsmap_of(part_spec(backend.normalizer)) if tokenizer_class.pieces else None
     actual = settings_of(backend)
-    for key, default in known.settings:
+    for key, default in tokenizer_class.settings:
         value = actual.get(key)
         stated = flag(config, file, key, default)
         if key == "strip_accents" and stated is None:
             stated = flag(config, file, "do_lower_case", True)
         if value is None or value == stated:
             continue
-        said = "not set, which means " if config.get(key) is None else ""
-        what = f"{key!r} is {said}{json.dumps(stated)}, but {json.dumps(value)} in {file.name}"
+        origin = "not set, which means " if config.get(key) is None else ""
+        message = f"{key!r} is {origin}{json.dumps(stated)}, but {json.dumps(value)} in {file.name}"
         fix = f"Set it to {json.dumps(value)}, or name the class {GENERIC[0]}, to use the file."
-        if known.pieces:
+        if tokenizer_class.pieces:
             fix = (
                 f"Set it to {json.dumps(value)}, which transformers used before version 5; "
                 "since then it uses the setting."
             )
-        raise TokenizerError(what, where=file.with_name(CONFIG), fix=fix)
-    pipelines = [known.pipeline(config, file, charsmap)]
+        raise TokenizerError(message, where=file.with_name(CONFIG), fix=fix)
+    pipelines = [tokenizer_class.pipeline(config, file, charsmap)]
     match pipelines[0]:
         case BigBird() | PieceDeberta() if charsmap is not None:
-            pipelines.append(known.pipeline(config, file))
+            pipelines.append(tokenizer_class.pipeline(config, file))
         case ByteDeberta(prefix):
             pipelines.append(ByteDeberta(prefix, doubled=True))
         case _:
             pass
-    _compare(backend, [parts(pipeline, ends) for pipeline in pipelines], known, file)
+    _compare(backend, [parts(pipeline, ends) for pipeline in pipelines], tokenizer_class, file)
 
 
 def _follow(backend: tokenizers.Tokenizer, config: Mapping[str, Any], file: Path) -> None:
@@ -729,7 +733,9 @@ def settings_of(backend: tokenizers.Tokenizer) -> dict[str, bool]:
             return {"add_prefix_space": cut.add_prefix_space}
         case "Unigram":
             steps = {
-                step["type"]: step for part in (norm, cut) for step in steps_of(part_spec(part))
+                step["type"]: step
+                for component in (norm, cut)
+                for step in steps_of(part_spec(component))
             }
             return {
                 "do_lower_case": "Lowercase" in steps,
@@ -760,7 +766,7 @@ _BLANKS = (
 def _compare(
     backend: tokenizers.Tokenizer,
     choices: list[Parts],
-    known: TokenizerClass,
+    tokenizer_class: TokenizerClass,
     file: Path,
 ) -> None:
     """Refuse a `tokenizer.json` that divides odd texts otherwise than its class.
@@ -768,62 +774,74 @@ def _compare(
     Files of transformers 4 may keep blanks as words that the class, like SentencePiece, drops;
     there the class is followed.
     """
-    _check_model(backend, known, file)
+    _check_model(backend, tokenizer_class, file)
     actual = (backend.normalizer, backend.pre_tokenizer)
     for text in PROBES:
         words = _divide(*actual, text)
-        if all(words != _divide(made.normalizer, made.pre_tokenizer, text) for made in choices):
+        if all(
+            words != _divide(expected.normalizer, expected.pre_tokenizer, text)
+            for expected in choices
+        ):
             other = _divide(choices[0].normalizer, choices[0].pre_tokenizer, text)
             how = f"divides {text!r} into {words!r:.120}"
-            raise _mismatch(file, how, known, f"into {other!r:.120}")
+            raise _mismatch(file, how, tokenizer_class, f"into {other!r:.120}")
     for text in _BLANKS:
         words = _divide(*actual, text)
-        if all(words != _divide(made.normalizer, made.pre_tokenizer, text) for made in choices):
-            if not known.pieces:
-                raise _mismatch(file, f"divides {text!r} into {words!r}", known, "otherwise")
+        if all(
+            words != _divide(expected.normalizer, expected.pre_tokenizer, text)
+            for expected in choices
+        ):
+            if not tokenizer_class.pieces:
+                raise _mismatch(
+                    file, f"divides {text!r} into {words!r}", tokenizer_class, "otherwise"
+                )
             backend.pre_tokenizer = choices[0].pre_tokenizer
             break
-    if known.template and backend.post_processor is not None:
+    if tokenizer_class.template and backend.post_processor is not None:
         around = edges(backend, backend.post_processor)
-        if all(around != edges(backend, made.post_processor) for made in choices):
-            raise _mismatch(file, "puts other special tokens around texts", known, "has its own")
+        if all(around != edges(backend, expected.post_processor) for expected in choices):
+            raise _mismatch(
+                file, "puts other special tokens around texts", tokenizer_class, "has its own"
+            )
 
 
 def edges(
     backend: tokenizers.Tokenizer, post: processors.PostProcessor
 ) -> list[tuple[list[int], list[int]]]:
     """Return the ids and segments of a text and of a pair after a post-processor."""
-    before = backend.post_processor
+    original = backend.post_processor
     backend.post_processor = post
     rows = [backend.encode("a"), backend.encode("a", "b")]
-    backend.post_processor = before
+    backend.post_processor = original
     return [(row.ids, row.type_ids) for row in rows]
 
 
-def _check_model(backend: tokenizers.Tokenizer, known: TokenizerClass, file: Path) -> None:
+def _check_model(
+    backend: tokenizers.Tokenizer, tokenizer_class: TokenizerClass, file: Path
+) -> None:
     """Refuse settings of a model that its class does not have."""
     model = backend.model
-    if known.model == "WordPiece":
-        prefix, longest = model.continuing_subword_prefix, model.max_input_chars_per_word
-        if prefix != "##" or longest != 100:
-            how = f"marks tokens with {prefix!r} in words of up to {longest} characters"
-            raise _mismatch(file, how, known, "with '##' up to 100")
-    elif known.model == "BPE":
+    if tokenizer_class.model == "WordPiece":
+        prefix, max_characters = model.continuing_subword_prefix, model.max_input_chars_per_word
+        if prefix != "##" or max_characters != 100:
+            how = f"marks tokens with {prefix!r} in words of up to {max_characters} characters"
+            raise _mismatch(file, how, tokenizer_class, "with '##' up to 100")
+    elif tokenizer_class.model == "BPE":
         suffix = model.end_of_word_suffix or ""
-        expected = "" if known.build in (Roberta, ByteDeberta) else "</w>"
+        expected = "" if tokenizer_class.build in (Roberta, ByteDeberta) else "</w>"
         if suffix != expected:
             how = f"marks the ends of words with {suffix!r}"
-            raise _mismatch(file, how, known, f"with {expected!r}")
+            raise _mismatch(file, how, tokenizer_class, f"with {expected!r}")
         if model.ignore_merges or model.byte_fallback:
-            raise _mismatch(file, "goes round its merges", known, "uses them")
-    elif known.unknown is not None:
+            raise _mismatch(file, "goes round its merges", tokenizer_class, "uses them")
+    elif tokenizer_class.unknown is not None:
         try:
             unknown = model.tokenize("\U0010fffd")[0].id
         except Exception:  # tokenizers raises nothing narrower for a model without an unknown token
             unknown = None
-        if unknown != known.unknown:
+        if unknown != tokenizer_class.unknown:
             how = f"has the unknown token {unknown}"
-            raise _mismatch(file, how, known, f"has {known.unknown}")
+            raise _mismatch(file, how, tokenizer_class, f"has {tokenizer_class.unknown}")
 
 
 def _divide(
@@ -833,11 +851,11 @@ def _divide(
     return [normal] if cut is None else [word for word, _ in cut.pre_tokenize_str(normal)]
 
 
-def part_spec(part: Any) -> Mapping[str, Any] | None:
+def part_spec(component: Any) -> Mapping[str, Any] | None:
     """Return a normaliser or pre-tokenizer as `tokenizer.json` has it."""
-    return None if part is None else json.loads(part.__getstate__())
+    return None if component is None else json.loads(component.__getstate__())
 
 
-def _mismatch(file: Path, how: str, known: TokenizerClass, other: str) -> TokenizerError:
-    what = f"{how}; {known.name}, the tokenizer class of the folder, {other}"
-    return TokenizerError(what, where=file, fix=_UNCHANGED)
+def _mismatch(file: Path, how: str, tokenizer_class: TokenizerClass, other: str) -> TokenizerError:
+    message = f"{how}; {tokenizer_class.name}, the tokenizer class of the folder, {other}"
+    return TokenizerError(message, where=file, fix=_UNCHANGED)

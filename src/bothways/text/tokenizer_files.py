@@ -60,10 +60,10 @@ def bert_backend(
     """Return the backend of transformers' BertTokenizer: WordPiece with BERT's normalisation."""
     model = models.WordPiece(dict(vocab), unk_token=unknown, max_input_chars_per_word=LONGEST_WORD)
     backend = tokenizers.Tokenizer(model)
-    made = tokenizer_classes.parts(bert, (("[CLS]", 0), ("[SEP]", 0)))
-    assert made.normalizer is not None
-    backend.normalizer, backend.pre_tokenizer = made.normalizer, made.pre_tokenizer
-    backend.decoder = made.decoder
+    components = tokenizer_classes.parts(bert, (("[CLS]", 0), ("[SEP]", 0)))
+    assert components.normalizer is not None
+    backend.normalizer, backend.pre_tokenizer = components.normalizer, components.pre_tokenizer
+    backend.decoder = components.decoder
     return backend
 
 
@@ -91,20 +91,24 @@ def load_backend(
     ) | tokenizer_classes.read_settings(folder / CONFIG)
     naming = tokenizer_classes.find_class(folder, config)
     file = _find(path, naming) if path.is_dir() else path
-    whole = file.suffix not in (".txt", ".model") and file.name != "vocab.json"
-    known = naming.known if naming.known is not None and file.name in naming.known.files else None
+    is_json = file.suffix not in (".txt", ".model") and file.name != "vocab.json"
+    tokenizer_class = (
+        naming.tokenizer_class
+        if naming.tokenizer_class is not None and file.name in naming.tokenizer_class.files
+        else None
+    )
     words = (
         read_words(config, file)
-        if known is not None and known.name == tokenizer_classes.JAPANESE
+        if tokenizer_class is not None and tokenizer_class.name == tokenizer_classes.JAPANESE
         else None
     )
     with foreign(file):
-        backend, pipeline = _open(file, config, known, words)
+        backend, pipeline = _open(file, config, tokenizer_class, words)
         _check_ids(backend, file)
         _check_growth(backend, file)
         add_numbered(backend, config, file)
         specials = tokenizer_classes.find_specials(backend, config, file)
-        if whole:
+        if is_json:
             tokenizer_classes.reconcile(backend, _ends(backend, specials), naming, config, file)
         if pipeline is not None:
             dress(backend, pipeline, specials)
@@ -120,15 +124,15 @@ def load_backend(
 
 
 @contextlib.contextmanager
-def foreign(where: str | Path | None) -> Iterator[None]:
+def foreign(location: str | Path | None) -> Iterator[None]:
     """Turn a panic of the `tokenizers` library, a BaseException, into a TokenizerError."""
     try:
         yield
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        what = f"makes tokenizers {tokenizers.__version__} fail: {error}"
-        raise TokenizerError(what, where=where, fix=AGAIN) from error
+        message = f"makes tokenizers {tokenizers.__version__} fail: {error}"
+        raise TokenizerError(message, where=location, fix=AGAIN) from error
 
 
 def _check_ids(backend: tokenizers.Tokenizer, file: Path) -> None:
@@ -136,8 +140,8 @@ def _check_ids(backend: tokenizers.Tokenizer, file: Path) -> None:
     vocabulary = backend.get_vocab()
     largest = max(vocabulary.values(), default=-1)
     if largest >= len(vocabulary) + _MAX_GAPS:
-        what = f"has ids up to {largest:,} for {len(vocabulary):,} tokens"
-        raise TokenizerError(what, where=file, fix=AGAIN)
+        message = f"has ids up to {largest:,} for {len(vocabulary):,} tokens"
+        raise TokenizerError(message, where=file, fix=AGAIN)
 
 
 def _check_growth(backend: tokenizers.Tokenizer, file: Path) -> None:
@@ -146,8 +150,8 @@ def _check_growth(backend: tokenizers.Tokenizer, file: Path) -> None:
     for step in tokenizer_classes.steps_of(tokenizer_classes.part_spec(backend.normalizer)):
         growth *= max(1, len(str(step.get("content", "") or step.get("prepend", ""))))
     if growth > _MAX_EXPANSION:
-        what = f"its normaliser makes up to {growth:,} characters of one"
-        raise TokenizerError(what, where=file, fix=AGAIN)
+        message = f"its normaliser makes up to {growth:,} characters of one"
+        raise TokenizerError(message, where=file, fix=AGAIN)
 
 
 def dress(
@@ -156,11 +160,11 @@ def dress(
     specials: tokenizer_classes.Specials,
 ) -> None:
     """Set the parts of a pipeline; [MASK] absorbs white space before it, except in PieceDeberta."""
-    made = tokenizer_classes.parts(pipeline, _ends(backend, specials))
-    if made.normalizer is not None:
-        backend.normalizer = made.normalizer
-    backend.pre_tokenizer, backend.decoder = made.pre_tokenizer, made.decoder
-    backend.post_processor = made.post_processor
+    components = tokenizer_classes.parts(pipeline, _ends(backend, specials))
+    if components.normalizer is not None:
+        backend.normalizer = components.normalizer
+    backend.pre_tokenizer, backend.decoder = components.pre_tokenizer, components.decoder
+    backend.post_processor = components.post_processor
     match pipeline:
         case (
             tokenizer_classes.PieceDeberta()
@@ -196,10 +200,10 @@ def finish(
 ) -> tokenizers.Tokenizer:
     """Mark special tokens, disable truncation and padding, and add a template if there is none."""
     contents = [backend.id_to_token(id) for id in asdict(specials).values()]
-    known = {
+    special_tokens = {
         token.content for token in backend.get_added_tokens_decoder().values() if token.special
     }
-    backend.add_special_tokens([_special(c) for c in contents if c not in known])
+    backend.add_special_tokens([_special(c) for c in contents if c not in special_tokens])
     backend.no_truncation()
     backend.no_padding()
     if backend.post_processor is None:
@@ -216,11 +220,14 @@ def tokenizer_config(
         for use, id in asdict(specials).items()
     }
     spec = json.loads(backend.to_str())
-    added, known = {token["content"] for token in spec["added_tokens"]}, set(names.values())
+    added, special_tokens = (
+        {token["content"] for token in spec["added_tokens"]},
+        set(names.values()),
+    )
     family = tokenizer_classes.declaration(spec, _ends(backend, specials))
     post, bert = backend.post_processor, _bert_post_processor(backend, specials)
     match spec:
-        case _ if family is not None and added == known | {
+        case _ if family is not None and added == special_tokens | {
             family["bos_token"],
             family["eos_token"],
         }:
@@ -233,7 +240,7 @@ def tokenizer_config(
                 "continuing_subword_prefix": "##",
                 "max_input_chars_per_word": 100,
             },
-        } if added == known and (
+        } if added == special_tokens and (
             post is None
             or tokenizer_classes.edges(backend, post) == tokenizer_classes.edges(backend, bert)
         ):
@@ -258,57 +265,56 @@ def _bert_post_processor(
 
 def _find(folder: Path, naming: tokenizer_classes.Naming) -> Path:
     """Return the file that a tokenizer of this class is read from."""
-    known = naming.known
+    tokenizer_class = naming.tokenizer_class
     names = [name for name in FILES if (folder / name).exists()]
-    if known is not None:
-        own = [name for name in known.files if name in names]
-        if known.name != tokenizer_classes.JAPANESE and "tokenizer.json" in names:
-            own = ["tokenizer.json"]
-        if own:
-            return folder / own[0]
+    if tokenizer_class is not None:
+        class_files = [name for name in tokenizer_class.files if name in names]
+        if tokenizer_class.name != tokenizer_classes.JAPANESE and "tokenizer.json" in names:
+            class_files = ["tokenizer.json"]
+        if class_files:
+            return folder / class_files[0]
         if naming.explicit or names:
             # Of a class that follows from the model type, another file would be read wrongly.
             source = "that it names" if naming.explicit else "of its model type"
-            what = f"holds no vocabulary of {known.name}, the tokenizer class {source}"
-            what += f", but {', '.join(names)}" if names else ""
+            message = f"holds no vocabulary of {tokenizer_class.name}, the tokenizer class {source}"
+            message += f", but {', '.join(names)}" if names else ""
             fix = (
-                f"Fetch {' or '.join(('tokenizer.json', *known.files))}, or name another class in "
-                f"{CONFIG}, "
-                'such as "tokenizer_class": "BertTokenizer" for vocab.txt.'
+                f"Fetch {' or '.join(('tokenizer.json', *tokenizer_class.files))}, or name another "
+                f'class in {CONFIG}, such as "tokenizer_class": "BertTokenizer" for vocab.txt.'
             )
-            raise TokenizerError(what, where=folder, fix=fix)
+            raise TokenizerError(message, where=folder, fix=fix)
     if names[:1] == ["tokenizer.json"] or len(names) == 1:
         return folder / names[0]
     if names:
-        what = f"holds several vocabularies, {', '.join(names)}, and does not name their class"
+        message = f"holds several vocabularies, {', '.join(names)}, and does not name their class"
         fix = f'Name it in {CONFIG}: "tokenizer_class": "BertTokenizer" for vocab.txt.'
-        raise TokenizerError(what, where=folder, fix=fix)
+        raise TokenizerError(message, where=folder, fix=fix)
     fix = (
         "Give a folder that bothways or transformers saved, or train one: "
         f"{call('tokenizer train', 'FILES', out='FOLDER')}"
     )
-    what = f"the folder holds no tokenizer: none of {', '.join(FILES)}"
-    raise TokenizerError(what, where=folder, fix=fix)
+    message = f"the folder holds no tokenizer: none of {', '.join(FILES)}"
+    raise TokenizerError(message, where=folder, fix=fix)
 
 
 def _open(
     file: Path,
     config: Mapping[str, Any],
-    known: tokenizer_classes.TokenizerClass | None,
+    tokenizer_class: tokenizer_classes.TokenizerClass | None,
     words: JapaneseWords | None,
 ) -> tuple[tokenizers.Tokenizer, tokenizer_classes.Pipeline | None]:
     """Return the backend, and the pipeline to apply if the file does not contain one.
 
     Args:
-        known: the class of the folder, if it reads this file.
+        tokenizer_class: the class of the folder, if it reads this file.
     """
     match file.suffix:
         case ".txt":
-            return _from_vocabulary(file, config, known, words)
+            return _from_vocabulary(file, config, tokenizer_class, words)
         case ".model":
-            return _from_pieces(file, config, known)
+            return _from_pieces(file, config, tokenizer_class)
         case _ if file.name == "vocab.json":
-            return _from_merges(file, config, known)
+            return _from_merges(file, config, tokenizer_class)
         case _:
             return _from_json(file), None
 
@@ -318,18 +324,18 @@ def _from_json(file: Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # tokenizers raises nothing narrower
-        what = f"is not a tokenizer that tokenizers {tokenizers.__version__} can read: {error}"
-        raise TokenizerError(what, where=file, fix="Fetch or train it again.") from error
+        message = f"is not a tokenizer that tokenizers {tokenizers.__version__} can read: {error}"
+        raise TokenizerError(message, where=file, fix="Fetch or train it again.") from error
     dropout = getattr(backend.model, "dropout", None)
     if dropout:
-        what = f"its BPE drops merges at random ({dropout:g}): a text has other ids each time"
+        message = f"its BPE drops merges at random ({dropout:g}): a text has other ids each time"
         fix = 'Set "dropout" under "model" to null.'
-        raise TokenizerError(what, where=file, fix=fix)
+        raise TokenizerError(message, where=file, fix=fix)
     unknown = getattr(backend.model, "unk_token", None)
     if unknown is not None and backend.model.token_to_id(unknown) is None:
-        what = f"the model's unknown token {unknown!r} is not in its vocabulary"
+        message = f"the model's unknown token {unknown!r} is not in its vocabulary"
         raise TokenizerError(
-            what, where=file, fix='Set "unk_token" under "model" to a token that is.'
+            message, where=file, fix='Set "unk_token" under "model" to a token that is.'
         )
     return backend
 
@@ -337,7 +343,7 @@ def _from_json(file: Path) -> tokenizers.Tokenizer:
 def _from_vocabulary(
     file: Path,
     config: Mapping[str, Any],
-    known: tokenizer_classes.TokenizerClass | None,
+    tokenizer_class: tokenizer_classes.TokenizerClass | None,
     words: JapaneseWords | None,
 ) -> tuple[tokenizers.Tokenizer, tokenizer_classes.Pipeline | None]:
     lines = read_utf8(file, TokenizerError).removesuffix("\n").split("\n")
@@ -345,36 +351,37 @@ def _from_vocabulary(
     unknown = tokenizer_classes.name_in(config, tokenizer_classes.SETTINGS["unknown"]) or "[UNK]"
     if words is not None:
         return japanese_backend(vocab, words, unknown), None
-    bert = (known or tokenizer_classes.CLASSES["BertTokenizer"]).pipeline(config, file)
+    bert = (tokenizer_class or tokenizer_classes.CLASSES["BertTokenizer"]).pipeline(config, file)
     assert isinstance(bert, tokenizer_classes.Bert)
     return bert_backend(vocab, bert, unknown), bert if bert.roberta else None
 
 
 def _from_merges(
-    file: Path, config: Mapping[str, Any], known: tokenizer_classes.TokenizerClass | None
+    file: Path, config: Mapping[str, Any], tokenizer_class: tokenizer_classes.TokenizerClass | None
 ) -> tuple[tokenizers.Tokenizer, tokenizer_classes.Pipeline]:
     merges = file.with_name("merges.txt")
     if not merges.exists():
-        what = "the folder has a vocab.json, but not its merges.txt"
+        message = "the folder has a vocab.json, but not its merges.txt"
         raise TokenizerError(
-            what, where=file.parent, fix="Fetch merges.txt, or tokenizer.json, which holds both."
+            message, where=file.parent, fix="Fetch merges.txt, or tokenizer.json, which holds both."
         )
     ends = any(line.endswith("</w>") for line in read_utf8(merges, TokenizerError).splitlines())
     byte_bert = '"[CLS]"' in read_utf8(file, TokenizerError)
-    known = (
-        known or tokenizer_classes.CLASSES["DebertaTokenizer" if byte_bert else "RobertaTokenizer"]
+    tokenizer_class = (
+        tokenizer_class
+        or tokenizer_classes.CLASSES["DebertaTokenizer" if byte_bert else "RobertaTokenizer"]
     )
-    pipeline = known.pipeline(config, file)
+    pipeline = tokenizer_class.pipeline(config, file)
     if ends != isinstance(pipeline, tokenizer_classes.WordEnds):
         marks = "marks" if ends else "does not mark"
-        what = f"{marks} the ends of words by </w>, and {known.name}, the class of the folder, not"
-        if not ends:
-            what = f"{marks} the ends of words by </w>, as {known.name}, the class of the folder"
+        title = f"{tokenizer_class.name}, the class of the folder"
+        message = f"{marks} the ends of words by </w>, "
+        message += f"and {title}, not" if ends else f"as {title}"
         fix = (
             f'Name its class in {CONFIG}: "tokenizer_class": "HerbertTokenizer" or '
             '"OpenAIGPTTokenizer", which lower-cases, for </w>, "RobertaTokenizer" for bytes.'
         )
-        raise TokenizerError(what, where=merges, fix=fix)
+        raise TokenizerError(message, where=merges, fix=fix)
     settings: dict[str, Any] = {}
     if ends:
         unknown = (
@@ -384,9 +391,9 @@ def _from_merges(
     try:
         model = models.BPE.from_file(str(file), str(merges), **settings)
     except Exception as error:  # tokenizers raises nothing narrower
-        what = f"is not a BPE vocabulary, or does not match merges.txt: {error}"
+        message = f"is not a BPE vocabulary, or does not match merges.txt: {error}"
         raise TokenizerError(
-            what, where=file, fix="Fetch both again, or tokenizer.json."
+            message, where=file, fix="Fetch both again, or tokenizer.json."
         ) from error
     return tokenizers.Tokenizer(model), pipeline
 
@@ -396,7 +403,7 @@ def _unigram(pieces: list[tuple[str, float]], unknown: int) -> tokenizers.Tokeni
 
 
 def _from_pieces(
-    file: Path, config: Mapping[str, Any], known: tokenizer_classes.TokenizerClass | None
+    file: Path, config: Mapping[str, Any], tokenizer_class: tokenizer_classes.TokenizerClass | None
 ) -> tuple[tokenizers.Tokenizer, tokenizer_classes.Pipeline]:
     """Read a SentencePiece file.
 
@@ -406,61 +413,65 @@ def _from_pieces(
     """
     content = read_regular(file, TokenizerError)
     try:
-        held = read_sentencepiece(content)
+        model = read_sentencepiece(content)
     except ValueError as error:
-        what = f"is not a SentencePiece model: {error}"
-        raise TokenizerError(what, where=file, fix=_ELSEWHERE) from error
-    pieces, by_content = list(held.pieces), _piece_class(held, file)
-    known = known or by_content
-    layouts = {known, by_content} - {None}
-    both = {
+        message = f"is not a SentencePiece model: {error}"
+        raise TokenizerError(message, where=file, fix=_ELSEWHERE) from error
+    pieces, by_content = list(model.pieces), _piece_class(model, file)
+    tokenizer_class = tokenizer_class or by_content
+    layouts = {tokenizer_class, by_content} - {None}
+    shared_layouts = {
         tokenizer_classes.CLASSES["XLMRobertaTokenizer"],
         tokenizer_classes.CLASSES["CamembertTokenizer"],
     }
-    if held.kind != "unigram" or known is None or (len(layouts) == 2 and layouts != both):
-        what = (
-            f"its {held.kind} pieces are neither ALBERT's, BigBird's or DeBERTa's, which have "
+    if (
+        model.kind != "unigram"
+        or tokenizer_class is None
+        or (len(layouts) == 2 and layouts != shared_layouts)
+    ):
+        message = (
+            f"its {model.kind} pieces are neither ALBERT's, BigBird's or DeBERTa's, which have "
             "[CLS], nor XLM-RoBERTa's or CamemBERT's sentencepiece.bpe.model"
         )
-        if known is not None:
-            what += f"; {known.name} is the class of the folder"
-        raise TokenizerError(what, where=file, fix=_ELSEWHERE)
-    pipeline = known.pipeline(config, file, held.charsmap)
+        if tokenizer_class is not None:
+            message += f"; {tokenizer_class.name} is the class of the folder"
+        raise TokenizerError(message, where=file, fix=_ELSEWHERE)
+    pipeline = tokenizer_class.pipeline(config, file, model.charsmap)
     names = {
         use: tokenizer_classes.name_in(config, tokenizer_classes.SETTINGS[use])
         or tokenizer_classes.NAMES[use][1]
         for use in tokenizer_classes.NAMES
     }
-    places = {piece: id for id, (piece, _) in enumerate(pieces)}
-    match known.name:
+    ids = {piece: id for id, (piece, _) in enumerate(pieces)}
+    match tokenizer_class.name:
         case "XLMRobertaTokenizer":
-            first = [(names[use], 0.0) for use in ("cls", "pad", "sep", "unknown")]
-            return _unigram([*first, *pieces[3:], (names["mask"], 0.0)], 3), pipeline
+            special_pieces = [(names[use], 0.0) for use in ("cls", "pad", "sep", "unknown")]
+            return _unigram([*special_pieces, *pieces[3:], (names["mask"], 0.0)], 3), pipeline
         case "CamembertTokenizer":
-            first = [("<s>NOTUSED", 0.0), (names["pad"], 0.0), ("</s>NOTUSED", 0.0)]
-            first += [(names["unknown"], 0.0), ("<unk>NOTUSED", -100.0)]
-            backend = _unigram([*first, *pieces[1:], (names["mask"], 0.0)], 3)
-            unused = (piece for piece, _ in first if piece.endswith("NOTUSED"))
+            special_pieces = [("<s>NOTUSED", 0.0), (names["pad"], 0.0), ("</s>NOTUSED", 0.0)]
+            special_pieces += [(names["unknown"], 0.0), ("<unk>NOTUSED", -100.0)]
+            backend = _unigram([*special_pieces, *pieces[1:], (names["mask"], 0.0)], 3)
+            unused = (piece for piece, _ in special_pieces if piece.endswith("NOTUSED"))
             backend.add_special_tokens([_special(piece) for piece in unused])
             return backend, pipeline
         case "BigBirdTokenizer":
-            return _unigram(pieces, places["<unk>"]), pipeline
+            return _unigram(pieces, ids["<unk>"]), pipeline
         case "AlbertTokenizer":
             comma = re.compile(r"\d,$")
             scored = [(p, score - 100 if comma.search(p) else score) for p, score in pieces]
-            return _unigram(scored, places["<unk>"]), pipeline
+            return _unigram(scored, ids["<unk>"]), pipeline
         case _:
             mask = (
                 tokenizer_classes.name_in(config, tokenizer_classes.SETTINGS["mask"])
                 or tokenizer_classes.NAMES["mask"][0]
             )
-            added = [] if mask in places else [(mask, 0.0)]
-            return _unigram([*pieces, *added], places["[UNK]"]), pipeline
+            added = [] if mask in ids else [(mask, 0.0)]
+            return _unigram([*pieces, *added], ids["[UNK]"]), pipeline
 
 
-def _piece_class(held: SentencePieceModel, file: Path) -> tokenizer_classes.TokenizerClass | None:
+def _piece_class(model: SentencePieceModel, file: Path) -> tokenizer_classes.TokenizerClass | None:
     """Return the class whose special tokens are among the pieces."""
-    names = {piece for piece, _ in held.pieces}
+    names = {piece for piece, _ in model.pieces}
     if file.name == "sentencepiece.bpe.model":
         return tokenizer_classes.CLASSES["XLMRobertaTokenizer"]
     if {"<unk>", "<s>", "[CLS]"} <= names:
@@ -484,25 +495,27 @@ def add_numbered(backend: tokenizers.Tokenizer, config: Mapping[str, Any], file:
         TokenizerError: an entry is not a token with an id, or the token gets another id.
     """
     if config.get(NUMBERED) is None:
-        where, known = file.with_name(OLDER), _contents(backend)
+        location, contents = file.with_name(OLDER), _contents(backend)
         stated = _older(
-            tokenizer_classes.read_settings(where),
+            tokenizer_classes.read_settings(location),
             {token.content for token in _special_tokens(config, file)},
-            where,
+            location,
         )
     else:
-        where, known = file.with_name(CONFIG), set()
-        stated = _numbered(config[NUMBERED], where)
-    backend.add_tokens([token for _, token in stated if token.content not in known])
+        location, contents = file.with_name(CONFIG), set()
+        stated = _numbered(config[NUMBERED], location)
+    backend.add_tokens([token for _, token in stated if token.content not in contents])
     for id, token in stated:
         actual = backend.token_to_id(token.content)
         if actual != id:
-            what = (
+            message = (
                 f"gives the token {token.content!r} the id {id}; "
                 f"with the vocabulary of the folder that is {actual}"
             )
             raise TokenizerError(
-                what, where=where, fix="Fetch the vocabulary that it goes with, or correct the id."
+                message,
+                where=location,
+                fix="Fetch the vocabulary that it goes with, or correct the id.",
             )
 
 
@@ -512,35 +525,35 @@ def add_special(backend: tokenizers.Tokenizer, config: Mapping[str, Any], file: 
     Raises:
         TokenizerError: an entry is not a token.
     """
-    known = _contents(backend)
+    contents = _contents(backend)
     backend.add_tokens(
-        [token for token in _special_tokens(config, file) if token.content not in known]
+        [token for token in _special_tokens(config, file) if token.content not in contents]
     )
 
 
 def _older(
-    table: Mapping[str, Any], special: set[str], where: Path
+    table: Mapping[str, Any], special: set[str], location: Path
 ) -> list[tuple[int, tokenizers.AddedToken]]:
     """Return the tokens of `added_tokens.json` by id; text is normalised before ordinary ones."""
     stated = []
     for content, id in table.items():
         if type(id) is not int:
-            what = f"gives the token {content!r} the id {id!r}"
-            raise TokenizerError(what, where=where, fix="Give it a whole number.")
+            message = f"gives the token {content!r} the id {id!r}"
+            raise TokenizerError(message, where=location, fix="Give it a whole number.")
         flags = {"special": content in special, "normalized": content not in special}
         stated.append((id, tokenizers.AddedToken(content, **flags)))
     return sorted(stated, key=operator.itemgetter(0))
 
 
-def _numbered(table: Any, where: Path) -> list[tuple[int, tokenizers.AddedToken]]:
+def _numbered(table: Any, location: Path) -> list[tuple[int, tokenizers.AddedToken]]:
     """Return the tokens of `added_tokens_decoder` by id."""
     stated = []
     for id, entry in table.items() if isinstance(table, dict) else [("", table)]:
         token = _token(entry)
         if token is None or not id.isdecimal():
-            what = f"{NUMBERED!r} holds {entry!r} under {id!r}"
+            message = f"{NUMBERED!r} holds {entry!r} under {id!r}"
             fix = 'Write "ID": {"content": "TOKEN", "special": true} for each token.'
-            raise TokenizerError(what, where=where, fix=fix)
+            raise TokenizerError(message, where=location, fix=fix)
         stated.append((int(id), token))
     return sorted(stated, key=operator.itemgetter(0))
 
@@ -552,18 +565,18 @@ def _contents(backend: tokenizers.Tokenizer) -> set[str]:
 
 def _special_tokens(config: Mapping[str, Any], file: Path) -> list[tokenizers.AddedToken]:
     """Return the special tokens with a use, `bos_token` and `eos_token` first, then the others."""
-    named = [
+    entries = [
         config[key]
         for key in ("bos_token", "eos_token", *config)
         if key.endswith("_token") and tokenizer_classes.name_in(config, key)
     ]
     tokens = []
-    for entry in (*named, *_extras(config)):
+    for entry in (*entries, *_extras(config)):
         token = _token({"content": entry} if isinstance(entry, str) else entry, special=True)
         if token is None:
-            what = f"names the special token {entry!r}"
+            message = f"names the special token {entry!r}"
             fix = 'Write "TOKEN", or {"content": "TOKEN"} with flags that are true or false.'
-            raise TokenizerError(what, where=file.parent, fix=fix)
+            raise TokenizerError(message, where=file.parent, fix=fix)
         tokens.append(token)
     return tokens
 
@@ -576,12 +589,12 @@ def _extras(config: Mapping[str, Any]) -> Iterable[Any]:
     return extras if isinstance(extras, list) else [extras]
 
 
-def _token(entry: Any, **others: bool) -> tokenizers.AddedToken | None:
+def _token(entry: Any, **extra_flags: bool) -> tokenizers.AddedToken | None:
     """Return the added token of an entry, with further flags; None if the entry is invalid."""
     match entry:
         case {"content": str(content), **settings}:
             flags = {name: value for name, value in settings.items() if name in _FLAGS}
-            right = all(isinstance(value, bool) for value in flags.values())
-            return tokenizers.AddedToken(content, **(flags | others)) if right else None
+            valid = all(isinstance(value, bool) for value in flags.values())
+            return tokenizers.AddedToken(content, **(flags | extra_flags)) if valid else None
         case _:
             return None

@@ -130,20 +130,20 @@ Reader = Callable[[Sample], Iterator[str]]
 
 def _check_positive(kind: Kind, *names: str) -> None:
     if kind.size > LARGEST:
-        where, what = f"{type(kind).__name__}.size", f"must be at most {LARGEST:,}"
-        raise ConfigError(f"{what}, is {kind.size}", where=where, fix="BERT has 30,522.")
+        location, message = f"{type(kind).__name__}.size", f"must be at most {LARGEST:,}"
+        raise ConfigError(f"{message}, is {kind.size}", where=location, fix="BERT has 30,522.")
     for name in names:
         if getattr(kind, name) is not None and getattr(kind, name) < 1:
-            where, what = f"{type(kind).__name__}.{name}", f"is {getattr(kind, name)}"
+            location, message = f"{type(kind).__name__}.{name}", f"is {getattr(kind, name)}"
             fix = "Give a positive number."
-            raise ConfigError(f"must be at least 1, {what}", where=where, fix=fix)
+            raise ConfigError(f"must be at least 1, {message}", where=location, fix=fix)
 
 
 def _check_coverage(kind: WordPiece | Unigram) -> None:
     if not 0 <= kind.coverage <= 1:
-        where, what = f"{type(kind).__name__}.coverage", f"is {kind.coverage}"
+        location, message = f"{type(kind).__name__}.coverage", f"is {kind.coverage}"
         fix = "0.9995 keeps all but rare ones."
-        raise ConfigError(f"must be between 0 and 1, {what}", where=where, fix=fix)
+        raise ConfigError(f"must be between 0 and 1, {message}", where=location, fix=fix)
 
 
 def train_tokenizer(
@@ -173,19 +173,19 @@ def learn(texts: Sample, kind: Kind, read: Reader = Sample.read) -> Tokenizer:
     return Tokenizer(finish(backend, specials), specials)
 
 
-def _learn(texts: Sample, kind: Kind, read: Reader) -> tokenizers.Tokenizer:
+def _learn(texts: Sample, kind: Kind, reader: Reader) -> tokenizers.Tokenizer:
     match kind:
         case WordPiece():
-            return _learn_word_piece(texts, kind, read)
+            return _learn_word_piece(texts, kind, reader)
         case ByteBPE():
-            return _learn_byte_bpe(texts, kind, read)
+            return _learn_byte_bpe(texts, kind, reader)
         case Unigram():
-            return _learn_unigram(texts, kind, read)
+            return _learn_unigram(texts, kind, reader)
         case _:
             assert_never(kind)
 
 
-def _learn_word_piece(texts: Sample, kind: WordPiece, read: Reader) -> tokenizers.Tokenizer:
+def _learn_word_piece(texts: Sample, kind: WordPiece, reader: Reader) -> tokenizers.Tokenizer:
     bert = Bert(kind.lowercase, kind.strip_accents, kind.cjk)
     backend = bert_backend({}, bert)
     letters = sorted(_alphabet(_normal_characters(texts, backend), kind, backend))
@@ -200,7 +200,7 @@ def _learn_word_piece(texts: Sample, kind: WordPiece, read: Reader) -> tokenizer
         limit_alphabet=len(letters),
         show_progress=False,
     )
-    backend.train_from_iterator(read(texts), trainer)
+    backend.train_from_iterator(reader(texts), trainer)
     return bert_backend(backend.get_vocab(), bert)
 
 
@@ -240,10 +240,10 @@ def _goes_on(letter: str, backend: tokenizers.Tokenizer) -> bool:
     return len(backend.pre_tokenizer.pre_tokenize_str(normal)) == 1
 
 
-def _learn_byte_bpe(texts: Sample, kind: ByteBPE, read: Reader) -> tokenizers.Tokenizer:
+def _learn_byte_bpe(texts: Sample, kind: ByteBPE, reader: Reader) -> tokenizers.Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     _check_size(
-        kind.size, len(alphabet) if texts.kept else 0, f"{len(alphabet)} bytes", "raise size"
+        kind.size, len(alphabet) if texts.characters else 0, f"{len(alphabet)} bytes", "raise size"
     )
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=kind.prefix_space)
@@ -254,11 +254,11 @@ def _learn_byte_bpe(texts: Sample, kind: ByteBPE, read: Reader) -> tokenizers.To
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    backend.train_from_iterator(read(texts), trainer)
+    backend.train_from_iterator(reader(texts), trainer)
     return backend
 
 
-def _learn_unigram(texts: Sample, kind: Unigram, read: Reader) -> tokenizers.Tokenizer:
+def _learn_unigram(texts: Sample, kind: Unigram, reader: Reader) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(models.Unigram())
     backend.normalizer = _sentencepiece_normalizer(kind)
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -276,17 +276,17 @@ def _learn_unigram(texts: Sample, kind: Unigram, read: Reader) -> tokenizers.Tok
         kind.size, needed, f"{needed} characters", "raise size, or drop texts with rare characters"
     )
     rare = dict.fromkeys(map(ord, counts.keys() - letters), " ")
-    scores = _unigram_scores(backend, _without(rare, read(texts), kind), kind, kind.size)
+    scores = _unigram_scores(backend, _without(rare, reader(texts), kind), kind, kind.size)
     # The trainer drops rare pieces once more after it has come down to the size.
     if len(SPECIALS) + len(scores) < kind.size:
-        again = _without(rare, texts.read(), kind)
-        scores = _unigram_scores(backend, again, kind, kind.size * 3 // 2)
+        normalised = _without(rare, texts.read(), kind)
+        scores = _unigram_scores(backend, normalised, kind, kind.size * 3 // 2)
     ranked = sorted(_steady(scores).items(), key=lambda item: (-item[1], item[0]))
     single = [piece for piece, _ in ranked if len(piece) == 1]
     longer = [piece for piece, _ in ranked if len(piece) > 1]
     # The trainer may exceed the size: asked for more, or with room for single characters only.
-    kept = {*single, *longer[: kind.size - len(SPECIALS) - len(single)]}
-    pieces = [item for item in ranked if item[0] in kept]
+    retained = {*single, *longer[: kind.size - len(SPECIALS) - len(single)]}
+    pieces = [item for item in ranked if item[0] in retained]
     backend.model = models.Unigram([(name, 0.0) for name in SPECIALS] + pieces, unk_id=1)
     return backend
 
@@ -345,7 +345,7 @@ def _nfd(text: str) -> str:
 
 
 def _without_marks(text: str) -> str:
-    return "".join(each for each in _nfd(text) if unicodedata.category(each) != "Mn")
+    return "".join(character for character in _nfd(text) if unicodedata.category(character) != "Mn")
 
 
 def _sentencepiece_normalizer(kind: Unigram) -> normalizers.Normalizer:
@@ -391,9 +391,11 @@ def _normal_characters(texts: Sample, backend: tokenizers.Tokenizer) -> Counter[
 def _check_size(size: int, needed: int, alphabet: str, fix: str) -> None:
     """Check that a vocabulary has room for the `needed` tokens of the alphabet; 0 for no text."""
     if needed == 0:
-        what = "there is no text to learn a vocabulary from"
-        raise TokenizerError(what, fix="Give files with text in them.")
+        message = "there is no text to learn a vocabulary from"
+        raise TokenizerError(message, fix="Give files with text in them.")
     least = len(SPECIALS) + needed
     if size < least:
-        what = f"a vocabulary of {size} cannot hold {len(SPECIALS)} special tokens and {alphabet}"
-        raise TokenizerError(what, where="size", fix=f"At least {least} are needed: {fix}.")
+        message = (
+            f"a vocabulary of {size} cannot hold {len(SPECIALS)} special tokens and {alphabet}"
+        )
+        raise TokenizerError(message, where="size", fix=f"At least {least} are needed: {fix}.")

@@ -42,12 +42,12 @@ def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
         TokenizerError: no word is new.
     """
     tokens = _new_tokens(tokenizer, words)
-    spec, first = _spec(tokenizer), tokenizer.size
+    spec, next_id = _spec(tokenizer), tokenizer.size
     vocabulary = spec["model"]["vocab"]
     match tokenizer.kind:
         case "WordPiece":
-            vocabulary |= {token: first + n for n, token in enumerate(tokens)}
-        case "Unigram" if len(vocabulary) == first:
+            vocabulary |= {token: next_id + n for n, token in enumerate(tokens)}
+        case "Unigram" if len(vocabulary) == next_id:
             scores = dict(map(tuple, vocabulary))
             vocabulary += [[token, _score(tokenizer, token, scores)] for token in tokens]
         case _:
@@ -80,8 +80,10 @@ def in_unused(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
     ]
     slots.sort(key=vocabulary.__getitem__)
     if len(slots) < len(tokens):
-        what = f"there are {len(tokens):,} new words, and {len(slots):,} tokens such as [unused1]"
-        raise ConfigError(what, where="rows", fix="Append them with --rows mean.")
+        message = (
+            f"there are {len(tokens):,} new words, and {len(slots):,} tokens such as [unused1]"
+        )
+        raise ConfigError(message, where="rows", fix="Append them with --rows mean.")
     for slot, token in zip(slots, tokens, strict=False):
         vocabulary[token] = vocabulary.pop(slot)
     return _built(tokenizer, spec)
@@ -124,8 +126,8 @@ def pieces_of(tokenizer: Tokenizer, form: Form) -> list[int]:
             marked = ("▁" if form.begins else "") + text
     if not text:
         return []
-    found = [token.id for token in tokenizer.backend.model.tokenize(marked)]
-    return [id for id in found if id != tokenizer.specials.unknown]
+    ids = [token.id for token in tokenizer.backend.model.tokenize(marked)]
+    return [id for id in ids if id != tokenizer.specials.unknown]
 
 
 def _new_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
@@ -133,33 +135,35 @@ def _new_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
     tokens, several, backend = dict[str, None](), list[str](), tokenizer.backend
     for word in words:
         if tokenizer.kind == "BPE":
-            parts = word.split()
+            pieces = word.split()
         else:
             plain = word if backend.normalizer is None else backend.normalizer.normalize_str(word)
             cut = backend.pre_tokenizer
-            parts = [plain] if cut is None else [part for part, _ in cut.pre_tokenize_str(plain)]
+            pieces = [plain] if cut is None else [piece for piece, _ in cut.pre_tokenize_str(plain)]
             if tokenizer.kind == "Unigram" and is_spaceless(word):
-                parts = [part.removeprefix("▁") for part in parts]
-        if len(parts) != 1:
+                pieces = [piece.removeprefix("▁") for piece in pieces]
+        if len(pieces) != 1:
             several.append(word)
-        elif tokenizer.kind != "BPE" and tokenizer.id(parts[0]) is None:
-            tokens[parts[0]] = None
+        elif tokenizer.kind != "BPE" and tokenizer.id(pieces[0]) is None:
+            tokens[pieces[0]] = None
         elif tokenizer.kind == "BPE" and len(tokenizer.encode(" " + word)) > 1:
             tokens[word] = None
     if several:
         spaced = [word for word in several if len(word.split()) > 1]
-        what = f"several words on a line: {listed(list(map(repr, spaced)))}"
+        message = f"several words on a line: {listed(list(map(repr, spaced)))}"
         fix = "Give one word a line: a vocabulary holds no white space."
         if not spaced:
-            what = f"for this tokenizer these are several words: {listed(list(map(repr, several)))}"
+            message = (
+                f"for this tokenizer these are several words: {listed(list(map(repr, several)))}"
+            )
             fix = (
                 "Leave them out: it divides text at punctuation marks and, if it is BERT's, "
                 "between Chinese characters, before it looks up words."
             )
-        raise ConfigError(what, where="vocabulary", fix=fix)
+        raise ConfigError(message, where="vocabulary", fix=fix)
     if not tokens:
-        what = f"the vocabulary already has every word: {listed(list(map(repr, words)))}"
-        raise TokenizerError(what, where="vocabulary", fix="Give words that it splits.")
+        message = f"the vocabulary already has every word: {listed(list(map(repr, words)))}"
+        raise TokenizerError(message, where="vocabulary", fix="Give words that it splits.")
     return list(tokens)
 
 

@@ -86,8 +86,8 @@ def vocabulary_report(
     """
     characters, use, words = _count(tokenizer, texts)
     if not words:
-        what = "there is no word in the text"
-        raise DataError(what, fix="Give a text that the vocabulary is meant for.")
+        message = "there is no word in the text"
+        raise DataError(message, fix="Give a text that the vocabulary is meant for.")
     ranked = sorted(words, key=lambda word: (-words[word], word))
     spelled = _spelled(tokenizer, ranked)
     counts = np.array([words[word] for word in ranked])
@@ -97,16 +97,16 @@ def vocabulary_report(
     ordinary = _ordinary(tokenizer)
     tokens = (_readable_token(tokenizer, id) for id in np.flatnonzero(ordinary).tolist())
 
-    def show(chosen: NDArray[np.bool_]) -> tuple[SplitWord, ...]:
+    def show(mask: NDArray[np.bool_]) -> tuple[SplitWord, ...]:
         """Return the most frequent of these words, with their tokens."""
-        places = np.flatnonzero(chosen)[:examples].tolist()
+        indices = np.flatnonzero(mask)[:examples].tolist()
         return tuple(
             SplitWord(
                 ranked[i],
                 tuple(_readable_token(tokenizer, id)[1] for id in spelled[i]),
                 int(counts[i]),
             )
-            for i in places
+            for i in indices
         )
 
     return VocabularyReport(
@@ -121,7 +121,7 @@ def vocabulary_report(
         covered=_share(letters, ~strange),
         unused=_share(ordinary, use == 0),
         longest=tuple(
-            token for _, token in sorted(tokens, key=lambda one: (-one[0], one[1]))[:examples]
+            token for _, token in sorted(tokens, key=lambda item: (-item[0], item[1]))[:examples]
         ),
         split=show((lengths > 1) & ~strange),
         strange=show(strange),
@@ -147,10 +147,10 @@ def _readable_token(tokenizer: Tokenizer, id: int) -> tuple[int, str]:
 
     Tokens of bytes are shown as the characters that they spell, ä¸Ń → 中, unless one is cut.
     """
-    token, known = tokenizer.token(int(id)), byte_of()
-    if tokenizer.kind != "BPE" or not all(character in known for character in token):
+    token, bytes_by_character = tokenizer.token(int(id)), byte_of()
+    if tokenizer.kind != "BPE" or not all(character in bytes_by_character for character in token):
         return len(token), token
-    raw = bytes(known[character] for character in token)
+    raw = bytes(bytes_by_character[character] for character in token)
     text = raw.decode("utf-8", "ignore").replace(" ", "Ġ")
     is_whole = text.replace("Ġ", " ").encode() == raw and text.isprintable()
     return len(text), text if is_whole else token
@@ -161,9 +161,9 @@ def _is_ideograph(word: str) -> bool:
     return len(word) == 1 and _CLEAN.normalize_str(word) != word
 
 
-def _share(weights: NDArray[Any], chosen: NDArray[np.bool_]) -> float:
+def _share(weights: NDArray[Any], mask: NDArray[np.bool_]) -> float:
     """Return the share of the total weight that is chosen; 0 if the total is 0."""
-    return int(weights[chosen].sum()) / max(1, int(weights.sum()))
+    return int(weights[mask].sum()) / max(1, int(weights.sum()))
 
 
 def _ordinary(tokenizer: Tokenizer) -> NDArray[np.bool_]:

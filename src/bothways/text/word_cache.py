@@ -96,9 +96,9 @@ def bert_words(added: list[str], spaces_ideographs: bool) -> re.Pattern[str]:
             the backend.
         spaces_ideographs: if True, each ideograph is a piece.
     """
-    alone = _PUNCTUATION + (_IDEOGRAPHS if spaces_ideographs else "")
+    separators = _PUNCTUATION + (_IDEOGRAPHS if spaces_ideographs else "")
     tokens = [re.escape(token) for token in sorted(added, key=len, reverse=True)]
-    return re.compile("|".join([rf"[^{alone} \n\t]+", *tokens, f"[{alone}]"]))
+    return re.compile("|".join([rf"[^{separators} \n\t]+", *tokens, f"[{separators}]"]))
 
 
 class PieceTable(dict[str, bytes]):

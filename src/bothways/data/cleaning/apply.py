@@ -87,9 +87,9 @@ def clean_texts(
     """
     cut, removed, examples = _cut(texts, cleaning)
     fates = np.zeros(len(texts), dtype=np.uint8)
-    parts = list(_batches(cut))
-    for part in parts:
-        fates[part] = _judge(TextBatch(cut[part], languages[part], split), cleaning)
+    batches = list(_batches(cut))
+    for batch in batches:
+        fates[batch] = _judge(TextBatch(cut[batch], languages[batch], split), cleaning)
     names = list(cleaning.document_rules)
     examples += [
         make_example(names[fates[number] - 1], number, texts[number])
@@ -98,7 +98,7 @@ def clean_texts(
     signed = None
     if cleaning.near_duplicates:
         staying = ["" if fate else text for text, fate in zip(cut, fates, strict=True)]
-        signed = _sign([staying[part] for part in parts], cleaning.near_duplicates)
+        signed = _sign([staying[batch] for batch in batches], cleaning.near_duplicates)
     return CleanedTexts(cut, fates, removed, signed, choose_examples(examples))
 
 
@@ -115,13 +115,13 @@ def choose_examples(examples: Iterable[LeftOutExample]) -> list[LeftOutExample]:
     """
     steps = dict[str, dict[str, LeftOutExample]]()
     for example in sorted(examples, key=lambda e: (e.key, e.document)):
-        own = steps.setdefault(example.step, {})
-        if len(own) < EXAMPLES:
-            own.setdefault(example.key, example)
+        by_key = steps.setdefault(example.step, {})
+        if len(by_key) < EXAMPLES:
+            by_key.setdefault(example.key, example)
     return [
         example
-        for own in steps.values()
-        for example in sorted(own.values(), key=lambda e: e.document)
+        for by_key in steps.values()
+        for example in sorted(by_key.values(), key=lambda e: e.document)
     ]
 
 
@@ -133,8 +133,8 @@ def _cut(
     counts = np.zeros((len(rules), 2), dtype=np.int64)
     cut, examples = list[str](), list[LeftOutExample]()
     for number, text in enumerate(texts):
-        kept, removed = remove_lines(text, rules)
-        cut.append(kept)
+        cleaned, removed = remove_lines(text, rules)
+        cut.append(cleaned)
         for rule, line in removed:
             counts[rule] += (1, len(line.encode()))
             examples.append(make_example(names[rule], number, line.strip()))
@@ -143,14 +143,14 @@ def _cut(
     return cut, counts, examples
 
 
-def _sign(parts: Iterable[Sequence[str]], settings: NearDuplicates) -> SignedTexts:
+def _sign(batches: Iterable[Sequence[str]], settings: NearDuplicates) -> SignedTexts:
     """Return the shingles and signatures of parts of texts, one after the other."""
-    signed = [sign_texts([], settings), *(sign_texts(part, settings) for part in parts)]
+    signed = [sign_texts([], settings), *(sign_texts(batch, settings) for batch in batches)]
     shingles = ShingleTable(
-        np.concatenate([part.shingles.values for part in signed]),
-        np.cumsum(np.concatenate([[0], *(part.shingles.counts for part in signed)])),
+        np.concatenate([batch.shingles.values for batch in signed]),
+        np.cumsum(np.concatenate([[0], *(batch.shingles.counts for batch in signed)])),
     )
-    return SignedTexts(shingles, np.concatenate([part.signatures for part in signed]))
+    return SignedTexts(shingles, np.concatenate([batch.signatures for batch in signed]))
 
 
 def _judge(batch: TextBatch, cleaning: Cleaning) -> NDArray[np.uint8]:

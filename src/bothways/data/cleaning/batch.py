@@ -19,14 +19,14 @@ class RepeatedNgrams:
 
     Attributes:
         size: n.
-        places: `(P)` words at which they begin, ascending.
+        positions: `(P)` words at which they begin, ascending.
         groups: `(P)` the number of the n-gram; equal n-grams of one text have one number.
         firsts: `(G)` the word at which each n-gram begins for the first time.
         counts: `(G)` occurrences of each n-gram.
     """
 
     size: int
-    places: NDArray[np.int64]
+    positions: NDArray[np.int64]
     groups: NDArray[np.int64]
     firsts: NDArray[np.int64]
     counts: NDArray[np.int64]
@@ -101,25 +101,29 @@ class TextBatch:
         ends = words.offsets[1:][owners]
         # Equal n-grams of different texts differ.
         keys = words.hashes ^ mix(owners.astype(np.uint64))
-        places = np.arange(count)
+        positions = np.arange(count)
         for size in itertools.count(2):
-            places = places[places + size <= ends[places]]
-            keys[places] = mix(chain(keys[places], words.hashes[places + size - 1]))
-            found = _repeated(keys, places, size)
-            yield found
+            positions = positions[positions + size <= ends[positions]]
+            keys[positions] = mix(chain(keys[positions], words.hashes[positions + size - 1]))
+            ngrams = _repeated(keys, positions, size)
+            yield ngrams
             begins = np.zeros(count + 1, dtype=np.bool_)
-            begins[found.places] = True
-            places = found.places[begins[found.places + 1]]
+            begins[ngrams.positions] = True
+            positions = ngrams.positions[begins[ngrams.positions + 1]]
 
 
-def _repeated(keys: NDArray[np.uint64], places: NDArray[np.int64], size: int) -> RepeatedNgrams:
-    order = places[np.argsort(keys[places], kind="stable")]
+def _repeated(keys: NDArray[np.uint64], positions: NDArray[np.int64], size: int) -> RepeatedNgrams:
+    order = positions[np.argsort(keys[positions], kind="stable")]
     differs = keys[order[1:]] != keys[order[:-1]]
     starts = np.concatenate([[0], np.flatnonzero(differs) + 1])[: len(order)]
     counts = np.diff(np.append(starts, len(order)))
     groups = np.repeat(np.cumsum(counts > 1) - 1, counts)
-    kept = np.repeat(counts > 1, counts)
-    back = np.argsort(order[kept])
+    is_repeated = np.repeat(counts > 1, counts)
+    back = np.argsort(order[is_repeated])
     return RepeatedNgrams(
-        size, order[kept][back], groups[kept][back], order[starts][counts > 1], counts[counts > 1]
+        size,
+        order[is_repeated][back],
+        groups[is_repeated][back],
+        order[starts][counts > 1],
+        counts[counts > 1],
     )

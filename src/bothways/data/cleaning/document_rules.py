@@ -166,10 +166,10 @@ class StopWords:
             """Return True for a text of the language with too few of its words."""
             if batch.languages[number] != self.language:
                 return False
-            found = set[str]()
+            distinct = set[str]()
             for word in find(text):
-                found.add(word)
-                if len(found) >= self.least:
+                distinct.add(word)
+                if len(distinct) >= self.least:
                     return False
             return True
 
@@ -195,12 +195,12 @@ class RepeatedParts(ABC):
         """Return `(D)`, True for documents to leave out."""
         return batch.judge(lambda _, text: self._repeats(self.parts(text)))
 
-    def _repeats(self, parts: list[str]) -> bool:
-        distinct = set(parts)
-        again = len(parts) - len(distinct)
-        characters = sum(map(len, parts))
+    def _repeats(self, segments: list[str]) -> bool:
+        distinct = set(segments)
+        repeats = len(segments) - len(distinct)
+        characters = sum(map(len, segments))
         repeated = characters - sum(map(len, distinct))
-        return again > self.most * len(parts) or repeated > self.most_characters * characters
+        return repeats > self.most * len(segments) or repeated > self.most_characters * characters
 
 
 class RepeatedLines(RepeatedParts):
@@ -217,7 +217,7 @@ class RepeatedParagraphs(RepeatedParts):
 
     def parts(self, text: str) -> list[str]:
         """Return the paragraphs of a text."""
-        return [bare for part in _PARAGRAPH.split(text) if (bare := part.strip())]
+        return [bare for paragraph in _PARAGRAPH.split(text) if (bare := paragraph.strip())]
 
 
 @dataclass(frozen=True)
@@ -237,13 +237,13 @@ class TopNgrams:
     def rejects(self, batch: TextBatch) -> Rejected:
         """Return `(D)`, True for documents to leave out."""
         rejected = np.zeros(len(batch.texts), dtype=np.bool_)
-        for found, most in zip(batch.repeated_ngrams(len(self.most) + 1), self.most, strict=True):
-            owners = np.searchsorted(batch.words.offsets, found.firsts, side="right") - 1
-            order = np.lexsort((found.firsts, -found.counts, owners))
+        for ngrams, limit in zip(batch.repeated_ngrams(len(self.most) + 1), self.most, strict=True):
+            owners = np.searchsorted(batch.words.offsets, ngrams.firsts, side="right") - 1
+            order = np.lexsort((ngrams.firsts, -ngrams.counts, owners))
             _, best = np.unique(owners[order], return_index=True)
-            top = np.zeros(len(found.firsts), dtype=np.bool_)
+            top = np.zeros(len(ngrams.firsts), dtype=np.bool_)
             top[order[best]] = True
-            rejected |= batch.covered(found.places[top[found.groups]], found.size) > most
+            rejected |= batch.covered(ngrams.positions[top[ngrams.groups]], ngrams.size) > limit
         return rejected
 
 
@@ -267,11 +267,11 @@ class RepeatedWords:
     def rejects(self, batch: TextBatch) -> Rejected:
         """Return `(D)`, True for documents to leave out."""
         rejected = np.zeros(len(batch.texts), dtype=np.bool_)
-        for found in batch.repeated_ngrams(self.shortest + len(self.most) - 1):
-            if found.size >= self.shortest:
-                again = found.places[found.places != found.firsts[found.groups]]
-                share = batch.covered(again, found.size)
-                rejected |= share > self.most[found.size - self.shortest]
+        for ngrams in batch.repeated_ngrams(self.shortest + len(self.most) - 1):
+            if ngrams.size >= self.shortest:
+                repeats = ngrams.positions[ngrams.positions != ngrams.firsts[ngrams.groups]]
+                share = batch.covered(repeats, ngrams.size)
+                rejected |= share > self.most[ngrams.size - self.shortest]
         return rejected
 
 
@@ -318,8 +318,8 @@ def _lines(text: str) -> list[str]:
     return [bare for line in text.splitlines() if (bare := line.strip())]
 
 
-def _share(found: Iterable[bool]) -> float:
-    values = list(found)
+def _share(matches: Iterable[bool]) -> float:
+    values = list(matches)
     return sum(values) / max(len(values), 1)
 
 

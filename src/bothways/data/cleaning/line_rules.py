@@ -85,12 +85,12 @@ def remove_lines(text: str, rules: Sequence[LineRule]) -> tuple[str, list[tuple[
     """
     if not rules:
         return text, []
-    kept, removed = list[str](), list[tuple[int, str]]()
+    lines, removed = list[str](), list[tuple[int, str]]()
     for line in text.splitlines(keepends=True):
         bare = line.strip()
         rule = next((n for n, rule in enumerate(rules) if bare and not rule.keeps(bare)), None)
         if rule is None:
-            kept.append(line)
+            lines.append(line)
         else:
             removed.append((rule, line))
-    return "".join(kept), removed
+    return "".join(lines), removed

@@ -147,23 +147,26 @@ def find_near_duplicates(
     table = _bucket_table(texts.signatures, rows, settings, progress)
     progress.stage("verifying near-duplicates", len(table.documents))
     filled = np.zeros(len(table.starts), dtype=np.int64)
-    held = np.empty(len(table.buckets), dtype=np.int64)  # of each bucket the documents that stay
+    members = np.empty(len(table.buckets), dtype=np.int64)  # of each bucket the documents that stay
     documents, originals, similarities = array("q"), array("q"), array("d")
     for number, document in enumerate(table.documents):
-        own = table.buckets[table.edges[number] : table.edges[number + 1]]
-        begins = table.starts[own]
-        others = np.concatenate(
-            [held[start : start + count] for start, count in zip(begins, filled[own], strict=True)]
+        buckets = table.buckets[table.edges[number] : table.edges[number + 1]]
+        begins = table.starts[buckets]
+        candidates = np.concatenate(
+            [
+                members[start : start + count]
+                for start, count in zip(begins, filled[buckets], strict=True)
+            ]
         )
-        near = _nearest(int(document), np.unique(others), texts, settings)
+        near = _nearest(int(document), np.unique(candidates), texts, settings)
         if near is not None:
             documents.append(document)
             originals.append(near[0])
             similarities.append(near[1])
         else:
-            own, begins = own[filled[own] < LIMIT], begins[filled[own] < LIMIT]
-            held[begins + filled[own]] = document
-            filled[own] += 1
+            buckets, begins = buckets[filled[buckets] < LIMIT], begins[filled[buckets] < LIMIT]
+            members[begins + filled[buckets]] = document
+            filled[buckets] += 1
         if number % ROWS == 0:
             progress.advance(number)
     return NearDuplicatePairs(
@@ -173,16 +176,16 @@ def find_near_duplicates(
 
 def _nearest(
     document: int,
-    others: NDArray[np.int64],
+    candidates: NDArray[np.int64],
     texts: SignedTexts,
     settings: NearDuplicates,
 ) -> tuple[int, float] | None:
     """Return a similar document and the similarity; those of high estimates are tried first."""
-    estimates = (texts.signatures[others] == texts.signatures[document]).mean(axis=1)
-    for place in np.argsort(-estimates, kind="stable").tolist():
-        if estimates[place] < settings.least_estimate:
+    estimates = (texts.signatures[candidates] == texts.signatures[document]).mean(axis=1)
+    for index in np.argsort(-estimates, kind="stable").tolist():
+        if estimates[index] < settings.least_estimate:
             return None
-        original = int(others[place])
+        original = int(candidates[index])
         similarity = texts.shingles.similarity(document, original)
         if similarity >= settings.threshold:
             return original, similarity
@@ -218,10 +221,10 @@ def _bucket_table(
     members, buckets, count = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
     for band in range(bands):
         keys = _keys(signatures, rows, slice(band * size, (band + 1) * size))
-        for places, numbers, found in _buckets(keys):
-            members.append(rows[places])
+        for indices, numbers, bucket_count in _buckets(keys):
+            members.append(rows[indices])
             buckets.append(numbers + count)
-            count += found
+            count += bucket_count
         progress.advance(band + 1)
     documents, numbers = np.concatenate(members), np.concatenate(buckets)
     del members, buckets
@@ -239,9 +242,9 @@ def _keys(
     """Return a hash of some columns of each row."""
     keys = np.zeros(len(rows), dtype=np.uint64)
     for start in range(0, len(rows), ROWS):
-        part = slice(start, start + ROWS)
-        for column in signatures[rows[part], columns].T:
-            keys[part] = mix(chain(keys[part], column) + np.uint64(1))
+        chunk = slice(start, start + ROWS)
+        for column in signatures[rows[chunk], columns].T:
+            keys[chunk] = mix(chain(keys[chunk], column) + np.uint64(1))
     return keys
 
 
@@ -253,14 +256,16 @@ def _buckets(
 
     One sixteenth of the keys is sorted at a time.
     """
-    for part in range(_PARTS):
-        low = np.uint64(part << 60)
-        places = np.flatnonzero((keys >= low) & (keys <= low | np.uint64(2**60 - 1)))
-        places = places[np.argsort(keys[places], kind="stable")]
-        equal = keys[places[1:]] == keys[places[:-1]]
-        shared = np.zeros(len(places), dtype=np.bool_)
+    for sixteenth in range(_PARTS):
+        low = np.uint64(sixteenth << 60)
+        indices = np.flatnonzero((keys >= low) & (keys <= low | np.uint64(2**60 - 1)))
+        indices = indices[np.argsort(keys[indices], kind="stable")]
+        equal = keys[indices[1:]] == keys[indices[:-1]]
+        shared = np.zeros(len(indices), dtype=np.bool_)
         shared[1:] |= equal
         shared[:-1] |= equal
-        places = places[shared]
-        numbers = np.cumsum(np.append(False, keys[places[1:]] != keys[places[:-1]]))[: len(places)]
-        yield places, numbers, int(numbers[-1]) + 1 if len(numbers) else 0
+        indices = indices[shared]
+        numbers = np.cumsum(np.append(False, keys[indices[1:]] != keys[indices[:-1]]))[
+            : len(indices)
+        ]
+        yield indices, numbers, int(numbers[-1]) + 1 if len(numbers) else 0

@@ -50,11 +50,11 @@ class ShingleTable:
 
     def similarity(self, one: int, other: int) -> float:
         """Return the Jaccard similarity of two texts that have shingles."""
-        first, second = (
+        shingles, other_shingles = (
             self.values[self.offsets[text] : self.offsets[text + 1]] for text in (one, other)
         )
-        common = len(np.intersect1d(first, second, assume_unique=True))
-        return common / (len(first) + len(second) - common)
+        common = len(np.intersect1d(shingles, other_shingles, assume_unique=True))
+        return common / (len(shingles) + len(other_shingles) - common)
 
 
 def find_shingles(texts: Sequence[str], size: int) -> ShingleTable:
@@ -87,14 +87,14 @@ def sign(shingles: ShingleTable, permutations: int) -> NDArray[np.uint16]:
     smallest = np.full((permutations, len(counts)), 2**32 - 1, dtype=np.uint32)
     space = np.empty(CHUNK, dtype=np.uint32)
     for start in range(0, len(shingles.values), CHUNK):
-        part = shingles.values[start : start + CHUNK]
-        first = int(np.searchsorted(offsets, start, side="right")) - 1
-        stop = int(np.searchsorted(offsets, start + len(part), side="left"))
-        owners = first + np.flatnonzero(counts[first:stop])
+        chunk = shingles.values[start : start + CHUNK]
+        first_text = int(np.searchsorted(offsets, start, side="right")) - 1
+        stop = int(np.searchsorted(offsets, start + len(chunk), side="left"))
+        owners = first_text + np.flatnonzero(counts[first_text:stop])
         begins = np.maximum(offsets[owners] - start, 0)
-        permuted = space[: len(part)]
+        permuted = space[: len(chunk)]
         for row, (factor, term) in enumerate(zip(*_permutations(permutations), strict=True)):
-            np.multiply(part, factor, out=permuted)
+            np.multiply(chunk, factor, out=permuted)
             np.add(permuted, term, out=permuted)
             least = np.minimum.reduceat(permuted, begins)
             smallest[row, owners] = np.minimum(smallest[row, owners], least)
@@ -106,13 +106,13 @@ def _hash_shingles(words: WordTable, size: int) -> tuple[NDArray[np.uint32], NDA
     counts = words.counts
     left = np.repeat(words.offsets[1:], counts) - np.arange(len(words.hashes))
     values = np.zeros(len(words.hashes), dtype=np.uint64)
-    for place in range(size):
-        inside = np.flatnonzero(left > place)
-        values[inside] = chain(values[inside], words.hashes[inside + place])
-    first = np.zeros(len(values), dtype=np.bool_)
-    first[words.offsets[:-1][counts > 0]] = True
-    whole = (left >= size) | first
-    hashes = (mix(values[whole]) >> np.uint64(32)).astype(np.uint32)
+    for offset in range(size):
+        inside = np.flatnonzero(left > offset)
+        values[inside] = chain(values[inside], words.hashes[inside + offset])
+    is_first = np.zeros(len(values), dtype=np.bool_)
+    is_first[words.offsets[:-1][counts > 0]] = True
+    complete = (left >= size) | is_first
+    hashes = (mix(values[complete]) >> np.uint64(32)).astype(np.uint32)
     return hashes, np.minimum(counts, np.maximum(counts - size + 1, 1))
 
 

@@ -103,8 +103,8 @@ def find_words(texts: Sequence[str], division: WordDivision) -> WordTable:
     joint = inside[1:] & inside[:-1] & ~single[1:] & ~single[:-1]
     begins = np.flatnonzero(inside[1:] & ~joint)
     ends = np.flatnonzero(inside[:-1] & ~joint)  # classes[i + 1] is that of character i
-    kept = _lexical(classes, begins, ends)
-    begins, ends = begins[kept], ends[kept]
+    lexical = _lexical(classes, begins, ends)
+    begins, ends = begins[lexical], ends[lexical]
     edges = np.cumsum([0, *(len(text) + 1 for text in texts)])
     return WordTable(
         begins,
@@ -128,8 +128,8 @@ def _lexical(
 ) -> NDArray[np.bool_]:
     """Return False for punctuation that touches other text."""
     spaces = (classes & SPACE) != 0
-    after = np.append(spaces[1:], True)
-    apart: NDArray[np.bool_] = spaces[begins] & after[ends]
+    space_after = np.append(spaces[1:], True)
+    apart: NDArray[np.bool_] = spaces[begins] & space_after[ends]
     return apart | (_count(classes, WORD, begins, ends) > 0)
 
 
@@ -155,8 +155,8 @@ def character_classes() -> NDArray[np.uint8]:
         elif category in "LMN":
             table[code] = WORD | (LETTER if category == "L" else 0)
     for low, high in _UNSPACED:
-        part = table[low : high + 1]
-        part[(part & WORD) != 0] |= SINGLE
+        range_classes = table[low : high + 1]
+        range_classes[(range_classes & WORD) != 0] |= SINGLE
     return table
 
 
@@ -170,9 +170,9 @@ def word_finder(words: tuple[str, ...]) -> Callable[[str], Iterator[str]]:
     joined = (character_classes() & (WORD | SINGLE)) == WORD
     edges = np.flatnonzero(np.diff(joined.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
     ranges = "".join(f"{chr(low)}-{chr(high - 1)}" for low, high in edges.tolist())
-    alone = [re.escape(word) for word in words if not joined[ord(word[-1])]]
-    others = "|".join(re.escape(word) for word in words if joined[ord(word[-1])])
-    alternatives = [*([f"(?:{others})(?![{ranges}])"] if others else []), *alone]
+    single = [re.escape(word) for word in words if not joined[ord(word[-1])]]
+    joined_words = "|".join(re.escape(word) for word in words if joined[ord(word[-1])])
+    alternatives = [*([f"(?:{joined_words})(?![{ranges}])"] if joined_words else []), *single]
     pattern = re.compile("|".join(alternatives), re.IGNORECASE)
 
     def find(text: str) -> Iterator[str]:
@@ -212,25 +212,25 @@ def hash_words(
     loop runs over words.
     """
     hashes = np.zeros(len(begins), dtype=np.uint64)
-    for first, stop in _pieces(begins, ends):
-        start, end = begins[first], ends[stop - 1]
+    for begin, stop in _pieces(begins, ends):
+        start, end = begins[begin], ends[stop - 1]
         powers, inverses = _powers(max(PIECE, 1 << int(end - start).bit_length()))
         sums = np.zeros(end - start + 1, dtype=np.uint64)
         terms = (codes[start:end].astype(np.uint64) + np.uint64(1)) * powers[: end - start]
         np.cumsum(terms, out=sums[1:])
-        low, high = begins[first:stop] - start, ends[first:stop] - start
-        hashes[first:stop] = (sums[high] - sums[low]) * inverses[low]
+        low, high = begins[begin:stop] - start, ends[begin:stop] - start
+        hashes[begin:stop] = (sums[high] - sums[low]) * inverses[low]
     return mix(hashes)
 
 
 def _pieces(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Yield ranges of words that extend over at most PIECE characters, or of one longer word."""
-    first = 0
-    while first < len(begins):
-        stop = int(np.searchsorted(ends, begins[first] + PIECE, side="right"))
-        stop = max(stop, first + 1)
-        yield first, stop
-        first = stop
+    begin = 0
+    while begin < len(begins):
+        stop = int(np.searchsorted(ends, begins[begin] + PIECE, side="right"))
+        stop = max(stop, begin + 1)
+        yield begin, stop
+        begin = stop
 
 
 @functools.lru_cache(maxsize=2)
