@@ -240,82 +240,33 @@ def test_a_reader_knows_its_files_and_how_far_it_is(tmp_path: Path) -> None:
     assert reader.position == reader.total
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.txt", b"", "a.txt: is an empty file"),
-        ("a.txt", b"fine\n\ncaf\xe9 au lait\n", "a.txt:3: byte 0xe9 at column 4 is not UTF-8"),
-        ("a.txt", b"PK\3\4\0\0\0", "a.txt: is a binary file"),
-        ("a.txt", "Text.\n".encode("utf-16"), "a.txt: is UTF-16 text"),
-        ("a.txt", codecs.BOM_UTF32_LE + "Text.\n".encode("utf-32-le"), "a.txt: is UTF-32 text"),
-        ("a.pdf", b"x", "a.pdf: unsupported file type '.pdf'"),
-        ("a.parquet.gz", b"x", "a.parquet.gz: unsupported file type '.gz'"),
-        (
-            "a.jsonl",
-            b'{"text": "a"}\n{"text": \n',
-            "a.jsonl:2: is not JSON: Expecting value at column 10",
-        ),
-        (
-            "a.jsonl",
-            b'{"text": "a"}\n{"n": ' + b"1" * 4301 + b"}",
-            "a.jsonl:2: holds a number with too many digits",
-        ),
-        (
-            "a.jsonl",
-            b'{"n": ' + b"[" * 200_000,
-            "a.jsonl:1: holds a number with too many digits, or brackets nested too deep",
-        ),
-        ("a.jsonl", b'["a"]\n', "a.jsonl:1: holds a JSON list, not an object"),
-        (
-            "a.jsonl",
-            b'\n{"body": "a", "id": 3}\n',
-            "a.jsonl:2: has no column 'text'; it has body, id",
-        ),
-        ("a.jsonl", b'{"text": "a"}\n{}\n', "a.jsonl:2: has no column 'text'; it has none"),
-        ("a.jsonl", b'{"text": 3}\n', "a.jsonl:1: column 'text' holds int, not text"),
-        ("a.docs", b"<doc id=1>\nText.\n", "a.docs:2: ends inside the <doc …> of line 1"),
-        (
-            "a.docs",
-            b"<doc id=1>\nText.\n<doc id=2>\n",
-            "a.docs:3: begins before the document of line 1 has ended",
-        ),
-        (
-            "a.docs",
-            b"<doc id=1>\nText.\n</doc>\n\nMore.\n",
-            "a.docs:5: is text outside of <doc …> and </doc>",
-        ),
-        (
-            "a.txt.gz",
-            gzip.compress(TWO.encode() * 9999, mtime=0)[:-40],
-            "a.txt.gz: the compressed file is damaged or cut short after line",
-        ),
-        (
-            "a.txt.gz",
-            b"not gzip at all",
-            "a.txt.gz: the compressed file is damaged or cut short after line 0",
-        ),
-        (
-            "a.txt.xz",
-            lzma.compress(TWO.encode() * 9999)[:-40],
-            "a.txt.xz: the compressed file is damaged",
-        ),
-        ("a.txt.xz", b"not xz at all", "a.txt.xz: the compressed file is damaged"),
-        (
-            "a.txt.bz2",
-            bz2.compress(TWO.encode() * 9999)[:-9],
-            "a.txt.bz2: the compressed file is damaged",
-        ),
-        ("a.txt.bz2", b"not bz2 at all", "a.txt.bz2: the compressed file is damaged"),
-        (
-            "a.txt.zst",
-            zstandard.compress(TWO.encode() * 9999)[:-9],
-            "a.txt.zst: the compressed file is damaged",
-        ),
-        ("a.txt.zst", b"not zstd at all", "a.txt.zst: the compressed file is damaged"),
-    ],
-)
-def test_a_bad_file_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    assert str(tmp_path / message) in failure(write(tmp_path / name, content))
+@pytest.mark.parametrize(("name", "content", "location"), [
+    ("a.txt", b"", ""),
+    ("a.txt", b"fine\n\ncaf\xe9 au lait\n", ":3"),
+    ("a.txt", b"PK\3\4\0\0\0", ""),
+    ("a.txt", "Text.\n".encode("utf-16"), ""),
+    ("a.pdf", b"x", ""),
+    ("a.parquet.gz", b"x", ""),
+    ("a.jsonl", b'{"text": "a"}\n{"text": \n', ":2"),
+    ("a.jsonl", b'{"n": ' + b"[" * 200_000, ":1"),
+    ("a.jsonl", b'["a"]\n', ":1"),
+    ("a.jsonl", b'\n{"body": "a", "id": 3}\n', ":2"),
+    ("a.jsonl", b'{"text": 3}\n', ":1"),
+    ("a.docs", b"<doc id=1>\nText.\n", ":2"),
+    ("a.docs", b"<doc id=1>\nText.\n<doc id=2>\n", ":3"),
+    ("a.docs", b"<doc id=1>\nText.\n</doc>\n\nMore.\n", ":5"),
+    ("a.txt.gz", gzip.compress(TWO.encode() * 9999, mtime=0)[:-40], ""),
+    ("a.txt.xz", lzma.compress(TWO.encode() * 9999)[:-40], ""),
+    ("a.txt.bz2", bz2.compress(TWO.encode() * 9999)[:-9], ""),
+    ("a.txt.zst", zstandard.compress(TWO.encode() * 9999)[:-9], ""),
+    ("a.txt.zst", b"not zstd at all", ""),
+])  # fmt: skip
+def test_damaged_file_is_an_error_at_its_line(
+    tmp_path: Path, name: str, content: bytes, location: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        read(write(tmp_path / name, content))
+    assert str(caught.value.where) == f"{tmp_path / name}{location}"
 
 
 def test_inputs_that_are_not_there(tmp_path: Path) -> None:

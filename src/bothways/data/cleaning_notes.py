@@ -40,7 +40,7 @@ def large_steps(
 
     Args:
         documents: the number of documents of the inputs.
-        steps: what was left out.
+        steps: counts of dropped documents and lines, by step.
     """
     for step in steps:
         if step.name in cleaning.document_rules and step.documents > _MOST * documents:
@@ -60,7 +60,7 @@ def nothing_left(
         folder: the folder.
         cleaning: the steps that were taken.
         documents: the number of documents of the inputs.
-        steps: what was left out.
+        steps: counts of dropped documents and lines, by step.
     """
     left = [step for step in steps if step.documents]
     if not left:

@@ -325,7 +325,7 @@ def build_corpus(
         words: how sentences are divided into words that the tokens do not show, as in Chinese:
             "jieba", "spaces", or a function that returns the words of a sentence. They are stored
             for the masking of whole words; the ids do not depend on "jieba" or a function.
-        cleaning: what is left out; None for duplicates and documents without a token alone.
+        cleaning: steps that drop text; None drops duplicates and documents without a token.
         workers: processes of this machine, None for one per core, or a Ray cluster; its machines
             need neither the documents nor the folder. The corpus does not depend on it.
         progress: receives the stages "encoding" (in bytes of the files) and "merging" (in shards),

@@ -2,7 +2,7 @@
 
 The suffix gives the kind: plain text (.txt, .text, .docs), the tables of `data.tables` with one
 document per row, and wiki_00, as wiki-extractor names its files, which hold text or JSON lines. The
-order is that of the inputs, and by name within a folder or glob: the same inputs give the same
+order follows the inputs, and is by name within a folder or glob: the same inputs give the same
 stream.
 
 In the text of a document a newline ends a paragraph. Memory is bounded by one document, and a

@@ -91,7 +91,7 @@ class Shard:
         removed: `(L, 2)` lines and bytes that each rule for lines removed.
         signed: what near-duplicates are found by; None if they are not searched for.
         begins: `(T)`, True where a word begins; None if no words are stored.
-        examples: of documents and lines that were left out, with numbers in the shard.
+        examples: dropped documents and lines, with numbers in the shard.
     """
 
     ids: NDArray[Any]

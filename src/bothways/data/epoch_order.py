@@ -261,7 +261,7 @@ class Selection:
         """Return the documents of an epoch that are in no earlier block, and their share of it.
 
         Args:
-            begun: places, among the chosen documents, of those in this block that are left out.
+            begun: places, among the chosen documents, of the begun documents in this block.
         """
         window, index = divmod(block, BLOCKS)
         opened = self._window(seed, epoch, window)

@@ -85,7 +85,7 @@ class CorpusSettings:
         language: the language of the sentence splitter, or "auto".
         splitter: the sentence splitter and its version.
         words: what divided sentences into words, and its version; None if no words are stored.
-        cleaning: what was left out.
+        cleaning: the steps that drop documents and lines.
     """
 
     tokenizer: str
@@ -107,7 +107,7 @@ class Manifest:
         reading: the settings with which those were read.
         text: a digest of all documents as they were read.
         read: the documents of the inputs.
-        steps: what was left out of them, step by step.
+        steps: counts of dropped documents and lines, by step.
         files: the other files of the folder.
         part: bytes of each part of a file but the last.
     """

@@ -205,7 +205,7 @@ class _Tally:
 
     @property
     def examples(self) -> list[LeftOutExample]:
-        """Lines and documents that were left out, step by step."""
+        """Dropped lines and documents, step by step."""
         near = [
             dataclasses.replace(e, text=self._texts[e.document], like_text=self._texts[e.like])
             for e in self._left_out.near

@@ -1,6 +1,6 @@
 """Several corpora as one stream: which corpus the next sequence is from, and how often.
 
-The share of a corpus is that of the sequences drawn from it. Sizes are counted in tokens, not in
+The share of a corpus is its fraction of the drawn sequences. Sizes are counted in tokens, not in
 documents or lines, which differ in length between languages. The corpus of the n-th sequence is a
 draw keyed by (seed, n), and each corpus has its own cursor and its own epochs: ranks and resumed
 runs read the same sequences. Memory grows with the number of corpora, not with their sizes.
@@ -286,7 +286,7 @@ class MixedSource:
         return epoch * len(self._sources) + number, index
 
     def epochs(self, cursor: Cursor) -> float:
-        """Return the epochs before this cursor: the mean of those of the corpora, by size."""
+        """Return the epochs before this cursor: the mean over the corpora, by size."""
         return float(self._weights @ self.epochs_by_source(cursor))
 
     def epochs_by_source(self, cursor: Cursor) -> list[float]:

@@ -69,7 +69,7 @@ class BytesRead:
 
     @property
     def position(self) -> int:
-        """Bytes so far, those of the open file included."""
+        """Bytes so far, including the open file."""
         return self.finished + (self.current.tell() if self.current is not None else 0)
 
 

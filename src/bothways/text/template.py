@@ -133,7 +133,7 @@ def assemble(a: Ids, b: Ids | None, template: Template, length: int | None = Non
 
 
 def truncated(a: int, b: int, room: int) -> tuple[int, int]:
-    """Return how many tokens of two texts remain: the longer loses its last, of equals the second.
+    """Compute the lengths of two truncated texts: the longer loses its last token, of equals B.
 
     Source: `_truncate_seq_pair` in google-research/bert run_classifier.py, in closed form.
     """

@@ -50,7 +50,7 @@ _NO_SPACES = re.compile(
 
 
 def is_spaceless(word: str) -> bool:
-    """Return whether all characters are of scripts that write no spaces between words."""
+    """Return True if all characters are of scripts without spaces between words."""
     return all(map(_NO_SPACES.match, word))
 
 
@@ -150,7 +150,7 @@ class Tokenizer:
         return Tokenizer(self.backend, self.specials, True, self.words)
 
     def difference(self, other: Tokenizer) -> str | None:
-        """Return how another vocabulary differs from this one, with examples; None if it is equal.
+        """Describe the difference to another vocabulary with examples; None if they are equal.
 
         Example: "2 tokens differ, such as '##ab' (7, not 9), '##ac' (9, not 7)".
         """
@@ -407,7 +407,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int] | Ids) -> str:
         """Return the text of these ids, special tokens by their names.
 
-        White space is that of the tokenizer, not that of the original text.
+        White space follows the tokenizer, not the original text.
 
         Raises:
             TokenizerError: an id without a token.

@@ -298,7 +298,7 @@ def _without(rare: dict[int, str], texts: Iterator[str], kind: Unigram) -> Itera
     """
     if not rare:
         return texts
-    # Not that of the tokenizer in training, which is locked while the trainer reads.
+    # A normaliser of its own: the tokenizer in training is locked while the trainer reads.
     normalizer = _sentencepiece_normalizer(kind)
     return (normalizer.normalize_str(text).translate(rare) for text in texts)
 

@@ -35,7 +35,7 @@ class Form(NamedTuple):
 
 
 def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
-    """Return the tokenizer with words appended to the vocabulary; known ones are left out.
+    """Return the tokenizer with words appended to the vocabulary; known ones are skipped.
 
     Raises:
         ConfigError: a word consists of several words for this tokenizer.

@@ -38,8 +38,8 @@ from bothways.data.cleaning.near_duplicates import NearDuplicates
 class Cleaning:
     """The steps of a cleaning, in the order of the fields; None is a step that is not taken.
 
-    Rules for lines come first, and rules for documents read what is left. A document is left out by
-    the first rule that rejects it. Documents with fewer than `min_tokens` tokens are left out after
+    Rules for lines come first, and rules for documents read what is left. A document is dropped by
+    the first rule that rejects it. Documents with fewer than `min_tokens` tokens are dropped after
     that, then documents with the same sentences as an earlier one; near-duplicates are searched
     for among the rest.
     """
@@ -123,7 +123,7 @@ def make_cleaning(
     Args:
         filters: the name of the set.
         near_duplicates: the threshold of `NearDuplicates`; None to leave out none.
-        min_tokens: documents with fewer tokens are left out.
+        min_tokens: minimum number of tokens of a document.
 
     Raises:
         ConfigError: an unknown set, or a value out of range.

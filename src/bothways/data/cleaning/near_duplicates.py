@@ -1,7 +1,7 @@
 """Near-duplicates: candidates by bands of their signatures, verified by their shingles.
 
-Documents are taken in their order. One is left out if it is a candidate with an earlier one that
-stays, and their Jaccard similarity reaches the threshold. So each document that is left out has a
+Documents are taken in their order. One is dropped if it is a candidate with an earlier one that
+stays, and their Jaccard similarity reaches the threshold. So each document that is dropped has a
 similar one that stays, which is earlier, and a chain of small changes leaves out nothing at its
 end that differs from its beginning.
 
@@ -9,7 +9,7 @@ Two documents are candidates if their signatures agree in all rows of one of b b
 pair of similarity s is one with the probability 1 − (1 − s^r)^b.
 
 Memory holds 40 bytes a document, 48 for each time that a document agrees with another one in a
-band, at most once for each band, and 24 for one that is left out. The signatures and shingles are
+band, at most once for each band, and 24 for one that is dropped. The signatures and shingles are
 in files.
 
 Source: Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.
@@ -53,7 +53,7 @@ class NearDuplicates:
     """Leave out documents that repeat most of an earlier one.
 
     Attributes:
-        threshold: the Jaccard similarity of two documents from which the later one is left out.
+        threshold: the Jaccard similarity of two documents from which the later one is dropped.
         shingle: the number of consecutive words that are compared as one.
         permutations: entries of a signature; four times as many halve the error of an estimate.
     """
