@@ -45,7 +45,7 @@ class CorpusSource:
         data_copies: int | None = None,
         shuffle: Windows | None = None,
     ) -> None:
-        """Plan the documents `ids` (ids) in each epoch, with the period of `data_copies` epochs.
+        """Plan the documents `ids` in each epoch, with the period of `data_copies` epochs.
 
         `shuffle` is how an epoch deals them to windows.
 
@@ -172,7 +172,14 @@ class CorpusSource:
             order = np.argsort(block.starts[block.edges[:-1]])
             starts = block.starts[block.edges[:-1]][order]
             plans = self._plans(view, cursor.block)[: cursor.item]
-            firsts = [at for plan in plans for at in _first_tokens(plan)]
+            # The first token of each document that a plan reads in order, not at random.
+            firsts = [
+                start
+                for plan in plans
+                for start in (
+                    [plan.a] if isinstance(plan, PairPlan) else [begin for begin, _ in plan.ranges]
+                )
+            ]
             documents = np.searchsorted(starts, firsts, side="right") - 1
             begun = block.owners[order[documents]]
         return selection.unread(self.seed, view, cursor.block, begun)
@@ -278,11 +285,6 @@ def _check_whole(arrays: list[np.memmap[Any, Any]]) -> None:
             message = "is shorter than when it was opened: something has written to it"
             fix = f"Restore it, then {AGAIN}; a corpus must stay as it is."
             raise DataError(message, where=str(array.filename), fix=fix)
-
-
-def _first_tokens(plan: PairPlan | SpanPlan) -> list[int]:
-    """Return the first token of each document that a plan reads in order, not at random."""
-    return [plan.a] if isinstance(plan, PairPlan) else [start for start, _ in plan.ranges]
 
 
 def _plan(

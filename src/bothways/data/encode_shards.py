@@ -167,7 +167,10 @@ def encode_shard(recipe: EncodingSettings, job: Job) -> tuple[str, Shard]:
     owners = np.repeat(np.arange(len(documents)), sizes)
     filled = lengths > 0  # a sentence of control characters has no tokens
     texts = iter(flat)
-    digests = b"".join(_digest(list(itertools.islice(texts, size))) for size in sizes)
+    documents_text = ("\n".join(itertools.islice(texts, size)).encode() for size in sizes)
+    digests = b"".join(
+        hashlib.blake2b(text, digest_size=DIGEST_BYTES).digest() for text in documents_text
+    )
     return job.name, Shard(
         ids.astype(token_type(tokenizer.size)),
         lengths[filled].astype(np.uint32),
@@ -201,10 +204,6 @@ def _clean(recipe: EncodingSettings, texts: list[str]) -> tuple[CleanedTexts, li
         [] if fate else split(text, language)
         for text, language, fate in zip(cleaned.texts, languages, cleaned.fates, strict=True)
     ]
-
-
-def _digest(sentences: list[str]) -> bytes:
-    return hashlib.blake2b("\n".join(sentences).encode("utf-8"), digest_size=DIGEST_BYTES).digest()
 
 
 def store_shard(path: Path, shard: Shard) -> None:

@@ -246,7 +246,7 @@ class Selection:
         return (window + 1) * BLOCKS if window + 1 < self.windows else None
 
     def share_before(self, seed: int, epoch: int, block: int, fraction: float) -> float:
-        """Return the share of an epoch before a place: that after the share `fraction` of a block.
+        """Return the share of an epoch before a place: after the share `fraction` of a block.
 
         All windows count equally, and all sentences of a window.
         """

@@ -188,10 +188,10 @@ def ahead(steps: Iterable[LoadedStep], device: torch.device) -> Iterable[LoadedS
     model: 8,800 tokens/s with a thread, 14,400 without, for a small BERT on two cores. Preparing
     the data takes 2 % of the time.
     """
-    return steps if device.type == "cpu" else prefetch(map(_pinned, steps), PREFETCHED)
-
-
-def _pinned(step: LoadedStep) -> LoadedStep:
-    return dataclasses.replace(
-        step, microbatches=tuple(batch.pinned() for batch in step.microbatches)
+    if device.type == "cpu":
+        return steps
+    pinned = (
+        dataclasses.replace(step, microbatches=tuple(batch.pinned() for batch in step.microbatches))
+        for step in steps
     )
+    return prefetch(pinned, PREFETCHED)

@@ -173,7 +173,10 @@ class _Tally:
         self._removed += shard.removed
         self._counts[:, 0] += np.bincount(fates, minlength=len(self._counts))
         np.add.at(self._counts[:, 1], fates, shard.bytes)
-        moved = [_moved(example, self._seen) for example in shard.examples]
+        moved = [
+            dataclasses.replace(example, document=example.document + self._seen)
+            for example in shard.examples
+        ]
         self._examples = choose_examples([*self._examples, *moved])
         edges = np.concatenate([[0], np.cumsum(shard.sizes, dtype=np.int64)])
         for number in self._shown:
@@ -213,10 +216,6 @@ class _Tally:
         ]
         order = [*self._line_rules, *self._left_out.steps]
         return sorted([*self._examples, *near], key=lambda e: (order.index(e.step), e.document))
-
-
-def _moved(example: LeftOutExample, by: int) -> LeftOutExample:
-    return dataclasses.replace(example, document=example.document + by)
 
 
 def _keep(

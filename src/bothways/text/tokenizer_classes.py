@@ -623,8 +623,9 @@ def find_class(folder: Path, config: Mapping[str, Any]) -> Naming:
     if tokenizer_class is None or tokenizer_class.name != JAPANESE:
         for key, neutral in _FOREIGN.items():
             if config.get(key) not in neutral:
+                title = "the generic class" if tokenizer_class is None else tokenizer_class.name
                 message = (
-                    f"{key!r} is {config[key]!r:.60}, which {_title(tokenizer_class)}, "
+                    f"{key!r} is {config[key]!r:.60}, which {title}, "
                     "the tokenizer class of this folder, does not read"
                 )
                 fix = "If the model was trained without it, remove it."
@@ -638,10 +639,6 @@ def find_class(folder: Path, config: Mapping[str, Any]) -> Naming:
                 fix = f"If the model was trained without it, name its tokenizer_class in {CONFIG}."
                 raise TokenizerError(message, where=folder, fix=fix)
     return Naming(tokenizer_class, explicit=class_name is not None)
-
-
-def _title(tokenizer_class: TokenizerClass | None) -> str:
-    return "the generic class" if tokenizer_class is None else tokenizer_class.name
 
 
 def reconcile(

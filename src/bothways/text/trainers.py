@@ -334,18 +334,17 @@ def removed_marks(texts: Iterable[str]) -> tuple[float, str]:
     counts = Counter[str]()
     for text in itertools.islice(texts, 1000):
         counts.update(text[:2000])
-    marked = Counter({x: n for x, n in counts.items() if len(_without_marks(x)) < len(_nfd(x))})
+    decomposed = {letter: unicodedata.normalize("NFD", letter) for letter in counts}
+    marked = Counter(
+        {
+            letter: count
+            for letter, count in counts.items()
+            if any(unicodedata.category(mark) == "Mn" for mark in decomposed[letter])
+        }
+    )
     letters = sum(n for x, n in counts.items() if x.isalpha() or x in marked)
     [(letter, _)] = marked.most_common(1) or [("", 0)]
     return marked.total() / max(letters, 1), letter
-
-
-def _nfd(text: str) -> str:
-    return unicodedata.normalize("NFD", text)
-
-
-def _without_marks(text: str) -> str:
-    return "".join(character for character in _nfd(text) if unicodedata.category(character) != "Mn")
 
 
 def _sentencepiece_normalizer(kind: Unigram) -> normalizers.Normalizer:

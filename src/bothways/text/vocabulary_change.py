@@ -49,7 +49,10 @@ def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
             vocabulary |= {token: next_id + n for n, token in enumerate(tokens)}
         case "Unigram" if len(vocabulary) == next_id:
             scores = dict(map(tuple, vocabulary))
-            vocabulary += [[token, _score(tokenizer, token, scores)] for token in tokens]
+            lowest, split = min(scores.values()), tokenizer.backend.model.tokenize
+            for token in tokens:
+                score = sum(scores.get(piece.value, lowest) for piece in split(token))
+                vocabulary.append([token, score + _PREFERRED])
         case _:
             backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
             flags = {"lstrip": True, "normalized": False}
@@ -165,12 +168,6 @@ def _new_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
         message = f"the vocabulary already has every word: {listed(list(map(repr, words)))}"
         raise TokenizerError(message, where="vocabulary", fix="Give words that it splits.")
     return list(tokens)
-
-
-def _score(tokenizer: Tokenizer, token: str, scores: dict[str, float]) -> float:
-    pieces = tokenizer.backend.model.tokenize(token)
-    least = min(scores.values())
-    return sum(scores.get(piece.value, least) for piece in pieces) + _PREFERRED
 
 
 def _added(tokenizer: Tokenizer) -> set[str]:

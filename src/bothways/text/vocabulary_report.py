@@ -94,7 +94,8 @@ def vocabulary_report(
     letters = counts * np.array(list(map(len, ranked)))
     lengths = np.array(list(map(len, spelled)))
     strange = np.array([tokenizer.specials.unknown in ids for ids in spelled])
-    ordinary = _ordinary(tokenizer)
+    ordinary = tokenizer.named & ~tokenizer.special
+    ordinary[tokenizer.specials.unknown] = False
     tokens = (_readable_token(tokenizer, id) for id in np.flatnonzero(ordinary).tolist())
 
     def show(mask: NDArray[np.bool_]) -> tuple[SplitWord, ...]:
@@ -137,7 +138,13 @@ def _spelled(tokenizer: Tokenizer, words: list[str]) -> list[Ids]:
     marks = [id for mark in _SPACES if (id := tokenizer.id(mark)) is not None]
     spelled = tokenizer.encode([" " + word for word in words])
     return [
-        ids[1:] if len(ids) > 1 and ids[0] in marks and _is_ideograph(word) else ids
+        # BERT's normaliser puts an ideograph between spaces.
+        ids[1:]
+        if len(ids) > 1
+        and ids[0] in marks
+        and len(word) == 1
+        and _CLEAN.normalize_str(word) != word
+        else ids
         for word, ids in zip(words, spelled, strict=True)
     ]
 
@@ -156,22 +163,9 @@ def _readable_token(tokenizer: Tokenizer, id: int) -> tuple[int, str]:
     return len(text), text if is_whole else token
 
 
-def _is_ideograph(word: str) -> bool:
-    """Return True for a character that BERT's normaliser puts between spaces."""
-    return len(word) == 1 and _CLEAN.normalize_str(word) != word
-
-
 def _share(weights: NDArray[Any], mask: NDArray[np.bool_]) -> float:
     """Return the share of the total weight that is chosen; 0 if the total is 0."""
     return int(weights[mask].sum()) / max(1, int(weights.sum()))
-
-
-def _ordinary(tokenizer: Tokenizer) -> NDArray[np.bool_]:
-    """Return `(size)`: True for the ids of tokens of text."""
-    ordinary = np.zeros(tokenizer.size, dtype=np.bool_)
-    ordinary[list(tokenizer.backend.get_vocab().values())] = True
-    ordinary[tokenizer.special] = ordinary[tokenizer.specials.unknown] = False
-    return ordinary
 
 
 def _count(
@@ -189,11 +183,7 @@ def _count(
             pieces.update(find(text))
     words = Counter[str]()
     for piece, count in pieces.items():
-        for word in _words(piece):
-            words[word] += count
+        for word, _ in _CUT.pre_tokenize_str(_CLEAN.normalize_str(piece)):
+            if any(map(str.isalnum, word)):
+                words[word] += count
     return characters, use, words
-
-
-def _words(piece: str) -> list[str]:
-    cleaned = _CLEAN.normalize_str(piece)
-    return [word for word, _ in _CUT.pre_tokenize_str(cleaned) if any(map(str.isalnum, word))]
