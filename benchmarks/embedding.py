@@ -51,8 +51,8 @@ from bothways.core.runtime.allocator import tune_allocator
 from bothways.core.runtime.devices import has_bf16, has_int8
 from bothways.lab.quickstart import installed_docs
 from bothways.model.flops import forward_flops
-from bothways.prediction.engine import predict, prepare_learner
-from bothways.prediction.predictor import open_learner
+from bothways.prediction.engine import predict, prepare_task_model
+from bothways.prediction.predictor import open_task_model
 from bothways.tasks.base import TaskModel
 from bothways.tasks.text_examples import TextExample
 
@@ -262,10 +262,12 @@ def assembled(
             found[name] = make(folder, threads)
         except ImportError as error:
             print(f"{name} is left out: {error}")
-    found |= {"bothways": ours(task), "bothways prepared": ours(prepare_learner(task))}
+    found |= {"bothways": ours(task), "bothways prepared": ours(prepare_task_model(task))}
     if has_bf16(CPU):
-        found["bothways prepared bf16"] = ours(prepare_learner(task, "bf16"))
-    return found | ({"bothways int8": ours(prepare_learner(task, "int8"))} if has_int8(CPU) else {})
+        found["bothways prepared bf16"] = ours(prepare_task_model(task, "bf16"))
+    return found | (
+        {"bothways int8": ours(prepare_task_model(task, "int8"))} if has_int8(CPU) else {}
+    )
 
 
 def agreement(contenders: Mapping[str, Embed], texts: list[str]) -> None:
@@ -346,7 +348,7 @@ def main() -> None:
     folder, threads = str(options.model), options.threads
     torch.set_num_threads(threads)
     task, texts = (
-        open_learner(folder, "embed", length=LONGEST, device="cpu"),
+        open_task_model(folder, "embed", length=LONGEST, device="cpu"),
         docstrings(options.texts),
     )
     lengths = [

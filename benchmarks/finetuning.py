@@ -167,7 +167,9 @@ def ours(job: Data, data: LabelledData, plan: Plan) -> Trained:
     begin = time.perf_counter()
     settings = dataclasses.replace(method, seed=plan.seed)
     done = finetune(settings, start=model, train=unjudged, device="cpu", on_event=on_event)
-    answers = [job.peer.answer_of(prediction) for _, prediction in predictions(done.learner, data)]
+    answers = [
+        job.peer.answer_of(prediction) for _, prediction in predictions(done.task_model, data)
+    ]
     return Trained(answers, times[-1] - begin, int(done.progress.tokens))
 
 

@@ -80,10 +80,10 @@ tune_allocator()
 file, vocabulary = sys.argv[1:]
 task, labels = ClassificationTask(), ("even", "odd")
 model = Model(EncoderConfig(30522, 32, 1, 2, 64), task.heads(labels, None))
-learner = task.learner(model, Tokenizer.load(vocabulary), labels, 64)
-for _ in predict(learner, task.read(file, labelled=False).examples):
+task_model = task.bind(model, Tokenizer.load(vocabulary), labels, 64)
+for _ in predict(task_model, task.read(file, labelled=False).examples):
     pass
-evaluate_task(learner, task.read(file, labelled=True).examples)
+evaluate_task(task_model, task.read(file, labelled=True).examples)
 print(high_water_mark(torch.device("cpu")))
 """
 STREAMS = (5_000, 50_000, 200_000)

@@ -68,7 +68,7 @@ def drawn_texts(predictor: Predictor, count: int, seed: int = 0) -> list[str]:
 
     The number of words is log-normal: 12 in the median, 3 to 45 for 90 % of the texts.
     """
-    draw, tokenizer = random.Random(seed), predictor.learner.tokenizer
+    draw, tokenizer = random.Random(seed), predictor.task_model.tokenizer
     tokens = map(tokenizer.token, range(min(tokenizer.size, _WORDS)))
     words = [word for word in tokens if word.isalpha() and word.islower()] or ["a"]
     lengths = (round(draw.lognormvariate(2.5, 0.8)) for _ in range(count))
@@ -77,13 +77,13 @@ def drawn_texts(predictor: Predictor, count: int, seed: int = 0) -> list[str]:
 
 def make_input(predictor: Predictor, text: str) -> Any:
     """Make an input of a predictor's task with this text, as requests have it."""
-    match predictor.learner.task.name:
+    match predictor.task_model.task.name:
         case "answer":
             return {"question": text, "context": text}
         case "choice":
             return {"context": text, "endings": [text, text]}
         case "fill":
-            tokenizer = predictor.learner.tokenizer
+            tokenizer = predictor.task_model.tokenizer
             return f"{text} {tokenizer.token(tokenizer.specials.mask)}"
         case "prefer" | "rerank":
             return [text, text]
@@ -97,12 +97,12 @@ def make_requests(predictor: Predictor, texts: Many[str], size: int) -> list[byt
     In a request to rank, the texts are the documents, and the first of them is the query.
     """
     groups = [texts[at : at + size] for at in range(0, len(texts) - size + 1, size)]
-    if predictor.learner.task.name == "embed":
+    if predictor.task_model.task.name == "embed":
         body = {"encoding_format": "base64"}
         return [post("/v1/embeddings", {"input": group, **body}) for group in groups]
-    if predictor.learner.task.name == "rerank":
+    if predictor.task_model.task.name == "rerank":
         return [post("/rerank", {"query": group[0], "documents": group}) for group in groups]
-    route = f"/{predictor.learner.task.name}"
+    route = f"/{predictor.task_model.task.name}"
     return [post(route, {"inputs": [make_input(predictor, t) for t in group]}) for group in groups]
 
 
@@ -123,11 +123,11 @@ class Offline:
 
 def measure_offline(predictor: Predictor, texts: Many[str]) -> Offline:
     """Time a predictor on texts."""
-    learner = predictor.learner
+    task_model = predictor.task_model
     inputs = [make_input(predictor, text) for text in texts]
     inputs = [tuple(item) if isinstance(item, list) else item for item in inputs]
-    examples = [read_input(learner, item, n) for n, item in enumerate(inputs, 1)]
-    tokens = [sum(map(len, item.sequences)) for item in learner.encode(examples)]
+    examples = [read_input(task_model, item, n) for n, item in enumerate(inputs, 1)]
+    tokens = [sum(map(len, item.sequences)) for item in task_model.encode(examples)]
     predictor(inputs[:100])
     start = time.perf_counter()
     predictor(inputs)
@@ -183,7 +183,7 @@ def measure(
         ResourceError: it did not start, or it refused or failed what it should answer.
     """
     singles, groups = make_requests(predictor, texts, 1), make_requests(predictor, texts, 32)
-    task = predictor.learner.task.name
+    task = predictor.task_model.task.name
     with _server(folder, task, threads, PATIENT) as (address, process, ready):
 
         def load(requests: Many[bytes], clients: int, duration: float = seconds) -> LoadResult:

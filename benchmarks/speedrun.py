@@ -155,9 +155,9 @@ class LossRun:
         at = done.progress
         return SweepOutcome(self.name, dict(done.metrics), (), METRIC, "lowest", at.steps, seconds)
 
-    def scoring(self, learner: TrainingModule, plan: Plan) -> HeldOut:
+    def scoring(self, training_module: TrainingModule, plan: Plan) -> HeldOut:
         """Build the evaluation, which is the same for every record."""
-        if not isinstance(learner, MaskedLMModule):
+        if not isinstance(training_module, MaskedLMModule):
             message = f"{self.settings.objective.kind!r} has no masked LM loss to score"
             raise ConfigError(message, where="objective", fix="Set objective=masked_lm.")
         fixed = PretrainConfig(
@@ -167,7 +167,7 @@ class LossRun:
             (PretrainPhase(self.track.length),),
             evaluation_tokens=self.track.tokens,
         )
-        return HeldOut(fixed, self.held_out, np.arange(len(self.held_out)), plan, learner)
+        return HeldOut(fixed, self.held_out, np.arange(len(self.held_out)), plan, training_module)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class LastToken(Objective):
         ids[last] = vocabulary.mask
         return dataclasses.replace(sequence, ids=ids, targets={"last": targets})
 
-    def learner(
+    def training_module(
         self, models: Mapping[str, bothways.Model], vocabulary: Vocabulary
     ) -> TrainingModule:
         """Return the module to train."""

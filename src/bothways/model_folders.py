@@ -190,7 +190,7 @@ def export_model(  # noqa: PLR0913 – one option per question
         """Return the metrics on the labelled data."""
         if not isinstance(data, str | Path):
             return predictor.evaluate(data or [])
-        trained: Any = predictor.learner.task
+        trained: Any = predictor.task_model.task
         roles = configs.read(type(trained.columns), columns, where="columns") if columns else None
         return predictor.evaluate(predictor.read(data, roles, labelled=True))
 

@@ -414,7 +414,7 @@ def distil(  # noqa: PLR0913 – one option per question
         >>> texts = {"positive": "a good film", "negative": "a bad play"}
         >>> rows = [{"text": text, "label": label} for label, text in texts.items()]
         >>> result = bothways.distil("my-classifier", rows * 8, "my-bert", epochs=1)
-        >>> result.learner.labels
+        >>> result.task_model.labels
         ('negative', 'positive')
     """
     from bothways.core.config.reader import replaced_members

@@ -12,7 +12,7 @@ import torch
 
 from bothways.cli import main as cli
 from bothways.core.batch import pack
-from bothways.prediction.predictor import open_learner, open_task
+from bothways.prediction.predictor import open_task, open_task_model
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from toy_folder import FILLERS, GOOD, make_folder
 
@@ -70,7 +70,7 @@ def record_of(place: Path) -> dict[str, Any]:
 
 
 def test_it_is_learned_and_the_threshold_stays(place: Path) -> None:
-    record, task = record_of(place), open_learner(str(place / "run"), device="cpu")
+    record, task = record_of(place), open_task_model(str(place / "run"), device="cpu")
     assert record["metrics"]["f1"] > 0.95
     assert record["metrics"]["f1"] == pytest.approx(record["metrics"]["f1_best"])
     assert isinstance(task.task, QuestionAnsweringTask)
@@ -92,7 +92,7 @@ def test_what_is_saved_opens_in_transformers_with_equal_outputs(place: Path) -> 
     assert type(theirs).__name__ == "BertForQuestionAnswering"
     assert not any(report.values())
     opened = open_task(str(place / "run"), device="cpu")
-    for item in opened.learner.encode(
+    for item in opened.task_model.encode(
         list(opened.read(str(place / "dev.json"), labelled=True).examples)[:20]
     ):
         for sequence in item.sequences:
@@ -100,7 +100,7 @@ def test_what_is_saved_opens_in_transformers_with_equal_outputs(place: Path) -> 
                 torch.from_numpy(part).long()[None] for part in (sequence.ids, sequence.segments)
             )
             with torch.no_grad():
-                (found,) = opened.learner.outputs(pack([sequence]))
+                (found,) = opened.task_model.outputs(pack([sequence]))
                 output = theirs(input_ids=ids, token_type_ids=segments)
             expected = torch.stack([output.start_logits[0], output.end_logits[0]], 1)
             torch.testing.assert_close(torch.from_numpy(found), expected, atol=2e-4, rtol=1e-4)
@@ -137,6 +137,6 @@ def test_an_untrained_span_head_answers_every_question(place: Path) -> None:
         if file.name != "bothways.json":
             (place / "bare" / file.name).write_bytes(file.read_bytes())
     opened = open_task(str(place / "bare"), length=16, device="cpu")
-    assert opened.learner.task == QuestionAnsweringTask()
+    assert opened.task_model.task == QuestionAnsweringTask()
     found = opened.predict_examples(opened.read(str(place / "dev.json"), labelled=False))
     assert all(prediction.text for _, prediction in found)

@@ -92,7 +92,7 @@ def test_the_baseline_of_a_run_is_that_of_its_report(data: LabelledData) -> None
     train, dev = [*often[:40], *rarely[:10]], [*often[40:43], *rarely[10:30]]
     skewed = label(data.task, data.tokenizer, train, dev, 16)
     done = fit_task(SMALL, skewed, method(1e-9, 1.0), device="cpu")
-    baseline = analyse(done.learner, dev).baseline
+    baseline = analyse(done.task_model, dev).baseline
     assert baseline["accuracy"] == pytest.approx(20 / 23)
     assert {name: done.baseline[name] for name in baseline} == baseline
 
@@ -188,14 +188,14 @@ def test_the_training_loss_is_of_an_even_sample(
 ) -> None:
     """Of data in the order of its labels the first part would say nothing about the rest."""
     task = start_from(SMALL, data.task.heads(data.labels, None), seed=0)
-    learner, sequences = (
-        data.task.learner(task, data.tokenizer, data.labels, 16),
+    task_model, sequences = (
+        data.task.bind(task, data.tokenizer, data.labels, 16),
         data.sequences[:40],
     )
     monkeypatch.setattr(failure, "SAMPLE", 8)
     with torch.no_grad():
-        loss = learner.eval()(pack(sequences[::5]))["label"]
-    assert training_loss(learner.train(), sequences, 64) == pytest.approx(
+        loss = task_model.eval()(pack(sequences[::5]))["label"]
+    assert training_loss(task_model.train(), sequences, 64) == pytest.approx(
         float(loss.total) / 8, rel=1e-5
     )
 

@@ -21,7 +21,7 @@ from bothways.model.families.catalogue import family_for
 from bothways.model.heads import LabelHead, MaskedHead, PoolerHead
 from bothways.model.model import Model
 from bothways.prediction.engine import predict
-from bothways.prediction.predictor import open_learner
+from bothways.prediction.predictor import open_task_model
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.text_examples import TextExample
 from bothways.training.durations import Steps
@@ -53,11 +53,11 @@ def test_every_family_does_every_task(
     if definition.name == "classify":  # training is the same for all tasks
         training = replace(finetune_adam(), until=Steps(2), evaluate=None, precision="fp32")
         settings = FinetuneConfig(training, LENGTH, ExampleBudget(8), task=definition)
-        task = fit_task(encoder, data, settings, device="cpu").learner
+        task = fit_task(encoder, data, settings, device="cpu").task_model
     else:
         torch.manual_seed(0)
         model = Model(encoder, data.task.heads(data.labels, None))
-        task = data.task.learner(model, tokenizer, data.labels, LENGTH).eval()
+        task = data.task.bind(model, tokenizer, data.labels, LENGTH).eval()
     record = {"task": configs.to_dict(task.task), "length": LENGTH}
     save_model(
         tmp_path / "model",
@@ -84,7 +84,7 @@ def test_every_family_fills_masks(family: str, tmp_path: Path) -> None:
     _, tokenizer, model, read = saved(family, (MaskedHead(),), tmp_path / "model")
     mask = tokenizer.token(tokenizer.specials.mask)
     text = f"ape {mask} cat"
-    task = open_learner(str(tmp_path / "model"), "fill", device="cpu")
+    task = open_task_model(str(tmp_path / "model"), "fill", device="cpu")
     ((_, found),) = predict(task, [TextExample(text)])
     row = read(text, return_tensors="pt")
     place = row["input_ids"][0].tolist().index(tokenizer.specials.mask)
@@ -100,7 +100,7 @@ def test_every_family_fills_masks(family: str, tmp_path: Path) -> None:
 def test_every_family_embeds(family: str, tmp_path: Path) -> None:
     pooled = family not in ("distilbert", "electra", "deberta", "deberta-v2")
     _, _, model, read = saved(family, (PoolerHead(),) if pooled else (), tmp_path / "model")
-    task = open_learner(str(tmp_path / "model"), "embed", device="cpu")
+    task = open_task_model(str(tmp_path / "model"), "embed", device="cpu")
     ((_, found),) = predict(task, [TextExample("ape bee", "cat")])
     for text, vector in zip(("ape bee", "cat"), found.vectors, strict=True):
         with torch.no_grad():
@@ -129,7 +129,7 @@ def test_a_filling_stands_as_its_token_is_marked(
 ) -> None:
     """White space is that of the text, where the tokenizer's mask takes it and where it does not."""
     _, tokenizer, _, _ = saved(family, (MaskedHead(),), tmp_path / "model")
-    task = open_learner(str(tmp_path / "model"), "fill", device="cpu")
+    task = open_task_model(str(tmp_path / "model"), "fill", device="cpu")
     id = tokenizer.id(word)
     assert id is not None
     with torch.no_grad():
@@ -144,7 +144,7 @@ def test_white_space_stays_where_the_mask_takes_it(trim: bool, tmp_path: Path) -
     _, tokenizer, _, _ = saved("roberta", (MaskedHead(),), tmp_path / "model")
     file = tmp_path / "model" / "tokenizer_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "trim_offsets": trim}))
-    task = open_learner(str(tmp_path / "model"), "fill", device="cpu")
+    task = open_task_model(str(tmp_path / "model"), "fill", device="cpu")
     text = " ape\t  <mask> bee"
     (encoded,) = task.tokenizer.encode_with_offsets([text])
     assert text[slice(*encoded.offsets[encoded.ids == tokenizer.specials.mask][0])] == (
@@ -175,7 +175,7 @@ def test_a_model_of_one_segment_with_a_tokenizer_that_tells_two_apart(tmp_path: 
         tokenizer,
         labels=labels,
     )
-    task = open_learner(str(tmp_path / "model"), "classify", device="cpu")
+    task = open_task_model(str(tmp_path / "model"), "classify", device="cpu")
     example = TextExample("ape bee", "cat dog")
     np.testing.assert_allclose(
         ours(task, example), theirs(tmp_path / "model", example), rtol=0, atol=2e-5

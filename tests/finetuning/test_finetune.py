@@ -33,7 +33,7 @@ from bothways.model.families.catalogue import preset
 from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead, token_head
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.prediction.predictor import open_learner, open_task
+from bothways.prediction.predictor import open_task, open_task_model
 from bothways.tasks.base import examples_fingerprint
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_examples import TextColumns, TextExample
@@ -174,9 +174,9 @@ def test_evaluating_the_folder_gives_the_metrics_of_the_run(
         assert classifier.evaluate(classifier.read(files.dev, labelled=True)) == pytest.approx(
             dict(result.metrics), rel=1e-5
         )
-        assert classifier.learner.task.columns == TextColumns("sentence", None, "label")
-        assert classifier.learner.length == 16
-    assert open_learner(str(folder), length=8).length == 8
+        assert classifier.task_model.task.columns == TextColumns("sentence", None, "label")
+        assert classifier.task_model.length == 16
+    assert open_task_model(str(folder), length=8).length == 8
 
 
 def test_a_folder_that_bothways_pretrained_is_a_start(tmp_path: Path, files: Files) -> None:
@@ -217,7 +217,7 @@ def test_an_interrupted_run_ends_where_an_unbroken_one_does(
     result = finetune(settings_of(files, train=str(moved)), tmp_path, resume=True, device="cpu")
     unbroken = done[0]
     assert result.metrics == unbroken.metrics
-    states = [run.learner.state_dict() for run in (result, unbroken)]
+    states = [run.task_model.state_dict() for run in (result, unbroken)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     with pytest.raises(BothwaysError, match=r"is of another run: .*seed was 0, is 1"):
         finetune(settings_of(files, seed=1), tmp_path, resume=True, device="cpu")
@@ -239,7 +239,7 @@ def test_without_dev_data_the_last_weights_are_saved(files: Files, tmp_path: Pat
     saved = load_model(tmp_path / "model").model.state_dict()
     assert all(
         torch.equal(saved[name], tensor)
-        for name, tensor in result.learner.model.state_dict().items()
+        for name, tensor in result.task_model.model.state_dict().items()
     )
 
 
@@ -344,8 +344,11 @@ def test_a_folder_of_others_is_read_at_full_length_with_its_own_names(tmp_path: 
         make_tokenizer(tmp_path / "tokenizer"),
     )
     classifier = open_task(str(tmp_path / "model"))
-    assert (classifier.learner.labels, classifier.learner.length) == (("LABEL_0", "LABEL_1"), 32)
-    assert classifier.learner.task.columns == TextColumns()
+    assert (classifier.task_model.labels, classifier.task_model.length) == (
+        ("LABEL_0", "LABEL_1"),
+        32,
+    )
+    assert classifier.task_model.task.columns == TextColumns()
     (tmp_path / "model" / "bothways.json").write_text('{"length": "long"}')
     with pytest.raises(
         ConfigError,
@@ -401,7 +404,7 @@ def test_two_ranks_do_what_one_does(files: Files, tmp_path: Path) -> None:
         check=True,
     )
     shared = load_model(tmp_path / "two" / "model").model.state_dict()
-    for name, tensor in alone.learner.model.state_dict().items():
+    for name, tensor in alone.task_model.model.state_dict().items():
         if not name.endswith(
             "qkv.bias"
         ):  # a key's gradient is rounding, and Adam makes it as large as the rate

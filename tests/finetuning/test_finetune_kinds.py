@@ -18,7 +18,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.prediction.predictor import open_learner, open_task
+from bothways.prediction.predictor import open_task, open_task_model
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.choice.examples import ChoiceColumns
 from bothways.tasks.choice.task import ChoiceTask
@@ -107,9 +107,9 @@ def test_a_finished_run_opens_again_as_it_was(
     assert task.metric == metric
     assert metric in done.metrics
     opened = open_task(str(tmp_path / "run"))
-    assert opened.learner.task == done.learner.task
-    assert opened.learner.task.name == task.name
-    assert opened.learner.labels == done.learner.labels
+    assert opened.task_model.task == done.task_model.task
+    assert opened.task_model.task.name == task.name
+    assert opened.task_model.labels == done.task_model.labels
     assert opened.evaluate(opened.read(dev, labelled=True)) == pytest.approx(
         dict(done.metrics), rel=1e-4
     )
@@ -126,10 +126,10 @@ def test_a_finished_run_opens_again_as_it_was(
 
 def test_what_was_tuned_and_read_is_in_the_definition(tmp_path: Path) -> None:
     done, _ = run(tmp_path, MultilabelTask(), several)
-    definition = open_learner(str(done.folder)).task
+    definition = open_task_model(str(done.folder)).task
     assert isinstance(definition, MultilabelTask)
     assert len(definition.thresholds) == 2
-    assert definition.thresholds == done.learner.task.thresholds  # type: ignore[attr-defined]
+    assert definition.thresholds == done.task_model.task.thresholds  # type: ignore[attr-defined]
     assert definition.columns == TextColumns("text", None, "labels")
 
 
@@ -177,4 +177,4 @@ def test_a_folder_of_others_is_for_what_its_head_is(
         make_tokenizer(tmp_path / "t"),
         problem=problem,
     )
-    assert open_learner(str(tmp_path / "model")).task == expected
+    assert open_task_model(str(tmp_path / "model")).task == expected

@@ -197,8 +197,8 @@ def test_a_separable_task_is_learned_from_both_starts(folder: Path, data: Labell
         assert steps == list(range(1, 61))
         assert [epochs for epochs, _ in done.history] == [1, 2, 3, 4, 5, 6]
         assert done.metrics["accuracy"] == max(metrics["accuracy"] for _, metrics in done.history)
-        assert score(done.learner, data) == done.metrics
-        assert not done.learner.training
+        assert score(done.task_model, data) == done.metrics
+        assert not done.task_model.training
 
 
 def test_the_embedding_is_learned_by_rows_on_one_cpu_alone(data: LabelledData) -> None:
@@ -213,7 +213,7 @@ def test_the_embedding_is_learned_by_rows_on_one_cpu_alone(data: LabelledData) -
     assert not table.sparse
     assert not fit_task(
         small(), data, METHOD, device="cpu"
-    ).learner.model.encoder.embedding.token.sparse
+    ).task_model.model.encoder.embedding.token.sparse
 
 
 def test_seeds_decide_everything(data: LabelledData) -> None:
@@ -224,7 +224,7 @@ def test_seeds_decide_everything(data: LabelledData) -> None:
         fit_task(small(), data, brief, seed=seed, device="cpu") for seed in (1, 1, 2)
     )
     assert one.metrics == again.metrics != other.metrics
-    states = [done.learner.state_dict() for done in (one, again)]
+    states = [done.task_model.state_dict() for done in (one, again)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert len(one.history) == 1  # at the end
 
@@ -238,7 +238,7 @@ def test_the_best_weights_win_by_any_metric(data: LabelledData) -> None:
             small(), data, dataclasses.replace(METHOD, training=high, metric=metric), device="cpu"
         )
         assert done.metrics[metric] == choose(metrics[metric] for _, metrics in done.history)
-        assert score(done.learner, data) == done.metrics
+        assert score(done.task_model, data) == done.metrics
         assert len(done.history) == 7  # of 20 steps every third, and the last
 
 

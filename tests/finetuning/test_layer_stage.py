@@ -18,10 +18,10 @@ from bothways.cli.main import app
 from bothways.core.batch import pack
 from bothways.core.errors import BothwaysError, installed
 from bothways.finetuning.data import label
-from bothways.finetuning.distillation import layer_learner, with_token_weights
+from bothways.finetuning.distillation import layer_module, with_token_weights
 from bothways.finetuning.teacher import LayerStage, objective_of
 from bothways.hub.model_folder import load_model
-from bothways.prediction.predictor import open_learner
+from bothways.prediction.predictor import open_task_model
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_examples import TextExample
 from bothways.training.signals import Interruption
@@ -67,9 +67,9 @@ def test_the_losses_are_those_of_the_paper(place: Path) -> None:
     from transformers import BertModel
 
     student = load_model(place / "student").model
-    teacher = open_learner(place / "teacher", "classify").model
+    teacher = open_task_model(place / "teacher", "classify").model
     objective = objective_of(LayerStage(), str(place / "teacher"), student.config)
-    learner = layer_learner(student, teacher, objective).double().eval()
+    training_module = layer_module(student, teacher, objective).double().eval()
     pairs = [TextExample(a.text, b.text, a.label) for a, b in zip(DATA[:6], DATA[6:], strict=False)]
     tokenizer = make_tokenizer(place / "t")
     data = label(ClassificationTask(), tokenizer, pairs, [], 32)
@@ -103,12 +103,14 @@ def test_the_losses_are_those_of_the_paper(place: Path) -> None:
                 for rows, at in zip(read, (mine, other), strict=True)
             )
             if level == 0:
-                ours = [learner.project(x) for x in ours]
+                ours = [training_module.project(x) for x in ours]
             joined = (torch.cat([x.flatten() for x in parts]) for parts in (ours, theirs))
             expected[name] += F.mse_loss(*joined).item()
     batch = pack(sequences)
-    weights = learner.weights(batch)
-    found = {name: loss.total.item() / weights[name] for name, loss in learner(batch).items()}
+    weights = training_module.weights(batch)
+    found = {
+        name: loss.total.item() / weights[name] for name, loss in training_module(batch).items()
+    }
     assert found == pytest.approx(expected, rel=1e-6)
     assert min(expected.values()) > 0.01
 
@@ -131,7 +133,7 @@ def test_one_command_runs_both_stages(
     hidden = [json.loads(line)["loss/hidden"] for line in lines]
     assert len(hidden) == 3  # one batch an epoch
     assert hidden[-1] < hidden[0]
-    assert bothways.load(tmp_path / "run").learner.labels == ("neg", "pos")
+    assert bothways.load(tmp_path / "run").task_model.labels == ("neg", "pos")
     if installed("fsspec"):  # another machine goes on with both stages
         assert {"step-2", "layers"} <= {each.name for each in copies.iterdir()}
         assert (copies / "layers/step-3/manifest.json").is_file()
@@ -153,12 +155,12 @@ def test_a_first_stage_that_was_stopped_resumes_to_equal_weights(
     shutil.copytree(place / "teacher", tmp_path / "moved")
     moved["stage"]["training"]["report"] = "1 steps"
     done = run(place, tmp_path / "cut", resume=True, teacher=moved)
-    state = whole.learner.model.state_dict()
+    state = whole.task_model.model.state_dict()
     for each in (done, run(place, None)):  # in memory, too
-        assert all(torch.equal(state[n], t) for n, t in each.learner.model.state_dict().items())
+        assert all(torch.equal(state[n], t) for n, t in each.task_model.model.state_dict().items())
     alone = run(place, None, teacher={"weight": 1.0})
     name = "encoder.embedding.token.weight"
-    assert not torch.equal(state[name], alone.learner.model.state_dict()[name])
+    assert not torch.equal(state[name], alone.task_model.model.state_dict()[name])
 
 
 def test_mistakes_are_one_message(place: Path, tmp_path: Path) -> None:

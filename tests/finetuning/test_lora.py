@@ -167,12 +167,12 @@ def test_a_broken_run_ends_where_an_unbroken_one_does(
     monkeypatch.setattr(job, "score", interrupting)
     broken = finetune(settings, tmp_path / "broken", device="cpu")
     assert (broken.folder, broken.progress.steps) == (None, 30)
-    assert not any(isinstance(part, LoRALinear) for part in broken.learner.modules())
+    assert not any(isinstance(part, LoRALinear) for part in broken.task_model.modules())
     resumed = finetune(settings, tmp_path / "broken", resume=True, device="cpu")
     assert resumed.metrics == whole.metrics
-    expected = whole.learner.state_dict()
+    expected = whole.task_model.state_dict()
     assert all(
-        torch.equal(value, expected[key]) for key, value in resumed.learner.state_dict().items()
+        torch.equal(value, expected[key]) for key, value in resumed.task_model.state_dict().items()
     )
 
 
@@ -243,7 +243,7 @@ def test_a_stage_and_random_weights_are_refused(settings: FinetuneConfig) -> Non
     ready = prepare_run(dataclasses.replace(settings, lora=None), None, torch.device("cpu"))
     method = FinetuneConfig(FAST, 16, lora=LoRA())
     with pytest.raises(ConfigError, match=r"^lora: keeps the encoder's weights"):
-        fit_task(ready.learner.model.config, ready.data, method, device="cpu")
+        fit_task(ready.task_model.model.config, ready.data, method, device="cpu")
 
 
 def test_lora_rate_is_ten_times_that_of_all_weights() -> None:

@@ -38,7 +38,7 @@ def test_rows_become_a_predictor_and_a_folder(model: Path, tmp_path: Path) -> No
     found = result.predictor()(texts)
     opened = open_task(result.save(tmp_path / "saved"), "text-classification", device="cpu")
     assert [p.label for p in opened(texts)] == [p.label for p in found]
-    assert opened.learner.length == 16
+    assert opened.task_model.length == 16
     assert opened.evaluate(rows(60, 1))["accuracy"] == result.metrics["accuracy"]
 
 
@@ -202,6 +202,6 @@ def test_rows_have_a_run_folder_that_is_resumed(model: Path, tmp_path: Path) -> 
             model, rows(65, 0), rows(30, 1), out=tmp_path / "run", resume=True, **settings
         )
     saved = alone.save(tmp_path / "saved")
-    record = bothways.load(saved).learner
+    record = bothways.load(saved).task_model
     assert record.length == 16
     assert "fine-tuned on train rows" in (saved / "README.md").read_text()

@@ -218,9 +218,9 @@ def test_balanced_weights_are_counted_for_rows(tmp_path: Path) -> None:
     result = bothways.finetune(
         tmp_path / "bert", rows, epochs=1, progress=False, class_weight="balanced"
     )
-    weights = result.learner.task.weighting
+    weights = result.task_model.task.weighting
     assert isinstance(weights, tuple)
-    assert len(weights) == len(result.learner.labels)
+    assert len(weights) == len(result.task_model.labels)
 
 
 def test_questions_in_rows_are_numbered_as_in_files(tmp_path: Path) -> None:

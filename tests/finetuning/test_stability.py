@@ -132,7 +132,7 @@ def test_frozen_parts_stay_to_the_last_bit(folder: Path, data: LabelledData, fro
         stability=Stability(frozen=frozen),
         training=dataclasses.replace(FAST, evaluate=None),
     )
-    task = fit_task(load_model(folder).model, data, method, device="cpu").learner
+    task = fit_task(load_model(folder).model, data, method, device="cpu").task_model
     parts = ("encoder.embedding.", "encoder.blocks.0.", "encoder.blocks.1.")
     for name, parameter in task.model.named_parameters():
         kept = name.startswith(parts[:frozen])
@@ -179,7 +179,7 @@ def test_a_strong_pull_keeps_a_run_at_its_start(folder: Path, data: LabelledData
         start = load_model(folder).model
         even = dataclasses.replace(FAST, schedule=Constant(), evaluate=None)
         method = dataclasses.replace(METHOD, training=even, stability=Stability(pull=pull))
-        done = fit_task(start, data, method, device="cpu").learner.model.encoder
+        done = fit_task(start, data, method, device="cpu").task_model.model.encoder
         pairs = zip(done.parameters(), start.encoder.parameters(), strict=True)
         return sum((a - b).square().sum().item() for a, b in pairs)
 
@@ -205,7 +205,7 @@ def test_a_fresh_head_and_blocks_are_of_the_seed_of_the_start(
                 seed=seed,
                 order_seed=order_seed,
                 device="cpu",
-            ).learner
+            ).task_model
         )
 
     base, ordered, other = begin(1, None), begin(1, 2), begin(2, 1)
@@ -320,9 +320,9 @@ def test_a_broken_run_with_everything_on_ends_where_an_unbroken_one_does(
         whole.progress.steps,
         whole.progress.early,
     )
-    states = state(whole.learner), state(resumed.learner)
+    states = state(whole.task_model), state(resumed.task_model)
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    assert any(isinstance(part, MixoutLinear) for part in resumed.learner.modules())
+    assert any(isinstance(part, MixoutLinear) for part in resumed.task_model.modules())
     card = (tmp_path / "whole" / "model" / "README.md").read_text()
     assert "| mixout | 0.3 |" in card
     assert "| seed of the order | 7 |" in card

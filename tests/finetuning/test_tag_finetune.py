@@ -15,7 +15,7 @@ from bothways.core.batch import pack
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.result import FinetuneResult
 from bothways.finetuning.run import finetune
-from bothways.prediction.predictor import open_learner
+from bothways.prediction.predictor import open_task_model
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.training.durations import Epochs
@@ -64,7 +64,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[FinetuneResult, Path]
 
 def test_a_separable_task_is_learned_from_iob1(run: tuple[FinetuneResult, Path]) -> None:
     done, folder = run
-    assert done.learner.labels == LABELS
+    assert done.task_model.labels == LABELS
     assert done.metrics["f1"] > 0.9
     assert done.metrics["f1_strict"] > 0.9
     assert {"f1/GOOD", "recall/BAD", "accuracy", "loss"} < done.metrics.keys()
@@ -82,7 +82,7 @@ def test_transformers_opens_the_folder_with_the_same_logits(
     theirs, report = BertForTokenClassification.from_pretrained(folder, output_loading_info=True)
     assert not any(report.values())
     assert theirs.config.id2label == dict(enumerate(LABELS))
-    task = open_learner(str(folder))
+    task = open_task_model(str(folder))
     for item in task.encode(
         [TagExample(("the", "bad", "films", "good", "men")), TagExample(("poor",) * 30)]
     ):

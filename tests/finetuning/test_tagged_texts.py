@@ -33,7 +33,7 @@ def test_predicted_spans_can_be_trained_on(
     train.write_text("".join(json.dumps(row) + "\n" for row in ROWS * 8), encoding="utf8")
     out = tmp_path / "run"
     done = tune(tmp_path / "bert", out, train, ROWS)
-    assert done.learner.labels == ("O", "B-X", "I-X")
+    assert done.task_model.labels == ("O", "B-X", "I-X")
     predictor = bothways.load(out)
     assert predictor.evaluate(ROWS)["f1"] == predictor.evaluate(train)["f1"]
     texts = tmp_path / "new.txt"
@@ -64,5 +64,5 @@ def test_a_model_of_characters_splits_texts_into_characters(tmp_path: Path) -> N
     out = tmp_path / "run"
     tune(tmp_path / "bert", out, [row] * 8, [row])
     saved = bothways.load(out)
-    assert saved.learner.task.splitter == "characters"
+    assert saved.task_model.task.splitter == "characters"
     assert saved("我 有10年").words == ("我", "有", "1", "0", "年")

@@ -38,21 +38,21 @@ from toy_folder import make_examples, make_folder
 CPU = torch.device("cpu")
 
 
-def learner_of(definition: Trainable, examples: list[Any], seed: int) -> TaskModel[Any, Any]:
+def build_task_model(definition: Trainable, examples: list[Any], seed: int) -> TaskModel[Any, Any]:
     tokenizer = tokenizer_of("bert")
     labels = definition.labels(examples)
     torch.manual_seed(seed)
     model = Model(encoder_of("bert", tokenizer), definition.heads(labels, None))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter)
-    return definition.learner(model, tokenizer, labels, LENGTH).eval()
+    return definition.bind(model, tokenizer, labels, LENGTH).eval()
 
 
 def prepared(
     definition: Trainable, examples: list[Any], folder: Path, **settings: Any
 ) -> tuple[TaskModel[Any, Any], TaskModel[Any, Any], LabelledData, Teacher]:
     """A student, a teacher in a folder, and data with the teacher's scores."""
-    student, other = (learner_of(definition, examples, seed) for seed in (0, 1))
+    student, other = (build_task_model(definition, examples, seed) for seed in (0, 1))
     save_model(
         folder, other.model, other.tokenizer, labels=other.labels, problem=definition.problem
     )
@@ -93,25 +93,27 @@ def test_the_soft_loss_of_every_task_is_its_formula(
     definition: Trainable, examples: list[Any], tmp_path: Path
 ) -> None:
     student, other, data, teacher = prepared(definition, examples, tmp_path / "teacher")
-    learner, sequences = TaughtModule(student, teacher).eval(), data.sequences
+    training_module, sequences = TaughtModule(student, teacher).eval(), data.sequences
     batch = pack(sequences)
     with torch.no_grad():
         ours = [student.outputs(pack([each]))[0] for each in sequences]
         theirs = [other.outputs(pack([each]))[0] for each in sequences]
-    mean = learner(batch)["soft"].total.item() / learner.weights(batch)["soft"]
+    mean = training_module(batch)["soft"].total.item() / training_module.weights(batch)["soft"]
     assert mean == pytest.approx(expected_mean(str(student.scale), ours, theirs), rel=1e-4)
     assert mean > 0.01
-    assert learner.coefficients == {student.loss_name: 0.5, "soft": 0.5}
+    assert training_module.coefficients == {student.loss_name: 0.5, "soft": 0.5}
     hard = student(batch)[student.loss_name].total
-    assert torch.equal(learner(batch)[student.loss_name].total, hard)
+    assert torch.equal(training_module(batch)[student.loss_name].total, hard)
 
     def gradient(batches: list[Batch]) -> dict[str, Tensor]:
-        learner.zero_grad(set_to_none=True)
-        weights = [learner.weights(each) for each in batches]
+        training_module.zero_grad(set_to_none=True)
+        weights = [training_module.weights(each) for each in batches]
         total = {name: sum(each[name] for each in weights) for name in weights[0]}
         for each in batches:
-            weighted_sum(learner(each), total, learner.coefficients).backward()
-        return {name: p.grad for name, p in learner.named_parameters() if p.grad is not None}
+            weighted_sum(training_module(each), total, training_module.coefficients).backward()
+        return {
+            name: p.grad for name, p in training_module.named_parameters() if p.grad is not None
+        }
 
     void = dataclasses.replace(
         sequences[0],
@@ -122,10 +124,10 @@ def test_the_soft_loss_of_every_task_is_its_formula(
     assert whole.keys() == parts.keys() == {name for name, _ in student.named_parameters()}
     assert all(torch.allclose(whole[name], parts[name], atol=1e-5) for name in whole)
     student.model.load_state_dict(other.model.state_dict())
-    assert learner(batch)["soft"].total.item() == pytest.approx(0.0, abs=1e-3)
-    learner.zero_grad(set_to_none=True)
-    learner(batch)["soft"].total.backward()
-    assert max(p.grad.abs().max().item() for p in learner.parameters()) < 1e-3
+    assert training_module(batch)["soft"].total.item() == pytest.approx(0.0, abs=1e-3)
+    training_module.zero_grad(set_to_none=True)
+    training_module(batch)["soft"].total.backward()
+    assert max(p.grad.abs().max().item() for p in training_module.parameters()) < 1e-3
 
 
 def test_labels_in_another_order_are_matched_by_name(tmp_path: Path) -> None:
@@ -207,9 +209,9 @@ def test_a_resumed_run_reads_the_scores_of_its_teacher_again(
         place, out, epochs=2, resume=True, training={"save": "5 steps", "keep": {"last": 9}}
     )
     assert not asked
-    state = whole.learner.model.state_dict()
-    assert all(torch.equal(state[n], t) for n, t in again.learner.model.state_dict().items())
-    assert bothways.load(out).learner.labels == ("neg", "pos")
+    state = whole.task_model.model.state_dict()
+    assert all(torch.equal(state[n], t) for n, t in again.task_model.model.state_dict().items())
+    assert bothways.load(out).task_model.labels == ("neg", "pos")
 
 
 def test_mistakes_are_one_message(place: Path, tmp_path: Path) -> None:
@@ -226,7 +228,7 @@ def test_mistakes_are_one_message(place: Path, tmp_path: Path) -> None:
         )
     with pytest.raises(BothwaysError, match="needs the head 'labels'"):
         run(place, teacher={"folder": str(place / "big")})
-    other = learner_of(*TASKS[0], 0)
+    other = build_task_model(*TASKS[0], 0)
     save_model(tmp_path / "other", other.model, other.tokenizer, labels=other.labels)
     with pytest.raises(BothwaysError, match=r"has another vocabulary than the student: .* differ"):
         run(place, teacher={"folder": str(tmp_path / "other")})

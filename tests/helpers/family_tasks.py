@@ -22,7 +22,7 @@ from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Learned
 from bothways.prediction.engine import predict
-from bothways.prediction.predictor import open_learner
+from bothways.prediction.predictor import open_task_model
 from bothways.pretraining.build import fit_to_corpus
 from bothways.tasks.base import TaskModel
 from bothways.tasks.catalogue import Trainable
@@ -226,7 +226,7 @@ def theirs(folder: Path, example: Any) -> np.ndarray:
 def assert_opens_as_it_was(
     folder: Path, task: TaskModel[Any, Any], examples: list[Any], name: str | None = None
 ) -> None:
-    opened = open_learner(str(folder), name, device="cpu")
+    opened = open_task_model(str(folder), name, device="cpu")
     assert opened.task == task.task
     again = [prediction.to_json() for _, prediction in predict(opened, examples)]
     assert again == [prediction.to_json() for _, prediction in predict(task, examples)]

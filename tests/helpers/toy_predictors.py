@@ -66,5 +66,7 @@ def predictor(
     loaded = load_model(folder)
     torch.manual_seed(4)
     model = Model(loaded.model.config, heads, loaded.model.encoder)
-    learner = definition.learner(model, loaded.tokenizer(), labels, length)
-    return Predictor(learner, precision, batch_invariant=batch_invariant, reopen=lambda: learner)
+    task_model = definition.bind(model, loaded.tokenizer(), labels, length)
+    return Predictor(
+        task_model, precision, batch_invariant=batch_invariant, reopen=lambda: task_model
+    )

@@ -1,6 +1,6 @@
 """A task that the package does not have: the relation of two words of a sentence, as one module.
 
-It defines an example, targets, a head with its module, a task and its learner, and touches no other
+It defines an example, targets, a head with its module, a task and its task model, and touches no other
 file. In the package its head would be entered in the union `Head`; here it is a member by
 inheritance. Idea: the vectors of both words, concatenated, go through one dense layer
 (Baldini Soares et al. 2019, figure 3d).
@@ -155,7 +155,7 @@ class RelationTask(Task[RelationExample, ClassPrediction]):
             raise nothing_to_score()
         return {"accuracy": classification_metrics(Confusion.of_matrix(confusion))["accuracy"]}
 
-    def learner(
+    def bind(
         self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> RelationClassifier:
         return RelationClassifier(self, model, tokenizer, labels, length)

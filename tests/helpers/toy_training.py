@@ -1,4 +1,4 @@
-"""A small learner with two losses, its data, and what the tests run in processes of their own."""
+"""A small training module with two losses, its data, and what the tests run in processes of their own."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def steps(
 
 
 def fit_toy(
-    learner: Toy,
+    training_module: Toy,
     batches: Iterator[ToyStep],
     until: int,
     plan: parallel.Plan = SINGLE,
@@ -148,11 +148,11 @@ def fit_toy(
     clip_norm: float | None = None,
 ) -> dict[str, dict[str, Tensor]]:
     """Train; weights, and the first moments, which after one step are the gradients times 1 − β₁."""
-    with sharded(learner, plan):
-        parameters = learner.trained_parameters()
-        optimizer = build_optimizer(config, parameters, matrices=learner.matrices())
+    with sharded(training_module, plan):
+        parameters = training_module.trained_parameters()
+        optimizer = build_optimizer(config, parameters, matrices=training_module.matrices())
         fit(
-            learner,
+            training_module,
             batches,
             optimizer,
             lambda progress: 1.0,
@@ -165,14 +165,14 @@ def fit_toy(
         )
         moments = {
             name: full_tensor(optimizer.state[parameter]["exp_avg"])
-            for name, parameter in learner.trained_parameters()
+            for name, parameter in training_module.trained_parameters()
         }
-    return {"weights": learner.state_dict(), "moments": moments}
+    return {"weights": training_module.state_dict(), "moments": moments}
 
 
-def broken_at(learner: Toy, step: int | None) -> Toy:
-    """The learner with a loss that is not a number from a forward pass on."""
-    forward, count = learner.forward, iter(range(1, 10**6))
+def broken_at(training_module: Toy, step: int | None) -> Toy:
+    """The training module with a loss that is not a number from a forward pass on."""
+    forward, count = training_module.forward, iter(range(1, 10**6))
 
     def broken(batch: Batch) -> dict[str, Loss]:
         losses = forward(batch)
@@ -182,11 +182,11 @@ def broken_at(learner: Toy, step: int | None) -> Toy:
             )
         return losses
 
-    learner.forward = broken
-    return learner
+    training_module.forward = broken
+    return training_module
 
 
-CONFIG = {"learner": {"dropout": 0.2}, "betas": (0.9, 0.999)}
+CONFIG = {"model": {"dropout": 0.2}, "betas": (0.9, 0.999)}
 TRAINING = Training(
     until=Steps(14),
     optimizer=AdamW(lr=0.01),
@@ -213,7 +213,7 @@ def session(
 ) -> RunState:
     """Train a toy with dropout over two phases in this folder, from where it stands; a signal comes while a step is made."""
     torch.manual_seed(1)
-    learner = Toy(dropout=0.2)
+    training_module = Toy(dropout=0.2)
     torch.manual_seed(plan.rank)
 
     def data(size: int, offset: int, state: RunState) -> Iterator[ToyStep]:
@@ -225,7 +225,9 @@ def session(
             yield step
 
     def heldout(progress: Progress) -> dict[str, float]:
-        scores = evaluate(learner, [next(steps(Cursor(9), 4, 1, plan.rank, plan.world))], plan)
+        scores = evaluate(
+            training_module, [next(steps(Cursor(9), 4, 1, plan.rank, plan.world))], plan
+        )
         return {"heldout/loss": scores.losses["masked"]}
 
     phases = [
@@ -233,7 +235,7 @@ def session(
         TrainingPhase(Steps(14), functools.partial(data, 4, 8)),
     ]
     state = TrainingRun(
-        learner,
+        training_module,
         phases,
         training,
         plan,
@@ -242,7 +244,7 @@ def session(
         progress=progress,
     ).train()
     if state.steps == 14 and plan.rank == 0:
-        torch.save(learner.state_dict(), folder / "final.pt")
+        torch.save(training_module.state_dict(), folder / "final.pt")
     return state
 
 
@@ -294,10 +296,10 @@ def _collective(plan: parallel.Plan) -> dict[str, object]:
     found: dict[str, object] = {}
     for size in (6, 7, 1):
         for count in (1, 3):
-            learner = toy(dtype=torch.float64)
+            training_module = toy(dtype=torch.float64)
             # Two microbatches on rank 0, one on rank 1.
             mine = steps(Cursor(), size, 2 - plan.rank, plan.rank, 2)
-            found[f"{size} sequences, {count} steps"] = fit_toy(learner, mine, count, plan)
+            found[f"{size} sequences, {count} steps"] = fit_toy(training_module, mine, count, plan)
     for config in WHOLE:
         mine = steps(Cursor(), 7, 2 - plan.rank, plan.rank, 2)
         found[config.kind] = fit_toy(toy(dtype=torch.float64), mine, 3, plan, config)

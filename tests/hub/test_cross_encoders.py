@@ -94,19 +94,19 @@ def test_every_layout_opens_as_a_reranker(plain: Path, tmp_path: Path, layout: s
     else:
         folder = changed(plain, tmp_path / "model", "config.json", **LAYOUTS[layout])
     opened = bothways.load(folder)
-    assert opened.learner.task.name == "rerank"
-    assert opened.learner.length == (16 if layout == "6 all" else 32)
+    assert opened.task_model.task.name == "rerank"
+    assert opened.task_model.length == (16 if layout == "6 all" else 32)
     identity = IDENTITY in str(LAYOUTS[layout]) or "Identity" in str(LAYOUTS[layout])
-    assert opened.learner.task.activation == ("identity" if identity else "sigmoid")
+    assert opened.task_model.task.activation == ("identity" if identity else "sigmoid")
     check_equal(folder, opened)
     # Of the folder's files nothing is unknown, and each task that is named still opens.
     assert load_model(folder).report.unknown_settings == {}
-    assert bothways.load(folder, task="regress").learner.task.name == "regress"
+    assert bothways.load(folder, task="regress").task_model.task.name == "regress"
     assert bothways.load(folder, task="embed").encode("it ends").shape == (32,)
 
 
 def test_a_plain_classifier_with_one_output_is_a_reranker_by_name(plain: Path) -> None:
-    assert bothways.load(plain).learner.task.name == "regress"
+    assert bothways.load(plain).task_model.task.name == "regress"
     check_equal(plain, bothways.load(plain, task="rerank"))
 
 
@@ -117,7 +117,7 @@ def test_a_cross_encoder_with_classes_is_a_classifier(plain: Path, tmp_path: Pat
     save_model(tmp_path / "three", model, loaded.tokenizer(), labels=("a", "b", "c"))
     folder = newest(tmp_path / "three", tmp_path / "nli")
     opened = bothways.load(folder)
-    assert opened.learner.task.name == "classify"
+    assert opened.task_model.task.name == "classify"
     expected = torch.tensor(theirs(folder).predict([("it ends", "bad")])[0]).softmax(0)
     found = list(opened(("it ends", "bad")).probabilities.values())
     assert_close(found, expected)

@@ -115,7 +115,7 @@ def test_a_fine_tuned_model_keeps_its_head_labels_and_task(
     for name in ("start_logits", "end_logits") if kind == "ForQuestionAnswering" else ("logits",):
         torch.testing.assert_close(given[name], wanted[name], rtol=0, atol=2e-5)
     opened = open_task(str(tmp_path / "long"))
-    assert (opened.learner.task.name, opened.learner.length) == (TUNED[kind], 47)
+    assert (opened.task_model.task.name, opened.task_model.length) == (TUNED[kind], 47)
     new = json.loads((tmp_path / "long" / "bothways.json").read_text())
     assert "metrics" not in new  # they are of the other model
 

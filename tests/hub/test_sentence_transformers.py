@@ -24,7 +24,7 @@ from bothways.model.heads import PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.engine import predict
-from bothways.prediction.predictor import Predictor, open_learner, open_task
+from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.tasks.sentence_embedding.task import (
     Embedder,
     SentenceEmbeddingTask,
@@ -81,7 +81,7 @@ def theirs(folder: Path, texts: list[str]) -> np.ndarray:
 
 def test_minilm_gives_the_vectors_of_sentence_transformers(tmp_path: Path) -> None:
     """Read with its modules: mean, normalised, at most 256 tokens. Written and opened again by the other, the same."""
-    task = open_learner(str(minilm()))
+    task = open_task_model(str(minilm()))
     assert task.task == SentenceEmbeddingTask(pooling="mean", normalised=True)
     assert task.length == 256
     expected = theirs(minilm(), SENTENCES)
@@ -89,7 +89,7 @@ def test_minilm_gives_the_vectors_of_sentence_transformers(tmp_path: Path) -> No
     assert isinstance(task, Embedder)
     save_sentence_encoder(tmp_path / "saved", task)
     np.testing.assert_allclose(theirs(tmp_path / "saved", SENTENCES), expected, atol=2e-6)
-    again = open_learner(str(tmp_path / "saved"))
+    again = open_task_model(str(tmp_path / "saved"))
     assert (again.task, again.length) == (task.task, 256)
 
 
@@ -116,7 +116,7 @@ def test_new_families_give_vectors_of_sentence_transformers(name: str, tmp_path:
         str(tmp_path / "whole")
     )
     texts = ["the cats sat", "a dog.", "the cat sat on a mat. the dogs sat on the cat", "The MAT"]
-    opened = open_learner(str(tmp_path / "whole"))
+    opened = open_task_model(str(tmp_path / "whole"))
     expected = theirs(tmp_path / "whole", texts)
     np.testing.assert_allclose(vectors(opened, texts), expected, atol=2e-6)
     assert isinstance(opened, Embedder)
@@ -129,7 +129,7 @@ def made(folder: Path, **settings: Any) -> Embedder:
     config = EncoderConfig(len(TOKENS), 16, 2, 2, 32, position=Learned(20), initial_range=0.4)
     folder.mkdir()
     (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in TOKENS))
-    task = SentenceEmbeddingTask(**settings).learner(
+    task = SentenceEmbeddingTask(**settings).bind(
         Model(config, (PoolerHead(),)), Tokenizer.load(folder / "vocab.txt"), (), 12
     )
     task.eval()
@@ -153,11 +153,11 @@ def test_what_is_written_is_read_by_both(tmp_path: Path, pooling: Any, normalise
         save_sentence_encoder(place, task)
     expected = vectors(task, texts)
     np.testing.assert_allclose(theirs(place, texts), expected, atol=1e-5)
-    np.testing.assert_allclose(vectors(open_learner(str(place)), texts), expected, atol=1e-6)
+    np.testing.assert_allclose(vectors(open_task_model(str(place)), texts), expected, atol=1e-6)
     (place / "bothways.json").unlink()  # as if the other had written it
     opened = open_task(str(place), settings={"normalised": True})
-    assert opened.learner.task == SentenceEmbeddingTask(pooling=pooling, normalised=True)
-    assert opened.learner.length == 12
+    assert opened.task_model.task == SentenceEmbeddingTask(pooling=pooling, normalised=True)
+    assert opened.task_model.length == 12
     config = read_program_config(place, 20)
     assert isinstance(config, SentenceEncoderConfig)
     assert sentence_encoder(config) == SentenceEmbeddingTask(pooling=pooling, normalised=normalised)
@@ -193,7 +193,7 @@ TEXTS = ["the cats sat", "a dog.", "the cat sat on a mat. the dogs sat on the ca
 def test_dense_layers_are_read_and_written(tmp_path: Path, pooling: Any, dense: Any) -> None:
     folder = saved_with_dense(tmp_path / "saved", pooling, dense)
     expected = theirs(folder, TEXTS)
-    opened = open_learner(str(folder))
+    opened = open_task_model(str(folder))
     assert_close(vectors(opened, TEXTS), expected)
     assert opened.task.width(opened.model) == expected.shape[1]
     assert open_task(str(folder)).encode(TEXTS[:2]).shape == (2, expected.shape[1])
@@ -201,7 +201,7 @@ def test_dense_layers_are_read_and_written(tmp_path: Path, pooling: Any, dense: 
     for _ in range(2):  # the second time over itself
         save_sentence_encoder(tmp_path / "again", opened)
     assert_close(theirs(tmp_path / "again", TEXTS), expected)
-    reopened = open_learner(str(tmp_path / "again"))
+    reopened = open_task_model(str(tmp_path / "again"))
     assert_close(vectors(reopened, TEXTS), expected)
     assert {*opened.model.heads} == {
         "projection",
@@ -256,7 +256,7 @@ def test_what_the_newest_version_writes_is_read(tmp_path: Path) -> None:
     task = made(tmp_path / "vocabulary", pooling="max", normalised=True)
     save_sentence_encoder(tmp_path / "ours", task)
     SentenceTransformer(str(tmp_path / "ours"), device="cpu").save(str(tmp_path / "newest"))
-    found = open_learner(str(tmp_path / "newest"))
+    found = open_task_model(str(tmp_path / "newest"))
     assert (found.task, found.length) == (
         SentenceEmbeddingTask(
             pooling="max", normalised=True, prompts={"query": "", "document": ""}
@@ -280,7 +280,7 @@ def test_vectors_are_cut_as_the_other_cuts_them(
         str(tmp_path / "theirs")
     )
     expected = theirs(tmp_path / "theirs", SENTENCES)
-    task = open_learner(str(tmp_path / "theirs"))
+    task = open_task_model(str(tmp_path / "theirs"))
     assert isinstance(task, Embedder)
     assert task.task == SentenceEmbeddingTask(
         normalised=normalised, components=components, prompts={"query": "", "document": ""}
@@ -290,7 +290,7 @@ def test_vectors_are_cut_as_the_other_cuts_them(
     save_sentence_encoder(tmp_path / "ours", task)
     np.testing.assert_allclose(theirs(tmp_path / "ours", SENTENCES), expected, atol=1e-6)
     np.testing.assert_allclose(
-        vectors(open_learner(str(tmp_path / "ours")), SENTENCES), expected, atol=1e-6
+        vectors(open_task_model(str(tmp_path / "ours")), SENTENCES), expected, atol=1e-6
     )
 
 
@@ -311,7 +311,7 @@ def with_prompts(folder: Path) -> Path:
 def test_prompts_and_similarity_are_kept(tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
-    task = open_learner(str(with_prompts(tmp_path)))
+    task = open_task_model(str(with_prompts(tmp_path)))
     assert isinstance(task, Embedder)
     save_sentence_encoder(tmp_path / "ours", task)
     first, second = (
@@ -333,7 +333,7 @@ def test_an_older_folder_has_the_transformer_in_one_of_its_own(tmp_path: Path) -
     modules = json.loads((place / "modules.json").read_text())
     modules[0]["path"] = "0_Transformer"
     (place / "modules.json").write_text(json.dumps(modules))
-    task = open_learner(str(place))
+    task = open_task_model(str(place))
     assert (task.task, task.length) == (SentenceEmbeddingTask(pooling="max", prompts=PROMPTS), 12)
     np.testing.assert_allclose(
         vectors(task, SENTENCES), theirs(place, SENTENCES), rtol=3e-6, atol=1e-6
@@ -353,7 +353,7 @@ def test_a_folder_without_these_files_says_nothing(tmp_path: Path) -> None:
     save_model(tmp_path / "model", task.model, task.tokenizer)
     assert read_program_config(tmp_path / "model", 20) is None
     opened = open_task(str(tmp_path / "model"), "embed")
-    assert (opened.learner.task, opened.learner.length) == (SentenceEmbeddingTask(), 20)
+    assert (opened.task_model.task, opened.task_model.length) == (SentenceEmbeddingTask(), 20)
 
 
 MODULES = [

@@ -74,7 +74,7 @@ def test_it_is_fine_tuned_saved_and_loaded(task: object, tmp_path: Path) -> None
     done = finetune(settings, tmp_path / "run", device="cpu")
     assert done.finished
     predict = bothways.load(tmp_path / "run", device="cpu")
-    assert predict.learner.model.specification == (
+    assert predict.task_model.model.specification == (
         LabelHead(2 if isinstance(task, ClassificationTask) else 1, lstm=6),
     )
     values = predict.evaluate(str(file))

@@ -138,9 +138,9 @@ def test_pretraining_losses_equal_transformers(order: str) -> None:
 
     index = (labels[text.kept] != -100).nonzero()[:, 0]
     targets = {"masked": TokenTargets(index, labels[text.kept][index]), "pair": LabelTargets(pairs)}
-    learner = MaskedLMModule(mine.train())
-    losses = learner(replace(text.batch, targets=targets))
-    weights = learner.weights(replace(text.batch, targets=targets))
+    training_module = MaskedLMModule(mine.train())
+    losses = training_module(replace(text.batch, targets=targets))
+    weights = training_module.weights(replace(text.batch, targets=targets))
     assert weights == {"masked": float(len(index)), "pair": float(len(pairs))}
     loss = sum(losses[name].total / weight for name, weight in weights.items())
     loss.backward()

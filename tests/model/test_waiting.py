@@ -55,11 +55,11 @@ def test_an_encoder_that_reads_packed_sequences(name: str, monkeypatch: pytest.M
 
 def test_berts_pretraining() -> None:
     model = Model(SHAPES["bert-base-chinese"], (MaskedHead(), PoolerHead(), PairHead())).to(META)
-    learner, batch = (
+    training_module, batch = (
         MaskedLMModule(model).train(),
         batch_of(),
     )
-    assert learner.weights(batch) == {"masked": 3.0, "pair": 5.0}
-    losses = learner(batch.to(META))
+    assert training_module.weights(batch) == {"masked": 3.0, "pair": 5.0}
+    losses = training_module(batch.to(META))
     torch.stack([loss.total for loss in losses.values()]).sum().backward()
-    assert all(parameter.grad is not None for parameter in learner.parameters())
+    assert all(parameter.grad is not None for parameter in training_module.parameters())

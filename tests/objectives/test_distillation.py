@@ -79,7 +79,7 @@ def vocabulary() -> Vocabulary:
     return Vocabulary(np.arange(SIZE) < 5, np.arange(SIZE) == SIZE - 1, 4)
 
 
-def learner_of(
+def build_training_module(
     losses: tuple[DistilLoss, ...], student: EncoderConfig, teacher: EncoderConfig
 ) -> DistillationModule:
     torch.manual_seed(0)
@@ -102,9 +102,11 @@ def sequences(lengths: tuple[int, ...]) -> list[Sequence]:
     return result
 
 
-def means(learner: DistillationModule, batch: Batch) -> dict[str, float]:
-    weights = learner.weights(batch)
-    return {name: loss.total.item() / weights[name] for name, loss in learner(batch).items()}
+def means(training_module: DistillationModule, batch: Batch) -> dict[str, float]:
+    weights = training_module.weights(batch)
+    return {
+        name: loss.total.item() / weights[name] for name, loss in training_module(batch).items()
+    }
 
 
 def dense_projections(model: Model, batch: Batch, layer: int) -> list[tuple[Tensor, ...]]:
@@ -116,19 +118,20 @@ def dense_projections(model: Model, batch: Batch, layer: int) -> list[tuple[Tens
 
 
 def test_soft_targets_are_kl_div_of_torch() -> None:
-    learner = learner_of((SoftTargets(1.0, 2.0),), shape(), shape(depth=4))
+    training_module = build_training_module((SoftTargets(1.0, 2.0),), shape(), shape(depth=4))
     batch = batch_of()
     z, t = (
         model.heads["masked"](hidden.last, hidden.table)
         for model, hidden in (
-            (model, model.encoder(batch)) for model in (learner.model, learner.teacher)
+            (model, model.encoder(batch))
+            for model in (training_module.model, training_module.teacher)
         )
     )
     expected = F.kl_div(
         F.log_softmax(z / 2, 1), F.log_softmax(t / 2, 1), reduction="batchmean", log_target=True
     )
-    assert means(learner, batch)["soft"] == pytest.approx(4 * expected.item(), rel=1e-12)
-    masked = learner_of((SoftTargets(1.0, 2.0, "masked"),), shape(), shape(depth=4))
+    assert means(training_module, batch)["soft"] == pytest.approx(4 * expected.item(), rel=1e-12)
+    masked = build_training_module((SoftTargets(1.0, 2.0, "masked"),), shape(), shape(depth=4))
     index = batch.targets["masked"].index
     expected = F.kl_div(
         F.log_softmax(z[index] / 2, 1), F.softmax(t[index] / 2, 1), reduction="batchmean"
@@ -151,19 +154,19 @@ def test_logits_in_parts_give_the_gradients_of_the_whole(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(distilling, "LOGIT_ROWS", rows)
-    learner = learner_of((SoftTargets(1.0, 2.0),), shape(), shape(depth=4))
+    training_module = build_training_module((SoftTargets(1.0, 2.0),), shape(), shape(depth=4))
     batch = batch_of()
-    loss = learner(batch)["soft"].total
+    loss = training_module(batch)["soft"].total
     loss.backward()
-    found = {n: p.grad for n, p in learner.trained_parameters() if p.grad is not None}
-    learner.zero_grad(set_to_none=True)
-    hidden, theirs = learner.model.encoder(batch), learner.teacher.encoder(batch)
-    z = learner.model.heads["masked"](hidden.last, hidden.table)
-    t = learner.teacher.heads["masked"](theirs.last, theirs.table)
+    found = {n: p.grad for n, p in training_module.trained_parameters() if p.grad is not None}
+    training_module.zero_grad(set_to_none=True)
+    hidden, theirs = training_module.model.encoder(batch), training_module.teacher.encoder(batch)
+    z = training_module.model.heads["masked"](hidden.last, hidden.table)
+    t = training_module.teacher.heads["masked"](theirs.last, theirs.table)
     whole = 4 * F.kl_div(F.log_softmax(z / 2, 1), F.softmax(t / 2, 1).detach(), reduction="sum")
     whole.backward()
     assert loss.item() == pytest.approx(whole.item(), rel=1e-12)
-    expected = {n: p.grad for n, p in learner.trained_parameters() if p.grad is not None}
+    expected = {n: p.grad for n, p in training_module.trained_parameters() if p.grad is not None}
     assert found.keys() == expected.keys()
     assert all(torch.allclose(found[n], expected[n], atol=1e-10) for n in expected)
 
@@ -175,10 +178,10 @@ def test_relations_are_those_of_dense_matrices(widths: tuple[int, int]) -> None:
         shape(width=widths[0]),
         shape(width=widths[1], depth=4, heads=3 if widths[1] == 48 else 2),
     )
-    learner = learner_of((Relations(1.0, 8, teacher_layer=3),), student, teacher)
+    training_module = build_training_module((Relations(1.0, 8, teacher_layer=3),), student, teacher)
     batch = batch_of()
-    ours = dense_projections(learner.model, batch, 2)
-    theirs = dense_projections(learner.teacher, batch, 3)
+    ours = dense_projections(training_module.model, batch, 2)
+    theirs = dense_projections(training_module.teacher, batch, 3)
     sums, tokens = [0.0, 0.0, 0.0], sum(batch.layout.lengths)
     for mine, other in zip(ours, theirs, strict=True):
         for kind in range(3):
@@ -188,7 +191,7 @@ def test_relations_are_those_of_dense_matrices(widths: tuple[int, int]) -> None:
     expected = dict(
         zip(("queries", "keys", "values"), (s / (8 * tokens) for s in sums), strict=True)
     )
-    assert means(learner, batch) == pytest.approx(expected, rel=1e-9)
+    assert means(training_module, batch) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("compare", [relation_divergence, squared_difference])
@@ -217,27 +220,28 @@ def test_pairs_have_the_gradient_of_autograd(compare: object) -> None:
 
 def test_tinybert_compares_layers_with_those_that_they_stand_for() -> None:
     losses = (HiddenStates(), AttentionScores())
-    learner = learner_of(losses, shape(width=16), shape(depth=4))
+    training_module = build_training_module(losses, shape(width=16), shape(depth=4))
     batch = batch_of()
     ours, theirs = (
-        model.encoder(batch, keep_layers=True).layers for model in (learner.model, learner.teacher)
+        model.encoder(batch, keep_layers=True).layers
+        for model in (training_module.model, training_module.teacher)
     )
     error = {
-        pair: F.mse_loss(learner.project(ours[pair[0]]), theirs[pair[1]]).item()
+        pair: F.mse_loss(training_module.project(ours[pair[0]]), theirs[pair[1]]).item()
         for pair in ((0, 0), (1, 2), (2, 4))
     }
     squares, pairs = 0.0, 0
     for student, teacher in ((1, 2), (2, 4)):
         for mine, other in zip(
-            dense_projections(learner.model, batch, student),
-            dense_projections(learner.teacher, batch, teacher),
+            dense_projections(training_module.model, batch, student),
+            dense_projections(training_module.teacher, batch, teacher),
             strict=True,
         ):
             for q, k, qt, kt in zip(*(x.chunk(4, 1) for x in (*mine[:2], *other[:2])), strict=True):
                 s, t = q @ k.T / 2, qt @ kt.T / math.sqrt(8)
                 squares += (s - t).square().sum().item()
                 pairs += s.numel()
-    assert means(learner, batch) == pytest.approx(
+    assert means(training_module, batch) == pytest.approx(
         {
             "embedding": error[0, 0],
             "hidden": error[1, 2] + error[2, 4],
@@ -245,45 +249,51 @@ def test_tinybert_compares_layers_with_those_that_they_stand_for() -> None:
         },
         rel=1e-9,
     )
-    assert not any(name.startswith("project") for name in learner.saved()["model"].state_dict())
+    assert not any(
+        name.startswith("project") for name in training_module.saved()["model"].state_dict()
+    )
 
 
 def test_the_cosine_and_masked_tokens_are_those_of_torch() -> None:
-    learner = learner_of((CosineStates(), MaskedTokens()), shape(), shape(depth=4))
+    training_module = build_training_module(
+        (CosineStates(), MaskedTokens()), shape(), shape(depth=4)
+    )
     batch = batch_of()
-    hidden, theirs = learner.model.encoder(batch), learner.teacher.encoder(batch)
+    hidden, theirs = training_module.model.encoder(batch), training_module.teacher.encoder(batch)
     one = torch.ones(len(batch.ids), dtype=torch.float64)
     cosine = F.cosine_embedding_loss(hidden.last, theirs.last, one)
     masked = batch.targets["masked"]
-    logits = learner.model.heads["masked"](hidden.last[masked.index], hidden.table)
+    logits = training_module.model.heads["masked"](hidden.last[masked.index], hidden.table)
     expected = {"cosine": cosine.item(), "masked": F.cross_entropy(logits, masked.ids).item()}
-    assert means(learner, batch) == pytest.approx(expected, rel=1e-9)
+    assert means(training_module, batch) == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_student_that_equals_its_teacher_has_nothing_to_learn() -> None:
     same = tuple(loss for loss in EVERY if not isinstance(loss, MaskedTokens | Relations))
-    learner = learner_of((*same, Relations(1.0, 8)), shape(), shape())
-    learner.model.load_state_dict(learner.teacher.state_dict())
-    losses = learner(batch_of())
+    training_module = build_training_module((*same, Relations(1.0, 8)), shape(), shape())
+    training_module.model.load_state_dict(training_module.teacher.state_dict())
+    losses = training_module(batch_of())
     assert {name: loss.total.item() for name, loss in losses.items()} == pytest.approx(
         dict.fromkeys(losses, 0.0), abs=1e-9
     )
     torch.stack([loss.total for loss in losses.values()]).sum().backward()
-    slopes = [p.grad.abs().max().item() for _, p in learner.trained_parameters()]
+    slopes = [p.grad.abs().max().item() for _, p in training_module.trained_parameters()]
     assert max(slopes) < 1e-9
 
 
 def test_splits_of_a_step_do_not_change_its_gradient() -> None:
-    learner = learner_of(EVERY, shape(), shape(depth=4))
+    training_module = build_training_module(EVERY, shape(), shape(depth=4))
     all_of_them = sequences((9, 4, 14, 8))
 
     def gradient(batches: list[Batch]) -> dict[str, Tensor]:
-        learner.zero_grad(set_to_none=True)
-        weights = [learner.weights(batch) for batch in batches]
+        training_module.zero_grad(set_to_none=True)
+        weights = [training_module.weights(batch) for batch in batches]
         total = {name: sum(each[name] for each in weights) for name in weights[0]}
         for batch in batches:
-            weighted_sum(learner(batch), total, learner.coefficients).backward()
-        return {name: p.grad for name, p in learner.trained_parameters() if p.grad is not None}
+            weighted_sum(training_module(batch), total, training_module.coefficients).backward()
+        return {
+            name: p.grad for name, p in training_module.trained_parameters() if p.grad is not None
+        }
 
     whole = gradient([pack(all_of_them)])
     void = dataclasses.replace(
@@ -293,39 +303,41 @@ def test_splits_of_a_step_do_not_change_its_gradient() -> None:
     parts = gradient([pack(all_of_them[:1]), pack(all_of_them[1:]), pack([void])])
     assert whole.keys() == parts.keys()
     assert all(torch.allclose(whole[name], parts[name], atol=1e-10) for name in whole)
-    assert set(learner.coefficients.items()) == {
+    assert set(training_module.coefficients.items()) == {
         ("masked", 2.0), ("soft", 5.0), ("embedding", 0.5), ("hidden", 0.5), ("attention", 3.0)
     }  # fmt: skip
 
 
 def test_the_teacher_stays_as_it_is() -> None:
-    learner = learner_of(EVERY, shape(), shape(depth=4, dropout=Dropouts(0.5, 0.5))).train()
-    assert learner.model.training
-    assert not any(module.training for module in learner.teacher.modules())
+    training_module = build_training_module(
+        EVERY, shape(), shape(depth=4, dropout=Dropouts(0.5, 0.5))
+    ).train()
+    assert training_module.model.training
+    assert not any(module.training for module in training_module.teacher.modules())
     batch, graphs = batch_of(), []
-    hook = learner.teacher.encoder.register_forward_hook(
+    hook = training_module.teacher.encoder.register_forward_hook(
         lambda module, arguments, output: graphs.append(output.last.requires_grad)
     )
-    first, second = means(learner, batch), means(learner, batch)
+    first, second = means(training_module, batch), means(training_module, batch)
     assert first == second  # the student has no dropout, and the teacher's is off
-    torch.stack([loss.total for loss in learner(batch).values()]).sum().backward()
+    torch.stack([loss.total for loss in training_module(batch).values()]).sum().backward()
     hook.remove()
     assert graphs == [False] * 3
-    assert all(p.grad is None and not p.requires_grad for p in learner.teacher.parameters())
-    assert not any(name.startswith("teacher") for name, _ in learner.trained_parameters())
+    assert all(p.grad is None and not p.requires_grad for p in training_module.teacher.parameters())
+    assert not any(name.startswith("teacher") for name, _ in training_module.trained_parameters())
 
 
 def test_blocks_that_are_computed_again_give_the_same_gradients() -> None:
-    learner = learner_of(EVERY, shape(depth=4), shape(depth=4)).train()
+    training_module = build_training_module(EVERY, shape(depth=4), shape(depth=4)).train()
     batch = batch_of()
 
     def gradient() -> list[Tensor]:
-        learner.zero_grad(set_to_none=True)
-        torch.stack([loss.total for loss in learner(batch).values()]).sum().backward()
-        return [p.grad for _, p in learner.trained_parameters()]
+        training_module.zero_grad(set_to_none=True)
+        torch.stack([loss.total for loss in training_module(batch).values()]).sum().backward()
+        return [p.grad for _, p in training_module.trained_parameters()]
 
     once = gradient()
-    learner.model.encoder.recompute = True
+    training_module.model.encoder.recompute = True
     assert all(torch.equal(*two) for two in zip(once, gradient(), strict=True))
 
 
@@ -520,8 +532,10 @@ def test_every_pair_of_losses_is_one_objective(teacher: Path) -> None:
     alone = {
         name: value
         for loss in EVERY
-        for name, value in means(learner_of((loss,), shape(), shape(depth=4)), batch).items()
+        for name, value in means(
+            build_training_module((loss,), shape(), shape(depth=4)), batch
+        ).items()
     }
     for pair in itertools.combinations(EVERY, 2):
-        found = means(learner_of(pair, shape(), shape(depth=4)), batch)
+        found = means(build_training_module(pair, shape(), shape(depth=4)), batch)
         assert found == pytest.approx({name: alone[name] for name in found}, rel=1e-9)

@@ -55,7 +55,7 @@ def shape_of(name: str, vocab: int = SIZE) -> EncoderConfig:
     return dataclasses.replace(base, **small, embedding=None, dropout=Dropouts(0.0, 0.0))
 
 
-def learner_of(config: EncoderConfig, sharing: Sharing) -> ReplacedTokensModule:
+def build_training_module(config: EncoderConfig, sharing: Sharing) -> ReplacedTokensModule:
     """In float64, with the same weights in all modes and equal embeddings in both networks."""
     objective = ReplacedTokens(generator=Shallower(), sharing=sharing)
     torch.manual_seed(0)
@@ -65,7 +65,7 @@ def learner_of(config: EncoderConfig, sharing: Sharing) -> ReplacedTokensModule:
             torch.nn.init.normal_(parameter, std=0.3)
     embeddings = [models[role].encoder.embedding for role in ("generator", "model")]
     embeddings[0].load_state_dict(embeddings[1].state_dict())
-    return objective.learner(models, VOCABULARY)
+    return objective.training_module(models, VOCABULARY)
 
 
 def sequences(count: int = 4, size: int = SIZE) -> list[Sequence]:
@@ -78,24 +78,26 @@ def sequences(count: int = 4, size: int = SIZE) -> list[Sequence]:
     return result
 
 
-def gradients(learner: ReplacedTokensModule, factors: dict[str, float]) -> dict[str, Tensor]:
+def gradients(
+    training_module: ReplacedTokensModule, factors: dict[str, float]
+) -> dict[str, Tensor]:
     """The gradients of a weighted sum of the losses, of the parameters that it reaches."""
-    learner.zero_grad()
-    losses = learner(pack(sequences()))
+    training_module.zero_grad()
+    losses = training_module(pack(sequences()))
     sum(factor * losses[name].total for name, factor in factors.items()).backward()
-    return {n: p.grad.clone() for n, p in learner.named_parameters() if p.grad is not None}
+    return {n: p.grad.clone() for n, p in training_module.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("name", ["electra-small-discriminator", "deberta-v3-small"])
 @pytest.mark.parametrize("sharing", SHARINGS)
 def test_each_loss_trains_its_own_network(sharing: Sharing, name: str) -> None:
-    learner = learner_of(shape_of(name), sharing)
-    every = {each for each, _ in learner.named_parameters()}
+    training_module = build_training_module(shape_of(name), sharing)
+    every = {each for each, _ in training_module.named_parameters()}
     common = {"model.encoder.embedding." + each for each in COMMON[name]} & every
     in_common = common if sharing == "shared" else set()
     of_generator = {each for each in every if each.startswith("generator.")}
-    assert set(gradients(learner, {"masked": 1.0})) == of_generator | in_common
-    assert set(gradients(learner, {"replaced": 1.0})) == every - of_generator
+    assert set(gradients(training_module, {"masked": 1.0})) == of_generator | in_common
+    assert set(gradients(training_module, {"replaced": 1.0})) == every - of_generator
     assert bool(in_common) == (sharing == "shared")
 
 
@@ -113,17 +115,17 @@ def test_one_joint_update_is_that_of_the_formula(name: str) -> None:
     rate, factors = 0.01, {"masked": 1.0, "replaced": 50.0}
     moved = {}
     for sharing in SHARINGS:
-        learner = learner_of(shape_of(name), sharing)
-        found = gradients(learner, factors)
+        training_module = build_training_module(shape_of(name), sharing)
+        found = gradients(training_module, factors)
         with torch.no_grad():
-            for each, parameter in learner.named_parameters():
+            for each, parameter in training_module.named_parameters():
                 parameter.sub_(rate * found[each])
-        moved[sharing] = learner
+        moved[sharing] = training_module
     tables = {
-        sharing: [learner.generator.encoder.embedding.tables(), learner.model.encoder.embedding.tables()]
-        for sharing, learner in moved.items()
+        sharing: [training_module.generator.encoder.embedding.tables(), training_module.model.encoder.embedding.tables()]
+        for sharing, training_module in moved.items()
     }  # fmt: skip
-    start = learner_of(shape_of(name), "none").model.encoder.embedding.tables()
+    start = build_training_module(shape_of(name), "none").model.encoder.embedding.tables()
     for table in start:
         (own, _), (_, shared) = tables["none"], tables["shared"]
         generator, discriminator = (each[table].weight for each in tables["disentangled"])
@@ -142,25 +144,28 @@ def test_the_networks_are_those_that_were_given() -> None:
     objective = ReplacedTokens(sharing="disentangled")
     models = {role: Model(*spec).double() for role, spec in objective.models(config).items()}
     before = {role: model.encoder.embedding.token.weight.clone() for role, model in models.items()}
-    learner = objective.learner(models, VOCABULARY)
-    for role, model in learner.saved().items():
+    training_module = objective.training_module(models, VOCABULARY)
+    for role, model in training_module.saved().items():
         table = model.encoder.embedding.token.weight
         torch.testing.assert_close(table, before[role], rtol=0, atol=1e-16)
-    assert learner.model.encoder.embedding.token.parametrizations.weight.original.abs().sum() > 0
+    assert (
+        training_module.model.encoder.embedding.token.parametrizations.weight.original.abs().sum()
+        > 0
+    )
 
 
 def test_the_saved_discriminator_has_the_sum_and_shares_the_rest() -> None:
-    learner = learner_of(shape_of("electra-small-discriminator"), "disentangled")
+    training_module = build_training_module(shape_of("electra-small-discriminator"), "disentangled")
     with torch.no_grad():
-        for name, parameter in learner.model.named_parameters():
+        for name, parameter in training_module.model.named_parameters():
             if name.endswith(ORIGINAL):
                 parameter.normal_()
-    saved = learner.saved()["model"]
+    saved = training_module.saved()["model"]
     assert isinstance(saved, Model)
     assert not any("parametrizations" in name for name in saved.state_dict())
     batch = pack(sequences())
-    assert torch.equal(saved.encoder(batch).last, learner.model.encoder(batch).last)
-    ours = learner.model.encoder.blocks[0].mlp.up.weight
+    assert torch.equal(saved.encoder(batch).last, training_module.model.encoder(batch).last)
+    ours = training_module.model.encoder.blocks[0].mlp.up.weight
     assert saved.encoder.blocks[0].mlp.up.weight.data_ptr() == ours.data_ptr()
 
 
@@ -170,8 +175,10 @@ def test_parameters_are_forecast_for_both_networks(sharing: Sharing, size: Any) 
     config = shape_of("electra-small-discriminator")
     objective = ReplacedTokens(generator=size, sharing=sharing)
     models = objective.models(config)
-    learner = objective.learner({role: Model(*spec) for role, spec in models.items()}, VOCABULARY)
-    trained = sum(parameter.numel() for parameter in learner.parameters())
+    training_module = objective.training_module(
+        {role: Model(*spec) for role, spec in models.items()}, VOCABULARY
+    )
+    trained = sum(parameter.numel() for parameter in training_module.parameters())
     counted = sum(parameter_table(*spec).total for spec in models.values())
     assert counted - shared_parameters(objective, config) == trained
 
@@ -195,8 +202,8 @@ def run(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 def test_the_differences_begin_at_zero(corpus: Corpus) -> None:
     settings = config_of(corpus, "disentangled")
     models = build_models(settings, corpus)
-    learner = settings.objective.learner(models, VOCABULARY)
-    differences = [p for n, p in learner.named_parameters() if n.endswith(ORIGINAL)]
+    training_module = settings.objective.training_module(models, VOCABULARY)
+    differences = [p for n, p in training_module.named_parameters() if n.endswith(ORIGINAL)]
     assert len(differences) == 1
     assert not any(difference.any() for difference in differences)
 
@@ -205,7 +212,7 @@ def test_a_run_saves_folders_of_transformers(run: tuple[Path, Any]) -> None:
     from transformers import AutoModel, AutoModelForMaskedLM, DebertaV2Model
 
     folder, done = run
-    learner = done.learner
+    training_module = done.training_module
     raw = json.loads((folder / "model" / "config.json").read_text())
     assert (raw["model_type"], "architectures" in raw) == ("deberta-v2", False)
     theirs, info = AutoModel.from_pretrained(folder / "model", output_loading_info=True)
@@ -217,14 +224,14 @@ def test_a_run_saves_folders_of_transformers(run: tuple[Path, Any]) -> None:
     text = sequences(1)[0]
     batch = pack([Sequence(text.ids % 20, text.segments)])
     with torch.no_grad():
-        wanted = learner.eval().model.encoder(batch).last
+        wanted = training_module.eval().model.encoder(batch).last
         found = theirs.eval()(input_ids=batch.ids[None]).last_hidden_state[0]
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
         loaded = load_model(folder / "model")
         assert list(loaded.model.heads) == ["replaced"]
         assert not loaded.report.unused
         again = loaded.model.heads["replaced"](loaded.model.encoder(batch).last, batch.layout)
-        scores = learner.model.heads["replaced"](wanted, batch.layout)
+        scores = training_module.model.heads["replaced"](wanted, batch.layout)
         assert torch.equal(again, scores)
     _, info = AutoModelForMaskedLM.from_pretrained(folder / "generator", output_loading_info=True)
     assert not any(info.values()), info
@@ -238,16 +245,18 @@ def test_a_run_goes_on_with_both_networks(
     folder, done = run
     if place == "copy":
         folder = tmp_path
-        saved = done.learner.saved()
+        saved = done.training_module.saved()
         save_model(folder / "m", saved["model"], corpus.tokenizer)
         save_model(folder / "m" / "generator", saved["generator"], corpus.tokenizer)
     start = str(folder / ("m" if place == "copy" else "model"))
     settings = config_of(corpus, "disentangled", start=start)
     assert not [each for each in preflight(settings, corpus, None, CPU) if each.where == "start"]
-    learner = settings.objective.learner(build_models(settings, corpus), VOCABULARY).eval()
+    training_module = settings.objective.training_module(
+        build_models(settings, corpus), VOCABULARY
+    ).eval()
     batch = pack(sequences(2, corpus.tokenizer.size))
     with torch.no_grad():
-        found, wanted = learner(batch), done.learner.eval()(batch)
+        found, wanted = training_module(batch), done.training_module.eval()(batch)
     for name, loss in wanted.items():
         torch.testing.assert_close(found[name].total, loss.total)
 
@@ -259,14 +268,14 @@ CPU = torch.device("cpu")
 def test_without_a_generator_a_run_goes_on_with_a_new_one(
     run: tuple[Path, Any], corpus: Corpus, tmp_path: Path, sharing: Sharing
 ) -> None:
-    saved = run[1].learner.saved()["model"]
+    saved = run[1].training_module.saved()["model"]
     save_model(tmp_path / "alone", saved, corpus.tokenizer)
     settings = config_of(corpus, sharing, start=str(tmp_path / "alone"))
     notes = [str(each) for each in preflight(settings, corpus, None, CPU) if each.where == "start"]
     assert len(notes) == 1
     assert "there is no generator/ in" in notes[0]
-    learner = settings.objective.learner(build_models(settings, corpus), VOCABULARY)
-    tables = [m.encoder.embedding.token.weight for m in learner.saved().values()]
+    training_module = settings.objective.training_module(build_models(settings, corpus), VOCABULARY)
+    tables = [m.encoder.embedding.token.weight for m in training_module.saved().values()]
     assert torch.equal(tables[0], saved.encoder.embedding.token.weight)
     assert torch.equal(*tables) == (sharing != "none")
 

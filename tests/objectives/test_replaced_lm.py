@@ -40,13 +40,13 @@ def shape_of(vocab: int = SIZE) -> EncoderConfig:
     )
 
 
-def learner_of(objective: ReplacedLM) -> ReplacedLMModule:
+def build_training_module(objective: ReplacedLM) -> ReplacedLMModule:
     torch.manual_seed(0)
     models = {role: Model(*spec) for role, spec in objective.models(shape_of()).items()}
-    learner = objective.learner(models, VOCABULARY)
-    for parameter in learner.parameters():
+    training_module = objective.training_module(models, VOCABULARY)
+    for parameter in training_module.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return learner.double().eval()
+    return training_module.double().eval()
 
 
 def sequences(objective: GeneratorObjective, count: int = 4) -> list[Sequence]:
@@ -85,13 +85,13 @@ def test_the_loss_is_of_the_original_tokens(
         tuning = dataclasses.replace(replaced_lm.TUNING, loss_chunk_elements_cpu=chunk)
         monkeypatch.setattr(replaced_lm, "TUNING", tuning)
     objective = ReplacedLM(judged=judged)  # type: ignore[arg-type]
-    learner = learner_of(objective)
+    training_module = build_training_module(objective)
     batch = pack(sequences(objective))
     read = []
-    hook = learner.model.encoder.register_forward_pre_hook(
+    hook = training_module.model.encoder.register_forward_pre_hook(
         lambda module, arguments: read.append(arguments[0])
     )
-    losses = learner(batch)
+    losses = training_module(batch)
     hook.remove()
     (changed,) = read
     masked = batch.targets["masked"]
@@ -99,24 +99,24 @@ def test_the_loss_is_of_the_original_tokens(
     original = batch.ids.index_copy(0, index, torch.as_tensor(masked.ids))
     assert (changed.ids[index] != batch.ids[index]).any(), "masks have been replaced"
     assert (changed.ids != original).any()
-    hidden = learner.model.encoder(changed)
-    plain = learner.model.heads["masked"](hidden.last, hidden.table).softmax(1)
+    hidden = training_module.model.encoder(changed)
+    plain = training_module.model.heads["masked"](hidden.last, hidden.table).softmax(1)
     if judged == "all":
-        copy = torch.sigmoid(-learner.model.heads["replaced"](hidden.last, changed.layout))
+        copy = torch.sigmoid(-training_module.model.heads["replaced"](hidden.last, changed.layout))
         p = (1 - copy) * plain.gather(1, original[:, None])[:, 0]
         p = p + copy * (changed.ids == original)
     else:
-        assert set(learner.model.heads) == {"masked"}
+        assert set(training_module.model.heads) == {"masked"}
         p = plain.gather(1, original[:, None])[index, 0]
-    assert learner.weights(batch)["replaced"] == len(p)
+    assert training_module.weights(batch)["replaced"] == len(p)
     torch.testing.assert_close(losses["replaced"].total, -p.log().sum(), rtol=1e-9, atol=0)
     (losses["replaced"].total / len(p)).backward()
     assert all(
         each.grad is not None and each.grad.abs().sum() > 0
-        for each in learner.model.encoder.blocks.parameters()
+        for each in training_module.model.encoder.blocks.parameters()
     )
-    generator = learner.generator.encoder
-    assert generator.embedding.token is learner.model.encoder.embedding.token
+    generator = training_module.generator.encoder
+    assert generator.embedding.token is training_module.model.encoder.embedding.token
     assert all(each.grad is None for each in generator.blocks.parameters())
 
 
@@ -143,4 +143,4 @@ def test_it_is_pre_trained(objective: GeneratorObjective, corpus: Corpus) -> Non
     done = pretrain(settings, corpus, device="cpu")
     assert done.metrics["held-out/loss/masked"] < done.metrics["unigram/loss/masked"] * 1.2
     assert np.isfinite(done.metrics["held-out/loss/replaced"])
-    assert set(done.learner.saved()) == {"model", "generator"}
+    assert set(done.training_module.saved()) == {"model", "generator"}

@@ -57,19 +57,19 @@ def shape_of(vocab: int = SIZE, embedding: int | None = 16) -> EncoderConfig:
     )
 
 
-def learner_of(config: EncoderConfig) -> ReplacedTokensModule:
+def build_training_module(config: EncoderConfig) -> ReplacedTokensModule:
     torch.manual_seed(0)
     objective = ReplacedTokens()
     models = {role: Model(*spec) for role, spec in objective.models(config).items()}
-    learner = objective.learner(models, vocabulary())
-    for parameter in learner.parameters():
+    training_module = objective.training_module(models, vocabulary())
+    for parameter in training_module.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return learner.eval()
+    return training_module.eval()
 
 
 @pytest.fixture
-def learner() -> ReplacedTokensModule:
-    return learner_of(shape_of())
+def training_module() -> ReplacedTokensModule:
+    return build_training_module(shape_of())
 
 
 def vocabulary() -> Vocabulary:
@@ -87,13 +87,13 @@ def draw_sequences(count: int = 5) -> list[Sequence]:
     return result
 
 
-def discriminated(learner: ReplacedTokensModule, batch: Batch) -> tuple[dict, Tensor]:
+def discriminated(training_module: ReplacedTokensModule, batch: Batch) -> tuple[dict, Tensor]:
     """Return the losses, and the ids that the discriminator read."""
     read: list[Tensor] = []
-    hook = learner.model.encoder.register_forward_pre_hook(
+    hook = training_module.model.encoder.register_forward_pre_hook(
         lambda module, arguments: read.append(arguments[0].ids)
     )
-    losses = learner(batch)
+    losses = training_module(batch)
     hook.remove()
     return dict(losses), read[0]
 
@@ -113,15 +113,15 @@ def padded(batch: Batch, values: Tensor, fill: int) -> Tensor:
 def test_both_losses_are_those_of_transformers(embedding: int | None, tmp_path: Path) -> None:
     from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
-    learner = learner_of(shape_of(embedding=embedding))
-    for role, model in learner.saved().items():
+    training_module = build_training_module(shape_of(embedding=embedding))
+    for role, model in training_module.saved().items():
         save_model(tmp_path / role, model)
     discriminator = ElectraForPreTraining.from_pretrained(tmp_path / "model").double().eval()
     generator = ElectraForMaskedLM.from_pretrained(tmp_path / "generator").double().eval()
-    learner.double()
+    training_module.double()
     batch = pack(draw_sequences())
-    losses, read = discriminated(learner, batch)
-    weights = learner.weights(batch)
+    losses, read = discriminated(training_module, batch)
+    weights = training_module.weights(batch)
     attention = padded(batch, torch.ones_like(read), 0)
     originals = originals_of(batch)
     labels = (read != originals).long()
@@ -153,29 +153,29 @@ def test_both_losses_are_those_of_transformers(embedding: int | None, tmp_path: 
 def test_the_first_losses_are_those_of_chance() -> None:
     torch.manual_seed(0)
     models = {role: Model(*spec) for role, spec in ReplacedTokens().models(shape_of()).items()}
-    learner = ReplacedTokens().learner(models, vocabulary()).eval()
+    training_module = ReplacedTokens().training_module(models, vocabulary()).eval()
     batch = pack(draw_sequences())
-    losses, weights = learner(batch), learner.weights(batch)
+    losses, weights = training_module(batch), training_module.weights(batch)
     means = {name: loss.total.item() / weights[name] for name, loss in losses.items()}
     assert means == pytest.approx({"masked": math.log(SIZE), "replaced": math.log(2)}, rel=0.01)
-    assert learner.coefficients == {"replaced": 50.0}
+    assert training_module.coefficients == {"replaced": 50.0}
 
 
 def test_gradients_reach_the_network_of_their_loss_and_the_shared_tables(
-    learner: ReplacedTokensModule,
+    training_module: ReplacedTokensModule,
 ) -> None:
     batch = pack(draw_sequences())
 
     def reached(loss: str) -> set[str]:
-        learner.zero_grad()
-        learner(batch)[loss].total.backward()
+        training_module.zero_grad()
+        training_module(batch)[loss].total.backward()
         return {
             name
-            for name, p in learner.named_parameters(remove_duplicate=False)
+            for name, p in training_module.named_parameters(remove_duplicate=False)
             if p.grad is not None and p.grad.abs().sum() > 0
         }
 
-    names = {name for name, _ in learner.named_parameters(remove_duplicate=False)}
+    names = {name for name, _ in training_module.named_parameters(remove_duplicate=False)}
     shared = {name for name in names if name.split(".")[2:4][0:1] == ["embedding"]}
     shared = {name for name in shared if name.split(".")[3] in TABLES}
     assert len(shared) == 2 * 5
@@ -185,11 +185,13 @@ def test_gradients_reach_the_network_of_their_loss_and_the_shared_tables(
     assert reached("replaced") == discriminator
 
 
-def test_shared_parameters_count_once(learner: ReplacedTokensModule) -> None:
-    ours, theirs = (model.encoder.embedding for model in (learner.model, learner.generator))
+def test_shared_parameters_count_once(training_module: ReplacedTokensModule) -> None:
+    ours, theirs = (
+        model.encoder.embedding for model in (training_module.model, training_module.generator)
+    )
     assert all(getattr(ours, name) is getattr(theirs, name) for name in TABLES)
     assert ours.project is not theirs.project
-    trained = [*learner.trained_parameters()]
+    trained = [*training_module.trained_parameters()]
     assert len({id(p) for _, p in trained}) == len(trained)
     assert not any(name.startswith("generator.encoder.embedding.token") for name, _ in trained)
 
@@ -215,14 +217,14 @@ def test_draws_at_their_ends_and_at_low_temperatures() -> None:
 
 
 def test_a_draw_that_equals_the_original_counts_as_original(
-    learner: ReplacedTokensModule, monkeypatch: pytest.MonkeyPatch
+    training_module: ReplacedTokensModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = pack(draw_sequences())
     monkeypatch.setattr(
         "bothways.objectives.replaced_tokens.sample_tokens",
         lambda logits, draws, temperature: batch.targets["masked"].ids,
     )
-    losses, read = discriminated(learner, batch)
+    losses, read = discriminated(training_module, batch)
     assert torch.equal(read, originals_of(batch))
     assert losses["replaced"].counts["replaced"] == 0
 
@@ -237,17 +239,17 @@ def test_the_share_of_replaced_tokens_is_that_of_the_probabilities() -> None:
     assert abs(replaced - (1 - right).sum().item()) < 3 * sigma
 
 
-def test_an_update_does_not_depend_on_microbatches(learner: ReplacedTokensModule) -> None:
-    learner.double()
+def test_an_update_does_not_depend_on_microbatches(training_module: ReplacedTokensModule) -> None:
+    training_module.double()
     sequences = draw_sequences()
     whole = pack(sequences)
-    weights = learner.weights(whole)
+    weights = training_module.weights(whole)
 
     def gradients(batches: list[Batch]) -> dict[str, Tensor]:
-        learner.zero_grad()
+        training_module.zero_grad()
         for batch in batches:
-            weighted_sum(learner(batch), weights, learner.coefficients).backward()
-        return {name: p.grad.clone() for name, p in learner.named_parameters()}
+            weighted_sum(training_module(batch), weights, training_module.coefficients).backward()
+        return {name: p.grad.clone() for name, p in training_module.named_parameters()}
 
     void = dataclasses.replace(
         sequences[0],
@@ -257,27 +259,27 @@ def test_an_update_does_not_depend_on_microbatches(learner: ReplacedTokensModule
     parts = gradients([pack(sequences[3:]), pack([void]), pack(sequences[:3])])
     for name, gradient in expected.items():
         torch.testing.assert_close(parts[name], gradient, rtol=1e-9, atol=1e-12)
-    assert learner.weights(pack([void])) == {"masked": 0.0, "replaced": 0.0}
+    assert training_module.weights(pack([void])) == {"masked": 0.0, "replaced": 0.0}
 
 
-def test_metrics_are_those_of_the_replaced_tokens(learner: ReplacedTokensModule) -> None:
+def test_metrics_are_those_of_the_replaced_tokens(training_module: ReplacedTokensModule) -> None:
     batches = (pack(draw_sequences(3)), pack(draw_sequences(5)[3:]))
     step = LoadedStep(batches, Cursor(), 0, 5, 0.0)
     seen: list[Tensor] = []
-    head = learner.model.heads["replaced"]
+    head = training_module.model.heads["replaced"]
     hook = head.register_forward_hook(lambda module, arguments, output: seen.append(output))
     with torch.no_grad():  # scores on both sides of 0, and none so near that rounding decides
-        learner(batches[0])
+        training_module(batches[0])
         middle = seen[0].sort().values[len(seen[0]) // 2 :][:2]
         head.dense.bias -= middle.mean()
     hook.remove()
-    scores = evaluate(learner, [step], Single(), precision="fp32")
-    counts = [learner(batch)["replaced"].counts for batch in batches]
+    scores = evaluate(training_module, [step], Single(), precision="fp32")
+    counts = [training_module(batch)["replaced"].counts for batch in batches]
     replaced, flagged, found = (
         sum(int(each[name]) for each in counts) for name in ("replaced", "flagged", "found")
     )
     tokens = sum(len(batch.ids) for batch in batches)
-    metrics = ReplacedTokens().metrics(scores, learner.predicts)
+    metrics = ReplacedTokens().metrics(scores, training_module.predicts)
     r = replaced / tokens
     assert metrics["rate/replaced"] == pytest.approx(r)
     assert metrics["precision/replaced"] == pytest.approx(found / flagged)
@@ -377,7 +379,7 @@ def test_a_run_saves_both_networks_and_resumes(corpus: Corpus, tmp_path: Path) -
             if tensor.is_floating_point()
         }
         loaded = load_model(tmp_path / "run" / role).model.state_dict()
-        for name, tensor in whole.learner.saved()[role].state_dict().items():
+        for name, tensor in whole.training_module.saved()[role].state_dict().items():
             assert torch.equal(loaded[name], tensor), name
     assert len(opened["model"]) == 5
     for name, tensor in opened["model"].items():
@@ -393,10 +395,10 @@ def test_a_run_saves_both_networks_and_resumes(corpus: Corpus, tmp_path: Path) -
     with pytest.raises(Stopped):
         pretrain(config_of(corpus, 4), corpus, tmp_path / "two", on_event=at_two)
     resumed = pretrain(config_of(corpus, 4), corpus, tmp_path / "two", resume=True)
-    for name, tensor in whole.learner.state_dict().items():
-        assert torch.equal(tensor, resumed.learner.state_dict()[name]), name
-    embedding = resumed.learner.saved()["model"].encoder.embedding
-    assert embedding.token is resumed.learner.saved()["generator"].encoder.embedding.token
+    for name, tensor in whole.training_module.state_dict().items():
+        assert torch.equal(tensor, resumed.training_module.state_dict()[name]), name
+    embedding = resumed.training_module.saved()["model"].encoder.embedding
+    assert embedding.token is resumed.training_module.saved()["generator"].encoder.embedding.token
 
 
 @pytest.mark.slow

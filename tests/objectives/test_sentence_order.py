@@ -131,7 +131,7 @@ def test_a_run_opens_in_transformers_with_the_same_loss(corpus: Corpus, tmp_path
     theirs, info = AlbertForPreTraining.from_pretrained(folder, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     theirs.eval()
-    learner = objective.learner(
+    training_module = objective.training_module(
         {"model": load_model(folder).model}, vocabulary_of(corpus, objective)
     ).eval()
     segments = SentenceOrder(48)
@@ -141,7 +141,7 @@ def test_a_run_opens_in_transformers_with_the_same_loss(corpus: Corpus, tmp_path
         sequence = objective.prepare(source.build(plan), vocabulary_of(corpus, objective), rng)
         batch = pack([sequence])
         with torch.no_grad():
-            losses, weights = learner(batch), learner.weights(batch)
+            losses, weights = training_module(batch), training_module.weights(batch)
             masked = sequence.targets["masked"]
             labels = torch.full((1, len(sequence)), -100)
             labels[0, torch.from_numpy(masked.index)] = torch.from_numpy(masked.ids)

@@ -66,14 +66,16 @@ def vocabulary() -> Vocabulary:
 
 
 @pytest.fixture
-def learner() -> SpanBoundaryModule:
+def training_module() -> SpanBoundaryModule:
     config = EncoderConfig(SIZE, width=32, depth=2, heads=2, intermediate_size=48)
     config = dataclasses.replace(config, initial_range=0.3)
     torch.manual_seed(0)
-    learner = SpanBoundaryModule(Model(*MaskedLMSpanBoundary().models(config)["model"])).double()
-    for parameter in learner.parameters():
+    training_module = SpanBoundaryModule(
+        Model(*MaskedLMSpanBoundary().models(config)["model"])
+    ).double()
+    for parameter in training_module.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return learner.eval()
+    return training_module.eval()
 
 
 def draw_batch(count: int = 5):
@@ -86,12 +88,12 @@ def draw_batch(count: int = 5):
     return [objective.prepare(text, vocabulary(), rng(n, "test")) for n, text in enumerate(texts)]
 
 
-def test_the_loss_is_the_formula(learner: SpanBoundaryModule) -> None:
+def test_the_loss_is_the_formula(training_module: SpanBoundaryModule) -> None:
     """h = LN(gelu(W [x_left; x_right; p] + b)), y = LN(gelu(W' h + b')), softmax(E y + c), as loops in float64."""
     sequences = draw_batch()
     batch = pack(sequences)
-    losses, weights = learner(batch), learner.weights(batch)
-    head, model, total, count = learner.boundary, learner.model, 0.0, 0
+    losses, weights = training_module(batch), training_module.weights(batch)
+    head, model, total, count = training_module.boundary, training_module.model, 0.0, 0
     table = model.encoder.embedding.token.weight
     for sequence in sequences:
         x = model.encoder(pack([sequence])).last
@@ -127,21 +129,25 @@ def test_the_loss_is_the_formula(learner: SpanBoundaryModule) -> None:
     assert losses["boundary"].total.item() == pytest.approx(total, rel=1e-12)
 
 
-def test_without_weights_the_loss_is_that_of_the_bias(learner: SpanBoundaryModule) -> None:
+def test_without_weights_the_loss_is_that_of_the_bias(training_module: SpanBoundaryModule) -> None:
     with torch.no_grad():
-        learner.boundary.second_norm.weight.zero_()
-        learner.boundary.second_norm.bias.zero_()
+        training_module.boundary.second_norm.weight.zero_()
+        training_module.boundary.second_norm.bias.zero_()
     batch = pack(draw_batch())
     ids = torch.as_tensor(batch.targets["boundary"].ids)
-    expected = F.cross_entropy(learner.boundary.bias.expand(len(ids), -1), ids, reduction="sum")
-    assert learner(batch)["boundary"].total.item() == pytest.approx(expected.item(), rel=1e-12)
+    expected = F.cross_entropy(
+        training_module.boundary.bias.expand(len(ids), -1), ids, reduction="sum"
+    )
+    assert training_module(batch)["boundary"].total.item() == pytest.approx(
+        expected.item(), rel=1e-12
+    )
 
 
 def test_its_gradient_reaches_the_borders_alone(
-    learner: SpanBoundaryModule, monkeypatch: pytest.MonkeyPatch
+    training_module: SpanBoundaryModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = pack(draw_batch())
-    encode, kept = learner.model.encoder.forward, []
+    encode, kept = training_module.model.encoder.forward, []
 
     def spy(*args, **kwargs):
         hidden = encode(*args, **kwargs)
@@ -149,8 +155,8 @@ def test_its_gradient_reaches_the_borders_alone(
         kept.append(hidden.last)
         return hidden
 
-    monkeypatch.setattr(learner.model.encoder, "forward", spy)
-    learner(batch)["boundary"].total.backward()
+    monkeypatch.setattr(training_module.model.encoder, "forward", spy)
+    training_module(batch)["boundary"].total.backward()
     reached = set(torch.nonzero(kept[0].grad.abs().sum(1)).flatten().tolist())
     targets = batch.targets["boundary"]
     assert reached == {*targets.left.tolist(), *targets.right.tolist()}
@@ -197,8 +203,8 @@ def test_a_run_opens_in_transformers_and_its_boundary_network_resumes(
     with pytest.raises(Stopped):
         pretrain(config_of(corpus, 4), corpus, tmp_path / "two", on_event=at_two)
     resumed = pretrain(config_of(corpus, 4), corpus, tmp_path / "two", resume=True)
-    for name, tensor in whole.learner.state_dict().items():
-        assert torch.equal(tensor, resumed.learner.state_dict()[name]), name
+    for name, tensor in whole.training_module.state_dict().items():
+        assert torch.equal(tensor, resumed.training_module.state_dict()[name]), name
 
 
 def test_other_encoders_are_refused() -> None:

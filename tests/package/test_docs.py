@@ -73,7 +73,16 @@ def test_python_examples_import_what_there_is_and_call_it_rightly(page: Path) ->
                 pytest.fail(f"{ast.unparse(call)}: {error}")
 
 
-PLACEHOLDERS = {"texts", "labels", "model", "tokenizer", "learner", "loader", "folder"}
+PLACEHOLDERS = {
+    "texts",
+    "labels",
+    "model",
+    "tokenizer",
+    "task_model",
+    "training_module",
+    "loader",
+    "folder",
+}
 """Names in examples that stand for what the reader has."""
 
 

@@ -36,10 +36,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def outputs_differ(ready: Predictor, inputs: list[object]) -> list[bool]:
     """For each sequence, whether its output alone differs from that in the company of all."""
-    examples = [read_input(ready.learner, item, 1) for item in inputs]
-    sequences = [sequence for item in ready.learner.encode(examples) for sequence in item.sequences]
-    together = predict_sequences(ready.learner, sequences)
-    alone = [predict_sequences(ready.learner, [sequence])[0] for sequence in sequences]
+    examples = [read_input(ready.task_model, item, 1) for item in inputs]
+    sequences = [
+        sequence for item in ready.task_model.encode(examples) for sequence in item.sequences
+    ]
+    together = predict_sequences(ready.task_model, sequences)
+    alone = [predict_sequences(ready.task_model, [sequence])[0] for sequence in sequences]
     return [not np.array_equal(*pair) for pair in zip(alone, together, strict=True)]
 
 
@@ -52,8 +54,8 @@ def test_outputs_are_the_same_bits_in_any_company(
     if precision == "bf16" and not library.multiplies("bf16"):
         pytest.skip("no products in bf16 here")
     ready = predictor(folder, name, precision, batch_invariant=True)
-    assert isinstance(ready.learner.model, PreparedModel)
-    assert ready.learner.model.batch_invariant
+    assert isinstance(ready.task_model.model, PreparedModel)
+    assert ready.task_model.model.batch_invariant
     assert not any(outputs_differ(ready, TASKS[name][1]))
 
 
@@ -119,7 +121,7 @@ def test_a_long_text_does_not_change_the_kernel_of_the_others(folder: Path) -> N
 def test_without_it_a_short_text_alone_is_computed_otherwise(folder: Path) -> None:
     """Else the tests above could not fail."""
     ready = predictor(folder, "embed")
-    assert not ready.learner.model.batch_invariant  # type: ignore[union-attr]
+    assert not ready.task_model.model.batch_invariant  # type: ignore[union-attr]
     assert any(outputs_differ(ready, TASKS["embed"][1]))
 
 
@@ -132,4 +134,4 @@ def test_heads_that_the_kernel_does_not_take_are_promised_nothing() -> None:
 def test_without_the_kernels_it_is_not_promised(folder: Path) -> None:
     with library.limit(Feature(0)):
         ready = predictor(folder, "embed", batch_invariant=True)
-    assert not ready.learner.model.batch_invariant  # type: ignore[union-attr]
+    assert not ready.task_model.model.batch_invariant  # type: ignore[union-attr]

@@ -18,7 +18,7 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.prediction import layer_sweep
 from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
 from bothways.prediction.layer_sweep import POOLINGS, Cell, Sweep, sweep, write_vectors
-from bothways.prediction.predictor import open_learner, open_task
+from bothways.prediction.predictor import open_task, open_task_model
 from bothways.tasks.sentence_embedding.sts import Correlation
 from bothways.tasks.sentence_embedding.task import Embedder, save_sentence_encoder
 from bothways.tasks.text_examples import TextExample
@@ -81,7 +81,7 @@ def test_progress_is_printed_as_lines_where_there_is_no_terminal(
 def test_a_sentence_encoder_is_scored_as_one_and_it_is_said(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    embedder = open_learner(str(place / "bert"), "embed")
+    embedder = open_task_model(str(place / "bert"), "embed")
     assert isinstance(embedder, Embedder)
     save_sentence_encoder(place / "encoder", embedder)
     (place / "encoder" / "bothways.json").unlink()  # as sentence-transformers would write it
@@ -96,7 +96,7 @@ def test_one_pass_gives_what_each_embedding_gives(
     place: Path, settings: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layer_sweep, "WINDOW", 7)
-    task = open_learner(str(place / "bert"), "embed", settings=settings)
+    task = open_task_model(str(place / "bert"), "embed", settings=settings)
     examples = list(task.task.read(str(place / "sts.tsv")).examples)
     tally = PredictionCounts()
     found = sweep(task, iter(examples), tally)  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ def test_one_pass_gives_what_each_embedding_gives(
     ]
     for cell in found.cells:
         chosen = {**settings, "layers": [cell.layer], "pooling": cell.pooling}
-        alone = open_learner(str(place / "bert"), "embed", settings=chosen)
+        alone = open_task_model(str(place / "bert"), "embed", settings=chosen)
         assert vars(cell.correlation) == pytest.approx(evaluate_task(alone, examples), abs=1e-5)
     assert found.cells[0].correlation.anisotropy == pytest.approx(
         1
@@ -169,7 +169,7 @@ def test_embed_writes_a_row_for_each_text(
     said = capsys.readouterr().err
     assert "1 of 32 examples (3.1%) was longer than the model reads, and was cut" in said
     assert "32 vectors of 64 components in v.npy" in said
-    task = open_learner(
+    task = open_task_model(
         "bert", "embed", settings=["pooling=max", "layers=[-2,-1]", "combine=concat"]
     )
     texts = (place / "texts.txt").read_text().splitlines()
@@ -294,7 +294,7 @@ def test_a_model_without_the_head_cannot_fill(tmp_path: Path) -> None:
         said = rf"the task '{task}' needs the head 'masked'; this model has: pooler\n  Choose .* such as a BertForMaskedLM or the folder of"
         with pytest.raises(BothwaysError, match=said):
             open_task(str(tmp_path / "bare"), task)
-    assert open_learner(str(tmp_path / "bare"), "embed").task.name == "embed"
+    assert open_task_model(str(tmp_path / "bare"), "embed").task.name == "embed"
     with pytest.raises(BothwaysError, match=r"is not fine-tuned for a task.*\n.*task=\"embed\""):
         open_task(str(tmp_path / "bare"))
     with pytest.raises(ConfigError, match="task"):

@@ -111,10 +111,10 @@ def test_integrated_gradients_are_those_of_transformers(task: str, pair: bool, p
     if pair and task in ("tag", "fill"):
         return
     predict = opened(task, place / task)
-    tokenizer = predict.learner.tokenizer
+    tokenizer = predict.task_model.tokenizer
     text = TEXT.replace("play", "[MASK]") if task == "fill" else TEXT
-    example = predict.learner.task.from_texts((text, SECOND) if pair else (text,))
-    (encoded,) = predict.learner.encode([example])
+    example = predict.task_model.task.from_texts((text, SECOND) if pair else (text,))
+    (encoded,) = predict.task_model.encode([example])
     (sequence,) = encoded.sequences
     ids = sequence.ids.tolist()
     target, choose = {
@@ -147,7 +147,7 @@ def test_integrated_gradients_are_those_of_transformers(task: str, pair: bool, p
 
 def test_few_steps_have_an_error_that_is_told(place: Path) -> None:
     predict = opened("classify", place / "classify")
-    example = predict.learner.task.from_texts((TEXT,))
+    example = predict.task_model.task.from_texts((TEXT,))
     errors = [
         abs(
             integrated_gradients(predict.unprepared(), example, ExplainedOutput("yes"), steps).error
@@ -161,7 +161,7 @@ def test_few_steps_have_an_error_that_is_told(place: Path) -> None:
 @pytest.mark.parametrize("text", [TEXT, "Hello"])
 def test_attentions_and_rollout_are_those_of_transformers(text: str, place: Path) -> None:
     predict = opened("classify", place / "classify")
-    (encoded,) = predict.learner.encode([predict.learner.task.from_texts((text, SECOND))])
+    (encoded,) = predict.task_model.encode([predict.task_model.task.from_texts((text, SECOND))])
     (sequence,) = encoded.sequences
     found = attentions(predict.unprepared(), sequence)
     with torch.no_grad():
@@ -186,7 +186,7 @@ def test_attentions_and_rollout_are_those_of_transformers(text: str, place: Path
 
 def test_words_are_slices_of_the_text_and_can_be_left_out(place: Path) -> None:
     predict = opened("classify", place / "classify")
-    tokenizer = predict.learner.tokenizer
+    tokenizer = predict.task_model.tokenizer
     text = " play  the 😀中 unable, world\u200b"
     example = TextExample(text, SECOND)
     words = words_of(tokenizer, example)
@@ -213,9 +213,9 @@ def test_words_are_slices_of_the_text_and_can_be_left_out(place: Path) -> None:
 
 def test_words_of_tags_keep_their_numbers(place: Path) -> None:
     predict = opened("tag", place / "tag")
-    labels = predict.learner.labels
-    example = predict.learner.task.from_texts(("the play you hello",))
-    words = words_of(predict.learner.tokenizer, example)
+    labels = predict.task_model.labels
+    example = predict.task_model.task.from_texts(("the play you hello",))
+    words = words_of(predict.task_model.tokenizer, example)
     target = ExplainedOutput("B-X", 2)
     for place_ in range(len(words)):
         shorter = without(example, words, place_)
@@ -232,24 +232,24 @@ def test_words_of_tags_keep_their_numbers(place: Path) -> None:
 
 def test_what_cannot_be_explained_says_why(tmp_path: Path, place: Path) -> None:
     predict = opened("classify", place / "classify")
-    learner, make = predict.unprepared(), predict.learner.task.from_texts
+    task_model, make = predict.unprepared(), predict.task_model.task.from_texts
     with pytest.raises(DataError, match="'other' is not one of the model's"):
-        integrated_gradients(learner, make((TEXT,)), ExplainedOutput("other"))
+        integrated_gradients(task_model, make((TEXT,)), ExplainedOutput("other"))
     with pytest.raises(DataError, match="the label is missing"):
-        integrated_gradients(learner, make((TEXT,)), ExplainedOutput())
+        integrated_gradients(task_model, make((TEXT,)), ExplainedOutput())
     tags = opened("tag", place / "tag")
     with pytest.raises(DataError, match="there is no word 9"):
         integrated_gradients(
-            tags.unprepared(), tags.learner.task.from_texts((TEXT,)), ExplainedOutput("O", 9)
+            tags.unprepared(), tags.task_model.task.from_texts((TEXT,)), ExplainedOutput("O", 9)
         )
     embed = predictor(make_folder(tmp_path / "bert"), "embed")
     with pytest.raises(DataError, match="not available for the task 'embed'"):
         integrated_gradients(
-            embed.unprepared(), embed.learner.task.from_texts(("a",)), ExplainedOutput()
+            embed.unprepared(), embed.task_model.task.from_texts(("a",)), ExplainedOutput()
         )
     with pytest.raises(DataError, match="give two texts"):
         value_of(embed("a"), ExplainedOutput(), ())
-    alone = Predictor(predict.learner)
+    alone = Predictor(predict.task_model)
     with pytest.raises(ConfigError, match="no model folder"):
         alone.unprepared()
 
@@ -272,11 +272,11 @@ def test_texts_that_are_cut_have_effects_up_to_there(place: Path) -> None:
 def test_gradients_leave_the_model_as_it_was(place: Path) -> None:
     predict = opened("classify", place / "classify")
     before = predict(TEXT).probabilities
-    learner = predict.unprepared()
-    integrated_gradients(learner, TextExample(TEXT), ExplainedOutput("yes"), steps=4)
-    assert predict.unprepared() is learner
-    assert not learner.model.encoder.embedding.token._forward_hooks
-    assert all(parameter.grad is None for parameter in learner.parameters())
+    task_model = predict.unprepared()
+    integrated_gradients(task_model, TextExample(TEXT), ExplainedOutput("yes"), steps=4)
+    assert predict.unprepared() is task_model
+    assert not task_model.model.encoder.embedding.token._forward_hooks
+    assert all(parameter.grad is None for parameter in task_model.parameters())
     assert predict(TEXT).probabilities == before
 
 
@@ -311,8 +311,8 @@ def test_other_shapes_of_encoders(name: str, tmp_path: Path) -> None:
     Tokenizer.load(write_vocabulary(tmp_path / "words")).save(tmp_path)
     loaded = load_model(tmp_path)
     model = Model(loaded.model.config, (LabelHead(2),), loaded.model.encoder)
-    learner = ClassificationTask().learner(model, loaded.tokenizer(), ("no", "yes"), 32)
-    learner.eval().requires_grad_(False)
-    found = integrated_gradients(learner, TextExample(TEXT), ExplainedOutput("yes"), steps=48)
+    task_model = ClassificationTask().bind(model, loaded.tokenizer(), ("no", "yes"), 32)
+    task_model.eval().requires_grad_(False)
+    found = integrated_gradients(task_model, TextExample(TEXT), ExplainedOutput("yes"), steps=48)
     assert abs(found.error) < 1e-3 * np.abs(found.effects).max()
     assert np.abs(found.effects).min() > 0

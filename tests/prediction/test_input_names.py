@@ -18,7 +18,7 @@ from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import label
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import Head, LabelHead, SpanHead
-from bothways.prediction.predictor import open_learner
+from bothways.prediction.predictor import open_task_model
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_examples import TextExample
 from bothways.text.tokenizer import Tokenizer
@@ -51,7 +51,7 @@ def segments(tokenizer: Tokenizer) -> tuple[int, int]:
 
 
 def assert_as_transformers(folder: Path, task: Any, example: Any) -> None:
-    opened = open_learner(str(folder), task, device="cpu")
+    opened = open_task_model(str(folder), task, device="cpu")
     np.testing.assert_allclose(ours(opened, example), theirs(folder, example), rtol=0, atol=2e-5)
 
 
@@ -88,13 +88,13 @@ def test_what_is_fine_tuned_from_a_folder_reads_pairs_as_it_was_trained(
     data = label(ClassificationTask(), tokenizer, pairs(("no", "yes", "perhaps")), [], LENGTH)
     training = replace(finetune_adam(), until=Steps(2), evaluate=None, precision="fp32")
     method = FinetuneConfig(training, LENGTH, ExampleBudget(8), task=ClassificationTask())
-    task = fit_task(loaded.model, data, method, device="cpu").learner
+    task = fit_task(loaded.model, data, method, device="cpu").task_model
     record = {"task": configs.to_dict(task.task), "length": LENGTH}
     save_model(tmp_path / "model", task.model, tokenizer, labels=data.labels, extra=record)
     assert json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())[
         "model_input_names"
     ] == list(names)
-    again = open_learner(str(tmp_path / "model"), device="cpu")
+    again = open_task_model(str(tmp_path / "model"), device="cpu")
     np.testing.assert_array_equal(ours(task, PAIR), ours(again, PAIR))
     np.testing.assert_allclose(
         ours(again, PAIR), theirs(tmp_path / "model", PAIR), rtol=0, atol=2e-5

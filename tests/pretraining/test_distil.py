@@ -79,7 +79,7 @@ def test_labelled_data_fine_tunes_a_student_for_the_task_of_the_teacher(
     )
     assert 'folder = "tuned"' in (place / "same" / "config.toml").read_text("utf8")
     done = bothways.distil("tuned", make_examples(16, 3), "student", epochs=1, progress=False)
-    assert done.learner.labels == ("neg", "pos")
+    assert done.task_model.labels == ("neg", "pos")
 
 
 def test_mistakes_are_one_message(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ def train(
         patch.setattr(pretraining_run, "installed", lambda *names: False)  # no page
         done = pretrain(config, corpus, folder, resume=True, on_event=interrupt)
     assert done.progress.steps == stop
-    return done.learner.trained_state(), read
+    return done.training_module.trained_state(), read
 
 
 def objective_of(kind: str, teacher: str) -> Objective:

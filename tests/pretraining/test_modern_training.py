@@ -117,23 +117,25 @@ def test_the_z_loss_is_a_loss_of_its_own_over_all_predictions(
     encoder = preset("bert-tiny" if isinstance(objective, MaskedLM) else "gpt2")
     encoder = dataclasses.replace(fit_to_corpus(encoder, corpus.tokenizer), depth=1)
     config = dataclasses.replace(modern(encoder), objective=objective)
-    learner = objective.learner(
+    training_module = objective.training_module(
         build_models(config, corpus), vocabulary_of(corpus, objective)
     ).eval()
     plain = dataclasses.replace(objective, z_loss=0.0)  # type: ignore[type-var]
-    without = plain.learner(learner.saved(), vocabulary_of(corpus, objective)).eval()
+    without = plain.training_module(
+        training_module.saved(), vocabulary_of(corpus, objective)
+    ).eval()
     documents = {"": corpus.split(0.1, 0)[0]}
     loader = loader_of(config, Corpora.of(corpus, None), documents, Single())
     batch = next(iter(loader.steps(Cursor()))).microbatches[0]
-    assert learner.coefficients == {"z": 0.5}
+    assert training_module.coefficients == {"z": 0.5}
     assert without.coefficients == {}
     with torch.no_grad():
-        losses, others = learner(batch), without(batch)
-    assert losses.keys() == {*others, "z"} == learner.weights(batch).keys()
+        losses, others = training_module(batch), without(batch)
+    assert losses.keys() == {*others, "z"} == training_module.weights(batch).keys()
     assert all(torch.equal(losses[name].total, loss.total) for name, loss in others.items())
-    assert learner.weights(batch)["z"] == sum(without.weights(batch).values())
+    assert training_module.weights(batch)["z"] == sum(without.weights(batch).values())
     # log Z of a fresh model with small logits is near that of equal logits.
-    mean = (losses["z"].total / learner.weights(batch)["z"]).sqrt().item()
+    mean = (losses["z"].total / training_module.weights(batch)["z"]).sqrt().item()
     assert mean == pytest.approx(torch.tensor(corpus.tokenizer.size).log().item(), rel=0.05)
 
 
@@ -160,5 +162,5 @@ def test_settings_are_read_from_words_and_files(corpus: Corpus, tmp_path: Path) 
     assert configs.load(PretrainConfig, file=tmp_path / "c.toml") == config
 
 
-def test_a_learner_without_declared_matrices_has_none() -> None:
+def test_a_module_without_declared_matrices_has_none() -> None:
     assert TrainingModule().matrices() == {}

@@ -59,7 +59,9 @@ class ShuffledTokens(Objective):
             sequence, ids=ids, targets={"shuffled": LabelTargets(np.array([label], np.int64))}
         )
 
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> TrainingModule:
+    def training_module(
+        self, models: Mapping[str, Model], vocabulary: Vocabulary
+    ) -> TrainingModule:
         return ShuffledModule(models["model"])
 
 
@@ -99,7 +101,9 @@ class TokenClasses(Objective):
         targets = TokenTargets(np.arange(len(sequence)), sequence.ids.astype(np.int64) % 3)
         return dataclasses.replace(sequence, targets={"class": targets})
 
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> TrainingModule:
+    def training_module(
+        self, models: Mapping[str, Model], vocabulary: Vocabulary
+    ) -> TrainingModule:
         return TokenClassModule(models["model"])
 
 

@@ -175,11 +175,11 @@ def test_the_phases_share_the_run_and_the_second_reads_longer_sequences(
 
 def test_an_evaluation_reads_as_many_tokens_as_it_was_told(corpus: Corpus) -> None:
     config = settings(corpus, evaluation_tokens=100)
-    learner = config.objective.learner(
+    training_module = config.objective.training_module(
         build_models(config, corpus), vocabulary_of(corpus, config.objective)
     )
     _, held_out = corpus.split(config.held_out, config.seed)
-    scoring = HeldOut(config, corpus, held_out, plan_here(), learner)
+    scoring = HeldOut(config, corpus, held_out, plan_here(), training_module)
     read = sum(batch.layout.tokens for step in scoring._steps for batch in step.microbatches)
     assert 100 <= read < 200
     assert (

@@ -57,7 +57,9 @@ def test_pre_training(corpus: Corpus, tmp_path: Path, recomputed: list[object]) 
             held_out=0.1,
             evaluation_tokens=400,
         )
-        found.append(pretrain(settings, corpus, tmp_path / str(recompute)).learner.state_dict())
+        found.append(
+            pretrain(settings, corpus, tmp_path / str(recompute)).training_module.state_dict()
+        )
         assert len(recomputed) == (6 if recompute else 0)
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
@@ -71,7 +73,9 @@ def test_fine_tuning_in_memory(tmp_path: Path, recomputed: list[object]) -> None
         )
         start = EncoderConfig(tokenizer.size, 32, 2, 2, 64, dropout=DROPOUT)
         found.append(
-            fit_task(start, data, FinetuneConfig(training, 16), device="cpu").learner.state_dict()
+            fit_task(
+                start, data, FinetuneConfig(training, 16), device="cpu"
+            ).task_model.state_dict()
         )
         assert bool(recomputed) == recompute
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
@@ -85,4 +89,4 @@ def test_fine_tuning_from_files(recompute: bool, tmp_path: Path) -> None:
     model, train = str(make_folder(tmp_path / "model")), str(tmp_path / "train.tsv")
     settings = FinetuneConfig(model=model, train=train, training=training, length=16)
     prepared = prepare_run(settings, tmp_path / "run", torch.device("cpu"))
-    assert prepared.learner.model.encoder.recompute is recompute
+    assert prepared.task_model.model.encoder.recompute is recompute

@@ -107,7 +107,7 @@ def assert_repeats(folder: Path, corpus: Corpus, work: Path) -> None:
     repeat = Repeat.of(work, last, corpus, CPU)  # from the first step on
     for saved in sorted(folder.glob("step-*"), key=lambda path: int(path.name[5:])):
         repeat.advance(int(saved.name[5:]))
-        weights = repeat.learner.state_dict()
+        weights = repeat.training_module.state_dict()
         for name, tensor in load_file(saved / "model.safetensors").items():
             if not name.startswith("average"):
                 assert torch.equal(weights[name], tensor), (saved.name, name)

@@ -76,8 +76,8 @@ def hostile(folder: Path, kind: str) -> Predictor:
     else:
         labels, task, head = HOSTILE, ClassificationTask(), LabelHead(len(HOSTILE))
     model = Model(loaded.model.config, (head,), loaded.model.encoder)
-    learner = task.learner(model, loaded.tokenizer(), labels, 32)
-    return Predictor(learner, reopen=lambda: learner)
+    task_model = task.bind(model, loaded.tokenizer(), labels, 32)
+    return Predictor(task_model, reopen=lambda: task_model)
 
 
 @pytest.fixture(scope="module")

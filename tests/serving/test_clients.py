@@ -86,11 +86,13 @@ def check_openai(client: openai.OpenAI, predictors: dict[str, Predictor]) -> Non
         if encoding.get("encoding_format") == "base64":
             given = [np.frombuffer(base64.b64decode(each), "<f4") for each in given]
         assert (np.array(given, np.float32) == unit.astype(np.float32)).all()
-    tokens = sum(len(predictors["embed"].learner.tokenizer.encode(text)) + 2 for text in TEXTS[:3])
+    tokens = sum(
+        len(predictors["embed"].task_model.tokenizer.encode(text)) + 2 for text in TEXTS[:3]
+    )
     assert found.usage.prompt_tokens == found.usage.total_tokens == tokens
     short = client.embeddings.create(model="embed", input=TEXTS[0], dimensions=5).data[0].embedding
     assert np.allclose(short, vectors[0, :5] / np.linalg.norm(vectors[0, :5]), atol=1e-6)
-    ids = predictors["embed"].learner.tokenizer.encode(TEXTS[0]).tolist()
+    ids = predictors["embed"].task_model.tokenizer.encode(TEXTS[0]).tolist()
     by_ids = client.embeddings.create(model="embed", input=[ids]).data[0].embedding
     assert np.array_equal(np.float32(by_ids), unit[0].astype(np.float32))
     asked = predictors["embed"].encode(TEXTS[0], prompt_name="ask")

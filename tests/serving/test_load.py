@@ -315,7 +315,7 @@ def test_deadlines_and_clients_that_leave_free_the_queue(
 def test_a_text_that_fails_is_alone_in_failing(
     predictors: dict[str, Predictor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bad = predictors["classify"].learner.tokenizer.encode("awful")[0]
+    bad = predictors["classify"].task_model.tokenizer.encode("awful")[0]
 
     def sometimes(task: Any, sequences: Any, *rest: Any) -> Any:
         if any(bad in sequence.ids for sequence in sequences):
@@ -340,7 +340,7 @@ def test_weights_that_are_not_numbers_are_named(
 ) -> None:
     broken = predictor(folder, "classify")
     with running(app(broken)) as url:
-        broken.learner.model.heads["labels"].dense.bias.data.fill_(float("nan"))  # type: ignore[union-attr]
+        broken.task_model.model.heads["labels"].dense.bias.data.fill_(float("nan"))  # type: ignore[union-attr]
         answer = httpx.post(f"{url}/classify", json={"inputs": "good"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "not_finite")
     assert ["not finite" in record.getMessage() for record in caplog.records] == [True]
@@ -359,7 +359,7 @@ def test_a_model_that_computes_no_numbers_is_not_served(folder: Path, tmp_path: 
 def test_a_signal_ends_the_command_after_the_requests_under_way(
     folder: Path, tmp_path: Path
 ) -> None:
-    task = predictor(folder, "classify").learner
+    task = predictor(folder, "classify").task_model
     place = tmp_path / "films"
     loaded = load_model(folder)
     model = Model(loaded.model.config, (PoolerHead(), LabelHead(2)), loaded.model.encoder)

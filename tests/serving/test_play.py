@@ -307,7 +307,7 @@ def test_methods_that_a_task_does_not_have(
 def test_explanations_without_a_model_folder_are_refused(folder: Path) -> None:
     from bothways.prediction.predictor import Predictor
 
-    alone = Predictor(predictor(folder, "classify").learner)
+    alone = Predictor(predictor(folder, "classify").task_model)
     with running(application_of(alone, playground=True)) as url, httpx.Client(base_url=url) as one:
         assert refused(one, method="attention", inputs=TEXT) == (422, "invalid")
         assert explain(one, method="leave_one_out", inputs=TEXT, label="neg")["words"]

@@ -176,14 +176,14 @@ def test_parameters_of_answers_are_obeyed(client: httpx.Client, application: App
     def ask(**parameters: Any) -> Any:
         return answer(client, "/models/answer", {"inputs": QUESTION, "parameters": parameters})
 
-    tokenizer = application.models.named("answer").learner.tokenizer
+    tokenizer = application.models.named("answer").task_model.tokenizer
     for longest in (1, 2):
         texts = [each["answer"] for each in ask(max_answer_len=longest, top_k=40)]
         assert max(len(tokenizer.encode(text)) for text in texts) == longest
     assert len(ask(top_k=40)) > 20 >= len(ask(top_k=20.0))
     assert ask(handle_impossible_answer=False)["answer"] == ask()["answer"] != ""
     model = application.models.named("answer")
-    assert model.learner.task.threshold is None  # the served model stays as it is
+    assert model.task_model.task.threshold is None  # the served model stays as it is
     certain = [ask(handle_impossible_answer=True)["answer"] for _ in range(2)]
     assert certain[0] == certain[1]
 

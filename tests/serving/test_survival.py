@@ -101,7 +101,7 @@ def test_an_exception_of_the_model_is_delivered_to_its_request(
         raise kind("broken")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR, "bothways.serving"):
-        patch.setattr(application.models.named("regress").learner, "outputs", fail)
+        patch.setattr(application.models.named("regress").task_model, "outputs", fail)
         body = {"inputs": ["a", "b"]}
         headers = {"x-request-id": "a-1"}
         response = httpx.post(f"{url}/regress", json=body, headers=headers, timeout=20)
@@ -140,7 +140,7 @@ def test_a_tokenizer_that_panics_fails_its_request_alone(
 
     for text in ("a", "a " * 5000):  # in the event loop, and in a thread
         with monkeypatch.context() as patch:
-            patch.setattr(application.models.named("regress").learner, "encode", fail)
+            patch.setattr(application.models.named("regress").task_model, "encode", fail)
             response = httpx.post(f"{url}/regress", json={"inputs": [text, "b"]}, timeout=20)
         assert response.status_code == 500
         assert classify(url).status_code == 200
@@ -150,8 +150,8 @@ def test_liveness_fails_while_a_batch_is_stuck(
     application: App, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computing, go_on = threading.Event(), threading.Event()
-    learner = application.models.named("classify").learner
-    outputs = learner.outputs
+    task_model = application.models.named("classify").task_model
+    outputs = task_model.outputs
 
     def wait(batch: Any) -> Any:
         computing.set()
@@ -159,7 +159,7 @@ def test_liveness_fails_while_a_batch_is_stuck(
         return outputs(batch)
 
     monkeypatch.setitem(App._live.__globals__, "STUCK_SECONDS", 0.05)
-    monkeypatch.setattr(learner, "outputs", wait)
+    monkeypatch.setattr(task_model, "outputs", wait)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(classify, url)
         assert computing.wait(20)

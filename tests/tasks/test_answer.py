@@ -66,7 +66,7 @@ def make_task(
         initial_range=0.3,
         dropout=Dropouts(dropout, dropout),
     )
-    return definition.learner(Model(config, definition.heads((), None)), tokenizer, (), length)
+    return definition.bind(Model(config, definition.heads((), None)), tokenizer, (), length)
 
 
 def make_questions(count: int, seed: int = 0, longest: int = 40) -> list[Question]:
@@ -355,7 +355,7 @@ def test_every_answer_is_found_again(
         first, last, _ = targets_of(sequence)
         assert first == 0 or sequence.ids[first : last + 1].tolist() == encoded.ids[own].tolist()
     config = EncoderConfig(tokenizer.size, 8, 1, 1, 8, position=Learned(64))
-    task = definition.learner(Model(config, (SpanHead(),)), tokenizer, (), length)
+    task = definition.bind(Model(config, (SpanHead(),)), tokenizer, (), length)
     found = task.decode(question, item, ideal(item.sequences))
     for span in found.spans:
         assert context[span.start : span.end] == span.text == span.text.strip()

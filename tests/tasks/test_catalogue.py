@@ -114,12 +114,12 @@ def test_a_row_that_is_not_clear_is_refused() -> None:
         ClassificationTask().example({"text": 3})
 
 
-def learner_of(task: Any, labels: tuple[str, ...], folder: Path) -> TaskModel[Any, Any]:
+def build_task_model(task: Any, labels: tuple[str, ...], folder: Path) -> TaskModel[Any, Any]:
     torch.manual_seed(1)
     config = EncoderConfig(len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.3)
     model = Model(config, task.heads(labels, None))
-    learner: TaskModel[Any, Any] = task.learner(model, make_tokenizer(folder), labels, 16)
-    return learner.eval()
+    task_model: TaskModel[Any, Any] = task.bind(model, make_tokenizer(folder), labels, 16)
+    return task_model.eval()
 
 
 def plain(prediction: Any) -> Any:
@@ -127,7 +127,7 @@ def plain(prediction: Any) -> Any:
 
 
 def test_threads_that_share_a_question_answerer_do_not_mix_their_contexts(tmp_path: Path) -> None:
-    learner = learner_of(QuestionAnsweringTask(), (), tmp_path)
+    task_model = build_task_model(QuestionAnsweringTask(), (), tmp_path)
     words = ("ape", "bee", "cat", "dog", "elk", "fox")
     groups = [
         [Question(f"{n}", "dog", " ".join(words[: 2 + (n + seed) % 5])) for n in range(6)]
@@ -135,7 +135,7 @@ def test_threads_that_share_a_question_answerer_do_not_mix_their_contexts(tmp_pa
     ]
 
     def answers(questions: list[Question]) -> list[Any]:
-        return [plain(prediction) for _, prediction in predict(learner, questions)]
+        return [plain(prediction) for _, prediction in predict(task_model, questions)]
 
     expected = [answers(group) for group in groups]
     with ThreadPoolExecutor(8) as pool:
@@ -147,13 +147,13 @@ def test_threads_that_share_a_question_answerer_do_not_mix_their_contexts(tmp_pa
 def test_a_words_tag_may_come_from_all_of_its_tokens(tmp_path: Path, aggregation: str) -> None:
     """Two of these words have two tokens each."""
     task = TaggingTask(aggregation=aggregation)  # type: ignore[arg-type]
-    learner = learner_of(task, ("O", "B-X", "I-X"), tmp_path)
+    task_model = build_task_model(task, ("O", "B-X", "I-X"), tmp_path)
     example = TagExample(("apes", "bee", "cats"), ("B-X", "O", "O"))
-    (item,) = learner.encode([example])
+    (item,) = task_model.encode([example])
     rows = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     if aggregation == "first":
         rows = rows[[0, 2, 3]]
-    prediction = learner.decode(example, item, [rows])
+    prediction = task_model.decode(example, item, [rows])
     chances = np.exp(rows.astype(np.float64))
     chances /= chances.sum(1, keepdims=True)
     if aggregation == "average":
@@ -163,7 +163,7 @@ def test_a_words_tag_may_come_from_all_of_its_tokens(tmp_path: Path, aggregation
         best.append(max((3, 4), key=lambda at: chances[at].max()))
         chances = chances[best]
     np.testing.assert_allclose(prediction.probabilities, chances)
-    ((_, made),) = predict(learner, [example])
+    ((_, made),) = predict(task_model, [example])
     assert len(made.tags) == 3
     # The loss is that of the first tokens in any case.
-    assert learner.weights(pack(item.sequences)) == {"tag": 3.0}
+    assert task_model.weights(pack(item.sequences)) == {"tag": 3.0}

@@ -38,7 +38,7 @@ def make_chooser(folder: Path, length: int = 16) -> Chooser:
         dropout=Dropouts(0.0, 0.0),
     )
     definition = ChoiceTask()
-    return definition.learner(
+    return definition.bind(
         Model(config, definition.heads((), None)), make_tokenizer(folder), (), length
     )
 

@@ -8,7 +8,8 @@ import pytest
 
 from bothways.core.advice import render
 from bothways.core.errors import DataError
-from bothways.tasks.tagging.examples import TagColumns, open_tagged
+from bothways.tasks.tagging.examples import open_tagged
+from bothways.tasks.tagging.table_rows import TagColumns
 
 NONE = TagColumns()
 

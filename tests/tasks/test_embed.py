@@ -64,7 +64,7 @@ def test_vectors_are_those_of_a_plain_loop(
             normalised=normalised,
             components=components,
         )
-        task = definition.learner(model, tokenizer, (), 24).train()
+        task = definition.bind(model, tokenizer, (), 24).train()
         found = predict(
             task, [TextExample(text) for text in texts], PredictConfig(tokens=30, window=4)
         )
@@ -84,7 +84,7 @@ def test_vectors_are_those_of_a_plain_loop(
 
 def test_a_pair_is_two_vectors_and_a_cosine(made: tuple) -> None:
     model, tokenizer, _ = made
-    task = SentenceEmbeddingTask().learner(model, tokenizer, (), 24)
+    task = SentenceEmbeddingTask().bind(model, tokenizer, (), 24)
     pair, a, b = (
         p
         for _, p in predict(
@@ -123,7 +123,7 @@ def test_pairs_are_scored_as_scipy_scores_them(made: tuple) -> None:
         )
         for _ in range(30)
     ]
-    task = SentenceEmbeddingTask(normalised=True).learner(model, tokenizer, (), 24)
+    task = SentenceEmbeddingTask(normalised=True).bind(model, tokenizer, (), 24)
     found = evaluate_task(task, examples, PredictConfig(window=7))
     predictions = [p for _, p in predict(task, examples)]
     cosines, scores = [p.cosine for p in predictions], [float(e.label or 0) for e in examples]
@@ -187,7 +187,7 @@ def test_the_columns_of_sts_are_known(tmp_path: Path) -> None:
 def test_what_cannot_be_scored_is_refused(made: tuple, example: TextExample, message: str) -> None:
     model, tokenizer, _ = made
     with pytest.raises(DataError, match=message):
-        evaluate_task(SentenceEmbeddingTask().learner(model, tokenizer, (), 24), [example])
+        evaluate_task(SentenceEmbeddingTask().bind(model, tokenizer, (), 24), [example])
 
 
 def test_layers_and_numbers_of_components_that_cannot_be_are_refused(made: tuple) -> None:
@@ -197,7 +197,7 @@ def test_layers_and_numbers_of_components_that_cannot_be_are_refused(made: tuple
             ConfigError,
             match=rf"^layers: the model has layers 0 \(the embeddings\) to 2, .* not {layer}",
         ):
-            SentenceEmbeddingTask(layers=(-1, layer)).learner(model, tokenizer, (), 24)
+            SentenceEmbeddingTask(layers=(-1, layer)).bind(model, tokenizer, (), 24)
     with pytest.raises(ConfigError, match=r"^layers: must name at least one layer"):
         SentenceEmbeddingTask(layers=())
     with pytest.raises(ConfigError, match=r"^components: must be at least 1, not 0"):
@@ -219,7 +219,7 @@ def test_predictions_have_no_dropout_in_whatever_mode_and_keep_that_of_the_task(
 ) -> None:
     model, tokenizer, _ = made
     task, example = (
-        SentenceEmbeddingTask().learner(model, tokenizer, (), 24),
+        SentenceEmbeddingTask().bind(model, tokenizer, (), 24),
         TextExample("some words"),
     )
     expected = next(predict(task.eval(), [example]))[1].vectors

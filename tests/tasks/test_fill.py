@@ -37,7 +37,7 @@ def test_tokens_and_probabilities_are_those_of_transformers(made: tuple, trainin
     model, tokenizer, theirs = made
     draw = random.Random()
     texts = [make_masked_text(draw, 8, masks) for masks in (1, 1, 2, 3, 1, 4)]
-    task = MaskFillingTask(top=6).learner(model, tokenizer, (), 24).train(training)
+    task = MaskFillingTask(top=6).bind(model, tokenizer, (), 24).train(training)
     found = [
         p
         for _, p in predict(
@@ -78,7 +78,7 @@ def test_tokens_and_probabilities_are_those_of_transformers(made: tuple, trainin
 def test_a_single_mask_is_filled_jointly_as_alone(made: tuple) -> None:
     model, tokenizer, _ = made
     ((_, prediction),) = predict(
-        MaskFillingTask().learner(model, tokenizer, (), 24), [TextExample("ape [MASK] cat")]
+        MaskFillingTask().bind(model, tokenizer, (), 24), [TextExample("ape [MASK] cat")]
     )
     assert [f.tokens for f in prediction.fillings] == [
         (guess.token,) for guess in prediction.masks[0]
@@ -95,7 +95,7 @@ def test_two_masks_together_are_the_best_of_all_pairs(made: tuple) -> None:
     model, tokenizer, theirs = made
     width = len(VOCABULARY)
     ((_, prediction),) = predict(
-        MaskFillingTask(top=width).learner(model, tokenizer, (), 24),
+        MaskFillingTask(top=width).bind(model, tokenizer, (), 24),
         [TextExample("ape [MASK] cat [MASK] dog")],
     )
     ids = [2, 5, MASK, 7, MASK, 8, 3]
@@ -135,7 +135,7 @@ def test_a_row_without_a_token_is_never_chosen(gap: bool, tmp_path: Path) -> Non
     pipeline = transformers.pipeline(
         "fill-mask", model=theirs, tokenizer=fast, top_k=22, device="cpu"
     )
-    task = MaskFillingTask(top=16).learner(model.eval(), tokenizer, (), 24)
+    task = MaskFillingTask(top=16).bind(model.eval(), tokenizer, (), 24)
     ((_, single), (_, double)) = predict(
         task, [TextExample("ape [MASK] cat"), TextExample("ape [MASK] [MASK] dog")]
     )
@@ -158,7 +158,7 @@ def test_a_row_without_a_token_is_never_chosen(gap: bool, tmp_path: Path) -> Non
     with pytest.raises(
         ConfigError, match=r"^top: must be at most the 16 tokens of the vocabulary, not 17"
     ):
-        MaskFillingTask(top=17).learner(model, tokenizer, (), 24)
+        MaskFillingTask(top=17).bind(model, tokenizer, (), 24)
 
 
 def test_fillings_of_many_masks_are_products_of_conditionals(made: tuple) -> None:
@@ -166,7 +166,7 @@ def test_fillings_of_many_masks_are_products_of_conditionals(made: tuple) -> Non
     draw = random.Random()
     examples = [TextExample(make_masked_text(draw, 6, masks)) for masks in (3, 4, 2)]
     for example, prediction in predict(
-        MaskFillingTask(top=3).learner(model, tokenizer, (), 24), examples
+        MaskFillingTask(top=3).bind(model, tokenizer, (), 24), examples
     ):
         logs = [math.log(f.probability) for f in prediction.fillings]
         assert logs == sorted(logs, reverse=True)
@@ -185,7 +185,7 @@ def test_fillings_of_many_masks_are_products_of_conditionals(made: tuple) -> Non
 def test_the_text_stays_as_it_was_typed(made: tuple) -> None:
     """Only masks are replaced: case and white space stay, and a piece of a word joins the word before it."""
     model, tokenizer, _ = made
-    task = MaskFillingTask(top=len(VOCABULARY)).learner(model, tokenizer, (), 24)
+    task = MaskFillingTask(top=len(VOCABULARY)).bind(model, tokenizer, (), 24)
     ((_, single), (_, double)) = predict(
         task, [TextExample("  APE\t[MASK], Cat  "), TextExample("[MASK][MASK] Elk")]
     )
@@ -201,7 +201,7 @@ def test_the_text_stays_as_it_was_typed(made: tuple) -> None:
 
 def test_a_long_text_is_cut_to_a_window_around_its_masks(made: tuple) -> None:
     model, tokenizer, _ = made
-    task = MaskFillingTask().learner(model, tokenizer, (), 12)
+    task = MaskFillingTask().bind(model, tokenizer, (), 12)
     words = [VOCABULARY[5 + at % 10] for at in range(60)]
     for first, last, window in (
         (0, 3, (0, 10)),
@@ -223,7 +223,7 @@ def test_a_long_text_is_cut_to_a_window_around_its_masks(made: tuple) -> None:
 
 def test_what_cannot_be_filled_is_refused(made: tuple) -> None:
     model, tokenizer, _ = made
-    task = MaskFillingTask().learner(model, tokenizer, (), 12)
+    task = MaskFillingTask().bind(model, tokenizer, (), 12)
     with pytest.raises(DataError, match=r"^t\.txt:3: the text has no \[MASK\]\n  Write \[MASK\]"):
         task.encode([TextExample("ape [MASK]"), TextExample("ape", where="t.txt:3")])
     with pytest.raises(
@@ -235,7 +235,7 @@ def test_what_cannot_be_filled_is_refused(made: tuple) -> None:
     with pytest.raises(ConfigError, match=r"^top: must be at least 1, not 0"):
         MaskFillingTask(top=0)
     with pytest.raises(ConfigError, match=r"^top: must be at most the 16 tokens"):
-        MaskFillingTask(top=17).learner(model, tokenizer, (), 12)
+        MaskFillingTask(top=17).bind(model, tokenizer, (), 12)
 
 
 def test_the_head_computes_at_masks_alone(made: tuple) -> None:
@@ -249,7 +249,7 @@ def test_the_head_computes_at_masks_alone(made: tuple) -> None:
             TextExample(" ".join(pair))
             for pair in itertools.product(["ape bee cat", "dog"], ["[MASK]", "[MASK] elk"])
         ]
-        list(predict(MaskFillingTask().learner(model, tokenizer, (), 24), examples))
+        list(predict(MaskFillingTask().bind(model, tokenizer, (), 24), examples))
     finally:
         handle.remove()
     assert rows == [4]

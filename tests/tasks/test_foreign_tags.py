@@ -51,7 +51,7 @@ def make_task(tokenizer: Tokenizer, labels: tuple[str, ...]) -> Tagger:
         EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(24), initial_range=0.5),
         TaggingTask(),
     )
-    return definition.learner(Model(config, definition.heads(labels, None)), tokenizer, labels, 24)
+    return definition.bind(Model(config, definition.heads(labels, None)), tokenizer, labels, 24)
 
 
 @pytest.mark.parametrize("name", SCHEMES)

@@ -53,7 +53,7 @@ def test_it_is_that_of_a_plain_loop(made: tuple, variant: str, training: bool) -
         "apesss bees",
         "",
     ]
-    task = LikelihoodTask(variant=variant).learner(model, tokenizer, (), 12).train(training)  # type: ignore[arg-type]
+    task = LikelihoodTask(variant=variant).bind(model, tokenizer, (), 12).train(training)  # type: ignore[arg-type]
     found = [
         prediction
         for _, prediction in predict(
@@ -74,8 +74,8 @@ def test_many_tokens_are_read_in_parts(made: tuple, monkeypatch: pytest.MonkeyPa
     """Logits over a vocabulary are held of some positions at once, which is not to be seen."""
     model, tokenizer, _ = made
     tasks = (
-        LikelihoodTask(variant="word_l2r").learner(model, tokenizer, (), 24),
-        MaskFillingTask().learner(model, tokenizer, (), 24),
+        LikelihoodTask(variant="word_l2r").bind(model, tokenizer, (), 24),
+        MaskFillingTask().bind(model, tokenizer, (), 24),
     )
 
     def numbers() -> list[float]:
@@ -96,7 +96,7 @@ def test_hiding_the_rest_of_a_word_matters_inside_words_only(made: tuple) -> Non
     model, tokenizer, _ = made
     pair = []
     for variant in ("original", "word_l2r"):
-        task = LikelihoodTask(variant=variant).learner(model, tokenizer, (), 24)  # type: ignore[arg-type]
+        task = LikelihoodTask(variant=variant).bind(model, tokenizer, (), 24)  # type: ignore[arg-type]
         pair += [prediction for _, prediction in predict(task, [TextExample("ape bees dog")])]
     same = [
         a == pytest.approx(b, abs=1e-5)
@@ -108,7 +108,7 @@ def test_hiding_the_rest_of_a_word_matters_inside_words_only(made: tuple) -> Non
 
 def test_pseudo_perplexity_is_of_all_tokens_together(made: tuple) -> None:
     model, tokenizer, theirs = made
-    task = LikelihoodTask().learner(model, tokenizer, (), 24)
+    task = LikelihoodTask().bind(model, tokenizer, (), 24)
     texts = ["ape bee", "cat dog elk fox", "", "gnus"]
     total = sum(
         sum(by_hand(theirs, [tokenizer.encode([t])[0].tolist()], "original", 22)) for t in texts
@@ -126,7 +126,7 @@ def test_pseudo_perplexity_is_of_all_tokens_together(made: tuple) -> None:
 
 def test_what_has_no_likelihood_is_refused(made: tuple, tmp_path: Path) -> None:
     model, tokenizer, _ = made
-    task = LikelihoodTask().learner(model, tokenizer, (), 24)
+    task = LikelihoodTask().bind(model, tokenizer, (), 24)
     with pytest.raises(
         DataError,
         match=r"^t\.txt:2: the text has a \[MASK\], whose token is unknown\n  .*task=\"fill\"",

@@ -79,11 +79,11 @@ def test_windows_move_over_the_longer_of_two_texts(tmp_path: Path) -> None:
 def test_the_prediction_for_a_text_is_that_of_all_its_windows(tmp_path: Path, task: Task) -> None:  # type: ignore[type-arg]
     toy = make_task(tmp_path, ("x",))
     toy.model.eval()
-    learner = task.learner(toy.model, toy.tokenizer, ("x",), 8)
+    task_model = task.bind(toy.model, toy.tokenizer, ("x",), 8)
     kind = MultilabelExample if isinstance(task, MultilabelTask) else TextExample
     texts = ["ape bee cat dog elk fox", "dog elk fox gnu hen ibis", "elk fox gnu hen ibis jay"]
-    ((_, whole),) = predict(learner, [kind(LONG)])
-    parts = [prediction for _, prediction in predict(learner, [kind(text) for text in texts])]
+    ((_, whole),) = predict(task_model, [kind(LONG)])
+    parts = [prediction for _, prediction in predict(task_model, [kind(text) for text in texts])]
     if isinstance(task, SentenceEmbeddingTask):
         rows = np.concatenate([part.vectors for part in parts])
         expected = rows.max(0) if task.pooling == "max" else rows.mean(0)
@@ -111,26 +111,28 @@ def test_the_prediction_for_a_text_is_that_of_all_its_windows(tmp_path: Path, ta
 def test_a_long_text_weighs_as_much_in_training_as_a_short_one(tmp_path: Path, task: Task) -> None:  # type: ignore[type-arg]
     labels = ("score",) if isinstance(task, RegressionTask) else ("0", "1")
     toy = make_task(tmp_path, labels, dropout=0.0)
-    learner = task.learner(toy.model, toy.tokenizer, labels, 8)
+    task_model = task.bind(toy.model, toy.tokenizer, labels, 8)
     multilabel = isinstance(task, MultilabelTask)
     kind, answer = (MultilabelExample, ("1",)) if multilabel else (TextExample, "1")
     texts = ["ape bee", LONG, "ape bee cat dog elk fox", "dog elk fox gnu hen ibis"]
     texts.append("elk fox gnu hen ibis jay")
-    inputs = learner.encode([kind(text, None, answer) for text in texts])  # type: ignore[arg-type]
+    inputs = task_model.encode([kind(text, None, answer) for text in texts])  # type: ignore[arg-type]
     assert [len(item.sequences) for item in inputs] == [1, 3, 1, 1, 1]
-    losses = [learner(batch_of([item]))["label"].total.item() for item in inputs]
-    weights = [learner.weights(batch_of([item]))["label"] for item in inputs]
+    losses = [task_model(batch_of([item]))["label"].total.item() for item in inputs]
+    weights = [task_model.weights(batch_of([item]))["label"] for item in inputs]
     assert losses[1] == pytest.approx(np.mean(losses[2:]), rel=1e-5)
     assert weights == pytest.approx([weights[0]] * 5)
-    check_sum(learner, list(inputs))
+    check_sum(task_model, list(inputs))
 
 
 def test_two_texts_of_several_windows_have_a_vector_each(tmp_path: Path) -> None:
     toy = make_task(tmp_path)
     task = SentenceEmbeddingTask(long_texts="windows")
-    learner = task.learner(toy.model.eval(), toy.tokenizer, (), 8)
-    ((_, pair),) = predict(learner, [TextExample("ape bee", LONG)])
-    alone = [prediction for _, prediction in predict(learner, map(TextExample, ("ape bee", LONG)))]
+    task_model = task.bind(toy.model.eval(), toy.tokenizer, (), 8)
+    ((_, pair),) = predict(task_model, [TextExample("ape bee", LONG)])
+    alone = [
+        prediction for _, prediction in predict(task_model, map(TextExample, ("ape bee", LONG)))
+    ]
     for vector, single in zip(pair.vectors, alone, strict=True):
         np.testing.assert_allclose(vector, single.vectors[0], atol=1e-5)
 

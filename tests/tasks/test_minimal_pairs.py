@@ -66,15 +66,15 @@ def test_one_text_is_no_pair(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="two are compared, the right one first"):
         task("ape bees")
     with pytest.raises(DataError, match="there is no pair to score"):
-        evaluate_task(task.learner, [])
+        evaluate_task(task.task_model, [])
     (tmp_path / "a.tsv").write_text("text\nape\n")
     with pytest.raises(DataError, match="has one text a row, 'text'"):
         task.read(tmp_path / "a.tsv", labelled=False)
 
 
 def test_models_can_be_compared_by_it(folder: Path) -> None:
-    task = open_task(folder, "prefer", device="cpu").learner
-    single = LikelihoodTask().learner(task.model, task.tokenizer, (), 24)
+    task = open_task(folder, "prefer", device="cpu").task_model
+    single = LikelihoodTask().bind(task.model, task.tokenizer, (), 24)
     ((example, found),) = predict(task, [TextExample(*PAIRS[0])])
     ((_, first),) = predict(single, [TextExample(PAIRS[0][0])])
     assert found.first == pytest.approx(first.log_likelihood, abs=1e-4)

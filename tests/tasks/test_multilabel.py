@@ -48,7 +48,7 @@ def make_labeller(
         initial_range=0.3,
         dropout=Dropouts(0.0, 0.0),
     )
-    return definition.learner(
+    return definition.bind(
         Model(config, definition.heads(labels, None)), make_tokenizer(folder), labels, 16
     )
 
@@ -274,11 +274,11 @@ def test_weights_are_selected_at_the_best_thresholds(tmp_path: Path) -> None:
     by_label_before = labeller.score_tuned(early, "f1_macro")
     assert 0 < before["f1_micro"] < after["f1_micro"] == 1
     assert labeller.task.thresholds == ()  # type: ignore[attr-defined]
-    tuned = labeller.tuned(late).learner(
+    tuned = labeller.tuned(late).bind(
         labeller.model, labeller.tokenizer, labeller.labels, labeller.length
     )
     assert tuned.score(late) == after
-    by_label = labeller.tuned(early, "f1_macro").learner(
+    by_label = labeller.tuned(early, "f1_macro").bind(
         labeller.model, labeller.tokenizer, labeller.labels, labeller.length
     )
     assert by_label.score(early) == by_label_before

@@ -59,9 +59,9 @@ def test_a_task_and_a_head_of_ones_own_are_trained_and_predict(tmp_path: Path) -
     method = FinetuneConfig(training, LENGTH, ExampleBudget(16), metric="accuracy")
     result = fit_task(CONFIG, data, method, device="cpu")
     assert result.metrics["accuracy"] > 0.9
-    learner = result.learner
-    assert evaluate_task(learner, dev) == result.metrics
-    predict = Predictor(learner)
+    task_model = result.task_model
+    assert evaluate_task(task_model, dev) == result.metrics
+    predict = Predictor(task_model)
     row = {"words": ["cat", "ape", "dog"], "first": 1, "second": 2}
     expected = predict([row, {**row, "first": 2, "second": 1}])
     assert expected[0].label == "before"
@@ -69,7 +69,7 @@ def test_a_task_and_a_head_of_ones_own_are_trained_and_predict(tmp_path: Path) -
     place = result.save(tmp_path / "saved")
     loaded = load_model(place, heads=(RelationHead(2),))
     assert loaded.labels == ("after", "before")
-    again = task.learner(loaded.model, loaded.tokenizer(), loaded.labels, LENGTH)
+    again = task.bind(loaded.model, loaded.tokenizer(), loaded.labels, LENGTH)
     assert Predictor(again)([row, {**row, "first": 2, "second": 1}]) == expected
     assert evaluate_task(again, dev) == result.metrics
     with pytest.raises(FolderError, match=r"bothways\.heads\.0.*: unknown kind 'relation'"):
@@ -85,7 +85,7 @@ def test_reports_files_and_routes_derive_from_its_declaration(tmp_path: Path) ->
     assert part_content("parquet", [prediction], None, {}, ()).startswith(b"PAR1")
     tokenizer = make_tokenizer(tmp_path)
     model = Model(CONFIG, (RelationHead(2),))
-    analysis = analysis_of(RelationTask().learner(model, tokenizer, ("after", "before"), LENGTH))
+    analysis = analysis_of(RelationTask().bind(model, tokenizer, ("after", "before"), LENGTH))
     assert isinstance(analysis, ClassAnalysis)
 
 

@@ -17,7 +17,7 @@ from bothways.core.batch import pack
 from bothways.core.errors import ConfigError
 from bothways.hub.sentence_transformers import SentenceEncoderConfig, read_program_config
 from bothways.prediction.layer_sweep import sweep
-from bothways.prediction.predictor import open_learner
+from bothways.prediction.predictor import open_task_model
 from bothways.tasks.sentence_embedding.task import (
     Embedder,
     PromptedText,
@@ -80,7 +80,7 @@ def test_vectors_are_those_of_sentence_transformers(folder: Path, tmp_path: Path
     pair = embed((TEXTS[0], TEXTS[4])).vectors
     assert_close(pair, by_default[[0, 4]])
     # Written again, both read the same; another default is that of the other program, too.
-    again = open_learner(folder, settings={"prompt_name": "query"})
+    again = open_task_model(folder, settings={"prompt_name": "query"})
     assert isinstance(again, Embedder)
     save_sentence_encoder(tmp_path / "ours", again)
     assert_close(theirs(tmp_path / "ours", TEXTS), expected)
@@ -104,9 +104,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made(place)
     prompts = {"query": "the film ", "passage": "a play "}
     settings = {"prompts": prompts, "prompt_name": "passage", "include_prompt": False}
-    learner = open_learner(place / "bert", "embed", length=24, settings=settings)
-    assert isinstance(learner, Embedder)
-    save_sentence_encoder(place / "saved", learner)
+    task_model = open_task_model(place / "bert", "embed", length=24, settings=settings)
+    assert isinstance(task_model, Embedder)
+    save_sentence_encoder(place / "saved", task_model)
     return place / "saved"
 
 
@@ -150,7 +150,9 @@ def test_evaluation_uses_the_prompt(folder: Path) -> None:
         TextExample("A cat sleeps.", "Stocks fell.", "0"),
         TextExample("It rains in Rome.", "Rome has rain.", "5"),
     ]
-    (best,) = [c for c in sweep(embed.learner, pairs).cells if (c.layer, c.pooling) == (6, "mean")]
+    (best,) = [
+        c for c in sweep(embed.task_model, pairs).cells if (c.layer, c.pooling) == (6, "mean")
+    ]
     metrics = embed.evaluate(pairs)
     assert best.correlation.pearson == pytest.approx(metrics["pearson"], abs=1e-5)
     vectors = embed.encode([text for e in pairs for text in (e.text, e.text_b or "")])
@@ -172,9 +174,9 @@ def test_the_prompt_is_left_out_of_every_pooling(
         PromptedText(text, prompt=prompt) for text in texts for prompt in ("the film ", "a ", "")
     ]
     found = np.stack([prediction.vectors[0] for prediction in embed(examples)])
-    model, tokenizer = embed.learner.model, embed.learner.tokenizer
+    model, tokenizer = embed.task_model.model, embed.task_model.tokenizer
     for example, vector in zip(examples, found, strict=True):
-        (encoded,) = embed.learner.encode([example])
+        (encoded,) = embed.task_model.encode([example])
         (sequence,) = encoded.sequences
         with torch.no_grad():
             hidden = model.encoder(pack([sequence]), keep_layers=True).layers
@@ -187,8 +189,8 @@ def test_the_prompt_is_left_out_of_every_pooling(
 
 def test_each_window_of_a_long_text_begins_with_the_prompt(tmp_path: Path) -> None:
     embed = made(tmp_path, long_texts="windows", prompt="the film ", length=12)
-    (encoded,) = embed.learner.encode([TextExample("old men in rain " * 5)])
-    lead = embed.learner.tokenizer.encode("the film")
+    (encoded,) = embed.task_model.encode([TextExample("old men in rain " * 5)])
+    lead = embed.task_model.tokenizer.encode("the film")
     assert len(encoded.sequences) > 2
     for sequence in encoded.sequences:
         assert sequence.ids[1:3].tolist() == lead.tolist()
@@ -213,9 +215,9 @@ def test_prompts_that_do_not_exist(tmp_path: Path) -> None:
 def test_a_prompt_without_a_name_is_saved_as_the_default_one(tmp_path: Path) -> None:
     settings = {"prompt": "the film ", "prompts": {"query": "a "}}
     embed = made(tmp_path, **settings)
-    learner = open_learner(tmp_path / "bert", "embed", settings=settings)
-    assert isinstance(learner, Embedder)
-    save_sentence_encoder(tmp_path / "saved", learner)
+    task_model = open_task_model(tmp_path / "bert", "embed", settings=settings)
+    assert isinstance(task_model, Embedder)
+    save_sentence_encoder(tmp_path / "saved", task_model)
     config = read_program_config(tmp_path / "saved", 32)
     assert isinstance(config, SentenceEncoderConfig)
     assert (config.prompts, config.prompt_name) == (
@@ -223,7 +225,7 @@ def test_a_prompt_without_a_name_is_saved_as_the_default_one(tmp_path: Path) -> 
         "default",
     )
     assert_close(theirs(tmp_path / "saved", ["old men"]), embed.encode(["old men"]))
-    assert bothways.load(tmp_path / "saved").learner.task.prompt == "the film "
+    assert bothways.load(tmp_path / "saved").task_model.task.prompt == "the film "
     off = SentenceEmbeddingTask(prompts={"query": "a "}, prompt_name="query", prompt="")
     assert (off.default_prompt, off.named_prompts) == ("", ({"query": "a "}, None))
 

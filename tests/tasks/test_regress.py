@@ -36,7 +36,7 @@ def make_scorer(folder: Path, dropout: float = 0.0) -> Regressor:
     )
     definition = RegressionTask()
     labels = definition.labels([])
-    return definition.learner(
+    return definition.bind(
         Model(config, definition.heads(labels, None)), make_tokenizer(folder), labels, 16
     )
 

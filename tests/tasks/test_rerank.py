@@ -90,7 +90,7 @@ def make_ranker(folder: Path, dropout: float = 0.0, **settings: Any) -> Ranker:
     definition = RerankingTask(**settings)
     labels = definition.labels([])
     model = Model(config, definition.heads(labels, None))
-    return definition.learner(model, make_tokenizer(folder), labels, 16)
+    return definition.bind(model, make_tokenizer(folder), labels, 16)
 
 
 def make_rankings(count: int, seed: int = 0, most: int = 4, longest: int = 5) -> list[RankExample]:
@@ -375,7 +375,7 @@ def test_a_trained_model_opens_as_a_cross_encoder(trained: Path) -> None:
     )
     assert not any(report.values())
     rank = bothways.load(trained)
-    assert rank.learner.task.name == "rerank"
+    assert rank.task_model.task.name == "rerank"
     documents = ["good film", "poor play", " ".join(["the old men"] * 12)]
     theirs = CrossEncoder(str(trained), device="cpu")
     assert theirs.max_seq_length == 24

@@ -25,8 +25,9 @@ from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.metrics import Confusion, classification_metrics
 from bothways.tasks.predictions import Entity
-from bothways.tasks.tagging.examples import TagColumns, TagExample, with_context
+from bothways.tasks.tagging.examples import TagExample, with_context
 from bothways.tasks.tagging.schemes import respell
+from bothways.tasks.tagging.table_rows import TagColumns
 from bothways.tasks.tagging.task import Tagger, TaggingTask
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, train_tokenizer
@@ -60,9 +61,7 @@ def make_task(
         initial_range=0.5,
         dropout=Dropouts(dropout, dropout),
     )
-    return definition.learner(
-        Model(config, definition.heads(labels, None)), tokenizer, labels, length
-    )
+    return definition.bind(Model(config, definition.heads(labels, None)), tokenizer, labels, length)
 
 
 def make_examples(

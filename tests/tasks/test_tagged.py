@@ -16,11 +16,11 @@ from bothways.core.errors import DataError
 from bothways.tasks.tagging.conll import ColumnLayout, ColumnSentence, read_columns
 from bothways.tasks.tagging.examples import (
     NEIGHBOURS,
-    TagColumns,
     TagExample,
     open_tagged,
     with_context,
 )
+from bothways.tasks.tagging.table_rows import TagColumns
 
 CONLL = """-DOCSTART- -X- O O
 

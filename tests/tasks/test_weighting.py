@@ -22,7 +22,7 @@ WEIGHTS = (0.5, 2.0, 1.25)
 
 def make_weighed(folder: Path, definition: ClassificationTask) -> TextClassifier:
     plain = make_task(folder, dropout=0.0)
-    return definition.learner(plain.model, plain.tokenizer, plain.labels, 16)
+    return definition.bind(plain.model, plain.tokenizer, plain.labels, 16)
 
 
 @pytest.mark.parametrize(

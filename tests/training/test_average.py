@@ -20,15 +20,15 @@ from toy_training import SINGLE, TRAINING, Toy, steps, toy
 def run(
     store: Store, until: int = 8, stop: int = 0, ema: float | None = 0.8
 ) -> tuple[Toy, list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]]]:
-    """The learner after a run, its weights after each update, and those of each evaluation."""
+    """The training module after a run, its weights after each update, and those of each evaluation."""
     training = dataclasses.replace(
         TRAINING, until=Steps(until), evaluate=Steps(4), save=Steps(1), ema=ema,
         keep=Keep(20, Best("score", "highest")),
     )  # fmt: skip
-    learner, weights, scored = toy(), list[dict[str, torch.Tensor]](), []
+    training_module, weights, scored = toy(), list[dict[str, torch.Tensor]](), []
 
     def copied() -> dict[str, torch.Tensor]:
-        return {name: p.detach().clone() for name, p in learner.named_parameters()}
+        return {name: p.detach().clone() for name, p in training_module.named_parameters()}
 
     def note(event: Event) -> None:
         if event.kind == "step":
@@ -41,10 +41,10 @@ def run(
         return {"score": float(-len(scored))}
 
     TrainingRun(
-        learner, [TrainingPhase(Steps(until), steps)], training, SINGLE, store,
+        training_module, [TrainingPhase(Steps(until), steps)], training, SINGLE, store,
         evaluation=evaluation, on_event=note,
     ).train()  # fmt: skip
-    return learner, weights, scored
+    return training_module, weights, scored
 
 
 def expected(weights: list[dict[str, torch.Tensor]], decay: float) -> dict[str, torch.Tensor]:
@@ -58,21 +58,25 @@ def expected(weights: list[dict[str, torch.Tensor]], decay: float) -> dict[str, 
 
 
 def test_the_average_is_evaluated_and_returned_and_changes_no_update() -> None:
-    learner, weights, scored = run(MemoryStore())
+    training_module, weights, scored = run(MemoryStore())
     _, plain, _ = run(MemoryStore(), ema=None)
     for ours, theirs in zip(weights, plain, strict=True):
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert len(scored) == 2
-    for found, count in ((scored[0], 4), (scored[1], 8), (dict(learner.named_parameters()), 8)):
+    for found, count in (
+        (scored[0], 4),
+        (scored[1], 8),
+        (dict(training_module.named_parameters()), 8),
+    ):
         for name, weight in expected(weights[:count], 0.8).items():
             torch.testing.assert_close(found[name].double(), weight, rtol=1e-5, atol=1e-7)
 
 
 def test_the_best_weights_are_the_average_of_their_evaluation(tmp_path: Path) -> None:
     for store in (MemoryStore(), FolderStore(tmp_path, {})):
-        learner, _, scored = run(store)
-        store.load_best(learner, Best("score", "highest"))
-        for name, parameter in learner.named_parameters():
+        training_module, _, scored = run(store)
+        store.load_best(training_module, Best("score", "highest"))
+        for name, parameter in training_module.named_parameters():
             assert torch.equal(parameter, scored[0][name])
 
 
@@ -91,12 +95,12 @@ def test_a_run_that_was_cut_has_the_same_average(tmp_path: Path) -> None:
 
 
 def test_a_frozen_parameter_has_no_average() -> None:
-    learner = toy()
-    learner.words.weight.requires_grad_(False)
-    average = Average(learner, 0.5)
+    training_module = toy()
+    training_module.words.weight.requires_grad_(False)
+    average = Average(training_module, 0.5)
     assert "words/weight" not in dict(average.named_buffers())
     assert [*average.parameters()] == []
-    use_average(learner)
+    use_average(training_module)
 
 
 @pytest.mark.parametrize("ema", [0.0, 1.0, -0.5, float("nan")])

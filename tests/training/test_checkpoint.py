@@ -37,32 +37,40 @@ from toy_training import CONFIG, SINGLE, Toy, fit_toy, processes, steps, toy
 
 
 def trained():
-    """A learner and its optimizer, whose state is not that of the beginning."""
-    learner = toy()
-    optimizer = build_optimizer(AdamW(lr=0.01), learner.named_parameters())
-    for parameter in learner.parameters():
+    """A training module and its optimizer, whose state is not that of the beginning."""
+    training_module = toy()
+    optimizer = build_optimizer(AdamW(lr=0.01), training_module.named_parameters())
+    for parameter in training_module.parameters():
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
-    return learner, optimizer
+    return training_module, optimizer
 
 
-def save_at(run, step, metrics=None, learner=None):
-    learner, optimizer = (
+def save_at(run, step, metrics=None, training_module=None):
+    training_module, optimizer = (
         trained()
-        if learner is None
-        else (learner, build_optimizer(AdamW(), learner.named_parameters()))
+        if training_module is None
+        else (training_module, build_optimizer(AdamW(), training_module.named_parameters()))
     )
     progress = RunState(steps=step, tokens=step * 30, cursor=Cursor(1, 0, step))
     new_checkpoint(
-        run, RunTensors(learner, optimizer, SINGLE), progress, metrics=metrics or {}, config=CONFIG
+        run,
+        RunTensors(training_module, optimizer, SINGLE),
+        progress,
+        metrics=metrics or {},
+        config=CONFIG,
     ).write()
     return run / f"step-{step}"
 
 
-def restore(folder, learner=None, config=CONFIG):
-    learner = learner or toy()
+def restore(folder, training_module=None, config=CONFIG):
+    training_module = training_module or toy()
     return read_checkpoint(folder).restore(
-        RunTensors(learner, build_optimizer(AdamW(lr=0.01), learner.named_parameters()), SINGLE),
+        RunTensors(
+            training_module,
+            build_optimizer(AdamW(lr=0.01), training_module.named_parameters()),
+            SINGLE,
+        ),
         config,
     )
 
@@ -73,11 +81,11 @@ def saved(tmp_path):
 
 
 def test_everything_comes_back(tmp_path):
-    learner, optimizer = trained()
+    training_module, optimizer = trained()
     progress = RunState(3, 90, 0.5, 1.25, Cursor(0, 2, 1), 1, (Cursor(0, 1, 4),))
     new_checkpoint(
         tmp_path,
-        RunTensors(learner, optimizer, SINGLE),
+        RunTensors(training_module, optimizer, SINGLE),
         progress,
         metrics={"loss": 2.5},
         config=CONFIG,
@@ -89,13 +97,14 @@ def test_everything_comes_back(tmp_path):
     assert found.restore(RunTensors(again, other, SINGLE), CONFIG) == progress
     assert (found.metrics, found.config) == (
         {"loss": 2.5},
-        {"learner": {"dropout": 0.2}, "betas": [0.9, 0.999]},
+        {"model": {"dropout": 0.2}, "betas": [0.9, 0.999]},
     )
     assert torch.equal(torch.rand(3), expected)
     assert all(
-        torch.equal(a, b) for a, b in zip(learner.parameters(), again.parameters(), strict=True)
+        torch.equal(a, b)
+        for a, b in zip(training_module.parameters(), again.parameters(), strict=True)
     )
-    for ours, theirs in zip(learner.parameters(), again.parameters(), strict=True):
+    for ours, theirs in zip(training_module.parameters(), again.parameters(), strict=True):
         assert all(
             torch.equal(value, other.state[theirs][name])
             for name, value in optimizer.state[ours].items()
@@ -110,15 +119,15 @@ def test_its_files_have_equal_permissions(saved):
 
 def test_tied_weights_come_back_tied(tmp_path):
     def tied():
-        learner = toy()
-        learner.decoder.weight = learner.words.weight
-        return learner
+        training_module = toy()
+        training_module.decoder.weight = training_module.words.weight
+        return training_module
 
-    learner = tied()
-    nn.init.normal_(learner.words.weight)
+    training_module = tied()
+    nn.init.normal_(training_module.words.weight)
     again = tied()
-    restore(save_at(tmp_path, 1, learner=learner), again)
-    assert torch.equal(again.decoder.weight, learner.words.weight)
+    restore(save_at(tmp_path, 1, training_module=training_module), again)
+    assert torch.equal(again.decoder.weight, training_module.words.weight)
     assert again.decoder.weight is again.words.weight
 
 
@@ -194,8 +203,8 @@ def test_another_format_is_refused(saved, change):
 def test_another_run_is_refused_and_the_difference_named(saved):
     error = refused(
         saved,
-        r"of another run: learner.dropout was 0.2, is 0.3\n",
-        config={**CONFIG, "learner": {"dropout": 0.3}},
+        r"of another run: model.dropout was 0.2, is 0.3\n",
+        config={**CONFIG, "model": {"dropout": 0.3}},
     )
     assert "a run in another folder" in error.fix
     many = CONFIG | {f"key{number}": number for number in range(8)}
@@ -205,10 +214,12 @@ def test_another_run_is_refused_and_the_difference_named(saved):
 def test_another_model_is_refused(saved):
     wide = toy()
     wide.inner = nn.Linear(8, 9)
-    refused(saved, r"model.safetensors does not fit this model: .*inner.weight", learner=wide)
+    refused(
+        saved, r"model.safetensors does not fit this model: .*inner.weight", training_module=wide
+    )
     more = toy()
     more.extra = nn.Linear(2, 2)
-    refused(saved, r"model.safetensors does not fit this model: .*extra", learner=more)
+    refused(saved, r"model.safetensors does not fit this model: .*extra", training_module=more)
 
 
 def sign_again(folder):
@@ -236,19 +247,23 @@ def test_weights_that_are_no_safetensors_are_refused(saved):
 
 
 def test_another_optimizer_is_refused(saved):
-    learner = toy()
-    learner.words.weight.requires_grad_(False)
+    training_module = toy()
+    training_module.words.weight.requires_grad_(False)
     with pytest.raises(CheckpointError, match=r"state\.pt does not fit this model"):
         read_checkpoint(saved).restore(
-            RunTensors(learner, build_optimizer(AdamW(), learner.named_parameters()), SINGLE),
+            RunTensors(
+                training_module,
+                build_optimizer(AdamW(), training_module.named_parameters()),
+                SINGLE,
+            ),
             CONFIG,
         )
 
 
 def test_weights_alone_can_be_loaded(saved):
-    learner = Toy()
-    read_checkpoint(saved).load_weights(learner)
-    assert torch.equal(learner.words.weight, trained()[0].words.weight)
+    training_module = Toy()
+    read_checkpoint(saved).load_weights(training_module)
+    assert torch.equal(training_module.words.weight, trained()[0].words.weight)
 
 
 def test_the_latest_is_the_one_of_the_highest_step(tmp_path):
@@ -429,9 +444,9 @@ def test_a_checkpoint_that_was_moved_is_as_good(saved, tmp_path):
 
 
 def test_what_was_restored_trains_on(saved):
-    learner = toy()
-    restore(saved, learner)
-    assert fit_toy(learner, steps(Cursor()), 2)["weights"]
+    training_module = toy()
+    restore(saved, training_module)
+    assert fit_toy(training_module, steps(Cursor()), 2)["weights"]
 
 
 def test_frozen_parts_are_not_in_a_checkpoint_and_survive_its_restoration(tmp_path):
@@ -443,11 +458,11 @@ def test_frozen_parts_are_not_in_a_checkpoint_and_survive_its_restoration(tmp_pa
         def frozen(self):
             return ("teacher.",)
 
-    learner = Taught()
-    optimizer = build_optimizer(AdamW(), learner.trained_parameters())
+    training_module = Taught()
+    optimizer = build_optimizer(AdamW(), training_module.trained_parameters())
     new_checkpoint(
         tmp_path,
-        RunTensors(learner, optimizer, SINGLE),
+        RunTensors(training_module, optimizer, SINGLE),
         RunState(steps=1),
         metrics={},
         config=CONFIG,
@@ -458,5 +473,5 @@ def test_frozen_parts_are_not_in_a_checkpoint_and_survive_its_restoration(tmp_pa
     with torch.no_grad():
         other.teacher.words.weight.fill_(7.0)
     read_checkpoint(folder).load_weights(other)
-    assert torch.equal(other.words.weight, learner.words.weight)
+    assert torch.equal(other.words.weight, training_module.words.weight)
     assert bool((other.teacher.words.weight == 7).all())

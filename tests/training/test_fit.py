@@ -17,18 +17,18 @@ from toy_training import SINGLE, Toy, ToyStep, broken_at, fit_toy, sequence, ste
 
 
 def run(
-    learner,
+    training_module,
     batches,
     until,
     on_step=lambda progress, meter: False,
     progress=None,
     **options,
 ):
-    optimizer = build_optimizer(AdamW(lr=0.01), learner.trained_parameters())
+    optimizer = build_optimizer(AdamW(lr=0.01), training_module.trained_parameters())
     options = {"precision": "fp32", "schedule": lambda progress: 1.0} | options
     schedule = options.pop("schedule")
     return fit(
-        learner,
+        training_module,
         batches,
         optimizer,
         schedule,
@@ -42,24 +42,24 @@ def run(
 
 def reference_gradients(size):
     """Of the mean over hidden tokens plus the mean over labels of the first step, by plain autograd."""
-    learner = toy(dtype=torch.float64)
+    training_module = toy(dtype=torch.float64)
     batch = pack([sequence(0, item) for item in range(size)])
-    losses = learner(batch)
+    losses = training_module(batch)
     masked, labels = batch.targets["masked"], batch.targets["pair"].labels
     (
         losses["masked"].total / len(masked.index)
         + losses["pair"].total / max(1, int((labels != IGNORED).sum()))
     ).backward()
-    return {name: parameter.grad for name, parameter in learner.named_parameters()}
+    return {name: parameter.grad for name, parameter in training_module.named_parameters()}
 
 
 def test_it_learns_in_training_mode():
-    learner, modes = toy().eval(), []
+    training_module, modes = toy().eval(), []
     run(
-        learner,
+        training_module,
         steps(Cursor()),
         Steps(2),
-        lambda progress, meter: modes.append(learner.training) or False,
+        lambda progress, meter: modes.append(training_module.training) or False,
     )
     assert modes == [True, True]
 
@@ -74,13 +74,13 @@ def test_the_gradient_is_that_of_the_mean_over_the_whole_step_however_it_is_cut(
 
 def test_the_mean_of_the_microbatches_means_would_be_another_gradient():
     """So the test above can fail: the cut makes parts of unequal weight."""
-    learner, step = toy(dtype=torch.float64), next(steps(Cursor(), 7, 2))
+    training_module, step = toy(dtype=torch.float64), next(steps(Cursor(), 7, 2))
     for batch in step.microbatches:
-        weights, losses = learner.weights(batch), learner(batch)
+        weights, losses = training_module.weights(batch), training_module(batch)
         sum(loss.total / max(1, weights[name]) / 2 for name, loss in losses.items()).backward()
     wrong = max(
         (p.grad - reference_gradients(7)[name]).abs().max().item()
-        for name, p in learner.named_parameters()
+        for name, p in training_module.named_parameters()
     )
     assert wrong > 1e-3
 
@@ -117,10 +117,11 @@ def test_hours_count_the_time_of_earlier_sessions():
 
 
 def test_it_does_nothing_where_the_duration_is_over_already():
-    learner = toy()
-    assert run(learner, steps(Cursor()), Steps(5), progress=RunState(steps=5)).steps == 5
+    training_module = toy()
+    assert run(training_module, steps(Cursor()), Steps(5), progress=RunState(steps=5)).steps == 5
     assert all(
-        torch.equal(a, b) for a, b in zip(learner.parameters(), toy().parameters(), strict=True)
+        torch.equal(a, b)
+        for a, b in zip(training_module.parameters(), toy().parameters(), strict=True)
     )
 
 
@@ -163,7 +164,7 @@ def test_the_rate_is_peak_times_schedule_of_the_progress_before_the_step():
 
 
 def test_reports_are_sums_by_weights_since_the_last():
-    """Over two steps with a rate of 0, against the learner asked directly."""
+    """Over two steps with a rate of 0, against the training module asked directly."""
     reports = []
 
     def on_step(progress, meter):
@@ -188,21 +189,21 @@ def test_reports_are_sums_by_weights_since_the_last():
 def test_a_loss_without_weight_is_left_out_of_the_report_and_trains_nothing():
     one = sequence(0, 0)
     assert one.targets["pair"].labels[0] == IGNORED
-    learner, seen = toy(), []
+    training_module, seen = toy(), []
     run(
-        learner,
+        training_module,
         [ToyStep((pack([one]),), Cursor(), 1, 1, 0.0)],
         Steps(1),
         lambda _, meter: seen.append(meter.read()) or False,
     )
     assert set(seen[0].scores.losses) == {"masked"}
     decayed = toy().labels.weight * (1 - 0.01 * 0.01)
-    torch.testing.assert_close(learner.labels.weight, decayed)
+    torch.testing.assert_close(training_module.labels.weight, decayed)
 
 
 @pytest.mark.parametrize("read_every", [1, 4, 100])
 def test_a_loss_that_is_no_number_stops_the_run_and_is_named_with_its_step(read_every):
-    learner, steps_done = broken_at(toy(), 3), []
+    training_module, steps_done = broken_at(toy(), 3), []
 
     def on_step(progress, meter):
         steps_done.append(progress.steps)
@@ -211,32 +212,33 @@ def test_a_loss_that_is_no_number_stops_the_run_and_is_named_with_its_step(read_
         return False
 
     with pytest.raises(BothwaysError, match="the loss 'masked' is not finite") as caught:
-        run(learner, steps(Cursor()), Steps(6), on_step)
+        run(training_module, steps(Cursor()), Steps(6), on_step)
     assert caught.value.where == "step 3"
     assert "learning rate" in caught.value.fix
-    assert all(parameter.isfinite().all() for parameter in learner.parameters())
+    assert all(parameter.isfinite().all() for parameter in training_module.parameters())
     twin = toy()
     run(twin, steps(Cursor()), Steps(2))
     assert all(
-        torch.equal(a, b) for a, b in zip(learner.parameters(), twin.parameters(), strict=True)
+        torch.equal(a, b)
+        for a, b in zip(training_module.parameters(), twin.parameters(), strict=True)
     )
 
 
 def test_a_gradient_that_is_no_number_under_a_finite_loss_is_named_too():
-    learner = toy()
-    learner.decoder.weight.register_hook(lambda gradient: gradient * math.inf)
+    training_module = toy()
+    training_module.decoder.weight.register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(BothwaysError, match="the gradient norm is not finite") as caught:
-        run(learner, steps(Cursor()), Steps(2))
+        run(training_module, steps(Cursor()), Steps(2))
     assert caught.value.where == "step 1"
 
 
 def test_evaluation_is_without_dropout_or_gradient_and_leaves_the_mode():
-    learner = toy(dropout=0.5)
+    training_module = toy(dropout=0.5)
     batches = [next(steps(Cursor(), 7, 2)), next(steps(Cursor(1), 4, 1))]
-    first, second = (evaluate(learner, batches, SINGLE, precision="fp32") for _ in range(2))
+    first, second = (evaluate(training_module, batches, SINGLE, precision="fp32") for _ in range(2))
     assert first == second
-    assert learner.training
-    assert all(parameter.grad is None for parameter in learner.parameters())
+    assert training_module.training
+    assert all(parameter.grad is None for parameter in training_module.parameters())
     whole = pack(
         [sequence(0, item) for item in range(7)] + [sequence(1, item) for item in range(4)]
     )
@@ -244,9 +246,9 @@ def test_evaluation_is_without_dropout_or_gradient_and_leaves_the_mode():
     assert first.losses == pytest.approx(
         {name: loss.total.item() / weights[name] for name, loss in losses.items()}, rel=1e-6
     )
-    learner.eval()
-    evaluate(learner, batches, SINGLE)
-    assert not learner.training
+    training_module.eval()
+    evaluate(training_module, batches, SINGLE)
+    assert not training_module.training
 
 
 def test_evaluation_of_nothing_scores_nothing():
@@ -268,10 +270,10 @@ def test_bf16_computes_in_bf16_and_keeps_weights_in_fp32(monkeypatch):
             return super().forward(batch)
 
     torch.manual_seed(1)
-    learner = Watched()
-    run(learner, steps(Cursor()), Steps(2), precision="auto")
+    training_module = Watched()
+    run(training_module, steps(Cursor()), Steps(2), precision="auto")
     assert dtypes == [torch.bfloat16] * 2
-    assert all(parameter.dtype == torch.float32 for parameter in learner.parameters())
+    assert all(parameter.dtype == torch.float32 for parameter in training_module.parameters())
 
 
 def test_bf16_is_refused_where_the_hardware_has_none(monkeypatch):
@@ -307,9 +309,9 @@ def taught():
 
 
 def test_a_coefficient_scales_the_gradient_and_not_the_reported_loss():
-    learner, bare, reports = taught(), toy(), []
+    training_module, bare, reports = taught(), toy(), []
     bare.coefficients = {}
-    for one in (learner, bare):
+    for one in (training_module, bare):
         run(one, steps(Cursor()), Steps(1), lambda _, meter: reports.append(meter.read()) or False)
     assert reports[0].scores == reports[1].scores
     expected = toy()
@@ -324,15 +326,17 @@ def test_a_coefficient_scales_the_gradient_and_not_the_reported_loss():
 
 
 def test_frozen_parts_stay_in_evaluation_mode_and_out_of_the_optimizer():
-    learner = taught()
-    before = {name: tensor.clone() for name, tensor in learner.teacher.state_dict().items()}
+    training_module = taught()
+    before = {name: tensor.clone() for name, tensor in training_module.teacher.state_dict().items()}
     modes = []
     run(
-        learner,
+        training_module,
         steps(Cursor()),
         Steps(2),
-        lambda *_: modes.append(learner.teacher.training) or False,
+        lambda *_: modes.append(training_module.teacher.training) or False,
     )
     assert modes == [False, False]
-    assert all(torch.equal(before[name], now) for name, now in learner.teacher.state_dict().items())
-    assert not any(name.startswith("teacher.") for name, _ in learner.trained_parameters())
+    assert all(
+        torch.equal(before[name], now) for name, now in training_module.teacher.state_dict().items()
+    )
+    assert not any(name.startswith("teacher.") for name, _ in training_module.trained_parameters())

@@ -77,7 +77,7 @@ def test_weights_and_biases_gets_each_record_and_a_resumed_run_is_the_same_one(
     first, second = fake.runs
     assert first["id"] == second["id"]
     assert (first["name"], first["resume"], first["finished"]) == (tmp_path.name, "allow", True)
-    assert first["config"] == {"learner.dropout": 0.2, "betas": (0.9, 0.999)}
+    assert first["config"] == {"model.dropout": 0.2, "betas": (0.9, 0.999)}
     sent = [{"step": step, **values} for step, values in first["logged"] + second["logged"]]
     assert sent == metric_lines(tmp_path)
 
@@ -100,7 +100,7 @@ def test_mlflow_gets_each_record_and_a_resumed_run_is_the_same_one(
         "experiment bothways",
         "FINISHED",
     )
-    assert run["params"]["learner.dropout"] == "0.2"
+    assert run["params"]["model.dropout"] == "0.2"
     expected = [
         (name, value, record["step"])
         for record in metric_lines(tmp_path)

@@ -24,18 +24,20 @@ def run(
     best: Best, values: list[float], patience: int | None = None
 ) -> tuple[MemoryStore, RunState, list[torch.Tensor], torch.Tensor]:
     """What it came to, the weights at each evaluation, and those at the end; the evaluations find these values."""
-    learner, seen = toy(), list[torch.Tensor]()
+    training_module, seen = toy(), list[torch.Tensor]()
 
     def evaluation(progress: Progress) -> dict[str, float]:
-        seen.append(learner.inner.weight.detach().clone())
+        seen.append(training_module.inner.weight.detach().clone())
         return {"m": values[len(seen) - 1]}
 
     store = MemoryStore()
     training = dataclasses.replace(FREE, early_stopping=patience, keep=Keep(1, best))
     phases = [TrainingPhase(FREE.until, steps)]
-    progress = TrainingRun(learner, phases, training, SINGLE, store, evaluation=evaluation).train()
-    store.load_best(learner, best)
-    return store, progress, seen, learner.inner.weight.detach()
+    progress = TrainingRun(
+        training_module, phases, training, SINGLE, store, evaluation=evaluation
+    ).train()
+    store.load_best(training_module, best)
+    return store, progress, seen, training_module.inner.weight.detach()
 
 
 @pytest.mark.parametrize(("best", "at"), [(HIGH, 1), (LOW, 2)])
@@ -64,8 +66,8 @@ def test_patience_ends_it() -> None:
 
 
 def test_without_an_evaluation_the_last_weights_stay() -> None:
-    learner, told = toy(), list[int]()
-    before = learner.inner.weight.detach().clone()
+    training_module, told = toy(), list[int]()
+    before = training_module.inner.weight.detach().clone()
 
     def on_event(event: Event) -> None:
         if event.kind == "step":
@@ -73,7 +75,7 @@ def test_without_an_evaluation_the_last_weights_stay() -> None:
 
     store = MemoryStore()
     TrainingRun(
-        learner, [TrainingPhase(FREE.until, steps)], FREE, SINGLE, store, on_event=on_event
+        training_module, [TrainingPhase(FREE.until, steps)], FREE, SINGLE, store, on_event=on_event
     ).train()
     assert (store.history, store.metrics, told) == ([], {}, [1, 2, 3, 4, 5, 6, 7])
-    assert not torch.equal(before, learner.inner.weight)
+    assert not torch.equal(before, training_module.inner.weight)

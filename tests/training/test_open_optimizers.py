@@ -29,10 +29,10 @@ SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
 def test_an_instance_is_fitted_with_its_own_rate_as_the_peak() -> None:
-    learner, rates = toy(), list[float]()
-    optimizer = torch.optim.SGD(learner.parameters(), lr=0.5)
+    training_module, rates = toy(), list[float]()
+    optimizer = torch.optim.SGD(training_module.parameters(), lr=0.5)
     fit(
-        learner, steps(Cursor()), optimizer, lambda progress: 1 - progress.steps / 4, SINGLE,
+        training_module, steps(Cursor()), optimizer, lambda progress: 1 - progress.steps / 4, SINGLE,
         until=Steps(2), progress=RunState(), precision="fp32", clip_norm=None,
         on_step=lambda progress, meter: rates.append(meter.read().rate) or False,
     )  # fmt: skip
@@ -71,21 +71,21 @@ def test_a_factory_and_a_function_train_and_resume(tmp_path: Path) -> None:
             TRAINING, until=Steps(8), optimizer=SGD, schedule=lambda share: 1 - share / 2,
             evaluate=None, keep=TRAINING.keep.__class__(), save=Steps(1),
         )  # fmt: skip
-        learner = toy()
+        training_module = toy()
 
         def end(event: object) -> None:
             if getattr(event, "kind", "") == "checkpoint" and event.progress.steps == stop:  # type: ignore[attr-defined]
                 raise InterruptedError
 
         TrainingRun(
-            learner,
+            training_module,
             [TrainingPhase(Steps(8), steps)],
             training,
             SINGLE,
             FolderStore(folder, {}),
             on_event=end,
         ).train()
-        return learner.state_dict()
+        return training_module.state_dict()
 
     whole = run(tmp_path / "whole", 0)
     with pytest.raises(InterruptedError):
@@ -107,13 +107,15 @@ def test_rules_apply_and_a_pull_is_refused() -> None:
 def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     from bothways.training.optimizers import update
 
-    learner = toy()
-    before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
-    optimizer = build_optimizer(SGD, learner.named_parameters())
-    for parameter in learner.parameters():
+    training_module = toy()
+    before = {name: tensor.clone() for name, tensor in training_module.state_dict().items()}
+    optimizer = build_optimizer(SGD, training_module.named_parameters())
+    for parameter in training_module.parameters():
         parameter.grad = torch.full_like(parameter, torch.inf)
     assert not update(optimizer, 1.0).isfinite()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in learner.state_dict().items())
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in training_module.state_dict().items()
+    )
 
 
 class WithoutRate(torch.optim.Optimizer):

@@ -30,7 +30,7 @@ def run(
         TRAINING, until=until, schedule=schedule, save=Steps(3), evaluate=None, report=Steps(1),
         keep=Keep(1),
     )  # fmt: skip
-    learner = toy()
+    training_module = toy()
     folder.mkdir(exist_ok=True)
 
     def note(event: Event) -> None:
@@ -39,8 +39,8 @@ def run(
 
     store = FolderStore(folder, {"training": {"until": str(until)}}, {"training.until"})
     phases = [TrainingPhase(until, steps)]
-    progress = TrainingRun(learner, phases, training, SINGLE, store, on_event=note).train()
-    return learner.state_dict(), progress
+    progress = TrainingRun(training_module, phases, training, SINGLE, store, on_event=note).train()
+    return training_module.state_dict(), progress
 
 
 def names(folder: Path) -> list[str]:
@@ -110,7 +110,7 @@ def test_a_run_by_the_clock_resumes_at_its_time(
             TRAINING, until=Hours(16 / 60), schedule=schedule, save=Steps(3), evaluate=None,
             report=Steps(1), keep=Keep(1),
         )  # fmt: skip
-        learner = toy()
+        training_module = toy()
         folder.mkdir(exist_ok=True)
 
         def note(event: Event) -> None:
@@ -122,8 +122,8 @@ def test_a_run_by_the_clock_resumes_at_its_time(
             TrainingPhase(Hours(16 / 60), lambda state: clocked(state, 4)),
         ]
         store = FolderStore(folder, {})
-        TrainingRun(learner, phases, training, SINGLE, store, on_event=note).train()
-        return learner
+        TrainingRun(training_module, phases, training, SINGLE, store, on_event=note).train()
+        return training_module
 
     whole = session(tmp_path / "whole").state_dict()
     time["minutes"] += 5  # between the sessions

@@ -171,14 +171,14 @@ def test_no_step_is_recorded_twice_and_none_is_left_out(whole):
 
 def test_the_best_checkpoint_stays_with_the_newest(tmp_path):
     values = iter([3.0, 1.0, 2.0, 4.0])
-    learner = toy()
+    training_module = toy()
     keep = Keep(1, Best("score", "lowest"))
     training = dataclasses.replace(
         TRAINING, evaluate=Steps(2), save=None, until=Steps(8), keep=keep
     )
     phases = [TrainingPhase(Steps(8), steps)]
     TrainingRun(
-        learner,
+        training_module,
         phases,
         training,
         Single(),
@@ -309,7 +309,7 @@ def test_the_newest_checkpoint_always_stays(last):
 def test_a_run_is_not_resumed_with_another_configuration(whole, tmp_path):
     folder = shutil.copytree(whole, tmp_path / "copy")
     changed = (
-        r"of another run: betas was \[0.9, 0.999\], is 'not set'; learner.dropout was 0.2, is 0.1"
+        r"of another run: betas was \[0.9, 0.999\], is 'not set'; model.dropout was 0.2, is 0.1"
     )
     with pytest.raises(CheckpointError, match=changed):
         TrainingRun(
@@ -317,7 +317,7 @@ def test_a_run_is_not_resumed_with_another_configuration(whole, tmp_path):
             [TrainingPhase(Steps(14), steps)],
             TRAINING,
             Single(),
-            FolderStore(folder, {"learner": {"dropout": 0.1}}),
+            FolderStore(folder, {"model": {"dropout": 0.1}}),
         ).train()
 
 

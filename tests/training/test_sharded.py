@@ -44,26 +44,26 @@ def _fitted(plan: Sharded) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, (optimizer, sharding) in KINDS.items():
         own = dataclasses.replace(plan, sharding=sharding)
-        learner = toy(dtype=torch.float64)
+        training_module = toy(dtype=torch.float64)
         mine = steps(Cursor(), 7, 2, plan.rank, 2)  # as many microbatches on each rank
-        found[name] = fit_toy(learner, mine, 50, own, optimizer, 0.5)
+        found[name] = fit_toy(training_module, mine, 50, own, optimizer, 0.5)
         found[f"{name} restored"] = (
-            type(learner) is Toy
-            and not any(is_part(p) for p in learner.parameters())
-            and not learner._forward_pre_hooks
+            type(training_module) is Toy
+            and not any(is_part(p) for p in training_module.parameters())
+            and not training_module._forward_pre_hooks
         )
-    learner = toy()
-    with sharded(learner, plan):
-        held = sum(p.to_local().numel() for p in learner.parameters())
-    found["held"] = held, sum(p.numel() for p in learner.parameters())
+    training_module = toy()
+    with sharded(training_module, plan):
+        held = sum(p.to_local().numel() for p in training_module.parameters())
+    found["held"] = held, sum(p.numel() for p in training_module.parameters())
     return found
 
 
 def _refused(plan: Sharded) -> dict[str, object]:
     found: dict[str, object] = {}
-    learner = toy()
-    learner.inner.partial = True
-    with pytest.raises(ConfigError) as partial, sharded(learner, plan):
+    training_module = toy()
+    training_module.inner.partial = True
+    with pytest.raises(ConfigError) as partial, sharded(training_module, plan):
         pass
     found["refused"] = str(partial.value)
 
@@ -109,7 +109,7 @@ def test_no_thread_of_a_group_is_left(two: tuple[Path, list[dict[str, object]]])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_fifty_clipped_steps_are_those_of_one_process_and_the_learner_is_itself_again(
+def test_fifty_clipped_steps_are_those_of_one_process_and_the_module_is_itself_again(
     two: tuple[Path, list[dict[str, object]]], kind: str
 ) -> None:
     alone = fit_toy(

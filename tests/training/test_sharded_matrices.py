@@ -62,7 +62,7 @@ CASES = {
 }
 
 
-def learner_of(case: Case) -> TrainingModule:
+def build_training_module(case: Case) -> TrainingModule:
     """30 rows of three stacked matrices, 29 rows of words, 7 or 14 inside the feed-forward layer."""
     encoder = EncoderConfig(
         WORDS, 10, 2, 2, 7, position=Learned(16), dropout=Dropouts(0.0, 0.0), initial_range=0.3,
@@ -71,7 +71,7 @@ def learner_of(case: Case) -> TrainingModule:
     torch.manual_seed(2)
     specs = case.objective.models(encoder)
     models = {name: Model(spec.encoder, spec.heads) for name, spec in specs.items()}
-    return case.objective.learner(models, VOCABULARY).double()
+    return case.objective.training_module(models, VOCABULARY).double()
 
 
 def steps(objective: MaskedObjective, plan: Plan, cursor: Cursor) -> Iterator[ToyStep]:
@@ -94,11 +94,11 @@ def steps(objective: MaskedObjective, plan: Plan, cursor: Cursor) -> Iterator[To
 
 def session(case: Case, folder: Path, until: int, plan: Plan = SINGLE) -> list[float]:
     """Train up to a step from where the folder stands; return the norms and what was evaluated."""
-    learner, found = learner_of(case), list[float]()
+    training_module, found = build_training_module(case), list[float]()
 
     def heldout(progress: object) -> dict[str, float]:
         batch = next(steps(case.objective, plan, Cursor(0, 0, 1000)))
-        scores = evaluate(learner, [batch], plan, precision="fp32")
+        scores = evaluate(training_module, [batch], plan, precision="fp32")
         found.extend(scores.losses.values())
         return {"heldout": sum(scores.losses.values())}
 
@@ -113,7 +113,7 @@ def session(case: Case, folder: Path, until: int, plan: Plan = SINGLE) -> list[f
     phase = TrainingPhase(Steps(until), lambda state: steps(case.objective, plan, state.cursor))
     folder.mkdir(parents=True, exist_ok=True)
     TrainingRun(
-        learner, [phase], training, plan, FolderStore(folder, {}),
+        training_module, [phase], training, plan, FolderStore(folder, {}),
         evaluation=heldout, on_event=note,
     ).train()  # fmt: skip
     return found

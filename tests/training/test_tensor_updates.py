@@ -281,7 +281,7 @@ def test_stacked_matrices_are_updated_like_three_of_their_own(config):
     assert not torch.allclose(fused, whole, rtol=1e-3)
 
 
-def learner_of(preset):
+def build_training_module(preset):
     with torch.device("meta"):
         return MaskedLMModule(Model(PRESETS[preset](), (MaskedHead(),)))
 
@@ -300,9 +300,9 @@ def learner_of(preset):
     ],
 )
 def test_muon_gets_the_matrices_of_blocks_and_adamw_all_else(preset, stacked):
-    learner = learner_of(preset)
-    named = dict(learner.trained_parameters())
-    found = parameter_groups(named.items(), Muon(), matrices=learner.matrices())
+    training_module = build_training_module(preset)
+    named = dict(training_module.trained_parameters())
+    found = parameter_groups(named.items(), Muon(), matrices=training_module.matrices())
     kinds = {id(p): (g["update"], g.get("parts")) for g in found for p in g["params"]}
     assert len(kinds) == len(named)
     for name, parameter in named.items():
@@ -316,9 +316,9 @@ def test_muon_gets_the_matrices_of_blocks_and_adamw_all_else(preset, stacked):
 
 
 def test_lamb_leaves_biases_and_norms_to_berts_adam():
-    learner = learner_of("bert-tiny")
+    training_module = build_training_module("bert-tiny")
     for group in parameter_groups(
-        learner.trained_parameters(), Lamb(), matrices=learner.matrices()
+        training_module.trained_parameters(), Lamb(), matrices=training_module.matrices()
     ):
         assert group["update"] == ("lamb" if group["weight_decay"] else "adamw")
         assert all((p.ndim >= 2) == (group["update"] == "lamb") for p in group["params"])

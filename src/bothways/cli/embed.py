@@ -85,8 +85,8 @@ def embed(  # noqa: PLR0913 – one option per question
             f"has two texts a row, {columns.text!r} and {columns.text_b!r}, and one is embedded"
         )
         raise DataError(message, where=file, fix="Name one: --text NAME.")
-    learner = cast("Embedder", opened.learner)
-    width = learner.task.width(learner.model)
+    task_model = cast("Embedder", opened.task_model)
+    width = task_model.task.width(task_model.model)
     with options.watched(reading, "embedding") as tally:
         predictions = opened.predict_examples(reading, counts=tally)
         write_vectors(out, (prediction.vectors[0] for _, prediction in predictions), width)

@@ -128,7 +128,7 @@ def _evaluate_on_rows(
         fix = "Add --precision int8, or leave --limit out."
         raise ConfigError(message, where="limit", fix=fix)
     predictor = open_in(precision)
-    if guessed and (name := predictor.learner.task.name) == "embed":
+    if guessed and (name := predictor.task_model.task.name) == "embed":
         message = f"{data.folder} is a sentence encoder and is scored as {name}"
         print(f"note: {message}; --task changes that", file=sys.stderr)
     _score(predictor, data, report)
@@ -151,8 +151,8 @@ def _score(predictor: Predictor, data: _Data, report: Path | None) -> None:
 
     if report is not None:
         data.show(metrics := _analyse(predictor, data, report), {"value": metrics})
-    elif isinstance(predictor.learner, Embedder):
-        _sweep_layers(predictor, predictor.learner, data)
+    elif isinstance(predictor.task_model, Embedder):
+        _sweep_layers(predictor, predictor.task_model, data)
     else:
         data.show(metrics := data.score(predictor), {"value": metrics})
 
@@ -300,7 +300,7 @@ class _Data:
                 self.file, options.named_columns(predictor, **self.columns), labelled=True
             )
         else:
-            reading = Reading(predictor.learner.task, iter(self.examples))
+            reading = Reading(predictor.task_model.task, iter(self.examples))
         with options.watched(reading, "evaluating") as self.counts:
             yield reading, self.counts
 
@@ -329,9 +329,9 @@ def _analyse(predictor: Predictor, data: _Data, report: Path) -> Metrics:
     from bothways.prediction.analysis.report import analyse, write_report
 
     with data.opened(predictor) as (reading, counts):
-        analysis = analyse(predictor.learner, reading.examples, counts=counts)
+        analysis = analyse(predictor.task_model, reading.examples, counts=counts)
     write_report(
-        predictor.learner,
+        predictor.task_model,
         analysis,
         report,
         model=data.folder,

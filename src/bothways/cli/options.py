@@ -361,7 +361,7 @@ def named_columns(opened: Predictor, **columns: str | None) -> Any:
     from bothways.core.config import reader as configs
 
     names = {name: value for name, value in columns.items() if value is not None}
-    columns_type = type(opened.learner.task.columns)  # type: ignore[attr-defined]
+    columns_type = type(opened.task_model.task.columns)  # type: ignore[attr-defined]
     return configs.read(columns_type, names, where="columns") if names else None
 
 
@@ -370,7 +370,7 @@ def say_guess(opened: Predictor, reading: Reading[Any], requested: object, sourc
     from bothways.tasks.columns import reads_as_trained
 
     columns, trained = (
-        getattr(reader.task, "columns", None) for reader in (reading, opened.learner)
+        getattr(reader.task, "columns", None) for reader in (reading, opened.task_model)
     )
     if requested is None and not reads_as_trained(columns, trained) and _has_columns(source):
         write_stderr(f"note: the columns are guessed: {columns}")

@@ -84,15 +84,15 @@ def predict(  # noqa: PLR0913 – one option per question
         folder, task, length=length, device=device, precision=precision, batch_invariant=True,
         runtime=runtime, settings=settings,
     )  # fmt: skip
-    check_format(form, opened.learner.task)
+    check_format(form, opened.task_model.task)
     columns = options.named_columns(opened, text=text, text_b=text_b)
     if sentence is None:
         reading = opened.read(file, columns, labelled=False)
         options.say_guess(opened, reading, columns, file)
     else:
         print("note: no file has this name: it is predicted as a text", file=sys.stderr)
-        examples = iter([read_input(opened.learner, sentence, 1)])
-        reading = Reading(opened.learner.task, examples)
+        examples = iter([read_input(opened.task_model, sentence, 1)])
+        reading = Reading(opened.task_model.task, examples)
     typed = file == STDIN and sys.stdin.isatty()
     pace = PredictConfig(window=window or (1 if typed else PredictConfig.window))
     # What is typed or printed on the same terminal would run through the bar.

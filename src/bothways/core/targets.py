@@ -1,4 +1,4 @@
-"""Targets: the values that a learner predicts, for one sequence and for a packed batch."""
+"""Targets: the values that a training module predicts, for one sequence and for a packed batch."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from bothways.hub.hf_config import RECORD
 from bothways.hub.provenance import stamp
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.prediction import engine
-from bothways.prediction.predictor import open_learner
+from bothways.prediction.predictor import open_task_model
 from bothways.tasks import base
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.columns import asked_columns, is_absent, require_columns
@@ -193,7 +193,7 @@ def dev_windows(data: LabelledData) -> Iterator[tuple[list[Any], list[base.Encod
 
 
 def predictions(
-    learner: base.TaskModel[Any, Any],
+    task_model: base.TaskModel[Any, Any],
     data: LabelledData,
     progress: Progress = SILENT,
     stage: str = "scoring the dev data",
@@ -204,11 +204,11 @@ def predictions(
     """
     progress.stage(stage, len(data.dev))
     counts = engine.PredictionCounts(on_count=progress.advance)
-    yield from engine.predict_windows(learner, dev_windows(data), counts=counts)
+    yield from engine.predict_windows(task_model, dev_windows(data), counts=counts)
 
 
 def score(
-    learner: base.TaskModel[Any, Any],
+    task_model: base.TaskModel[Any, Any],
     data: LabelledData,
     metric: str = "",
     metrics: Mapping[str, Metric] = MappingProxyType({}),
@@ -220,19 +220,19 @@ def score(
         metric: the metric that selects the best weights.
         metrics: metrics in addition to the task's.
     """
-    score_tuned = functools.partial(learner.score_tuned, metric=metric)
-    return scored(predictions(learner, data, progress), score_tuned, metrics)
+    score_tuned = functools.partial(task_model.score_tuned, metric=metric)
+    return scored(predictions(task_model, data, progress), score_tuned, metrics)
 
 
 def tune(
-    learner: base.TaskModel[Any, Any],
+    task_model: base.TaskModel[Any, Any],
     data: LabelledData,
     metric: str = "",
     progress: Progress = SILENT,
 ) -> None:
     """Choose settings of the task on dev data, such as thresholds, for a metric."""
-    results = predictions(learner, data, progress=progress, stage="tuning on the dev data")
-    learner.task = learner.tuned(results, metric)
+    results = predictions(task_model, data, progress=progress, stage="tuning on the dev data")
+    task_model.task = task_model.tuned(results, metric)
 
 
 class ExamplesRead(NamedTuple):
@@ -526,7 +526,7 @@ def read_recorded_split(folder: str) -> RecordedSplit | None:
         split = configs.read(Split, {name: recorded[name] for name in ("group", "seed")})
     except (KeyError, TypeError) as error:
         raise FolderError("is not the record of a split", where=record) from error
-    task = open_learner(folder).task
+    task = open_task_model(folder).task
     settings = FinetuneConfig(model=folder, train=train, dev=dev, split=split, task=task)  # type: ignore[arg-type]
     examples = read_split(settings).dev
     if base.examples_fingerprint(examples) != expected:

@@ -46,8 +46,8 @@ from bothways.hub.provenance import digest_of_model
 from bothways.model.model import Model
 from bothways.objectives.distillation import Distillation, DistillationModule, TokenWeights
 from bothways.objectives.distillation_losses import soft_divergence
-from bothways.prediction.engine import prepare_learner
-from bothways.prediction.predictor import open_learner
+from bothways.prediction.engine import prepare_task_model
+from bothways.prediction.predictor import open_task_model
 from bothways.tasks.base import EncodedExample, Scale, TaskModel
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.text_encoding import window_weight
@@ -84,40 +84,44 @@ class TokenTeacherTargets(TeacherTargets):
 
 
 class TaughtModule(TrainingModule):
-    """A task's learner with the soft loss in addition; parameters have the names that it has.
+    """A task's task model with the soft loss in addition; parameters have the names that it has.
 
     Args:
-        task: the learner of the student.
+        task: the task model of the student.
         teacher: the weight and the temperature; the scores are in the batches.
     """
 
-    def __init__(self, learner: TaskModel[Any, Any], teacher: Teacher) -> None:
+    def __init__(self, task_model: TaskModel[Any, Any], teacher: Teacher) -> None:
         super().__init__()
         # The task is not a submodule, so that names and checkpoints are those without a teacher.
-        assert learner.scale is not None
-        self._learner, self.model, self._scale = (learner,), learner.model, learner.scale
+        assert task_model.scale is not None
+        self._task_model, self.model, self._scale = (
+            (task_model,),
+            task_model.model,
+            task_model.scale,
+        )
         self._temperature = teacher.temperature
-        self.coefficients = {learner.loss_name: 1 - teacher.weight, SOFT: teacher.weight}
+        self.coefficients = {task_model.loss_name: 1 - teacher.weight, SOFT: teacher.weight}
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the weights of the task, and the number of the teacher's answers."""
-        [learner] = self._learner
+        [task_model] = self._task_model
         answers = _answers(self._scale, batch, _target(batch))
-        return {**learner.weights(batch), SOFT: float(answers.sum(dtype=torch.float64))}
+        return {**task_model.weights(batch), SOFT: float(answers.sum(dtype=torch.float64))}
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """Return the losses of the task, and the soft one."""
-        [learner] = self._learner
-        scores, target = learner.scores(batch), _target(batch)
+        [task_model] = self._task_model
+        scores, target = task_model.scores(batch), _target(batch)
         weight = _answers(self._scale, batch, target)
         total = soft_loss(
             self._scale, scores, target.nan_to_num(0.0), weight, batch, self._temperature
         )
-        return {**learner.losses(scores, batch), SOFT: Loss(total)}
+        return {**task_model.losses(scores, batch), SOFT: Loss(total)}
 
     def train(self, mode: bool = True) -> TaughtModule:
         """Set the mode, of the task too."""
-        self._learner[0].train(mode)
+        self._task_model[0].train(mode)
         return super().train(mode)
 
 
@@ -220,43 +224,43 @@ def with_teacher_scores(
         FolderError: the teacher cannot be read, or is for another task.
     """
     location = "teacher.folder"
-    learner = open_learner(teacher.folder, data.task.name, device=str(device))
-    if learner.scale is None:
+    task_model = open_task_model(teacher.folder, data.task.name, device=str(device))
+    if task_model.scale is None:
         message = f"models for {data.task.name} are not taught by another one"
         raise ConfigError(message, where="teacher", fix="Leave the teacher out.")
-    if difference := learner.tokenizer.difference(data.tokenizer):
+    if difference := task_model.tokenizer.difference(data.tokenizer):
         message = f"{teacher.folder} has another vocabulary than the student: {difference}"
         fix = "Both read the same ids: choose a student with the teacher's vocabulary."
         raise ConfigError(message, where=location, fix=fix)
-    if (positions := learner.model.config.max_positions) < data.length:
+    if (positions := task_model.model.config.max_positions) < data.length:
         message = f"{teacher.folder} reads {positions} tokens, and the run has {data.length}"
         raise ConfigError(message, where=location, fix=f"Set length={positions}.")
-    columns = _columns(learner, data.labels, teacher.folder)
+    columns = _columns(task_model, data.labels, teacher.folder)
     sequences = data.sequences
     cache = None if folder is None else folder / f"teacher-{_key(sequences, teacher.folder)}.npy"
     if cache is not None and cache.is_file():
         scores = np.load(cache)
     else:
-        scores = _scores(prepare_learner(learner, precision), sequences, device, progress)
+        scores = _scores(prepare_task_model(task_model, precision), sequences, device, progress)
         if cache is not None and is_main(plan_here()):
             make_folder(cache.parent)
             with io.BytesIO() as file:
                 np.save(file, scores)
                 content = file.getvalue()
             replace_file(cache, lambda path: path.write_bytes(content))
-    return _with_targets(data, scores[:, columns], _rows(sequences, learner.scale))
+    return _with_targets(data, scores[:, columns], _rows(sequences, task_model.scale))
 
 
-def _columns(learner: TaskModel[Any, Any], labels: Many[str], folder: str) -> list[int] | slice:
+def _columns(task_model: TaskModel[Any, Any], labels: Many[str], folder: str) -> list[int] | slice:
     """Return the teacher's outputs for the student's labels, in their order."""
-    if learner.scale not in ("classes", "labels"):
+    if task_model.scale not in ("classes", "labels"):
         return slice(None)
-    if {*labels} != {*learner.labels}:
-        teacher_labels, data_labels = places(learner.labels), places(tuple(labels))
+    if {*labels} != {*task_model.labels}:
+        teacher_labels, data_labels = places(task_model.labels), places(tuple(labels))
         message = f"{folder} has the labels {teacher_labels}, and the data {data_labels}"
         fix = "Choose a teacher that was trained with the labels of this data."
         raise ConfigError(message, where="teacher.folder", fix=fix)
-    return [learner.labels.index(label) for label in labels]
+    return [task_model.labels.index(label) for label in labels]
 
 
 def _key(sequences: Many[Sequence], folder: str) -> str:
@@ -268,7 +272,7 @@ def _key(sequences: Many[Sequence], folder: str) -> str:
 
 
 def _scores(
-    learner: TaskModel[Any, Any],
+    task_model: TaskModel[Any, Any],
     sequences: Many[Sequence],
     device: torch.device,
     progress: Progress,
@@ -277,15 +281,15 @@ def _scores(
     scores_by_index: dict[int, NDArray[np.float32]] = {}
     max_tokens = TUNING.predict_tokens_cuda if device.type == "cuda" else TUNING.predict_tokens_cpu
     progress.stage("asking the teacher", len(sequences))
-    model: Any = learner.model
+    model: Any = task_model.model
     dtype = model.autocast_dtype
     with torch.inference_mode():
         for at, batch in in_batches(sequences, max_tokens, device):
             with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
-                outputs = learner.outputs(batch)
+                outputs = task_model.outputs(batch)
             scores_by_index.update(zip(at, map(np.atleast_2d, outputs), strict=True))
             progress.advance(len(scores_by_index))
-    if learner.scale == "choices":
+    if task_model.scale == "choices":
         scores_by_index = {at: scores.T for at, scores in scores_by_index.items()}
     return np.concatenate([scores_by_index[at] for at in range(len(sequences))])
 
@@ -325,7 +329,7 @@ def _with_targets(data: LabelledData, scores: NDArray[np.float32], rows: Many[in
     return dataclasses.replace(data, train=train, unlabelled=unlabelled)
 
 
-def layer_learner(student: Model, teacher: Model, objective: Distillation) -> DistillationModule:
+def layer_module(student: Model, teacher: Model, objective: Distillation) -> DistillationModule:
     """Return the module to train: the student's encoder, without heads."""
     bare, frozen = (Model(model.config, (), model.encoder) for model in (student, teacher))
     return DistillationModule(bare, frozen, objective)
@@ -362,9 +366,9 @@ def learn_layers(
     assert settings.stage is not None
     device, seed, stage = device_of(student), settings.ordered_by, settings.stage
     objective = objective_of(stage, settings.teacher.folder, student.config)
-    teacher = open_learner(settings.teacher.folder, data.task.name, device=str(device)).model
+    teacher = open_task_model(settings.teacher.folder, data.task.name, device=str(device)).model
     torch.manual_seed(seed)  # of the map between widths
-    learner = layer_learner(student, teacher, objective).to(device)
+    training_module = layer_module(student, teacher, objective).to(device)
     source = ListSource(
         [with_token_weights(sequence) for sequence in data.sequences], Shuffled(seed)
     )
@@ -378,7 +382,7 @@ def learn_layers(
     note = f"note: first the teacher's layers, {training.end}; forecasts are of what follows"
     progress.message(note)
     return TrainingRun(
-        learner,
+        training_module,
         [TrainingPhase(training.end, lambda at: ahead(steps.steps(at.cursor), device))],
         training,
         plan,
@@ -415,7 +419,7 @@ def taught_finetuning(
     if recipe is not None and recipe not in recipes:
         message = f"{recipe!r} is for a corpus, and the data is labelled"
         raise ConfigError(message, where="recipe", fix=f"Choose one of {', '.join(recipes)}.")
-    task = open_learner(teacher).task
+    task = open_task_model(teacher).task
     if not isinstance(task, get_args(Trainable)):
         message = f"{teacher} is for the task {task.name!r}, which needs no labels"
         fix = "Choose a fine-tuned teacher, or give a corpus folder instead of labelled data."

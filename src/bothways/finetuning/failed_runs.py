@@ -162,7 +162,7 @@ class DistinctAnswers:
 
 
 def training_loss(
-    learner: TrainingModule,
+    training_module: TrainingModule,
     sequences: Many[Sequence],
     microbatch_tokens: int,
     progress: Progress = SILENT,
@@ -181,7 +181,7 @@ def training_loss(
         for batch in step.microbatches
     ]
     tracked = track(steps_of_one, progress, "measuring the training loss")
-    return sum(evaluate(learner, tracked, Single(), precision="fp32").losses.values())
+    return sum(evaluate(training_module, tracked, Single(), precision="fp32").losses.values())
 
 
 def still_falling(losses: Many[float]) -> bool | None:

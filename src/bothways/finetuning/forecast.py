@@ -43,7 +43,7 @@ class StepTime(NamedTuple):
 
 
 def forecast(
-    learner: TaskModel[Any, Any],
+    task_model: TaskModel[Any, Any],
     data: LabelledData,
     settings: FinetuneConfig,
     training: Training,
@@ -63,12 +63,12 @@ def forecast(
     if length is None:
         return None
     updates, epochs = math.ceil(length - 1e-9), length / per_epoch
-    step = measure_step(learner, data, settings, training, progress)
+    step = measure_step(task_model, data, settings, training, progress)
     scored = rates.times(training.evaluate, length) if data.dev else 0
     saved = 0 if folder is None else max(scored, rates.times(training.save, length))
     dev = sum(len(sequence) for item in data.dev for sequence in item.sequences)
-    size, moment_sizes, matrices = 0, moment_bytes(training.optimizer), learner.matrices()
-    for name, weight in learner.trained_parameters():
+    size, moment_sizes, matrices = 0, moment_bytes(training.optimizer), task_model.matrices()
+    for name, weight in task_model.trained_parameters():
         moments = moment_sizes.hidden if name in matrices else moment_sizes.others
         size += weight.numel() * (WEIGHT + moments * weight.requires_grad)
     # The best weights are scored once more at the end.
@@ -87,28 +87,28 @@ def forecast(
 
 
 def measure_step(
-    learner: TaskModel[Any, Any],
+    task_model: TaskModel[Any, Any],
     data: LabelledData,
     settings: FinetuneConfig,
     training: Training,
     progress: Progress = SILENT,
 ) -> StepTime:
     """Measure the parts of a step on a sample of the data, at a rate of 0: no weight changes."""
-    device = device_of(learner)
+    device = device_of(task_model)
     tokens = min(SAMPLE, data.tokens / updates_per_epoch(data, settings))
     sequences = sorted(data.sequences, key=len)
     sample = pack(sequences[:: max(1, round(data.tokens / tokens))])
-    with learning_by_rows(learner.model, device, 1, training.optimizer):
-        rate = speed(learner, sample, training.precision, progress)
-        optimizer = build_optimizer(training.optimizer, learner.trained_parameters())
+    with learning_by_rows(task_model.model, device, 1, training.optimizer):
+        rate = speed(task_model, sample, training.precision, progress)
+        optimizer = build_optimizer(training.optimizer, task_model.trained_parameters())
         set_rate(optimizer, 0.0)
         if isinstance(optimizer, FusedAdamW):
             # Late in the run all tokens of the data have been seen.
-            table = learner.model.encoder.embedding.token.weight
+            table = task_model.model.encoder.embedding.token.weight
             assert isinstance(table, torch.nn.Parameter)
             optimizer.seen[table] = torch.zeros(len(table), dtype=torch.bool, device=device)
             optimizer.seen[table][np.concatenate([s.ids for s in sequences])] = True
-        seconds = update_seconds(learner, sample, optimizer, training, progress)
+        seconds = update_seconds(task_model, sample, optimizer, training, progress)
     return StepTime(1 / rate, seconds)
 
 

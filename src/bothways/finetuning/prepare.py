@@ -45,7 +45,7 @@ class PreparedRun:
     """A run that can begin.
 
     Attributes:
-        learner: the model with its fresh heads, on its device.
+        task_model: the model with its fresh heads, on its device.
         data: the examples, checked and encoded.
         fresh: kinds of heads that start at random.
         findings: warnings and notes of the preflight.
@@ -54,7 +54,7 @@ class PreparedRun:
     """
 
     settings: FinetuneConfig
-    learner: TaskModel[Any, Any]
+    task_model: TaskModel[Any, Any]
     data: LabelledData
     fresh: tuple[str, ...]
     findings: tuple[Finding, ...]
@@ -172,14 +172,14 @@ def prepare_run(
     if settings.teacher is not None:
         precision = settings.training.precision
         data = with_teacher_scores(data, settings.teacher, device, precision, folder, progress)
-    learner = _learner(model, data, settings, device)
-    time = forecast(learner, data, settings, training_of(settings, data), folder, progress)
+    task_model = _task_model(model, data, settings, device)
+    time = forecast(task_model, data, settings, training_of(settings, data), folder, progress)
     findings += [] if time is None else [time]
     names = {**settings.sources, "unlabelled": str(source)}
     sources = {
         name: labelled.data_source(names[name], side, progress) for name, side in examples.items()
     }
-    return PreparedRun(settings, learner, data, fresh, tuple(findings), sources, base)
+    return PreparedRun(settings, task_model, data, fresh, tuple(findings), sources, base)
 
 
 def _prepare_in_memory(
@@ -196,8 +196,8 @@ def _prepare_in_memory(
     fresh = () if has_pooler or "pooler" not in model.heads else ("pooler",)
     _change_model(model, settings, data, fresh)
     findings = fresh_pooler(fresh, "the model") if pretrained else []
-    learner = _learner(model, data, settings, device)
-    return PreparedRun(settings, learner, data, fresh, tuple(findings))
+    task_model = _task_model(model, data, settings, device)
+    return PreparedRun(settings, task_model, data, fresh, tuple(findings))
 
 
 def _check_random_start(settings: FinetuneConfig) -> None:
@@ -225,7 +225,7 @@ def _change_model(
     return notes
 
 
-def _learner(
+def _task_model(
     model: Model, data: LabelledData, settings: FinetuneConfig, device: torch.device
 ) -> TaskModel[Any, Any]:
     """Return the task bound to its model, on its device.
@@ -251,7 +251,7 @@ def _learner(
             message = f"{task.name} has {count}, and its head {head.kind!r} {outputs}"
             raise ConfigError(message, where="task", fix="A task names each output by a label.")
     compute_as(model.encoder, settings.training, device)
-    return task.learner(model, data.tokenizer, labels, data.length).to(device)
+    return task.bind(model, data.tokenizer, labels, data.length).to(device)
 
 
 def _memory_demand(settings: FinetuneConfig, model: Model, data: LabelledData) -> MemoryDemand:

@@ -30,7 +30,7 @@ class FinetuneResult:
     """The result of a run.
 
     Attributes:
-        learner: the model with the best weights on the dev data; without dev data, the last ones.
+        task_model: the model with the best weights on the dev data; without it, the last ones.
         metrics: metrics of these weights on the dev data; empty without it, and for an interrupted
             run.
         baseline: metrics of the majority baseline on the dev data, as far as it has them: of the
@@ -47,7 +47,7 @@ class FinetuneResult:
         changes: the low-rank changes of a run with `lora`, by layer; they are part of the weights.
     """
 
-    learner: TaskModel[Any, Any]
+    task_model: TaskModel[Any, Any]
     metrics: Metrics
     progress: RunState
     settings: FinetuneConfig
@@ -78,7 +78,7 @@ class FinetuneResult:
         """
         fix = "Call the predictor with inputs: result.predictor()(inputs)."
         require_choice(PredictPrecision, "precision", precision, fix=fix)
-        return Predictor(self.learner, precision)
+        return Predictor(self.task_model, precision)
 
     def save(self, folder: str | Path) -> Path:
         """Save the model as a Hugging Face folder that `bothways.load` opens; return its path.
@@ -86,10 +86,10 @@ class FinetuneResult:
         Raises:
             ResourceError: the folder cannot be written.
         """
-        path, task = Path(folder), self.learner.task
+        path, task = Path(folder), self.task_model.task
         record = {
             "task": configs.to_dict(task),
-            "length": self.learner.length,
+            "length": self.task_model.length,
             "settings": configs.to_dict(self.settings),
             "steps": self.progress.steps,
             "seconds": round(self.progress.seconds, 1),
@@ -100,13 +100,13 @@ class FinetuneResult:
         }
         save_model(
             path,
-            self.learner.model,
-            self.learner.tokenizer,
-            labels=self.learner.labels,
+            self.task_model.model,
+            self.task_model.tokenizer,
+            labels=self.task_model.labels,
             problem=task.problem,
             card=self.card,
             extra=record,
-            extra_files=task.program_files(self.learner.length),
+            extra_files=task.program_files(self.task_model.length),
             adapter=self._adapter(),
         )
         return path
@@ -127,7 +127,7 @@ def build_card(done: FinetuneResult, run: PreparedRun) -> Card:
     warning = f" Warning: {done.failure}" if done.failure else ""
     return Card(
         title=f"{Path(settings.model).name} fine-tuned on {Path(settings.train).name}",
-        summary=f"Fine-tuned for the task {done.learner.task.name}{labels}.{warning}",
+        summary=f"Fine-tuned for the task {done.task_model.task.name}{labels}.{warning}",
         settings={
             "base model": settings.model,
             "length": data.length,
@@ -136,7 +136,7 @@ def build_card(done: FinetuneResult, run: PreparedRun) -> Card:
             "schedule": _words(plain["training"]["schedule"]),
             "run": run_of(settings.training.end, done.progress),
             "seed": settings.seed,
-            **_changed_settings(settings, done.learner.task),
+            **_changed_settings(settings, done.task_model.task),
         },
         metrics={f"dev {name}": value for name, value in done.metrics.items()},
         data=run.sources,

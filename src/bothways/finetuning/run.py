@@ -106,7 +106,7 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         )
         identity = run.identity()
         parallel.require_agreement(plan, flatten(identity))
-        settings, learner, data = run.settings, run.learner, run.data
+        settings, task_model, data = run.settings, run.task_model, run.data
         for remark in remarks(run):
             progress.message(remark)
         peak = _measure_peak(run, torch_device, plan, progress) if run.sources else None
@@ -117,23 +117,27 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
                 if folder is None
                 else FolderStore(folder / STAGE, identity, changeable)
             )
-            state = learn_layers(learner.model, data, settings, stage, plan=plan, progress=progress)
+            state = learn_layers(
+                task_model.model, data, settings, stage, plan=plan, progress=progress
+            )
             if not state.finished(settings.stage.training.end):
-                return FinetuneResult(learner, {}, state, settings, findings=run.findings)
+                return FinetuneResult(task_model, {}, state, settings, findings=run.findings)
         written = "" if folder is None else configs.to_toml(settings)
         store = (
             MemoryStore() if folder is None else FolderStore(folder, identity, changeable, written)
         )
         training, seed = training_of(settings, data), settings.ordered_by
         steps = train_loader(data, settings, seed, Share(plan.rank, plan.world))
-        evaluate = functools.partial(_evaluate, learner, data, settings) if data.dev else None
-        module = learner if settings.teacher is None else TaughtModule(learner, settings.teacher)
+        evaluate = functools.partial(_evaluate, task_model, data, settings) if data.dev else None
+        module = (
+            task_model if settings.teacher is None else TaughtModule(task_model, settings.teacher)
+        )
         history = _History(on_event)
         torch.manual_seed(seed + 1 + plan.rank)
         phase = loop.TrainingPhase(
             training.end, lambda state: ahead(steps.steps(state.cursor), torch_device)
         )
-        with learning_by_rows(learner.model, torch_device, plan.world, training.optimizer):
+        with learning_by_rows(task_model.model, torch_device, plan.world, training.optimizer):
             state = loop.TrainingRun(
                 module,
                 [phase],
@@ -142,25 +146,27 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
                 store,
                 evaluation=evaluate,
                 peak=peak,
-                rules=parameter_rules(settings.stability, learner.model, run.fresh),
+                rules=parameter_rules(settings.stability, task_model.model, run.fresh),
                 progress=progress,
                 on_event=history,
             ).train()
         finished, scores = state.finished(training.end), tuple(history.scores)
-        done = FinetuneResult(learner, {}, state, settings, finished, scores, findings=run.findings)
+        done = FinetuneResult(
+            task_model, {}, state, settings, finished, scores, findings=run.findings
+        )
         if finished and parallel.is_main(plan) and training.keep.best is not None:
             progress.stage("reading the best weights")
             store.load_best(module, training.keep.best)
-        done = dataclasses.replace(done, changes=merge_changes(learner.model))
+        done = dataclasses.replace(done, changes=merge_changes(task_model.model))
         if not finished or not parallel.is_main(plan):
             return done
         if state.early:
             reason = "no evaluation improved within training.early_stopping"
             progress.message(f"note: ended at epoch {state.epochs:.4g}: {reason}")
-        learner.eval()
+        task_model.eval()
         _save(done, run, folder, progress)  # whatever may happen while it is scored
         metrics, baseline, failure = conclude(
-            learner, data, settings, state.steps, history.losses, progress
+            task_model, data, settings, state.steps, history.losses, progress
         )
         done = dataclasses.replace(done, metrics=metrics, baseline=baseline, failure=failure)
         done = _save(done, run, folder, progress)
@@ -192,17 +198,20 @@ def _measure_peak(
 ) -> Peak | None:
     """Measure the peak speed of the machine, for sequences of average length."""
     progress.stage("measuring the speed of the machine")
-    model, data = run.learner.model, run.data
+    model, data = run.task_model.model, run.data
     length = max(1, data.tokens // len(data.sequences))
     forward = forward_flops(model.config, model.specification, length)
     return peak_of(forward, run.settings.training, device, plan)
 
 
 def _evaluate(
-    learner: TaskModel[Any, Any], data: LabelledData, settings: FinetuneConfig, progress: Progress
+    task_model: TaskModel[Any, Any],
+    data: LabelledData,
+    settings: FinetuneConfig,
+    progress: Progress,
 ) -> Metrics:
     """Score the dev data; return the metrics by their names in the records of a run."""
-    scores = score(learner, data, settings.chosen_by, settings.own_metrics, progress)
+    scores = score(task_model, data, settings.chosen_by, settings.own_metrics, progress)
     return {f"dev/{name}": value for name, value in scores.items()}
 
 
@@ -210,13 +219,13 @@ def _write_report(run: PreparedRun, folder: Path, progress: Progress) -> None:
     """Write a report on the model's answers to the dev data."""
     if not installed("matplotlib", "jinja2"):
         return
-    learner, data, settings = run.learner, run.data, run.settings
+    task_model, data, settings = run.task_model, run.data, run.settings
     progress.stage("analysing each answer", len(data.dev))
     counts = PredictionCounts(on_count=progress.advance)
-    analysis = analyse_encoded(learner, dev_windows(data), counts=counts)
+    analysis = analyse_encoded(task_model, dev_windows(data), counts=counts)
     progress.stage("writing the report")
     source, page = settings.sources["dev"], folder / "report.html"
-    write_report(learner, analysis, page, model=str(folder), data=source, training=settings)
+    write_report(task_model, analysis, page, model=str(folder), data=source, training=settings)
 
 
 def _save(
@@ -233,7 +242,7 @@ def _save(
 
 
 def conclude(
-    learner: TaskModel[Any, Any],
+    task_model: TaskModel[Any, Any],
     data: LabelledData,
     settings: FinetuneConfig,
     updates: int | None = None,
@@ -250,17 +259,17 @@ def conclude(
         None if there is no sign of failure.
     """
     sequences, size = data.sequences, settings.microbatch_tokens
-    loss = failures.training_loss(learner, sequences, size, progress)
+    loss = failures.training_loss(task_model, sequences, size, progress)
     train_baseline = data.task.baseline(data.train_examples)
     reasons = failures.signs_of_training(loss, train_baseline)
     metrics: Metrics = {}
     baseline: Metrics = {}
     if data.dev:
         metric = settings.chosen_by
-        tune(learner, data, metric, progress)
+        tune(task_model, data, metric, progress)
         answers = failures.DistinctAnswers()
-        results = answers.seen(predictions(learner, data, progress=progress))
-        metrics = scored(results, learner.score, settings.own_metrics)
+        results = answers.seen(predictions(task_model, data, progress=progress))
+        metrics = scored(results, task_model.score, settings.own_metrics)
         direction = settings.directions(data.task, data.labels)[metric]
         baseline = data.task.baseline(data.dev_examples)  # as in the report
         signs = failures.signs_of_scores(metrics, baseline, metric, direction, answers)
@@ -274,6 +283,6 @@ def conclude(
         updates,
         unfinished=bool(unfinished),
         falling=failures.still_falling(losses),
-        default_rate=default_rate(learner.model.config, lora=settings.lora),
+        default_rate=default_rate(task_model.model.config, lora=settings.lora),
     )
     return metrics, baseline, failure

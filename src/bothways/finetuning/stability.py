@@ -63,7 +63,7 @@ class Stability:
 
 
 def level(name: str, depth: int) -> int:
-    """Return the level of the part that a parameter of a `Model` or of its learner belongs to."""
+    """Return the level of a parameter of a `Model` or of its training module."""
     name = name.removeprefix("model.")
     if block := re.match(r"encoder\.blocks\.(\d+)\.", name):
         return int(block[1]) + 1

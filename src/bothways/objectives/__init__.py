@@ -1,1 +1,1 @@
-"""Objectives of pre-training as values, with their learners, and losses of fine-tuning."""
+"""Objectives of pre-training as values, with their training modules, and losses of fine-tuning."""

@@ -58,7 +58,9 @@ class CausalLM(Objective):
         """Return the sequence with the target "next"."""
         return dataclasses.replace(sequence, targets={"next": next_tokens(sequence.ids)})
 
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> CausalLMModule:
+    def training_module(
+        self, models: Mapping[str, Model], vocabulary: Vocabulary
+    ) -> CausalLMModule:
         """Return the module to train."""
         return CausalLMModule(models["model"], self.z_loss)
 

@@ -501,7 +501,9 @@ class Distillation(Objective):
         weights = TokenWeights(np.ones(len(sequence), dtype=np.float32))
         return dataclasses.replace(sequence, targets={**sequence.targets, "weights": weights})
 
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> DistillationModule:
+    def training_module(
+        self, models: Mapping[str, Model], vocabulary: Vocabulary
+    ) -> DistillationModule:
         """Return the module to train."""
         return DistillationModule(models["model"], models["teacher"], self)
 

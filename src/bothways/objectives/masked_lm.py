@@ -115,7 +115,9 @@ class MaskedObjective(Objective):
         """Return the sequence with tokens hidden."""
         return mask_tokens(sequence, self.masking, vocabulary, rng)
 
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> TrainingModule:
+    def training_module(
+        self, models: Mapping[str, Model], vocabulary: Vocabulary
+    ) -> TrainingModule:
         """Return the module to train."""
         return MaskedLMModule(models["model"], self.z_loss)
 

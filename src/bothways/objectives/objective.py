@@ -42,7 +42,8 @@ class ModelSpec(NamedTuple):
 class Objective:
     """Base class of frozen dataclasses with the fields `segments` and `kind`.
 
-    Subclasses define `models`, `prepare` and `learner`, and a field `masking` if they hide tokens.
+    Subclasses define `models`, `prepare` and `training_module`, and a field `masking` if they hide
+    tokens.
     """
 
     kind: str
@@ -63,7 +64,9 @@ class Objective:
         """Return the sequence with the objective's targets. Pure: equal draws, equal results."""
         raise NotImplementedError
 
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> TrainingModule:
+    def training_module(
+        self, models: Mapping[str, Model], vocabulary: Vocabulary
+    ) -> TrainingModule:
         """Return the module to train, made of the models of these roles."""
         raise NotImplementedError
 

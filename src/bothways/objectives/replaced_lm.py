@@ -53,7 +53,9 @@ class ReplacedLM(GeneratorObjective):
         copies: tuple[Head, ...] = (ReplacedHead(),) if self.judged == "all" else ()
         return (MaskedHead(), *copies)
 
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> ReplacedLMModule:
+    def training_module(
+        self, models: Mapping[str, Model], vocabulary: Vocabulary
+    ) -> ReplacedLMModule:
         """Return the module to train."""
         return ReplacedLMModule(
             models["model"], models["generator"], self.replaced, self.temperature, self.sharing

@@ -204,7 +204,9 @@ class ReplacedTokens(GeneratorObjective):
         """The discriminator's head."""
         return (ReplacedHead(),)
 
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> ReplacedTokensModule:
+    def training_module(
+        self, models: Mapping[str, Model], vocabulary: Vocabulary
+    ) -> ReplacedTokensModule:
         """Return the module to train."""
         return ReplacedTokensModule(
             models["model"], models["generator"], self.replaced, self.temperature, self.sharing

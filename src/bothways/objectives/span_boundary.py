@@ -88,7 +88,9 @@ class MaskedLMSpanBoundary(MaskedObjective):
         sequence = dataclasses.replace(sequence, targets=targets)
         return hide(sequence, hidden, self.masking, vocabulary, rng)
 
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> SpanBoundaryModule:
+    def training_module(
+        self, models: Mapping[str, Model], vocabulary: Vocabulary
+    ) -> SpanBoundaryModule:
         """Return the module to train."""
         return SpanBoundaryModule(models["model"], self.boundary, self.z_loss)
 

@@ -112,20 +112,24 @@ def counting(reading: Reading[Any], progress: Progress, stage: str) -> Predictio
 DEFAULT_PREDICT = PredictConfig()
 
 
-def prepare_learner(
-    learner: TaskModel[E, P],
+def prepare_task_model(
+    task_model: TaskModel[E, P],
     precision: prepared_model.PredictPrecision = "fp32",
     *,
     batch_invariant: bool = False,
 ) -> TaskModel[E, P]:
     """Return the task in evaluation mode with its model prepared, see `prepare_model`."""
-    model = prepared_model.prepare_model(learner.model, precision, batch_invariant=batch_invariant)
-    prepared = type(learner)(learner.task, model, learner.tokenizer, learner.labels, learner.length)
+    model = prepared_model.prepare_model(
+        task_model.model, precision, batch_invariant=batch_invariant
+    )
+    prepared = type(task_model)(
+        task_model.task, model, task_model.tokenizer, task_model.labels, task_model.length
+    )
     return prepared.eval()
 
 
 def predict(
-    learner: TaskModel[E, P],
+    task_model: TaskModel[E, P],
     examples: Iterable[E],
     config: PredictConfig = DEFAULT_PREDICT,
     counts: PredictionCounts | None = None,
@@ -139,11 +143,13 @@ def predict(
         ConfigError: the precision is not available on the task's device, or for its model.
         DivergedError: the model's output is not finite.
     """
-    return predict_windows(learner, encoded_windows(learner, examples, config), config, counts)
+    return predict_windows(
+        task_model, encoded_windows(task_model, examples, config), config, counts
+    )
 
 
 def predict_windows(
-    learner: TaskModel[E, P],
+    task_model: TaskModel[E, P],
     encoded: Iterable[tuple[list[E], list[EncodedExample]]],
     config: PredictConfig = DEFAULT_PREDICT,
     counts: PredictionCounts | None = None,
@@ -151,12 +157,12 @@ def predict_windows(
     """Yield examples with their predictions; they come in windows with their encoded forms."""
     counts = counts or PredictionCounts()
     for window, inputs in encoded:
-        counts.add(map(learner.task.texts, window), inputs)
-        yield from predict_encoded(learner, window, inputs, config, counts.note)
+        counts.add(map(task_model.task.texts, window), inputs)
+        yield from predict_encoded(task_model, window, inputs, config, counts.note)
 
 
 def predict_encoded(
-    learner: TaskModel[E, P],
+    task_model: TaskModel[E, P],
     examples: Many[E],
     encoded: Many[EncodedExample],
     config: PredictConfig = DEFAULT_PREDICT,
@@ -164,47 +170,47 @@ def predict_encoded(
 ) -> list[tuple[E, P]]:
     """Return encoded examples with their predictions; `on_share` is called after each batch."""
     sequences = [sequence for item in encoded for sequence in item.sequences]
-    outputs = predict_sequences(learner, sequences, config, on_share)
+    outputs = predict_sequences(task_model, sequences, config, on_share)
     ordered, pairs = iter(outputs), []
     for example, item in zip(examples, encoded, strict=True):
         item_outputs = list(itertools.islice(ordered, len(item.sequences)))
-        pairs.append((example, decode_finite(learner, example, item, item_outputs)))
+        pairs.append((example, decode_finite(task_model, example, item, item_outputs)))
     return pairs
 
 
 @torch.inference_mode()
 def predict_sequences(
-    learner: TaskModel[E, P],
+    task_model: TaskModel[E, P],
     sequences: Many[Sequence],
     config: PredictConfig = DEFAULT_PREDICT,
     on_share: Callable[[float], object] = lambda share: None,
 ) -> list[Output]:
     """Return the model's output for each sequence; `on_share` is called after each batch."""
     bulk = sum(map(len, sequences)) >= TUNING.prepare_tokens
-    if bulk and prepared_model.gains_at_bulk(learner.model):
-        learner = prepare_learner(learner)
-    if isinstance(learner.model, prepared_model.PreparedModel):
-        learner.model.check_process()
-        device, dtype = learner.model.device, learner.model.autocast_dtype
-        splits = learner.model.splits_batches
+    if bulk and prepared_model.gains_at_bulk(task_model.model):
+        task_model = prepare_task_model(task_model)
+    if isinstance(task_model.model, prepared_model.PreparedModel):
+        task_model.model.check_process()
+        device, dtype = task_model.model.device, task_model.model.autocast_dtype
+        splits = task_model.model.splits_batches
     else:
-        device, dtype, splits = device_of(learner), torch.float32, False
+        device, dtype, splits = device_of(task_model), torch.float32, False
     per_device = TUNING.predict_tokens_cuda if device.type == "cuda" else TUNING.predict_tokens_cpu
     tokens = config.tokens or (TUNING.prepare_tokens if bulk and splits else per_device)
     outputs: dict[int, Output] = {}
-    training = learner.training
+    training = task_model.training
     # Only if needed: a walk over all modules takes a tenth of the time of a short text.
-    if training or learner.model.training:
-        learner.eval()
+    if training or task_model.model.training:
+        task_model.eval()
     try:
-        for indices, batch in _in_batches(learner.model, sequences, tokens, device):
+        for indices, batch in _in_batches(task_model.model, sequences, tokens, device):
             with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
-                results = learner.outputs(batch)
+                results = task_model.outputs(batch)
             outputs.update(zip(indices, results, strict=True))
             on_share(len(outputs) / len(sequences))
     finally:
         if training:
-            learner.train()
+            task_model.train()
     return [outputs[index] for index in range(len(sequences))]
 
 
@@ -224,7 +230,7 @@ def _in_batches(
 
 
 def decode_finite(
-    learner: TaskModel[E, P], example: E, encoded: EncodedExample, outputs: Many[Output]
+    task_model: TaskModel[E, P], example: E, encoded: EncodedExample, outputs: Many[Output]
 ) -> P:
     """Return the prediction for an example from the outputs of its sequences.
 
@@ -232,7 +238,7 @@ def decode_finite(
         DivergedError: an output is not finite.
     """
     _check_finite(outputs, example)
-    return learner.decode(example, encoded, outputs)
+    return task_model.decode(example, encoded, outputs)
 
 
 def _check_finite(outputs: Many[Output], example: object) -> None:
@@ -252,22 +258,22 @@ def window_size(
 
 
 def encoded_windows(
-    learner: TaskModel[E, P], examples: Iterable[E], config: PredictConfig = DEFAULT_PREDICT
+    task_model: TaskModel[E, P], examples: Iterable[E], config: PredictConfig = DEFAULT_PREDICT
 ) -> Iterator[tuple[list[E], list[EncodedExample]]]:
     """Yield windows of examples with their encoded forms; a task may have smaller windows."""
-    size = window_size(learner.task, learner.labels, config)
-    for window in grouped(examples, size, learner.task.shared):
-        yield window, learner.encode(window)
+    size = window_size(task_model.task, task_model.labels, config)
+    for window in grouped(examples, size, task_model.task.shared):
+        yield window, task_model.encode(window)
 
 
 def evaluate_task(
-    learner: TaskModel[E, P],
+    task_model: TaskModel[E, P],
     examples: Iterable[E],
     config: PredictConfig = DEFAULT_PREDICT,
     counts: PredictionCounts | None = None,
 ) -> Metrics:
     """Return the metrics on examples that have their answers; arguments as `predict`."""
-    return learner.score(predict(learner, examples, config, counts))
+    return task_model.score(predict(task_model, examples, config, counts))
 
 
 def grouped(

@@ -1,8 +1,8 @@
 """Explanations of predictions: leave one out, integrated gradients, attention and its rollout.
 
-    learner = bothways.load("runs/sst").unprepared()
-    example = learner.task.from_texts(("what a lovely film",))
-    integrated_gradients(learner, example, ExplainedOutput("positive"))
+    task model = bothways.load("runs/sst").unprepared()
+    example = task model.task.from_texts(("what a lovely film",))
+    integrated_gradients(task model, example, ExplainedOutput("positive"))
 
 None of these is a proof. What a model computes without a word is a fact about another text;
 gradients depend on the baseline; attention shows which vectors are mixed, not what they are used
@@ -236,7 +236,7 @@ class GradientPath:
 
 
 def gradient_path(
-    learner: TaskModel[Any, Any],
+    task_model: TaskModel[Any, Any],
     example: Any,
     encoded: EncodedExample,
     target: ExplainedOutput,
@@ -245,7 +245,7 @@ def gradient_path(
     """Return the path for an example; nothing is computed.
 
     Args:
-        learner: the task with its tokenizer; the model is not used.
+        task_model: the task with its tokenizer; the model is not used.
         encoded: the example, by the same task.
         steps: points of the quadrature.
 
@@ -254,47 +254,47 @@ def gradient_path(
             target does not exist.
     """
     explained = TextClassifier | MultilabelClassifier | Regressor | Tagger | MaskFiller
-    if not isinstance(learner, explained):
-        message = f"integrated gradients are not available for the task {learner.task.name!r}"
+    if not isinstance(task_model, explained):
+        message = f"integrated gradients are not available for the task {task_model.task.name!r}"
         raise DataError(message, where="method", fix="Use another method.")
-    _check_target(learner, encoded, target)
+    _check_target(task_model, encoded, target)
     if len(encoded.sequences) != 1:
         raise DataError("the text is read in several windows", where="inputs", fix=WHOLE_TEXT)
     (sequence,) = encoded.sequences
-    words = words_of(learner.tokenizer, example)
+    words = words_of(task_model.tokenizer, example)
     nodes, weights = np.polynomial.legendre.leggauss(steps)
     return GradientPath(
         words,
         sequence,
-        _owners(learner.tokenizer, words, sequence),
+        _owners(task_model.tokenizer, words, sequence),
         target,
         np.array([0.0, *((nodes + 1) / 2), 1.0]),
         np.array([0.0, *(weights / 2), 0.0]),
     )
 
 
-def path_part(learner: TaskModel[Any, Any], path: GradientPath, segment: slice) -> PathPart:
+def path_part(task_model: TaskModel[Any, Any], path: GradientPath, segment: slice) -> PathPart:
     """Compute a part of a path by a model as it is saved, whose weights need no gradients.
 
     Raises:
         ConfigError: the encoder has no embeddings of tokens to follow.
     """
-    encoder = learner.model.encoder
+    encoder = task_model.model.encoder
     if not isinstance(encoder, Encoder):
         raise ConfigError("gradients are for Transformer encoders", where="method")
     points, table = path.points[segment], encoder.embedding.token
     batch = pack([path.sequence] * len(points)).to(table.weight.device)
     ids = torch.from_numpy(path.sequence.ids.astype(np.int64)).to(table.weight.device)
     base = torch.from_numpy(path.owners >= 0).to(ids.device) & (
-        ids != learner.tokenizer.specials.mask
+        ids != task_model.tokenizer.specials.mask
     )
-    plain = torch.where(base, torch.full_like(ids, learner.tokenizer.specials.pad), ids)
+    plain = torch.where(base, torch.full_like(ids, task_model.tokenizer.specials.pad), ids)
     with torch.enable_grad():
         start, end = (nn.functional.embedding(x, table.weight).detach() for x in (plain, ids))
         scale = torch.tensor(points, dtype=start.dtype, device=ids.device)[:, None, None]
         x = (start + scale * (end - start)).flatten(0, 1).requires_grad_()
         with _embedded_as(table, x):
-            values = target_values(learner, batch, path.target)
+            values = target_values(task_model, batch, path.target)
         (gradient,) = torch.autograd.grad(values.sum(), x)
     weights = torch.tensor(path.weights[segment], dtype=torch.float64, device=ids.device)
     slopes = gradient.view(len(points), len(ids), -1).double() * (end - start).double()
@@ -303,53 +303,55 @@ def path_part(learner: TaskModel[Any, Any], path: GradientPath, segment: slice) 
 
 
 def integrated_gradients(
-    learner: TaskModel[Any, Any], example: Any, target: ExplainedOutput, steps: int = 32
+    task_model: TaskModel[Any, Any], example: Any, target: ExplainedOutput, steps: int = 32
 ) -> Attribution:
     """Return the attribution of an output to the words of an example.
 
     Args:
-        learner: with a model as it is saved, see `Predictor.unprepared`.
+        task_model: with a model as it is saved, see `Predictor.unprepared`.
         steps: points of the quadrature; `Attribution.error` shows whether they suffice.
 
     Raises:
         DataError: as `gradient_path`.
         ConfigError: as `path_part`.
     """
-    (encoded,) = learner.encode([example])
-    path = gradient_path(learner, example, encoded, target, steps)
-    return path.attribution([path_part(learner, path, segment) for segment in path.parts(8)])
+    (encoded,) = task_model.encode([example])
+    path = gradient_path(task_model, example, encoded, target, steps)
+    return path.attribution([path_part(task_model, path, segment) for segment in path.parts(8)])
 
 
 def target_values(
-    learner: TaskModel[Any, Any], batch: Batch, target: ExplainedOutput
+    task_model: TaskModel[Any, Any], batch: Batch, target: ExplainedOutput
 ) -> Float[Tensor, " sequences"]:
     """Return the explained output for each sequence of a batch, with its graph.
 
     It is the log odds log(p / (1 − p)) of a class, a tag or a token, or a score.
     """
-    match learner:
+    match task_model:
         case TextClassifier():
-            scores = learner.scores(batch)
-            return _log_odds(scores, learner.labels.index(_known(target.label, learner.labels)))
+            scores = task_model.scores(batch)
+            return _log_odds(
+                scores, task_model.labels.index(_known(target.label, task_model.labels))
+            )
         case MultilabelClassifier():
-            label = learner.labels.index(_known(target.label, learner.labels))
-            return learner.scores(batch)[:, label]
+            label = task_model.labels.index(_known(target.label, task_model.labels))
+            return task_model.scores(batch)[:, label]
         case Regressor():
-            return learner.scores(batch)
+            return task_model.scores(batch)
         case Tagger():
-            scores = learner.scores(batch)
+            scores = task_model.scores(batch)
             scores = scores.view(batch.layout.sequences, -1, scores.shape[1])
-            label = learner.labels.index(_known(target.label, learner.labels))
+            label = task_model.labels.index(_known(target.label, task_model.labels))
             return _log_odds(scores[:, target.word], label)
         case MaskFiller():
             index = torch.as_tensor(batch.target("masked", TokenTargets).index)
             rows = index.view(batch.layout.sequences, -1)[:, target.word]
-            logits = torch.cat(list(vocabulary_logits(learner.model, batch, rows)))
-            id = learner.tokenizer.id(target.label or "")
+            logits = torch.cat(list(vocabulary_logits(task_model.model, batch, rows)))
+            id = task_model.tokenizer.id(target.label or "")
             assert id is not None
             return _log_odds(logits, id)
         case _:
-            raise TypeError(type(learner))
+            raise TypeError(type(task_model))
 
 
 def _log_odds(scores: Float[Tensor, "rows classes"], index: int) -> Float[Tensor, " rows"]:
@@ -358,13 +360,13 @@ def _log_odds(scores: Float[Tensor, "rows classes"], index: int) -> Float[Tensor
 
 
 def _check_target(
-    learner: TaskModel[Any, Any], encoded: EncodedExample, target: ExplainedOutput
+    task_model: TaskModel[Any, Any], encoded: EncodedExample, target: ExplainedOutput
 ) -> None:
-    match learner:
+    match task_model:
         case TextClassifier() | MultilabelClassifier():
-            _known(target.label, learner.labels)
+            _known(target.label, task_model.labels)
         case Tagger():
-            _known(target.label, learner.labels)
+            _known(target.label, task_model.labels)
             if isinstance(encoded, EncodedSentence) and encoded.word_tokens:
                 message = "the tags of this model come from all tokens of a word"
                 raise DataError(message, where="method", fix="Use leave_one_out.")
@@ -372,7 +374,7 @@ def _check_target(
             if not 0 <= target.word < count:
                 raise _no_word(target.word, count)
         case MaskFiller():
-            if target.label is None or learner.tokenizer.id(target.label) is None:
+            if target.label is None or task_model.tokenizer.id(target.label) is None:
                 message = f"there is no token {target.label!r}"
                 raise DataError(
                     message, where="label", fix="Give a token as the prediction has it."
@@ -444,13 +446,13 @@ HeadWeights = Many[Float32[np.ndarray, "heads n n"]]
 """For each layer, the share of each token (second axis) that reads each token (third axis)."""
 
 
-def attentions(learner: TaskModel[Any, Any], sequence: Sequence) -> HeadWeights:
+def attentions(task_model: TaskModel[Any, Any], sequence: Sequence) -> HeadWeights:
     """Return the attention probabilities of each layer for a sequence.
 
     Raises:
         ConfigError: the encoder has no attention, or one without a probability for each pair.
     """
-    encoder = learner.model.encoder
+    encoder = task_model.model.encoder
     if not isinstance(encoder, Encoder):
         raise ConfigError("this encoder has no attention", where="method")
     bare = Sequence(

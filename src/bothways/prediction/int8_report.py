@@ -92,9 +92,9 @@ def measure_int8(
     """
     quantised = open_in("int8")  # before the data is read for fp32
     int8, fp32 = (_measure(predictor, evaluate) for predictor in (quantised, open_in("fp32")))
-    learner = quantised.learner
-    direction = learner.task.directions(learner.labels)[learner.task.metric]
-    return Int8Report(learner.task.metric, direction, fp32, int8)
+    task_model = quantised.task_model
+    direction = task_model.task.directions(task_model.labels)[task_model.task.metric]
+    return Int8Report(task_model.task.metric, direction, fp32, int8)
 
 
 def _measure(predictor: Predictor, evaluate: Callable[[Predictor], Metrics]) -> TimedMetrics:

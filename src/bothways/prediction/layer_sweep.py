@@ -101,7 +101,7 @@ class _AllLayers(TaskModel[TextExample, VectorPrediction]):
 
 
 def sweep(
-    learner: Embedder,
+    task_model: Embedder,
     examples: Iterable[TextExample],
     counts: PredictionCounts | None = None,
 ) -> Sweep:
@@ -114,12 +114,12 @@ def sweep(
             two pairs.
     """
     all_layers = _AllLayers(
-        learner.task, learner.model, learner.tokenizer, (), learner.length
-    ).train(learner.training)
+        task_model.task, task_model.model, task_model.tokenizer, (), task_model.length
+    ).train(task_model.training)
     agreement = Agreement()
     for example, prediction in predict(all_layers, examples, PredictConfig(window=WINDOW), counts):
         agreement.add(gold_score(example), prediction.vectors)
-    cell_names = itertools.product(range(learner.model.config.depth + 1), POOLINGS)
+    cell_names = itertools.product(range(task_model.model.config.depth + 1), POOLINGS)
     cells = tuple(
         Cell(*cell_name, value)
         for cell_name, value in zip(cell_names, agreement.cells(), strict=True)

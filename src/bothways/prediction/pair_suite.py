@@ -17,7 +17,7 @@ from bothways.core.errors import DataError
 from bothways.core.progress import SILENT, Progress
 from bothways.data.tables import open_table
 from bothways.data.text_io import COMPRESSED
-from bothways.prediction.predictor import Predictor, open_learner
+from bothways.prediction.predictor import Predictor, open_task_model
 from bothways.tasks.base import TaskModel
 from bothways.tasks.likelihood.minimal_pairs import MinimalPairTask
 from bothways.tasks.text_examples import TextColumns, TextExample, example_of
@@ -95,13 +95,13 @@ def open_pairs(
 ) -> TaskModel[Any, Any]:
     """Open a model for the task "prefer"; without settings, masked models hide the rest of a word.
 
-    Arguments and errors as `open_learner`.
+    Arguments and errors as `open_task_model`.
     """
     overrides = tuple(settings)
-    learner = open_learner(folder, "prefer", length=length, device=device, settings=overrides)
-    if learner.task == MinimalPairTask() and not overrides:
-        learner.task = MinimalPairTask(variant="word_l2r")
-    return learner
+    task_model = open_task_model(folder, "prefer", length=length, device=device, settings=overrides)
+    if task_model.task == MinimalPairTask() and not overrides:
+        task_model.task = MinimalPairTask(variant="word_l2r")
+    return task_model
 
 
 def evaluate_suite(predictor: Predictor, folder: Path, progress: Progress = SILENT) -> SuiteScores:
@@ -114,7 +114,7 @@ def evaluate_suite(predictor: Predictor, folder: Path, progress: Progress = SILE
     Raises:
         DataError: no such folder or no file in it; a row without the two sentences.
     """
-    scores = SuiteScores(predictor.learner.task.variant)  # type: ignore[attr-defined]
+    scores = SuiteScores(predictor.task_model.task.variant)  # type: ignore[attr-defined]
     waiting = deque[dict[str, str]]()
 
     def examples() -> Iterator[TextExample]:
@@ -123,7 +123,7 @@ def evaluate_suite(predictor: Predictor, folder: Path, progress: Progress = SILE
             yield example
 
     for example, prediction in predictor.predict_examples(examples()):
-        scores.add(waiting.popleft(), bool(predictor.learner.grade(example, prediction)))
+        scores.add(waiting.popleft(), bool(predictor.task_model.grade(example, prediction)))
     return scores
 
 

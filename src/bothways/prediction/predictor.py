@@ -71,7 +71,7 @@ class Predictor:
         reopen: returns the task with the model as it is saved, for `unprepared`.
 
     Attributes:
-        learner: the task in evaluation mode, with the prepared model.
+        task_model: the task in evaluation mode, with the prepared model.
 
     Examples:
         >>> classify = bothways.load("my-classifier")
@@ -81,21 +81,21 @@ class Predictor:
 
     def __init__(
         self,
-        learner: TaskModel[Any, Any],
+        task_model: TaskModel[Any, Any],
         precision: PredictPrecision = "fp32",
         *,
         batch_invariant: bool = False,
         reopen: Callable[[], TaskModel[Any, Any]] | None = None,
     ) -> None:
         # `bothways embed` and `encode` take the same kernels, and give the same bits.
-        batch_invariant = batch_invariant or isinstance(learner, Embedder)
+        batch_invariant = batch_invariant or isinstance(task_model, Embedder)
         self._reopen, self._asked = reopen, (precision, batch_invariant)
         self._unprepared: TaskModel[Any, Any] | None = None
-        prepared = isinstance(learner.model, PreparedModel)
-        self.learner = (
-            learner.eval()
+        prepared = isinstance(task_model.model, PreparedModel)
+        self.task_model = (
+            task_model.eval()
             if prepared
-            else engine.prepare_learner(learner, precision, batch_invariant=batch_invariant)
+            else engine.prepare_task_model(task_model, precision, batch_invariant=batch_invariant)
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -113,8 +113,8 @@ class Predictor:
     @property
     def precision(self) -> Literal["fp32", "bf16", "int8"]:
         """The precision in use: "fp32", "bf16" or "int8"."""
-        assert isinstance(self.learner.model, PreparedModel)
-        return self.learner.model.precision
+        assert isinstance(self.task_model.model, PreparedModel)
+        return self.task_model.model.precision
 
     def unprepared(self) -> TaskModel[Any, Any]:
         """Return the task with the model as it is saved, for gradients and attentions.
@@ -137,13 +137,13 @@ class Predictor:
         return self._reopen
 
     def __repr__(self) -> str:
-        learner = self.learner
-        labels = f", labels=[{listed(learner.labels, 5)}]" if len(learner.labels) else ""
-        shape = learner.model.config
+        task_model = self.task_model
+        labels = f", labels=[{listed(task_model.labels, 5)}]" if len(task_model.labels) else ""
+        shape = task_model.model.config
         return (
-            f"Predictor(task={learner.task.name!r}{labels}, layers={shape.depth}, "
-            f"width={shape.width}, length={learner.length}, precision={self.precision!r}, "
-            f"device={str(learner.model.device)!r})"
+            f"Predictor(task={task_model.task.name!r}{labels}, layers={shape.depth}, "
+            f"width={shape.width}, length={task_model.length}, precision={self.precision!r}, "
+            f"device={str(task_model.model.device)!r})"
         )
 
     def __call__(self, inputs: Any) -> Any:
@@ -187,7 +187,7 @@ class Predictor:
             return answers[0]
         if answers and isinstance(answers[0], tuple):
             return answers
-        text = self.learner.task.problem == _CLASSES[0]
+        text = self.task_model.task.problem == _CLASSES[0]
         return np.array(answers, dtype=str if text else None)
 
     def predict_proba(
@@ -204,7 +204,7 @@ class Predictor:
             >>> classify.predict_proba(["a good film", "a bad play"]).shape
             (2, 2)
         """
-        if self.learner.task.problem not in _CLASSES:
+        if self.task_model.task.problem not in _CLASSES:
             raise self._missing("predict_proba")
         classes = self.classes_
         rows = [[*item.probabilities.values()] for item in self._all(inputs, batch_size)]
@@ -217,10 +217,10 @@ class Predictor:
         Raises:
             ConfigError: the predictor's task has none.
         """
-        task = self.learner.task
-        if not len(self.learner.labels) or task.problem == "regression":
+        task = self.task_model.task
+        if not len(self.task_model.labels) or task.problem == "regression":
             raise self._missing("classes_")
-        return np.array(self.learner.labels, dtype=str)
+        return np.array(self.task_model.labels, dtype=str)
 
     def score(self, inputs: Any, answers: Any) -> float:
         """Return one number for predictions, as scikit-learn: accuracy, or R² of a regression.
@@ -239,8 +239,8 @@ class Predictor:
             1.0
         """
         metrics = self.evaluate(inputs, answers)
-        if self.learner.task.problem != "regression":
-            return metrics.get("accuracy", metrics[self.learner.task.metric])
+        if self.task_model.task.problem != "regression":
+            return metrics.get("accuracy", metrics[self.task_model.task.metric])
         truth = np.array(plain_value(answers), dtype=np.float64)
         errors = truth - self.predict(inputs)
         variance = float(((truth - truth.mean()) ** 2).sum())
@@ -257,7 +257,7 @@ class Predictor:
         return prediction.answer
 
     def _missing(self, name: str) -> MissingMethod:
-        message = f"a predictor for the task {self.learner.task.name!r} has no {name}"
+        message = f"a predictor for the task {self.task_model.task.name!r} has no {name}"
         return MissingMethod(message, where="task", fix="Call it: predictor(inputs).")
 
     def stream(
@@ -265,8 +265,8 @@ class Predictor:
     ) -> Iterator[Any]:
         """Yield a prediction for each input, in order; a window of inputs is read at a time."""
         rows = enumerate(given_rows(inputs, "inputs"), 1)
-        examples = (read_input(self.learner, item, number) for number, item in rows)
-        return (prediction for _, prediction in engine.predict(self.learner, examples, config))
+        examples = (read_input(self.task_model, item, number) for number, item in rows)
+        return (prediction for _, prediction in engine.predict(self.task_model, examples, config))
 
     def encode(  # noqa: PLR0913 – the names of sentence-transformers
         self,
@@ -298,16 +298,15 @@ class Predictor:
             ConfigError: the predictor was opened for another task, or has no such prompt.
             DataError: an input has two texts.
         """
-        if not isinstance(self.learner, Embedder):
-            message = (
-                f"encode is for the task 'embed', and this predictor has {self.learner.task.name!r}"
-            )
+        if not isinstance(self.task_model, Embedder):
+            name = self.task_model.task.name
+            message = f"encode is for the task 'embed', and this predictor has {name!r}"
             raise ConfigError(message, where="task", fix='Open the model with task="embed".')
         require_at_least(1, truncate_dim=truncate_dim)
-        lead = self.learner.task.prompt_text(prompt_name, prompt)
+        lead = self.task_model.task.prompt_text(prompt_name, prompt)
         single = isinstance(texts, str | Mapping)
         rows = [texts] if single else given_rows(texts, "texts")
-        items = ((read_input(self.learner, row, at), at) for at, row in enumerate(rows, 1))
+        items = ((read_input(self.task_model, row, at), at) for at, row in enumerate(rows, 1))
         inputs = (_prompted(example, lead, at) for example, at in items)
         with shown_progress(show_progress_bar) as progress:
             progress.stage("encoding", len(rows) if isinstance(rows, Sized) else None)
@@ -315,7 +314,7 @@ class Predictor:
             for prediction in self._all(inputs, batch_size):
                 vectors.append(prediction.vectors[0])
                 progress.advance(len(vectors))
-        width = self.learner.task.width(self.learner.model)
+        width = self.task_model.task.width(self.task_model.model)
         matrix = np.stack(vectors) if vectors else np.empty((0, width), np.float32)
         matrix = matrix[:, :truncate_dim]
         if normalize_embeddings:
@@ -339,7 +338,7 @@ class Predictor:
         """
         a, b = (self._vectors(items) for items in (first, second))
         result: NDArray[np.float32]
-        match self.learner.model.kept.get(PROGRAM, {}).get(
+        match self.task_model.model.kept.get(PROGRAM, {}).get(
             sentence_transformers.SIMILARITY, "cosine"
         ):
             case "dot" | "dot_score":
@@ -368,7 +367,7 @@ class Predictor:
         Raises:
             DataError: the source cannot be read, or a column is missing or cannot be guessed.
         """
-        return self.learner.task.read(str(source), columns, labelled=labelled)
+        return self.task_model.task.read(str(source), columns, labelled=labelled)
 
     def evaluate(
         self,
@@ -391,7 +390,7 @@ class Predictor:
             examples = self._examples(data, labelled=True)
         else:
             examples = self._answered(data, answers)
-        return engine.evaluate_task(self.learner, examples, config, counts)
+        return engine.evaluate_task(self.task_model, examples, config, counts)
 
     def predict_examples(
         self,
@@ -400,7 +399,7 @@ class Predictor:
         counts: engine.PredictionCounts | None = None,
     ) -> Iterator[tuple[Any, Any]]:
         """Yield (example, prediction) for a file, a reading or rows in order; constant memory."""
-        return engine.predict(self.learner, self._examples(data, labelled=False), config, counts)
+        return engine.predict(self.task_model, self._examples(data, labelled=False), config, counts)
 
     def _examples(self, data: Any, *, labelled: bool) -> Iterable[Any]:
         if isinstance(data, str | Path):
@@ -409,8 +408,8 @@ class Predictor:
             return data.examples
         items = enumerate(given_rows(data, "data"), 1)
         rows = (TableRow(item, f"input {number}") for number, item in items)
-        parse = functools.partial(_read_row, self.learner)
-        return self.learner.task.read_rows(rows, parse, labelled=labelled).examples
+        parse = functools.partial(_read_row, self.task_model)
+        return self.task_model.task.read_rows(rows, parse, labelled=labelled).examples
 
     def _answered(self, inputs: Any, answers: Any) -> list[Any]:
         """Return the examples of inputs with their answers."""
@@ -420,7 +419,9 @@ class Predictor:
             message = f"there are {quantity(len(values), 'answer(s)')} for {len(items):,} inputs"
             raise DataError(message, where="answers", fix="Give one for each input.")
         return [
-            self.learner.task.answered(read_input(self.learner, item, number), plain_value(value))
+            self.task_model.task.answered(
+                read_input(self.task_model, item, number), plain_value(value)
+            )
             for number, (item, value) in enumerate(zip(items, values, strict=True), 1)
         ]
 
@@ -462,17 +463,17 @@ def _prompted(example: Any, prompt: str, number: int) -> Any:
     return PromptedText(**vars(example), prompt=prompt)
 
 
-def read_input(learner: TaskModel[Any, Any], value: Any, number: int) -> Any:
+def read_input(task_model: TaskModel[Any, Any], value: Any, number: int) -> Any:
     """Return the example of the task in an input, the `number`-th of a call.
 
     Raises:
         DataError: the task cannot read it.
     """
-    return _read_row(learner, TableRow(value, f"input {number}"))
+    return _read_row(task_model, TableRow(value, f"input {number}"))
 
 
-def _read_row(learner: TaskModel[Any, Any], row: TableRow) -> Any:
-    task, location = learner.task, row.where
+def _read_row(task_model: TaskModel[Any, Any], row: TableRow) -> Any:
+    task, location = task_model.task, row.where
     match value := plain_value(row.values):
         case str():
             return task.from_texts((value,), where=location)
@@ -549,10 +550,10 @@ def open_task(
     reopen = None
     if runtime == "torch":
         reopen = functools.partial(
-            open_learner, folder, task, length=length, device=device, settings=settings
+            open_task_model, folder, task, length=length, device=device, settings=settings
         )
-        learner = reopen()
-        if isinstance(learner.model, StaticModel) and precision not in ("auto", "fp32"):
+        task_model = reopen()
+        if isinstance(task_model.model, StaticModel) and precision not in ("auto", "fp32"):
             message = f"a StaticEmbedding folder has no matrix products, and none in {precision}"
             raise ConfigError(message, where="precision", fix="Set the precision to fp32.")
     else:
@@ -560,11 +561,11 @@ def open_task(
             message = f"an exported model runs on the CPU, not on {device}"
             raise ConfigError(message, where="device", fix="Set the device to cpu.")
         loaded = open_session(resolve_run(str(folder)), precision, runtime)
-        learner = _bind(loaded, task, length=length, settings=settings)
-    return Predictor(learner, precision, batch_invariant=batch_invariant, reopen=reopen)
+        task_model = _bind(loaded, task, length=length, settings=settings)
+    return Predictor(task_model, precision, batch_invariant=batch_invariant, reopen=reopen)
 
 
-def open_learner(
+def open_task_model(
     folder: str | Path,
     task: str | None = None,
     *,
@@ -615,8 +616,8 @@ def _bind(
     max_length = next(value for value in lengths if value is not None)
     tokenizer = loaded.tokenizer()
     report_findings(check_model(loaded.model.config, tokenizer, max_length))
-    learner: TaskModel[Any, Any] = task.learner(loaded.model, tokenizer, loaded.labels, max_length)
-    return learner.eval()
+    task_model: TaskModel[Any, Any] = task.bind(loaded.model, tokenizer, loaded.labels, max_length)
+    return task_model.eval()
 
 
 def _check_heads(task: AnyTask, loaded: LoadedModel) -> None:

@@ -76,7 +76,9 @@ class MaskedHeadOnly(MaskedLM):
 
     kind: Literal["masked_head"] = "masked_head"  # type: ignore[assignment]
 
-    def learner(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> TrainingModule:
+    def training_module(
+        self, models: Mapping[str, Model], vocabulary: Vocabulary
+    ) -> TrainingModule:
         """Return the module to train."""
         return _HeadModule(models["model"])
 
@@ -408,10 +410,12 @@ def scores_of(
     result = {}
     for name, corpus in corpora.items():
         models = build_models(settings, corpus)
-        learner = settings.objective.learner(models, vocabulary_of(corpus, settings.objective))
+        training_module = settings.objective.training_module(
+            models, vocabulary_of(corpus, settings.objective)
+        )
         _, document_ids = corpus.split(settings.held_out, settings.seed)
         scoring = HeldOut(
-            settings, corpus, document_ids, Single(), learner.to(choose_device(device))
+            settings, corpus, document_ids, Single(), training_module.to(choose_device(device))
         )
         metrics = scoring(Part(progress, name))
         result[name] = {

@@ -1,4 +1,4 @@
-"""A pre-training run before it begins: its models, learner and data, and the preflight."""
+"""A pre-training run before it begins: its models, training module and data, and the preflight."""
 
 from __future__ import annotations
 

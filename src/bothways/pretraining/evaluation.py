@@ -50,7 +50,7 @@ COUNTED = 10_000_000
 
 
 class HeldOut:
-    """Scores a learner on the same held-out sequences, with the same masks, at each call.
+    """Scores a training module on the same held-out sequences, with the same masks, at each call.
 
     The sequences are those of the longest phase, masked as `settings.evaluation_masking` says, so
     that runs with different masks compare. Besides losses, accuracies and the objective's own
@@ -61,7 +61,7 @@ class HeldOut:
 
     Args:
         chosen: ids of the held-out documents.
-        learner: to be scored, as it is at each call.
+        training_module: to be scored, as it is at each call.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class HeldOut:
         corpus: Corpus,
         document_ids: DocumentIds,
         plan: Plan,
-        learner: TrainingModule,
+        training_module: TrainingModule,
     ) -> None:
         if settings.shuffle is not None:
             document_ids = sample_clustered(
@@ -78,7 +78,7 @@ class HeldOut:
             )
         loader = held_out_loader(settings, corpus, document_ids, plan)
         self._steps = list(_up_to(settings.evaluation_tokens, loader.epoch()))
-        self._learner, self._plan, self._settings = learner, plan, settings
+        self._training_module, self._plan, self._settings = training_module, plan, settings
         counts = np.bincount(corpus.tokens[:COUNTED], minlength=settings.encoder.vocab)
         self.baselines = self._unigram(counts) | self._majority()
 
@@ -96,11 +96,11 @@ class HeldOut:
 
     def _scores(self, steps: Iterable[TrainingStep]) -> EvaluationScores:
         precision = self._settings.training.precision
-        return evaluate(self._learner, steps, self._plan, precision=precision)
+        return evaluate(self._training_module, steps, self._plan, precision=precision)
 
     def named(self, scores: EvaluationScores) -> dict[str, float]:
         """Return scores and the objective's own metrics by name."""
-        extra = self._settings.objective.metrics(scores, self._learner.predicts)
+        extra = self._settings.objective.metrics(scores, self._training_module.predicts)
         metrics = {f"held-out/{name}": value for name, value in extra.items()}
         return score_values(scores, "held-out/") | metrics
 
@@ -118,7 +118,7 @@ class HeldOut:
         surprise = -np.log((counts + 1) / (counts.sum() + len(counts)))
         result = {}
         for name, ids in self._targets(TokenTargets, "ids").items():
-            if name not in self._learner.predicts:
+            if name not in self._training_module.predicts:
                 continue  # classes of tokens, such as original and replaced
             sums = sum_over_ranks(
                 self._plan,
@@ -134,7 +134,7 @@ class HeldOut:
 
     def _majority(self) -> dict[str, float]:
         """Compute the baselines of class frequencies."""
-        result, predicts = {}, self._learner.predicts
+        result, predicts = {}, self._training_module.predicts
         classes = self._targets(LabelTargets, "labels") | {
             name: ids
             for name, ids in self._targets(TokenTargets, "ids").items()
@@ -154,7 +154,7 @@ class HeldOut:
 
 
 class MixedHeldOut:
-    """Scores a learner on the held-out text of each corpus, and on all of them.
+    """Scores a training module on the held-out text of each corpus, and on all of them.
 
     The total is the mean over the corpora, weighted by their shares of the sequences. The metrics
     of a corpus have its name in theirs: "held-out/en/loss/masked", "unigram/en/loss/masked".
@@ -246,9 +246,9 @@ def evaluate_on_corpus(
     )
     used_device = choose_device(device)
     models = build_models(settings, corpus)
-    learner = usual.learner(models, vocabulary_of(corpus, usual)).to(used_device)
+    training_module = usual.training_module(models, vocabulary_of(corpus, usual)).to(used_device)
     document_ids = AllExcept(len(corpus)) if documents is None else documents
-    metrics = HeldOut(settings, corpus, document_ids, Single(), learner)()
+    metrics = HeldOut(settings, corpus, document_ids, Single(), training_module)()
     return {name.removeprefix("held-out/"): value for name, value in metrics.items()}
 
 

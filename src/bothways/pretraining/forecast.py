@@ -516,19 +516,23 @@ def measure_step(
     objective, training = settings.objective, settings.training
     models = {role: Model(*spec) for role, spec in objective.models(settings.encoder).items()}
     vocabulary = _vocabulary(settings.encoder.vocab)
-    learner = objective.learner(models, vocabulary).to(device)
+    training_module = objective.training_module(models, vocabulary).to(device)
     for model in models.values():
         compute_as(model.encoder, training, device)
     batches = [
         _random_batch(settings.objective_of(phase), vocabulary, settings, phase.length)
         for phase in settings.phases
     ]
-    per_token = tuple(1 / speed(learner, batch, training.precision, progress) for batch in batches)
+    per_token = tuple(
+        1 / speed(training_module, batch, training.precision, progress) for batch in batches
+    )
     optimizer = build_optimizer(
-        training.optimizer, learner.trained_parameters(), matrices=learner.matrices()
+        training.optimizer,
+        training_module.trained_parameters(),
+        matrices=training_module.matrices(),
     )
     set_rate(optimizer, 0.0)
-    update = update_seconds(learner, batches[-1], optimizer, training, progress)
+    update = update_seconds(training_module, batches[-1], optimizer, training, progress)
     return StepSeconds(per_token, update, per_byte=seconds_per_byte(out))
 
 

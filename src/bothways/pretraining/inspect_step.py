@@ -204,7 +204,7 @@ class Repeat:
 
     settings: PretrainConfig
     corpora: Corpora
-    learner: TrainingModule
+    training_module: TrainingModule
     optimizer: torch.optim.Optimizer
     device: torch.device
     entries: StepEntries
@@ -238,20 +238,26 @@ class Repeat:
             raise CheckpointError(message, where=folder, fix=fix)
         checkpoint_folder = _steps_before(folder, step, entries)
         models = build_models(settings, corpora.first)
-        learner = settings.objective.learner(models, vocabulary_of(corpora, settings.objective))
-        learner.to(device)
+        training_module = settings.objective.training_module(
+            models, vocabulary_of(corpora, settings.objective)
+        )
+        training_module.to(device)
         for model in models.values():
             compute_as(model.encoder, settings.training, device)
         torch.manual_seed(settings.seed + 1)
         optimizer = build_optimizer(
-            settings.training.optimizer, learner.trained_parameters(), matrices=learner.matrices()
+            settings.training.optimizer,
+            training_module.trained_parameters(),
+            matrices=training_module.matrices(),
         )
         if settings.training.ema is not None:
-            Average(learner, settings.training.ema)  # checkpoints hold it
+            Average(training_module, settings.training.ema)  # checkpoints hold it
         state = RunState()
         if checkpoint_folder is not None:
             checkpoint = read_checkpoint(checkpoint_folder)
-            state = checkpoint.restore(RunTensors(learner, optimizer, Single()), checkpoint.config)
+            state = checkpoint.restore(
+                RunTensors(training_module, optimizer, Single()), checkpoint.config
+            )
         documents = {
             name: corpus_part.split(settings.held_out, settings.seed)[0]
             if data.held_out
@@ -259,8 +265,8 @@ class Repeat:
             for name, corpus_part in corpora.parts.items()
         }
         return cls(
-            settings, corpora, learner, optimizer, device, entries, _norms(folder), documents,
-            state, progress,
+            settings, corpora, training_module, optimizer, device, entries, _norms(folder),
+            documents, state, progress,
         )  # fmt: skip
 
     @functools.cached_property
@@ -294,7 +300,7 @@ class Repeat:
             following = np.flatnonzero(self.entries["phase"][:step] > phase)
             end = int(following[0]) if len(following) else step
             self.state = fit(
-                self.learner, self.phases[phase].steps(self.state), self.optimizer,
+                self.training_module, self.phases[phase].steps(self.state), self.optimizer,
                 lambda state: float(self.entries["rate"][state.steps]), Single(),
                 until=Steps(end), progress=self.state, on_step=on_step,
                 precision=training.precision, clip_norm=training.clip_norm,
@@ -318,20 +324,20 @@ class Repeat:
         )
         one_by_one = dataclasses.replace(loader, microbatch_tokens=1)
         data = next(iter(one_by_one.steps(state.cursor, state.tokens)))
-        self.learner.train()
+        self.training_module.train()
         found = tuple(map(self._sequence, data.microbatches))
-        self.learner.zero_grad()
+        self.training_module.zero_grad()
         return found
 
     def _sequence(self, batch: Batch) -> InspectedSequence:
-        learner = self.learner
+        training_module = self.training_module
         dtype = resolve_precision(self.settings.training.precision, self.device)
-        learner.zero_grad()
+        training_module.zero_grad()
         with torch.autocast(self.device.type, dtype, enabled=dtype is not torch.float32):
-            losses = learner(batch.to(self.device))
-        weights = learner.weights(batch)
-        torch.autograd.backward(weighted_sum(losses, weights, learner.coefficients))
-        gradients = [p.grad for p in learner.parameters() if p.grad is not None]
+            losses = training_module(batch.to(self.device))
+        weights = training_module.weights(batch)
+        torch.autograd.backward(weighted_sum(losses, weights, training_module.coefficients))
+        gradients = [p.grad for p in training_module.parameters() if p.grad is not None]
         return InspectedSequence(
             " ".join(self.corpora.tokenizer.token(id) for id in batch.ids.tolist()),
             batch.layout.tokens,

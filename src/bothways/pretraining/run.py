@@ -47,7 +47,7 @@ from bothways.training.state import RunState
 from bothways.training.store import FolderStore, MemoryStore, run_folder
 
 MakeHeldOut = Callable[[TrainingModule, parallel.Plan], HeldOut]
-"""Makes what evaluates a learner on text of its own."""
+"""Makes what evaluates a training module on text of its own."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class PretrainResult:
     """The result of a run.
 
     Attributes:
-        learner: with the weights of the last step.
+        training_module: with the weights of the last step.
         progress: at the end; short of the configured length if the run was interrupted.
         metrics: of held-out documents, by name: "held-out/loss/masked", "held-out/accuracy/pair",
             "held-out/perplexity" …
         folder: the model folder; None for an interrupted run.
     """
 
-    learner: TrainingModule
+    training_module: TrainingModule
     progress: RunState
     metrics: Mapping[str, float]
     folder: Path | None = None
@@ -75,7 +75,7 @@ class PretrainResult:
     @property
     def model(self) -> Model:
         """The model that is saved."""
-        model = self.learner.saved()["model"]
+        model = self.training_module.saved()["model"]
         assert isinstance(model, Model)
         return model
 
@@ -108,8 +108,9 @@ def pretrain(
             the folder must be new or empty.
         progress: receives stages, records, and the notes and warnings of the preflight.
         on_event: called after each step, report, evaluation and checkpoint.
-        held_out: makes what evaluates the learner, on text of its own; then all documents of the
-            corpus are trained on, whatever `settings.held_out` says. None: documents of the corpus.
+        held_out: makes what evaluates the training module, on text of its own; then all documents
+            of the corpus are trained on, whatever `settings.held_out` says. None: documents of the
+            corpus.
 
     Raises:
         ResourceError: the folder is in use or holds another run.
@@ -126,7 +127,7 @@ def pretrain(
         progress.message(f"{finding.severity}: {finding}")
     models = build.build_models(settings, corpora.first)
     vocabulary = build.vocabulary_of(corpora, settings.objective)
-    learner = settings.objective.learner(models, vocabulary).to(used_device)
+    training_module = settings.objective.training_module(models, vocabulary).to(used_device)
     for model in models.values():
         compute_as(model.encoder, settings.training, used_device)
     # The main rank takes the folder before the ranks meet, so that none writes into another run's.
@@ -149,12 +150,12 @@ def pretrain(
             data = RunData(folders_of(corpora), digests, held_out is None)
             text = json.dumps(dataclasses.asdict(data), ensure_ascii=False)
             replace_text(folder / DATA, text)
-        train_ids, scoring = _split(settings, corpora, plan, learner, held_out)
+        train_ids, scoring = _split(settings, corpora, plan, training_module, held_out)
         for setting in (settings.training.keep, settings.training.target):
             if setting is not None:  # now, not at the first evaluation
                 setting.check(scoring.names())
         state = run.TrainingRun(
-            learner,
+            training_module,
             phases_of(settings, corpora, train_ids, plan, used_device),
             settings.training,
             plan,
@@ -164,7 +165,7 @@ def pretrain(
             progress=progress,
             on_event=on_event,
         ).train()
-        done = PretrainResult(learner, state, {})
+        done = PretrainResult(training_module, state, {})
         if not state.finished(settings.training.end):
             return done
         done = dataclasses.replace(done, metrics=scoring(progress))
@@ -225,15 +226,15 @@ def _split(
     settings: PretrainConfig,
     corpora: Corpora,
     plan: parallel.Plan,
-    learner: TrainingModule,
+    training_module: TrainingModule,
     held_out: MakeHeldOut | None,
 ) -> tuple[dict[str, DocumentIds], HeldOut | MixedHeldOut]:
-    """Return the documents to train on, by corpus, and what scores the learner on the others."""
+    """Return the documents to train on, by corpus, and the evaluation on the others."""
     if held_out is not None:
         all_documents: dict[str, DocumentIds] = {
             name: AllExcept(len(corpus)) for name, corpus in corpora.parts.items()
         }
-        return all_documents, held_out(learner, plan)
+        return all_documents, held_out(training_module, plan)
     train_ids: dict[str, DocumentIds] = {}
     evaluations = dict[str, HeldOut]()
     fewer = dataclasses.replace(
@@ -241,7 +242,7 @@ def _split(
     )
     for name, corpus in corpora.parts.items():
         train_ids[name], held_out_ids = corpus.split(settings.held_out, settings.seed)
-        evaluations[name] = HeldOut(fewer, corpus, held_out_ids, plan, learner)
+        evaluations[name] = HeldOut(fewer, corpus, held_out_ids, plan, training_module)
     return train_ids, evaluations[""] if {*evaluations} == {""} else MixedHeldOut(
         evaluations, corpora.shares
     )
@@ -258,7 +259,7 @@ def phases_of(
 
     Args:
         documents: the documents to train on, by corpus.
-        device: of the learner.
+        device: of the training module.
     """
 
     def steps(state: RunState) -> Iterable[TrainingStep]:
@@ -298,7 +299,9 @@ def _save(done: PretrainResult, settings: PretrainConfig, corpora: Corpora, fold
         "metrics": dict(done.metrics),
     }
     # "model" is the last one: once it is there, the run is complete.
-    for role, model in sorted(done.learner.saved().items(), key=lambda item: item[0] == "model"):
+    for role, model in sorted(
+        done.training_module.saved().items(), key=lambda item: item[0] == "model"
+    ):
         assert isinstance(model, Model)
         titled = (
             card if role == "model" else dataclasses.replace(card, title=f"A pre-trained {role}")

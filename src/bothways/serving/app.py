@@ -427,7 +427,7 @@ class App:
                 limit = (subject, tokens, "request_tokens", self.limits.request_tokens)
                 raise over_limit("too_many_tokens", *limit)
         if not query.truncate and any(item.cut for item in encoded):
-            length = model.learner.length
+            length = model.task_model.length
             message = (
                 f"a text is longer than the model reads, {length} tokens, and truncate is false"
             )

@@ -117,7 +117,7 @@ class Ticket:
             del self.outputs[unit.example]
             example = self.examples[unit.example]
             self.predictions[unit.example] = decode_finite(
-                self.model.learner, example, item, ordered
+                self.model.task_model, example, item, ordered
             )
 
 
@@ -349,7 +349,7 @@ class Batcher:
 
     def _outputs(self, units: list[Unit]) -> list[Any]:
         """Return an output or an error for each unit; a batch that fails is computed one by one."""
-        learner = units[0].ticket.model.learner
+        task_model = units[0].ticket.model.task_model
         config = PredictConfig(tokens=max(self.limits.batch_tokens, units[0].tokens))
         try:
             if units[0].sequence is None:
@@ -360,7 +360,7 @@ class Batcher:
                 for item, k in pairs
                 if k is not None and isinstance(item, EncodedExample)
             ]
-            return list(predict_sequences(learner, sequences, config))
+            return list(predict_sequences(task_model, sequences, config))
         except BaseException as error:
             if len(units) == 1:
                 return [error]
@@ -371,7 +371,7 @@ class Batcher:
         item = ticket.encoded[n]
         if isinstance(item, ModelJob):
             return item.compute()
-        [(_, prediction)] = predict_encoded(ticket.model.learner, [ticket.examples[n]], [item])
+        [(_, prediction)] = predict_encoded(ticket.model.task_model, [ticket.examples[n]], [item])
         return prediction
 
     def _keep(self, unit: Unit, result: Any) -> None:

@@ -128,7 +128,7 @@ def explain(models: Models, request: ExplainRequest) -> Query:
     """
     model = models.choose(request.model, KINDS)
     target = ExplainedOutput(request.label, request.word)
-    depth = model.learner.model.config.depth
+    depth = model.task_model.model.config.depth
     layer = request.layer or depth
     if layer > depth:
         message = f"layer must be at most {depth}, not {layer}"
@@ -147,10 +147,10 @@ def explain(models: Models, request: ExplainRequest) -> Query:
 
 
 def _leave_one_out(model: ServedModel, item: Any, target: ExplainedOutput) -> Query:
-    learner = model.learner
+    task_model = model.task_model
     try:
         example = model.example(item)
-        words = words_of(learner.tokenizer, example)
+        words = words_of(task_model.tokenizer, example)
         if len(words) > MOST_WORDS:
             limit = ("words to leave out", len(words), "explained_words", MOST_WORDS)
             raise over_limit("too_many_texts", *limit)
@@ -161,9 +161,9 @@ def _leave_one_out(model: ServedModel, item: Any, target: ExplainedOutput) -> Qu
     def write(answer: Answer) -> WordEffects:
         full, *shortened_predictions = answer.predictions
         try:
-            value = value_of(full, target, learner.labels)
+            value = value_of(full, target, task_model.labels)
             effects = [
-                value - effect_without(other, n, target, learner.labels)
+                value - effect_without(other, n, target, task_model.labels)
                 for n, other in enumerate(shortened_predictions)
             ]
         except BothwaysError as error:
@@ -185,8 +185,8 @@ def _integrated_gradients(
 
     def jobs(examples: Many[Any], encoded: Many[EncodedExample]) -> list[ModelJob]:
         try:
-            path = gradient_path(model.learner, examples[0], encoded[0], target, steps)
-            learner = model.predictor.unprepared()
+            path = gradient_path(model.task_model, examples[0], encoded[0], target, steps)
+            task_model = model.predictor.unprepared()
         except BothwaysError as error:
             raise as_request_error(error) from error
         planned.append(path)
@@ -195,7 +195,7 @@ def _integrated_gradients(
         return [
             ModelJob(
                 (1 + BACKWARD) * length * (segment.stop - segment.start),
-                functools.partial(path_part, learner, path, segment),
+                functools.partial(path_part, task_model, path, segment),
             )
             for segment in path.parts(size)
         ]
@@ -219,7 +219,7 @@ def _integrated_gradients(
 
 
 def _attention(model: ServedModel, item: Any, layer: int) -> Query:
-    tokenizer = model.learner.tokenizer
+    tokenizer = model.task_model.tokenizer
 
     def jobs(examples: Many[Any], encoded: Many[EncodedExample]) -> list[ModelJob]:
         sequence = encoded[0].sequences[0] if encoded[0].sequences else None
@@ -230,10 +230,10 @@ def _attention(model: ServedModel, item: Any, layer: int) -> Query:
             limit = ("tokens", len(sequence), "attention_tokens", MOST_ATTENTION_TOKENS)
             raise over_limit("too_many_tokens", *limit)
         try:
-            learner = model.predictor.unprepared()
+            task_model = model.predictor.unprepared()
         except BothwaysError as error:
             raise as_request_error(error) from error
-        return [ModelJob(len(sequence), functools.partial(attentions, learner, sequence))]
+        return [ModelJob(len(sequence), functools.partial(attentions, task_model, sequence))]
 
     def write(answer: Answer) -> Any:
         (layers,) = answer.predictions

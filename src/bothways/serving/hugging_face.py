@@ -244,7 +244,7 @@ def _text_classification(model: ServedModel, request: ClassificationRequest) -> 
 
     def write(answer: shapes.Answer) -> list[list[shapes.LabelScore]]:
         # A list of lists for a single text too: the clients take its first element.
-        labels = answer.model.learner.labels
+        labels = answer.model.task_model.labels
         return [shapes.class_scores(prediction, labels)[:top] for prediction in answer.predictions]
 
     return shapes.Query(model, inputs, write, _truncates(request))
@@ -294,7 +294,7 @@ def _question_answering(model: ServedModel, request: AnswerRequest) -> shapes.Qu
     parameters, value, top = request.parameters, request.inputs, request.parameters.top_k
     several = isinstance(value, list)
     inputs = value if several else [value]
-    task = model.learner.task
+    task = model.task_model.task
     assert isinstance(task, QuestionAnsweringTask)
     settings: dict[str, Any] = {"n_best": max(top, task.n_best)}
     if parameters.max_answer_len is not None:
@@ -324,7 +324,7 @@ def _question_answering(model: ServedModel, request: AnswerRequest) -> shapes.Qu
 
 
 def _fill_mask(model: ServedModel, request: FillRequest) -> shapes.Query:
-    task, top = model.learner.task, request.parameters.top_k
+    task, top = model.task_model.task, request.parameters.top_k
     assert isinstance(task, MaskFillingTask)
     texts, several = shapes.as_list(request.inputs), isinstance(request.inputs, list)
     if top is not None and top > task.top:
@@ -343,7 +343,7 @@ def _fillings(
     model: ServedModel, text: str, prediction: Any, top: int | None
 ) -> list[Filling] | list[list[Filling]]:
     """Return the tokens of a mask, each with its text; for several masks a list of these."""
-    tokenizer = model.learner.tokenizer
+    tokenizer = model.task_model.tokenizer
     mask = tokenizer.token(tokenizer.specials.mask)
     single = len(prediction.masks) == 1
     masks: list[list[Filling]] = []

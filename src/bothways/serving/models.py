@@ -38,23 +38,25 @@ class ServedModel:
     variant: TaskModel[Any, Any] | None = field(default=None, compare=False)
 
     @property
-    def learner(self) -> TaskModel[Any, Any]:
+    def task_model(self) -> TaskModel[Any, Any]:
         """The task with its model."""
-        return self.predictor.learner if self.variant is None else self.variant
+        return self.predictor.task_model if self.variant is None else self.variant
 
     def with_task(self, task: Task[Any, Any]) -> ServedModel:
         """Return the model for a request that sets settings of its task; itself if it sets none."""
-        learner = self.predictor.learner
-        if task == learner.task:
+        task_model = self.predictor.task_model
+        if task == task_model.task:
             return self
-        variant = task.learner(learner.model, learner.tokenizer, learner.labels, learner.length)
+        variant = task.bind(
+            task_model.model, task_model.tokenizer, task_model.labels, task_model.length
+        )
         variant.training = False  # the model is in evaluation mode already
         return replace(self, variant=variant)
 
     @property
     def kind(self) -> str:
         """The kind of the task, such as "classify"."""
-        return self.learner.task.name
+        return self.task_model.task.name
 
     @property
     def by_example(self) -> bool:
@@ -63,8 +65,8 @@ class ServedModel:
 
     def long_input(self, limits: Limits) -> Any:
         """Return an input of the task with a text as long as the model reads, within a limit."""
-        tokenizer = self.learner.tokenizer
-        long = "a " * min(self.learner.length, limits.text_characters // 4)
+        tokenizer = self.task_model.tokenizer
+        long = "a " * min(self.task_model.length, limits.text_characters // 4)
         inputs: dict[str, Any] = {
             "answer": ("a", long),
             "fill": tokenizer.token(tokenizer.specials.mask),
@@ -90,7 +92,7 @@ class ServedModel:
         examples = [self.example(item, n) for n, item in enumerate(inputs, 1)]
         texts = characters = 0
         for example in examples:
-            lengths = [*map(len, self.learner.task.texts(example))]
+            lengths = [*map(len, self.task_model.task.texts(example))]
             if sum(lengths) > limits.text_characters:
                 limit = ("characters of a text", sum(lengths), "text_characters")
                 raise over_limit("text_too_long", *limit, limits.text_characters)
@@ -111,7 +113,7 @@ class ServedModel:
         """
         row = _RequestRow(value) if isinstance(value, dict) else value
         try:
-            example = read_input(self.learner, row, number)
+            example = read_input(self.task_model, row, number)
         except BothwaysError as error:
             raise as_request_error(error) from error
         unused = [name for name in row if name not in row.used] if row is not value else ()
@@ -129,7 +131,7 @@ class ServedModel:
             RequestError: an example that the task cannot encode.
         """
         try:
-            return self.learner.encode(examples)
+            return self.task_model.encode(examples)
         except BothwaysError as error:
             raise as_request_error(error) from error
 
@@ -176,10 +178,10 @@ def chunks(model: ServedModel, examples: Many[Any]) -> Iterator[tuple[int, int]]
     """Yield ranges of examples with some `CHUNK_CHARACTERS`, each at least one."""
     start = characters = 0
     for n, example in enumerate(examples):
-        characters += sum(map(len, model.learner.task.texts(example)))
+        characters += sum(map(len, model.task_model.task.texts(example)))
         if characters > CHUNK_CHARACTERS and n > start:
             yield start, n
-            start, characters = n, sum(map(len, model.learner.task.texts(example)))
+            start, characters = n, sum(map(len, model.task_model.task.texts(example)))
     yield start, len(examples)
 
 

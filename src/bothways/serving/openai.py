@@ -116,7 +116,7 @@ def text_of_ids(ids: list[int], model: ServedModel) -> str:
     Raises:
         RequestError: an id that the vocabulary does not have.
     """
-    tokenizer = model.learner.tokenizer
+    tokenizer = model.task_model.tokenizer
     invalid = [id for id in ids if not 0 <= id < tokenizer.size]
     if invalid:
         message = f"{invalid[0]} is not a token id: ids are 0 to {tokenizer.size - 1}"

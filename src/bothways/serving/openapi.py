@@ -193,6 +193,6 @@ def _types(route: Route, kinds: Iterable[str]) -> tuple[list[type[RequestBody]],
 def example_input(model: ServedModel) -> Any:
     """Return an input that the model's task reads."""
     if model.kind == "fill":
-        tokenizer = model.learner.tokenizer
+        tokenizer = model.task_model.tokenizer
         return f"the cat {tokenizer.token(tokenizer.specials.mask)} here"
     return EXAMPLES.get(model.kind, "the cat sleeps in London")

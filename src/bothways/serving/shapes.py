@@ -128,7 +128,7 @@ def prompted(model: ServedModel, texts: Many[str], name: str | None) -> list[Pro
     Raises:
         RequestError: the model has no such prompt.
     """
-    task = model.learner.task
+    task = model.task_model.task
     if not isinstance(task, SentenceEmbeddingTask):
         if name is None:
             return [PromptedText(text) for text in texts]
@@ -142,16 +142,16 @@ def prompted(model: ServedModel, texts: Many[str], name: str | None) -> list[Pro
 
 def check_components(count: int | None, model: ServedModel) -> None:
     """Refuse more components than a vector of the model has."""
-    task = model.learner.task
+    task = model.task_model.task
     assert isinstance(task, SentenceEmbeddingTask)
-    if count is not None and count > (width := task.width(model.learner.model)):
+    if count is not None and count > (width := task.width(model.task_model.model)):
         message = f"dimensions must be at most {width}, the width of {model.name!r}, not {count}"
         raise RequestError("invalid", message, param="dimensions")
 
 
 def shortened(answer: Answer, count: int | None, *, normalise: bool) -> Vectors:
     """Return vectors cut to `count` components; then, if asked for, of length 1."""
-    task, vectors = answer.model.learner.task, answer.vectors
+    task, vectors = answer.model.task_model.task, answer.vectors
     assert isinstance(task, SentenceEmbeddingTask)
     whole_vectors = count is None or count == vectors.shape[1]
     vectors = vectors[:, :count]

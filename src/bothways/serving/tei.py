@@ -126,7 +126,7 @@ def predict(models: Models, request: PredictRequest) -> shapes.Query:
     single = not isinstance(value, list)
 
     def write(answer: shapes.Answer) -> list[shapes.LabelScore] | list[list[shapes.LabelScore]]:
-        labels = answer.model.learner.labels
+        labels = answer.model.task_model.labels
         rows = [shapes.class_scores(p, labels, raw=raw) for p in answer.predictions]
         return rows[0] if single else rows
 
@@ -206,7 +206,7 @@ def tokenize(models: Models, request: TokenizeRequest) -> list[list[TextToken]]:
 
 
 def _tokens(model: ServedModel, text: str, *, special: bool) -> list[TextToken]:
-    tokenizer = model.learner.tokenizer
+    tokenizer = model.task_model.tokenizer
     (encoded,) = tokenizer.encode_with_offsets([text])
     pairs = zip(encoded.ids.tolist(), encoded.offsets.tolist(), strict=True)
     inner: list[TextToken] = [
@@ -268,7 +268,7 @@ def info(models: Models, limits: Limits) -> ServerInfo:
         "served_model_name": first.name,
         "model_dtype": _dtype(first),
         "model_type": _model_type(first),
-        "max_input_length": first.learner.length,
+        "max_input_length": first.task_model.length,
         "max_batch_tokens": limits.batch_tokens,
         "max_client_batch_size": limits.texts,
         "auto_truncate": True,
@@ -279,19 +279,19 @@ def info(models: Models, limits: Limits) -> ServerInfo:
 
 
 def _described(model: ServedModel) -> ModelInfo:
-    task = model.learner.task
+    task = model.task_model.task
     columns = getattr(task, "columns", None)
-    tokenizer = model.learner.tokenizer
+    tokenizer = model.task_model.tokenizer
     described: ModelInfo = {
         "name": model.name,
         "task": model.kind,
-        "length": model.learner.length,
+        "length": model.task_model.length,
         "precision": model.predictor.precision,
-        "labels": list(model.learner.labels),
+        "labels": list(model.task_model.labels),
         "since": model.created,
         "digest": model.digest or None,
         "pairs": getattr(columns, "text_b", None) is not None,
-        "layers": model.learner.model.config.depth,
+        "layers": model.task_model.model.config.depth,
         "mask": tokenizer.token(tokenizer.specials.mask),
         "specials": {"single": tokenizer.template.single, "pair": tokenizer.template.pair},
         "long_texts": _long_texts(model),
@@ -304,7 +304,7 @@ def _described(model: ServedModel) -> ModelInfo:
 def _long_texts(model: ServedModel) -> str:
     """Return the treatment of texts beyond the length, as `LongTextTask.long_texts`."""
     default = "windows" if model.kind in ("tag", "answer", "likelihood", "prefer") else "truncate"
-    return getattr(model.learner.task, "long_texts", default)
+    return getattr(model.task_model.task, "long_texts", default)
 
 
 def _dtype(model: ServedModel) -> str:
@@ -313,10 +313,10 @@ def _dtype(model: ServedModel) -> str:
 
 
 def _model_type(model: ServedModel) -> dict[str, Any]:
-    task = model.learner.task
+    task = model.task_model.task
     if isinstance(task, SentenceEmbeddingTask):
         return {"embedding": {"pooling": task.pooling}}
-    labels = dict(enumerate(model.learner.labels))
+    labels = dict(enumerate(model.task_model.labels))
     names = {
         "id2label": {str(n): label for n, label in labels.items()},
         "label2id": {label: n for n, label in labels.items()},

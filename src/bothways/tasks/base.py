@@ -150,7 +150,7 @@ class Task(Generic[E, P]):
     problem: ClassVar[
         Literal["single_label_classification", "multi_label_classification", "regression"] | None
     ] = None
-    task_model: ClassVar[type[TaskModel[Any, Any]]]
+    model_class: ClassVar[type[TaskModel[Any, Any]]]
 
     def read(self, source: str, columns: Any = None, *, labelled: bool = True) -> Reading[E]:
         """Open a file, a Hub data set or the standard input ("-") and stream its examples.
@@ -316,11 +316,11 @@ class Task(Generic[E, P]):
         """
         return {}
 
-    def learner(
+    def bind(
         self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> TaskModel[E, P]:
         """Bind the task to a model that has its heads."""
-        return self.task_model(self, model, tokenizer, labels, length)
+        return self.model_class(self, model, tokenizer, labels, length)
 
     def fitted(self: T, heads: Collection[str]) -> T:
         """Return the task with the settings that fit a model with heads of these kinds."""

@@ -1,11 +1,12 @@
-"""The exponential moving average of a learner's weights, for evaluation and the saved model.
+"""The exponential moving average of a module's weights, for evaluation and the saved model.
 
 After update t the average is Σ dᵗ⁻ⁱ wᵢ / Σ dᵗ⁻ⁱ over the updates i ≤ t, with wᵢ the weights after
 update i and d the decay: the weights at the start have no share. It follows from
 
     average ← average + (1 − d)/(1 − dᵗ) · (wₜ − average)
 
-The average is a submodule of the learner: checkpoints hold it, and a resumed run continues it.
+The average is a submodule of the module that is trained: checkpoints hold it, and a resumed run
+continues it.
 
 Source: Polyak & Juditsky 1992; the correction for the start is that of Kingma & Ba 2014, section 3.
 """
@@ -26,23 +27,23 @@ NAME = "average"
 
 
 class Average(nn.Module):
-    """The average of the weights that a learner trains; it becomes a submodule of the learner.
+    """The average of a training module's trained weights; it becomes a submodule of the module.
 
     Args:
         decay: d, above 0 and below 1.
     """
 
-    def __init__(self, learner: TrainingModule, decay: float) -> None:
+    def __init__(self, training_module: TrainingModule, decay: float) -> None:
         super().__init__()
         self.decay = decay
-        trained = [(name, p) for name, p in learner.trained_parameters() if p.requires_grad]
+        trained = [(name, p) for name, p in training_module.trained_parameters() if p.requires_grad]
         self._weights: list[Tensor] = [
             p for _, p in trained
         ]  # in a list, so that they are not its own
         for name, p in trained:
             self.register_buffer(name.replace(".", "/"), p.detach().clone())
-        learner.add_module(NAME, self)
-        self._learner = (learner,)  # in a tuple, so that it is no submodule
+        training_module.add_module(NAME, self)
+        self._training_module = (training_module,)  # in a tuple, so that it is no submodule
 
     @torch.no_grad()
     def update(self, steps: int) -> None:
@@ -73,11 +74,11 @@ class Average(nn.Module):
     @torch.no_grad()
     def _set(self, values: list[Tensor]) -> None:
         torch._foreach_copy_(own_parts(self._weights), values)
-        give_up_gathered(self._learner[0])
+        give_up_gathered(self._training_module[0])
 
 
-def use_average(learner: TrainingModule) -> None:
-    """Replace the weights of a learner by their average, if it has one."""
-    average = getattr(learner, NAME, None)
+def use_average(training_module: TrainingModule) -> None:
+    """Replace the weights of a training module by their average, if it has one."""
+    average = getattr(training_module, NAME, None)
     if isinstance(average, Average):
         average.apply_to_weights()

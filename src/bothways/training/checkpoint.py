@@ -112,13 +112,13 @@ class Checkpoint:
     metrics: Mapping[str, int | float]
     config: Mapping[str, Any]
 
-    def load_weights(self, learner: TrainingModule) -> None:
-        """Load the weights into a learner.
+    def load_weights(self, training_module: TrainingModule) -> None:
+        """Load the weights into a training module.
 
         Raises:
             CheckpointError: tensors are missing, too many or of another shape.
         """
-        saved_state.load_weights(self.folder, learner)
+        saved_state.load_weights(self.folder, training_module)
 
     def restore(
         self,
@@ -138,9 +138,9 @@ class Checkpoint:
             CheckpointError: it is of another run, or its tensors are not those of this model.
         """
         _check_run(self, config, changeable)
-        self.load_weights(tensors.learner)
+        self.load_weights(tensors.training_module)
         random = saved_state.load_state(self.folder, tensors.optimizer)
-        _set_random(random, device_of(tensors.learner), tensors.plan, self.progress)
+        _set_random(random, device_of(tensors.training_module), tensors.plan, self.progress)
         return self.progress
 
 
@@ -281,7 +281,7 @@ def new_checkpoint(
     Raises:
         ResourceError: there is no room for it.
     """
-    random = _random(device_of(tensors.learner), tensors.plan)
+    random = _random(device_of(tensors.training_module), tensors.plan)
     from_main_rank(tensors.plan, lambda: _check_room(run, tensors.nbytes))
     record = {"progress": progress.to_json(), "metrics": dict(metrics), "config": config}
     state = saved_state.collect_state(tensors, random, copied=copied)

@@ -21,7 +21,7 @@ REACHED = "early_stopping/reached"
 Metrics = Mapping[str, int | float]
 """Results of an evaluation by name, such as "held-out/loss/masked"."""
 Evaluation = Callable[[Progress], Metrics]
-"""Returns the metrics of a learner as it is, and reports its progress."""
+"""Returns the metrics of a training module as it is, and reports its progress."""
 
 
 @dataclass(frozen=True)

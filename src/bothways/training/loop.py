@@ -35,7 +35,7 @@ _CLOCK, _STOP = "(clock)", "(stop)"
 
 
 def fit(  # noqa: PLR0913 – one independent value per question that a run answers
-    learner: TrainingModule,
+    training_module: TrainingModule,
     steps: Iterable[TrainingStep],
     optimizer: torch.optim.Optimizer,
     schedule: Callable[[RunState], float],
@@ -52,7 +52,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
     """Train until a duration is over, the steps end, or a rank asks to stop.
 
     Args:
-        learner: the model with its losses, on its device.
+        training_module: the model with its losses, on its device.
         steps: from `progress.cursor` on; equally many on each rank.
         schedule: progress before a step → multiple of the peak learning rate.
         progress: the state of the run; `RunState()` at its start.
@@ -70,14 +70,14 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
         ConfigError: this device does not support the precision.
     """
     tune_allocator()
-    device, model, meter = device_of(learner), replicate(learner, plan), Meter(plan)
+    device, model, meter = device_of(training_module), replicate(training_module, plan), Meter(plan)
     arithmetic, clock, stop = _arithmetic(precision, device), clock_from(progress.seconds), False
-    learner.train()
+    training_module.train()
     with Watchdog(plan, step_limit) as watchdog:
         watchdog.note("reading its batch", progress.steps + 1)
         begin = time.perf_counter()
         for step in steps:
-            weights = [learner.weights(batch) for batch in step.microbatches]
+            weights = [training_module.weights(batch) for batch in step.microbatches]
             work_seconds = time.perf_counter() - begin
             watchdog.note("waiting for the other ranks", progress.steps + 1)
             agreed = sum_over_ranks(
@@ -98,7 +98,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
                         work_seconds += time.perf_counter() - begin
                         watchdog.note("exchanging gradients", progress.steps + 1)
                     # The ranks' gradients are averaged: times `world` makes them a sum.
-                    share = weighted_sum(losses, agreed, learner.coefficients) * plan.world
+                    share = weighted_sum(losses, agreed, training_module.coefficients) * plan.world
                     torch.autograd.backward(share)
                 meter.add(weight, losses)
             meter.pace.add(work_seconds, sum(batch.layout.tokens for batch in step.microbatches))
@@ -117,7 +117,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
 
 @torch.no_grad()
 def evaluate(
-    learner: TrainingModule,
+    training_module: TrainingModule,
     steps: Iterable[TrainingStep],
     plan: Plan,
     *,
@@ -125,19 +125,19 @@ def evaluate(
 ) -> EvaluationScores:
     """Return mean losses and accuracies over all steps, without dropout.
 
-    Every rank has equally many steps. The learner keeps its mode.
+    Every rank has equally many steps. The training module keeps its mode.
 
     Raises:
         BothwaysError: a loss is not finite.
     """
-    device, meter = device_of(learner), Meter(plan)
+    device, meter = device_of(training_module), Meter(plan)
     arithmetic = _arithmetic(precision, device)
-    with evaluating(learner):
+    with evaluating(training_module):
         for step in steps:
             for batch in step.microbatches:
                 with arithmetic:
-                    losses = learner(batch.to(device))
-                meter.add(learner.weights(batch), losses)
+                    losses = training_module(batch.to(device))
+                meter.add(training_module.weights(batch), losses)
     scores = meter.scores()
     for name, loss in scores.losses.items():
         if not math.isfinite(loss):

@@ -313,24 +313,24 @@ def _leaving_buffers() -> dict[str, Any]:
     }
 
 
-def replicate(learner: TrainingModule, plan: Plan) -> nn.Module:
-    """Return the learner as the loop calls it: gradients become the mean over ranks.
+def replicate(training_module: TrainingModule, plan: Plan) -> nn.Module:
+    """Return the training module as the loop calls it: gradients become the mean over ranks.
 
     Weights start as those of rank 0. Every parameter that needs a gradient must take part in
-    `forward`, also for a batch without weight, unless the learner is partial.
+    `forward`, also for a batch without weight, unless the training module is partial.
     """
     match plan:
         case Single() | Sharded():  # FSDP2 works by hooks of the modules
-            return learner
+            return training_module
         case Replicated():
-            trained = {name for name, _ in learner.trained_parameters()}
-            left = {name for name, _ in learner.named_parameters()} - trained
+            trained = {name for name, _ in training_module.trained_parameters()}
+            left = {name for name, _ in training_module.named_parameters()} - trained
             ignore = nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-            ignore(learner, [*left])  # type: ignore[no-untyped-call]
+            ignore(training_module, [*left])  # type: ignore[no-untyped-call]
             return nn.parallel.DistributedDataParallel(
-                learner,
+                training_module,
                 gradient_as_bucket_view=True,
-                find_unused_parameters=learner.partial,
+                find_unused_parameters=training_module.partial,
                 **_leaving_buffers(),
             )
         case _:

@@ -146,14 +146,14 @@ OnEvent = Callable[[Event], object]
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A run of a learner on its data.
+    """A run of a training module on its data.
 
     Attributes:
-        learner: the learner on its device, with equal weights on all ranks. In a sharded plan each
-            rank has a shard of them until the end.
+        training_module: the model with its losses on its device, with equal weights on all ranks.
+            In a sharded plan each rank has a shard of them until the end.
         phases: in order; the last one ends with the run.
         store: the checkpoints, in a folder or in memory.
-        evaluation: metrics of the learner as it is, equal on all ranks.
+        evaluation: metrics of the training module as it is, equal on all ranks.
         peak: the highest possible speed, for comparison.
         rules: exceptions for single parameters.
         progress: receives the stage "training", the records in words, and those of evaluations.
@@ -163,7 +163,7 @@ class TrainingRun:
         ConfigError: early stopping or a target has no metric that is evaluated.
     """
 
-    learner: TrainingModule
+    training_module: TrainingModule
     phases: Sequence[TrainingPhase]
     training: Training
     plan: Plan
@@ -197,7 +197,7 @@ class TrainingRun:
                 checkpoint is not evaluated.
             ResourceError: a file cannot be written.
         """
-        with sharded(self.learner, self.plan):
+        with sharded(self.training_module, self.plan):
             trainer = _Trainer(self)
             state = trainer.restore()
             with self.store.session(self.plan, state, self.training.trackers) as session:
@@ -218,13 +218,16 @@ class _Trainer:
     """
 
     def __init__(self, run: TrainingRun) -> None:
-        learner, training = run.learner, run.training
+        training_module, training = run.training_module, run.training
         self.run, self.training, self.progress = run, training, run.progress
         optimizer = optimizers.build_optimizer(
-            training.optimizer, learner.trained_parameters(), run.rules, learner.matrices()
+            training.optimizer,
+            training_module.trained_parameters(),
+            run.rules,
+            training_module.matrices(),
         )
-        self.tensors = RunTensors(learner, optimizer, run.plan)
-        self.average = None if training.ema is None else Average(learner, training.ema)
+        self.tensors = RunTensors(training_module, optimizer, run.plan)
+        self.average = None if training.ema is None else Average(training_module, training.ema)
         self.stopping = EarlyStopping(training.early_stopping, training.keep.best, training.target)
         self.end = training.end
         self.schedule = rate_factor(training.schedule, self.end)
@@ -256,7 +259,7 @@ class _Trainer:
                 state.next_phase() if number else state, seconds=self.clock()
             )
             state = fit(
-                self.run.learner, phase.steps(state), self.tensors.optimizer, self.rate,
+                self.run.training_module, phase.steps(state), self.tensors.optimizer, self.rate,
                 self.run.plan, until=phase.until, progress=state,
                 on_step=self.on_step, on_rest=self.report,
                 precision=self.training.precision, clip_norm=self.training.clip_norm,
@@ -323,7 +326,7 @@ class _Trainer:
             self.save(state)
 
     def evaluate(self, state: RunState) -> None:
-        """Evaluate the learner, or the average of its weights."""
+        """Evaluate the training module, or the average of its weights."""
         assert self.run.evaluation is not None
         with contextlib.ExitStack() as failed:
             # Other ranks may have got through it, and would not take part in the save.

@@ -41,9 +41,9 @@ Group = Any
 
 @dataclass(frozen=True)
 class RunTensors:
-    """The learner and the optimizer of a run, whose tensors a checkpoint holds, on this rank."""
+    """The training module and optimizer of a run, whose tensors a checkpoint holds on this rank."""
 
-    learner: TrainingModule
+    training_module: TrainingModule
     optimizer: torch.optim.Optimizer
     plan: Plan
 
@@ -51,7 +51,7 @@ class RunTensors:
     def nbytes(self) -> int:
         """The bytes of a checkpoint."""
         moments = (value for entry in self.optimizer.state.values() for value in entry.values())
-        tensors: Iterable[Any] = [*self.learner.trained_state().values(), *moments]
+        tensors: Iterable[Any] = [*self.training_module.trained_state().values(), *moments]
         return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
 
 
@@ -107,8 +107,8 @@ def collect_state(
         random: the states of the generators of all ranks.
         copied: copy all tensors to the host, so that training can go on.
     """
-    state = tensors.learner.trained_state()
-    weights = {name: state[name] for name in _stored_names(tensors.learner)}
+    state = tensors.training_module.trained_state()
+    weights = {name: state[name] for name in _stored_names(tensors.training_module)}
     moments = tensors.optimizer.state_dict()
     in_parts = isinstance(tensors.plan, Sharded) and tensors.nbytes > WHOLE_BYTES
     shards: dict[str, Tensor] = {}
@@ -134,22 +134,22 @@ def collect_state(
     return SavedState(weights, shards, _mapped(saved, _copy_to_host), in_parts)
 
 
-def load_weights(folder: Path, learner: TrainingModule) -> None:
+def load_weights(folder: Path, training_module: TrainingModule) -> None:
     """Load the weights of a checkpoint; in a sharded plan, this rank's part. All ranks call this.
 
     Raises:
         CheckpointError: tensors are missing, too many or of another shape.
     """
-    targets = learner.trained_state()
+    targets = training_module.trained_state()
     if (folder / SHARDS).is_dir():
-        stored = {f"weights/{name}": targets[name] for name in _stored_names(learner)}
+        stored = {f"weights/{name}": targets[name] for name in _stored_names(training_module)}
         _read_parts(folder, stored, "weights/")
         return
     try:
-        stored = load_file(folder / WEIGHTS, device=str(device_of(learner)))
-        _check_names(learner, stored, targets)
+        stored = load_file(folder / WEIGHTS, device=str(device_of(training_module)))
+        _check_names(training_module, stored, targets)
         shards = {name: own_part_of(tensor, targets[name]) for name, tensor in stored.items()}
-        learner.load_state_dict(shards, strict=False)
+        training_module.load_state_dict(shards, strict=False)
     except (RuntimeError, SafetensorError) as error:
         raise misfit(folder, WEIGHTS, error) from error
 
@@ -195,11 +195,11 @@ def misfit(folder: Path, name: str, error: Exception) -> CheckpointError:
     return CheckpointError(f"{name} does not fit this model: {reason}", where=folder)
 
 
-def _same_tensors(learner: TrainingModule) -> list[list[str]]:
+def _same_tensors(training_module: TrainingModule) -> list[list[str]]:
     """Return the names of the trained state; those of one tensor together, in order."""
     owners: dict[int, list[str]] = {}
-    trained = learner.trained_state()
-    for members in (learner.named_parameters, learner.named_buffers):
+    trained = training_module.trained_state()
+    for members in (training_module.named_parameters, training_module.named_buffers):
         for name, tensor in members(remove_duplicate=False):
             if name in trained:
                 owners.setdefault(id(tensor), []).append(name)
@@ -207,15 +207,17 @@ def _same_tensors(learner: TrainingModule) -> list[list[str]]:
     return [sorted(names) for names in owners.values()] + [[n] for n in trained if n not in owned]
 
 
-def _stored_names(learner: TrainingModule) -> list[str]:
-    return [names[0] for names in _same_tensors(learner)]
+def _stored_names(training_module: TrainingModule) -> list[str]:
+    return [names[0] for names in _same_tensors(training_module)]
 
 
 def _check_names(
-    learner: TrainingModule, stored: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+    training_module: TrainingModule, stored: Mapping[str, Tensor], targets: Mapping[str, Tensor]
 ) -> None:
     """Raise RuntimeError if tensors are missing, too many or of another shape."""
-    missing = [names[0] for names in _same_tensors(learner) if not any(n in stored for n in names)]
+    missing = [
+        names[0] for names in _same_tensors(training_module) if not any(n in stored for n in names)
+    ]
     extra = [name for name in stored if name not in targets]
     differing = [
         f"{name} is {[*tensor.shape]}, not {[*targets[name].shape]}"

@@ -1,9 +1,9 @@
 """A model in parts over the ranks: FSDP2, and the way back to whole weights.
 
 Each trained block is a group of its own, which is gathered when it is computed; all other
-parameters are one group, that of the learner, which is gathered for the whole step. So an output
-layer reads the embedding that it is tied to, a discriminator that of its generator, and blocks that
-several layers share are gathered once.
+parameters are one group, that of the training module, which is gathered for the whole step. So an
+output layer reads the embedding that it is tied to, a discriminator that of its generator, and
+blocks that several layers share are gathered once.
 
 A frozen teacher is sharded as the rest: in parts where it takes memory, in no optimizer and no
 checkpoint.
@@ -27,29 +27,29 @@ from bothways.training.parallel import Plan, Sharded, mesh_of
 
 
 @contextlib.contextmanager
-def sharded(learner: TrainingModule, plan: Plan) -> Iterator[None]:
-    """Give each rank its part of a learner; at the end, all ranks have whole weights again.
+def sharded(training_module: TrainingModule, plan: Plan) -> Iterator[None]:
+    """Give each rank its part of a training module; at the end, all ranks have whole weights again.
 
     Does nothing unless the plan is `Sharded`. After an error the parts stay: a rank that fails
     alone must not wait for the others.
 
     Raises:
-        ConfigError: a batch may leave parameters of the learner without a gradient.
+        ConfigError: a batch may leave parameters of the training module without a gradient.
     """
     if not isinstance(plan, Sharded):
         yield
         return
-    if learner.partial:
+    if training_module.partial:
         message = "a step of this model may leave some parameters without a gradient"
         fix = "Set sharding=none: each rank then has the whole model."
         raise ConfigError(
             f"{message}, which ranks that share a model cannot", where="sharding", fix=fix
         )
-    originals = {module: _Own(module) for module in learner.modules()}
-    _shard(learner, plan)
+    originals = {module: _Own(module) for module in training_module.modules()}
+    _shard(training_module, plan)
     yield
     gathered: dict[int, nn.Parameter | Tensor] = {}
-    for module in learner.modules():
+    for module in training_module.modules():
         for tensors in (module._parameters, module._buffers):
             owned: dict[str, Any] = tensors
             for name, tensor in owned.items():
@@ -77,13 +77,13 @@ def own_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [t.to_local() if is_part(t) else t for t in tensors]  # type: ignore[attr-defined]
 
 
-def give_up_gathered(learner: nn.Module) -> None:
+def give_up_gathered(training_module: nn.Module) -> None:
     """Drop gathered weights, which after an evaluation may still be there, with their old values.
 
     The next forward pass gathers them again. To be called where weights change other than by a
     step, after which they are dropped in any case.
     """
-    for module in learner.modules():
+    for module in training_module.modules():
         reshard = getattr(module, "reshard", None)  # FSDP2's, which takes a second to import
         if callable(reshard):
             reshard()
@@ -124,10 +124,10 @@ class _Own:
             delattr(module, name)
 
 
-def _shard(learner: TrainingModule, plan: Sharded) -> None:
+def _shard(training_module: TrainingModule, plan: Sharded) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    sharding, device = plan.sharding, device_of(learner)
+    sharding, device = plan.sharding, device_of(training_module)
     machines, remainder = divmod(plan.world, plan.local_world)
     if sharding.over == "machine" and remainder:
         message = f"{plan.world} ranks are not a multiple of the {plan.local_world} of this machine"
@@ -144,25 +144,30 @@ def _shard(learner: TrainingModule, plan: Sharded) -> None:
         ),
     }
     _show_losses_to_torch()
-    for unit in _units(learner):
+    for unit in _units(training_module):
         fully_shard(unit, reshard_after_forward=sharding.reshard_after_forward, **settings)
-    fully_shard(learner, **settings)
+    fully_shard(training_module, **settings)
 
 
 @functools.cache
 def _show_losses_to_torch() -> None:
     """Let FSDP2 find the tensors in a `Loss`, from whose gradients it knows that a backward begins.
 
-    Torch before 2.13 does not look into dataclasses that it does not know. A learner without units
-    of its own, such as one whose layers share a block, then had no gradients, without an error.
+    Torch before 2.13 does not look into dataclasses that it does not know. A training module
+    without units of its own, such as one whose layers share a block, then had no gradients,
+    without an error.
     """
     from torch.export import register_dataclass
 
     register_dataclass(Loss)
 
 
-def _units(learner: TrainingModule) -> list[nn.Module]:
+def _units(training_module: TrainingModule) -> list[nn.Module]:
     """Return the modules that are gathered by themselves, each of which runs once in a forward
     pass: modules declare them in an attribute `gathered_apart`.
     """
-    return [unit for module in learner.modules() for unit in getattr(module, "gathered_apart", ())]
+    return [
+        unit
+        for module in training_module.modules()
+        for unit in getattr(module, "gathered_apart", ())
+    ]

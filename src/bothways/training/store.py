@@ -210,11 +210,11 @@ class FolderStore:
         else:
             on_all_ranks(plan, write)
 
-    def load_best(self, learner: TrainingModule, best: Best) -> None:
-        """Load the best weights into a learner, if any evaluation has the metric."""
+    def load_best(self, training_module: TrainingModule, best: Best) -> None:
+        """Load the best weights into a training module, if any evaluation has the metric."""
         if (folder := best_checkpoint(self.folder, best)) is not None:
-            read_checkpoint(folder).load_weights(learner)
-            use_average(learner)
+            read_checkpoint(folder).load_weights(training_module)
+            use_average(training_module)
 
     @contextlib.contextmanager
     def session(
@@ -265,14 +265,14 @@ class MemoryStore:
             return
         self.history.append((state.epochs, metrics))
         if not self.metrics or keep.best.order(metrics) < keep.best.order(self.metrics):
-            weights = tensors.learner.trained_state()
+            weights = tensors.training_module.trained_state()
             self.metrics, self.weights = metrics, {n: w.clone() for n, w in weights.items()}
 
-    def load_best(self, learner: TrainingModule, best: Best) -> None:
-        """Load the best weights into a learner, if there was an evaluation."""
+    def load_best(self, training_module: TrainingModule, best: Best) -> None:
+        """Load the best weights into a training module, if there was an evaluation."""
         if self.weights:
-            learner.load_state_dict(self.weights, strict=False)
-            use_average(learner)
+            training_module.load_state_dict(self.weights, strict=False)
+            use_average(training_module)
 
     @contextlib.contextmanager
     def session(

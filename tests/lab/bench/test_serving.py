@@ -70,7 +70,7 @@ def test_waiting_clients_count_answers(application: App, address: tuple[str, int
     assert counted(application, 200) - before == len(load.exchanges) == len(load.seconds()) > 3
     lengths = {
         len(e.sequences[0])
-        for e in application.models.named("default").learner.encode(
+        for e in application.models.named("default").task_model.encode(
             application.models.named("default").examples(TEXTS[:7], application.limits)
         )
     }

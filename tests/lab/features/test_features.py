@@ -93,7 +93,7 @@ def test_features_match_transformers_hidden_states(
 
     theirs = BertModel.from_pretrained(settings.model).eval()
     assert data.dev.layers == (0, 1, 2, 3, 4, 5)
-    inputs = data.learner.encode(data.dev_examples)
+    inputs = data.task_model.encode(data.dev_examples)
     row = 0
     for item in inputs[:8]:
         for sequence in item.sequences:
@@ -119,14 +119,16 @@ def test_words_of_windows_keep_order(
 ) -> None:
     words = tuple(random.Random(2).choices(FILLERS[:-1], k=60))
     example = TagExample(words, ("O",) * 60)
-    inputs = data.learner.task.encode([example], data.learner.tokenizer, data.learner.labels, 10)
+    inputs = data.task_model.task.encode(
+        [example], data.task_model.tokenizer, data.task_model.labels, 10
+    )
     assert len(inputs[0].sequences) > 5
-    found = open_features(tmp_path / "long", data.learner.model.encoder, inputs, (0,))
+    found = open_features(tmp_path / "long", data.task_model.model.encoder, inputs, (0,))
     assert len(found.values) == 60
-    assert (found.labels == data.learner.labels.index("O")).all()
-    table = data.learner.model.encoder.embedding.token.weight
-    norm = data.learner.model.encoder.embedding
-    (ids,) = data.learner.tokenizer.encode([" ".join(words)])
+    assert (found.labels == data.task_model.labels.index("O")).all()
+    table = data.task_model.model.encoder.embedding.token.weight
+    norm = data.task_model.model.encoder.embedding
+    (ids,) = data.task_model.tokenizer.encode([" ".join(words)])
     nearest = [
         int(
             (norm.norm(table + norm.position.weight[p] + norm.segment.weight[0]) - torch.tensor(v))
@@ -154,7 +156,7 @@ def test_features_are_computed_once(
         plain(encoder, inputs, layers, table, progress)
 
     monkeypatch.setattr(features, "extract", counted)
-    encoder, inputs = data.learner.model.encoder, data.learner.encode(data.dev_examples)
+    encoder, inputs = data.task_model.model.encoder, data.task_model.encode(data.dev_examples)
     first = open_features(tmp_path / "dev", encoder, inputs, (3, 4))
     again = open_features(tmp_path / "dev", encoder, inputs, (4,))
     assert calls == [(3, 4)]
@@ -187,14 +189,14 @@ def test_features_are_computed_once(
 def test_only_tagger_is_trained(
     data: FeatureData, settings: FeatureConfig, choice: LayerChoice
 ) -> None:
-    before = {name: tensor.clone() for name, tensor in data.learner.model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in data.task_model.model.state_dict().items()}
     values = np.array(data.train.values)
     short = dataclasses.replace(settings.training, until=Epochs(0.5))
     run = dataclasses.replace(settings, layers=choice, training=short)
     done = fit_features(data, run, device="cpu")
-    after = data.learner.model.state_dict()
+    after = data.task_model.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert all(parameter.grad is None for parameter in data.learner.model.parameters())
+    assert all(parameter.grad is None for parameter in data.task_model.model.parameters())
     np.testing.assert_array_equal(values, data.train.values)
     torch.manual_seed(settings.seed)
     fresh = build_tagger(data, run).state_dict()

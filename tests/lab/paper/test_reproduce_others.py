@@ -207,7 +207,7 @@ def test_squad_predictions_suit_official_scorer(place: Path, tmp_path: Path) -> 
         results["measured"]["this run"]["2.0 F1"] == 100 * results["tasks"]["v2.0"]["metrics"]["f1"]
     )
     opened = open_task(results["tasks"]["v2.0"]["best"], device="cpu")
-    assert opened.learner.task.threshold is not None  # type: ignore[attr-defined]
+    assert opened.task_model.task.threshold is not None  # type: ignore[attr-defined]
     dev = str(place / "squad" / "dev-v2.0.json")
     expected = {
         p.id: (p.text, p.null_difference)

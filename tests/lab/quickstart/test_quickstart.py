@@ -79,7 +79,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> QuickstartResult:
 def test_quickstart_runs_all_stages(result: QuickstartResult) -> None:
     out = result.corpus.folder.parent
     assert "with unseen sentences" in quickstart_report(result).lead
-    assert {run.learner.labels for run in (*result.from_pretrained, *result.from_scratch)} == {
+    assert {run.task_model.labels for run in (*result.from_pretrained, *result.from_scratch)} == {
         ("as written", "swapped")
     }
     assert len(result.from_pretrained) == len(result.from_scratch) == 2

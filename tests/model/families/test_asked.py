@@ -181,9 +181,11 @@ def test_masks_are_learned_through_the_mask_decoder() -> None:
     model, asked = moved(Model(DECODED, (MaskedHead(),))), torch.tensor([1, 8, 19])
     batch = batch_for(DECODED)
     truth = batch.ids[asked]
-    learner = MaskedLMModule(model)
+    training_module = MaskedLMModule(model)
     with torch.no_grad():
-        loss = learner(replace(batch, targets={"masked": TokenTargets(asked, truth)}))["masked"]
+        loss = training_module(replace(batch, targets={"masked": TokenTargets(asked, truth)}))[
+            "masked"
+        ]
         x = model.before_masked(batch, model.encoder(batch))[asked]
         expected = torch.nn.functional.cross_entropy(
             model.heads["masked"](x, model.encoder.embedding.token.weight), truth

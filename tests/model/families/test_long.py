@@ -306,20 +306,22 @@ class Tagger(TrainingModule):
 
 def test_ranks_agree_on_batches_with_global_tokens_and_without(tmp_path: Path) -> None:
     """torch's wrapper would wait for gradients that never come."""
-    learner = Tagger(EncoderConfig(50, 8, 2, 2, 8, patterns=(Window(2, global_attention=True),)))
-    assert learner.partial
+    training_module = Tagger(
+        EncoderConfig(50, 8, 2, 2, 8, patterns=(Window(2, global_attention=True),))
+    )
+    assert training_module.partial
     assert not Tagger(EncoderConfig(50, 8, 2, 2, 8)).partial
-    wide = learner.model.encoder.blocks[0].attention.global_qkv.weight
+    wide = training_module.model.encoder.blocks[0].attention.global_qkv.weight
     torch.distributed.init_process_group(
         "gloo", store=torch.distributed.FileStore(str(tmp_path / "s"), 1), rank=0, world_size=1
     )
     try:
-        replica = replicate(learner, Replicated(0, 1, 0))
+        replica = replicate(training_module, Replicated(0, 1, 0))
         for named in (None, torch.arange(9) == 0, None):
             replica(
                 Batch(torch.arange(9), torch.zeros(9, dtype=torch.int64), Layout.of([9]), {}, named)
             ).backward()
             assert (wide.grad is None) == (named is None)
-            learner.zero_grad()
+            training_module.zero_grad()
     finally:
         torch.distributed.destroy_process_group()

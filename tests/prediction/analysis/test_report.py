@@ -75,10 +75,10 @@ def find(analysis_sections: tuple[s.Section, ...], kind: type, title: str) -> s.
 def test_metrics_and_the_count_of_what_was_cut_are_those_of_an_evaluation(
     opened: Predictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(opened.learner.task), "window", 16)
+    monkeypatch.setattr(type(opened.task_model.task), "window", 16)
     tallies = PredictionCounts(), PredictionCounts()
-    plain = evaluate_task(opened.learner, EXAMPLES, counts=tallies[0])
-    analysis = analyse(opened.learner, iter(EXAMPLES), tallies[1])
+    plain = evaluate_task(opened.task_model, EXAMPLES, counts=tallies[0])
+    analysis = analyse(opened.task_model, iter(EXAMPLES), tallies[1])
     assert analysis.metrics == plain
     assert analysis.examples == 100
     assert tallies[0] == tallies[1]
@@ -86,9 +86,9 @@ def test_metrics_and_the_count_of_what_was_cut_are_those_of_an_evaluation(
 
 
 def test_confusions_and_classes_are_scikit_learns(opened: Predictor) -> None:
-    found = analyse(opened.learner, EXAMPLES).sections
+    found = analyse(opened.task_model, EXAMPLES).sections
     truth = [example.label for example in EXAMPLES]
-    predicted = [prediction.label for _, prediction in predict(opened.learner, EXAMPLES)]
+    predicted = [prediction.label for _, prediction in predict(opened.task_model, EXAMPLES)]
     assert (
         find(found, s.ConfusionMatrix, "Confusion matrix").counts
         == confusion_matrix(truth, predicted).tolist()
@@ -101,13 +101,13 @@ def test_confusions_and_classes_are_scikit_learns(opened: Predictor) -> None:
 
 
 def test_the_reliability_curve_is_of_equally_many_predictions(opened: Predictor) -> None:
-    pairs = list(predict(opened.learner, EXAMPLES))
+    pairs = list(predict(opened.task_model, EXAMPLES))
     calibration = Calibration()
     for example, prediction in pairs:
         chance = max(prediction.probabilities.values())
         calibration.add(chance, prediction.label == example.label)
     curves = find(
-        analyse(opened.learner, EXAMPLES).sections, s.Curves, "Confidence against accuracy"
+        analyse(opened.task_model, EXAMPLES).sections, s.Curves, "Confidence against accuracy"
     )
     line = curves.lines[0]  # type: ignore[attr-defined]
     assert line.x == [part.confidence for part in calibration.groups]
@@ -116,9 +116,9 @@ def test_the_reliability_curve_is_of_equally_many_predictions(opened: Predictor)
 
 
 def test_slices_hold_what_they_say(opened: Predictor) -> None:
-    table = find(analyse(opened.learner, EXAMPLES).sections, s.TableSection, "Parts of the data")
-    inputs = opened.learner.encode(EXAMPLES)
-    pairs = list(predict(opened.learner, EXAMPLES))
+    table = find(analyse(opened.task_model, EXAMPLES).sections, s.TableSection, "Parts of the data")
+    inputs = opened.task_model.encode(EXAMPLES)
+    pairs = list(predict(opened.task_model, EXAMPLES))
     right = np.array([prediction.label == example.label for example, prediction in pairs])
     losses = -np.log([prediction.probabilities[example.label] for example, prediction in pairs])
     rows = {(row[0], row[1]): row for row in table.rows}
@@ -135,14 +135,14 @@ def test_slices_hold_what_they_say(opened: Predictor) -> None:
         assert sum(row[2] for row in table.rows if row[0] == by) == 100
     assert sum(row[2] for row in table.rows if row[0] == "words that a pair shares") == 40
     assert sum(row[2] for row in table.rows if row[1] == "none") == sum(
-        not (item.sequences[0].ids == opened.learner.tokenizer.specials.unknown).any()
+        not (item.sequences[0].ids == opened.task_model.tokenizer.specials.unknown).any()
         for item in inputs
     )
 
 
 def test_the_hardest_are_those_with_the_greatest_loss(opened: Predictor) -> None:
-    found = analyse(opened.learner, EXAMPLES).sections
-    pairs = list(predict(opened.learner, EXAMPLES))
+    found = analyse(opened.task_model, EXAMPLES).sections
+    pairs = list(predict(opened.task_model, EXAMPLES))
     ordered = sorted(pairs, key=lambda pair: pair[1].probabilities[pair[0].label])[:SHOWN]
     shown = find(found, s.ExampleSection, "The hardest examples").examples
     assert [example.where for example in shown] == [example.where for example, _ in ordered]
@@ -151,7 +151,7 @@ def test_the_hardest_are_those_with_the_greatest_loss(opened: Predictor) -> None
 
 
 def test_labels_are_doubted_by_how_far_the_model_is_from_them(opened: Predictor) -> None:
-    pairs = list(predict(opened.learner, EXAMPLES))
+    pairs = list(predict(opened.task_model, EXAMPLES))
     doubts = []
     for example, prediction in pairs:
         top = max(prediction.probabilities.values())
@@ -159,7 +159,7 @@ def test_labels_are_doubted_by_how_far_the_model_is_from_them(opened: Predictor)
             doubts.append((prediction.probabilities[example.label] - top, example.where))
     assert len({doubt for doubt, _ in doubts}) > 1
     shown = find(
-        analyse(opened.learner, EXAMPLES).sections,
+        analyse(opened.task_model, EXAMPLES).sections,
         s.ExampleSection,
         "Examples that may be mislabelled",
     ).examples
@@ -219,11 +219,11 @@ def test_of_many_classes_the_worst_are_shown() -> None:
 
 
 def test_headline_has_the_majority_baseline(opened: Predictor) -> None:
-    analysis = analyse(opened.learner, EXAMPLES)
+    analysis = analyse(opened.task_model, EXAMPLES)
     labels = [example.label for example in EXAMPLES]
     share = max(labels.count("neg"), labels.count("pos")) / len(labels)
     assert analysis.baseline["accuracy"] == pytest.approx(share)
-    report = survey.analysis_report(opened.learner, analysis, "m", "d")
+    report = survey.analysis_report(opened.task_model, analysis, "m", "d")
     constant = f"majority baseline: {s.readable_number(share)}"
     assert f"({constant})" in report.headline
     figures = report.sections[0]
@@ -290,14 +290,14 @@ def test_pairs_are_parted_by_the_words_that_they_share() -> None:
 
 def test_an_example_without_a_label_is_an_error(opened: Predictor) -> None:
     with pytest.raises(DataError, match="has no label"):
-        analyse(opened.learner, [*EXAMPLES[:3], TextExample("the film")])
+        analyse(opened.task_model, [*EXAMPLES[:3], TextExample("the film")])
 
 
 def test_the_page_has_it_all(opened: Predictor, tmp_path: Path) -> None:
     examples = [*EXAMPLES, TextExample("<b>the film</b>", None, "pos", "odd:1")] * 2
     write_report(
-        opened.learner,
-        analyse(opened.learner, examples),
+        opened.task_model,
+        analyse(opened.task_model, examples),
         tmp_path / "report.html",
         model="my model",
         data="dev.tsv",
@@ -315,8 +315,8 @@ def test_the_page_has_it_all(opened: Predictor, tmp_path: Path) -> None:
     assert not re.search(r"<b>the film", (tmp_path / "report.html").read_text(encoding="utf8"))
     with pytest.raises(ResourceError):
         write_report(
-            opened.learner,
-            analyse(opened.learner, EXAMPLES),
+            opened.task_model,
+            analyse(opened.task_model, EXAMPLES),
             tmp_path / "no" / "r.html",
             model="",
             data="",
@@ -348,7 +348,7 @@ def test_the_page_says_what_it_is_computed_in(
 ) -> None:
     monkeypatch.setattr(survey, "has_bf16", lambda device: True)
     report = survey.analysis_report(
-        opened.learner, analyse(opened.learner, EXAMPLES[:9]), "m", "d", precision=given
+        opened.task_model, analyse(opened.task_model, EXAMPLES[:9]), "m", "d", precision=given
     )
     said = "bf16" if given == "auto" else given
     assert report.lead.endswith(f"example by example, computed in {said}.")

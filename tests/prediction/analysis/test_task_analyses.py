@@ -419,9 +419,9 @@ def test_rankings_are_counted_and_shown() -> None:
     assert chance == pytest.approx([(1 / 3 + 1 / 3 + 1 / 2) / 3, (2 / 3 + 2 / 3 + 1) / 3, 1])
     assert isinstance(details, s.Details)
     assert sum(part.examples for part in rankings.calibration.bins) == 9
-    learner = RerankingTask()
+    task_model = RerankingTask()
     even = [ranked(e.query, list(e.labels), [0.0] * len(e.labels)) for e, _ in (first, tied, none)]
-    known = learner.score([*even, ranked("b", [0, 0, 1], [0.0] * 3)], ())
+    known = task_model.score([*even, ranked("b", [0, 0, 1], [0.0] * 3)], ())
     assert rankings.baseline() == pytest.approx(known)
     assert rankings.judge(*first).cost == 0
     assert rankings.judge(*none).cost == 0  # no order is better
@@ -452,9 +452,7 @@ def toy_task(
     torch.manual_seed(0)
     config = EncoderConfig(len(VOCABULARY), 16, 2, 2, 32, position=Learned(64), initial_range=0.3)
     heads = {head.kind: head for head in (PoolerHead(), *definition.heads(labels, None))}
-    return definition.learner(
-        Model(config, heads.values()), make_tokenizer(folder), labels, 24
-    ).eval()
+    return definition.bind(Model(config, heads.values()), make_tokenizer(folder), labels, 24).eval()
 
 
 TEXTS = make_examples(30, 3)

@@ -45,16 +45,16 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def saved(bert: Path, name: str, place: Path) -> Path:
     """A folder with random heads for a task, as a run saves it."""
-    learner = predictor(bert, name, length=24).learner
-    kinds = {head.kind for head in learner.task.heads(learner.labels, None)}
-    heads = [h for h in learner.model.specification if h.kind in kinds]
+    task_model = predictor(bert, name, length=24).task_model
+    kinds = {head.kind for head in task_model.task.heads(task_model.labels, None)}
+    heads = [h for h in task_model.model.specification if h.kind in kinds]
     loaded = load_model(bert)
     model = Model(loaded.model.config, heads, loaded.model.encoder)
     torch.manual_seed(8)
     for parameter in model.heads.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    extra = {"task": configs.to_dict(learner.task), "length": 24}
-    labels = learner.labels if kinds & {"labels", "tags"} else ()
+    extra = {"task": configs.to_dict(task_model.task), "length": 24}
+    labels = task_model.labels if kinds & {"labels", "tags"} else ()
     save_model(place, model, loaded.tokenizer(), labels=labels, extra=extra)
     return place
 
@@ -94,7 +94,7 @@ def test_every_task_predicts_the_same_in_onnxruntime(bert: Path, name: str, tmp_
     write_export(source, tmp_path / "out", task=TASKS[name][0].name)
     assert not (tmp_path / "out" / "model.safetensors").exists()
     mine, theirs = open_task(source), open_task(tmp_path / "out", runtime="onnxruntime")
-    assert theirs.learner.task.name == mine.learner.task.name
+    assert theirs.task_model.task.name == mine.task_model.task.name
     for ours, other in zip(mine(inputs), theirs(inputs), strict=True):
         assert numbers(other.to_json()) == pytest.approx(numbers(ours.to_json()), abs=2e-5)
         assert [str(key) for key in other.to_json()] == [str(key) for key in ours.to_json()]

@@ -25,7 +25,7 @@ MODULES = ROOT / ".node" / "node_modules"
 SCRIPT = Path(__file__).with_name("transformers_js.mjs")
 TEXTS = ["a good film", "the play was awful and it ends in the rain", "x", "two old men , rain"]
 DTYPES = {"fp32": "fp32", "int8": "q8"}
-GATE = Int8Gate(lambda opened: {opened.learner.task.metric: 1.0}, limit=100.0)
+GATE = Int8Gate(lambda opened: {opened.task_model.task.metric: 1.0}, limit=100.0)
 
 pytestmark = pytest.mark.skipif(
     not (MODULES / "@huggingface" / "transformers").is_dir() or not shutil.which("node"),

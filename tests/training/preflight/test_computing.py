@@ -125,7 +125,7 @@ def test_ranks_that_fine_tune_draw_by_their_number(
     ready = fine_tuning.prepare_run(settings, tmp_path / "other", CPU)
     lengths = [len(sequence.ids) for sequence in ready.data.sequences]
     forward = forward_flops(
-        ready.learner.model.config, (LabelHead(2), PoolerHead()), sum(lengths) // len(lengths)
+        ready.task_model.model.config, (LabelHead(2), PoolerHead()), sum(lengths) // len(lengths)
     )
     assert peaks == [Peak(3 * forward, 2 * RATE)] * 2
     assert not torch.equal(*draws)

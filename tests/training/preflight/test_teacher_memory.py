@@ -102,11 +102,11 @@ def test_the_forecast_is_what_a_step_takes(
     specs = objective.models(student)
     models = {role: Model(*spec) for role, spec in specs.items()}
     special = np.zeros(VOCABULARY, dtype=bool)
-    learner = objective.learner(models, Vocabulary(special, special, 4)).train()
+    training_module = objective.training_module(models, Vocabulary(special, special, 4)).train()
     batch = batch_for(objective)
 
     def step() -> None:
-        parts = [loss.total for loss in learner(batch).values()]
+        parts = [loss.total for loss in training_module(batch).values()]
         torch.autograd.backward(torch.stack(parts).sum())
 
     step()  # allocates the gradients

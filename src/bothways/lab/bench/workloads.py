@@ -100,16 +100,16 @@ def ours(
     """Return a function that makes one update with the training loop of this library."""
     tune_allocator()  # as the training loop does
     model = Model(*MaskedLMNextSentence().models(work.encoder)["model"])
-    learner = MaskedLMModule(model).to(device)
-    compute_as(learner.model.encoder, training, device)
+    training_module = MaskedLMModule(model).to(device)
+    compute_as(training_module.model.encoder, training, device)
     batch = batch if device.type == "cpu" else batch.pinned()
-    optimizer = build_optimizer(AdamW(), learner.named_parameters())
+    optimizer = build_optimizer(AdamW(), training_module.named_parameters())
     step = LoadedStep((batch,), Cursor(), batch.layout.tokens, batch.layout.sequences, 0.0)
 
     def update() -> None:
         """Make one step."""
         fit(
-            learner, [step], optimizer, lambda _: 1.0, Single(),
+            training_module, [step], optimizer, lambda _: 1.0, Single(),
             until=Steps(1), progress=RunState(), on_step=lambda *_: False, precision=precision,
         )  # fmt: skip
 

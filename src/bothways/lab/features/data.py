@@ -80,12 +80,12 @@ class TaggedSentences:
     """Sentences to be read by the encoder.
 
     Attributes:
-        learner: decodes and scores sentences; its model has no head and is on its device.
+        task_model: decodes and scores sentences; its model has no head and is on its device.
         data: checked and encoded.
         layers: all layers of the encoder that are needed.
     """
 
-    learner: Tagger
+    task_model: Tagger
     data: LabelledData
     layers: tuple[int, ...]
 

@@ -46,13 +46,13 @@ class FeatureData:
     """Frozen features of training and dev data, for any number of runs.
 
     Attributes:
-        learner: decodes and scores sentences; its model has no head.
+        task_model: decodes and scores sentences; its model has no head.
         train, dev: the features.
         dev_examples: the sentences to score.
         depth: number of blocks of the encoder.
     """
 
-    learner: Tagger
+    task_model: Tagger
     train: Features
     dev: Features
     dev_examples: tuple[TagExample, ...]
@@ -130,7 +130,7 @@ def compute_features(
 
     Raises the errors of `prepare_features`.
     """
-    learner, encoder = sentences.learner, sentences.learner.model.encoder
+    task_model, encoder = sentences.task_model, sentences.task_model.model.encoder
     train, dev = (
         open_features(
             folder / name,
@@ -142,7 +142,7 @@ def compute_features(
         )
         for name, inputs in sentences.splits.items()
     )
-    return FeatureData(learner, train, dev, sentences.data.dev_examples, encoder.config.depth)
+    return FeatureData(task_model, train, dev, sentences.data.dev_examples, encoder.config.depth)
 
 
 @own_torch_state(torch.float32)
@@ -171,7 +171,7 @@ def fit_features(
         dataclasses.replace(settings.training, evaluate=Epochs(1.0), keep=Keep(1, best)),
         Single(),
         store,
-        evaluation=lambda _: data.learner.score(tag_words(tagger, data)),
+        evaluation=lambda _: data.task_model.score(tag_words(tagger, data)),
         progress=progress,
     ).train()
     store.load_best(tagger, best)
@@ -197,7 +197,7 @@ def build_tagger(data: FeatureData, settings: FeatureConfig) -> FeatureTagger:
         [data.train, data.dev],
         settings.layers,
         data.depth,
-        len(data.learner.labels),
+        len(data.task_model.labels),
         settings.tagger,
     )
 
@@ -213,10 +213,10 @@ def tag_words(
         words: maximum number of words in a batch, unless a sentence has more.
     """
     outputs = iter(_outputs(tagger, data.dev.sequences(start=len(data.train.values)), words))
-    empty = np.zeros((0, len(data.learner.labels)), dtype=np.float32)
+    empty = np.zeros((0, len(data.task_model.labels)), dtype=np.float32)
     for example in data.dev_examples:
         logits = next(outputs) if example.words else empty
-        yield example, data.learner.decode(example, EncodedExample((), 0, 0), [logits])
+        yield example, data.task_model.decode(example, EncodedExample((), 0, 0), [logits])
 
 
 @torch.no_grad()

@@ -139,12 +139,12 @@ def _training_speed(settings: FinetuneConfig, size: DataSize, device: str) -> fl
     task: Task[Any, Any] = settings.task.read(settings.train).task
     labels = task.labels(settings.task.read(settings.train).examples)
     loaded = load_for(settings, task.heads(labels, settings.dropout))
-    learner = task.learner(
+    task_model = task.bind(
         loaded.model, loaded.tokenizer(), labels, (settings.length or settings.task.length)
     )
     sequences = sorted(size.sequences, key=len)
     batch = pack(sequences[:: max(1, sum(map(len, sequences)) // BATCH)])
-    return speed(learner.to(choose_device(device)), batch, settings.training.precision)
+    return speed(task_model.to(choose_device(device)), batch, settings.training.precision)
 
 
 def frozen_cost(experiment: Frozen, out: Path) -> Cost:

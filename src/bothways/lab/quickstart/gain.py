@@ -244,7 +244,7 @@ def _run(
     from_pretrained, from_scratch = tuple(fitted[: len(seeds)]), tuple(fitted[len(seeds) :])
     save_model(
         out / "finetuned",
-        from_pretrained[0].learner.model,
+        from_pretrained[0].task_model.model,
         tokenizer,
         labels=data.labels,
         problem="single_label_classification",

@@ -117,7 +117,7 @@ class FoldRun(FinetuneRun):
             return None
         if done.metrics:  # on the main rank
             split = read_split(self.settings, self.rows)
-            results = predict(done.learner, split.dev)
+            results = predict(done.task_model, split.dev)
             lines = (
                 {"row": row + 1, **_record(example, prediction)}
                 for row, (example, prediction) in zip(split.dev_rows, results, strict=True)
@@ -131,7 +131,7 @@ class FoldRun(FinetuneRun):
             done.metrics,
             done.failure.failed if done.failure else (),
             metric_name,
-            self.settings.directions(done.learner.task, done.learner.labels)[metric_name],
+            self.settings.directions(done.task_model.task, done.task_model.labels)[metric_name],
             done.progress.steps,
             done.progress.seconds,
         )

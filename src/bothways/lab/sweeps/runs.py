@@ -184,16 +184,16 @@ class FinetuneRun:
             return None
         if done.failure is not None:
             progress.message(done.failure.message(several=True))
-        task, metrics = done.learner.task, dict(done.metrics)
+        task, metrics = done.task_model.task, dict(done.metrics)
         for name, source in self.others.items() if metrics else ():  # on the main rank
-            scores = evaluate_task(done.learner, task.read(source).examples)
+            scores = evaluate_task(done.task_model, task.read(source).examples)
             metrics |= {f"{name}/{metric}": value for metric, value in scores.items()}
         return SweepOutcome(
             self.name,
             metrics,
             done.failure.failed if done.failure else (),
             self.settings.chosen_by,
-            self.settings.directions(task, done.learner.labels)[self.settings.chosen_by],
+            self.settings.directions(task, done.task_model.labels)[self.settings.chosen_by],
             done.progress.steps,
             done.progress.seconds,
         )

@@ -24,7 +24,7 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.urls import local_path
 from bothways.hub.resolve import is_model_folder
 from bothways.prediction.engine import counting
-from bothways.prediction.predictor import Predictor, open_learner, open_task
+from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.tasks.base import examples_fingerprint
 
 RESAMPLES = 9999
@@ -123,7 +123,7 @@ def compare(
     """
     require("report", "a test of significance", "scipy")
     for folder in (*folders(a), *folders(b)):  # fail before reading all the data
-        task = open_learner(folder, task or default_task(folder), device="cpu").task.name
+        task = open_task_model(folder, task or default_task(folder), device="cpu").task.name
     left, right_runs = (
         _grades(
             (open_task(folder, task, device=device) for folder in folders(name)),
@@ -156,9 +156,9 @@ def default_task(folder: str) -> str:
         FolderError: the model has neither a task's head nor that of "likelihood".
     """
     try:
-        name = open_learner(folder, device="cpu").task.name
+        name = open_task_model(folder, device="cpu").task.name
     except FolderError:
-        name = open_learner(folder, "likelihood", device="cpu").task.name
+        name = open_task_model(folder, "likelihood", device="cpu").task.name
     return name
 
 
@@ -226,7 +226,7 @@ def _grades(
     """
     rows, fingerprint = [], ""
     for opened in models:
-        learner, reading = opened.learner, opened.read(source, columns, labelled=True)
+        task_model, reading = opened.task_model, opened.read(source, columns, labelled=True)
         results = list(
             opened.predict_examples(reading, counts=counting(reading, progress, "grading"))
         )
@@ -236,7 +236,7 @@ def _grades(
                 where=source,
                 fix="Give two or more.",
             )
-        learner.score(iter(results))  # raises for an example without a label
+        task_model.score(iter(results))  # raises for an example without a label
         fingerprint = examples_fingerprint(example for example, _ in results)
-        rows.append([learner.grade(example, prediction) for example, prediction in results])
+        rows.append([task_model.grade(example, prediction) for example, prediction in results])
     return fingerprint, np.array(rows, dtype=np.float64)

@@ -224,5 +224,5 @@ def predict_kept(
             waiting.append({new: row.values.get(old) for old, new in columns})
             yield parse(row)
 
-    for _, prediction in engine.predict(opened.learner, examples(), config, counts):
+    for _, prediction in engine.predict(opened.task_model, examples(), config, counts):
         yield waiting.popleft(), prediction

@@ -14,7 +14,7 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.data.hub_rows import HUB, without_revision
 from bothways.data.text_io import file_at, is_stream
 from bothways.hub.provenance import digest_of_model
-from bothways.prediction.predictor import Predictor, open_learner, open_task
+from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.prediction.session_model import Runtime
 from bothways.tasks.base import Task
@@ -94,8 +94,8 @@ class BulkRequest:
     def read_task(self) -> Task[Any, Any]:
         """Return the task alone, for a process that computes nothing."""
         if self.runtime != "torch":
-            return self.open().learner.task
-        return open_learner(
+            return self.open().task_model.task
+        return open_task_model(
             self.model, self.task, length=self.length, device="cpu", settings=self.settings
         ).task
 

@@ -107,7 +107,7 @@ def predict_files(
         return _predict_one_file(request, out, workers, progress)
     check_not_inside(out, request.files)
     opened = request.open() if workers == LocalWorkers(1) else None
-    task = request.read_task() if opened is None else opened.learner.task
+    task = request.read_task() if opened is None else opened.task_model.task
     form = request.form_for(task)
     worker = PartWorker(request, form, _threads(workers), opened)
     first_job = _first_part(request, task)  # what cannot be read, before any work

@@ -59,18 +59,18 @@ class PartWorker:
             return PartFailure(error)
 
     def _predict(self, job: PartJob, on_share: Callable[[float], object]) -> PartResult:
-        learner, rejects, done = self.opened.learner, _Rejects(self.request.rejects), 0
+        task_model, rejects, done = self.opened.task_model, _Rejects(self.request.rejects), 0
         rows = [row for row in job.rows if self._fits(row, job, rejects)]
         counts, predictions = engine.PredictionCounts(), list[Any]()
         columns_by_row: list[tuple[Any, ...]] = []
-        size = min(engine.DEFAULT_PREDICT.window, learner.task.window)
-        for window in engine.grouped(rows, size, lambda row: learner.task.shared(row.example)):
-            readable, encoded = _encode(learner, window, rejects)
+        size = min(engine.DEFAULT_PREDICT.window, task_model.task.window)
+        for window in engine.grouped(rows, size, lambda row: task_model.task.shared(row.example)):
+            readable, encoded = _encode(task_model, window, rejects)
             examples = [row.example for row in readable]
-            counts.add(map(learner.task.texts, examples), encoded)
+            counts.add(map(task_model.task.texts, examples), encoded)
             offset, size_share = done / len(rows), len(window) / len(rows)
             pairs = engine.predict_encoded(
-                learner, examples, encoded,
+                task_model, examples, encoded,
                 on_share=lambda share, a=offset, b=size_share: on_share(a + share * b),
             )  # fmt: skip
             predictions += [prediction for _, prediction in pairs]
@@ -115,18 +115,18 @@ class _Rejects:
 
 
 def _encode(
-    learner: TaskModel[Any, Any], rows: list[BulkRow], rejects: _Rejects
+    task_model: TaskModel[Any, Any], rows: list[BulkRow], rejects: _Rejects
 ) -> tuple[list[BulkRow], list[EncodedExample]]:
     """Return the rows that can be encoded, and their encoded forms."""
     try:
-        return rows, [*learner.encode([row.example for row in rows])]
+        return rows, [*task_model.encode([row.example for row in rows])]
     except DataError:
         if not rejects.allowed:
             raise
     readable, encoded = list[BulkRow](), list[EncodedExample]()
     for row in rows:
         try:
-            encoded += learner.encode([row.example])
+            encoded += task_model.encode([row.example])
             readable.append(row)
         except DataError as error:
             rejects.add(error, row)

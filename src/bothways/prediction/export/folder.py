@@ -41,7 +41,7 @@ from bothways.prediction.export.int8_weights import with_int8_weights
 from bothways.prediction.export.model_graph import ExportedPart, build_graph, head_kind
 from bothways.prediction.export.verification import Comparison, compare
 from bothways.prediction.int8_report import MAX_LOSS, Int8Report, measure_int8
-from bothways.prediction.predictor import Predictor, open_learner, open_task
+from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.prediction.session_model import FILES, HEAD, CompiledModel, GraphRuntime, Session
 from bothways.tasks.base import Metrics, TaskModel
 from bothways.tasks.sentence_embedding.task import Embedder, sentence_config
@@ -136,20 +136,20 @@ def write_export(
     check_not_input(target, [source])
     _check_replaceable(target)
     progress.stage("building the graph")
-    learner = open_learner(source, task, length=length, device="cpu", settings=settings)
-    exported = exported_part(learner)
+    task_model = open_task_model(source, task, length=length, device="cpu", settings=settings)
+    exported = exported_part(task_model)
     with replace_folder(target) as hidden:
-        _write_companions(hidden, source, learner, exported)
-        _save(build_graph(learner.model, exported), hidden / ONNX["fp32"])
+        _write_companions(hidden, source, task_model, exported)
+        _save(build_graph(task_model.model, exported), hidden / ONNX["fp32"])
         progress.stage("comparing with onnxruntime")
         session = Session(hidden / ONNX["fp32"])
-        comparisons = [compare(learner.model, exported, session, "onnxruntime")]
+        comparisons = [compare(task_model.model, exported, session, "onnxruntime")]
         if "openvino" in formats:
             progress.stage("converting to OpenVINO")
             file = hidden / OPENVINO["fp32"]
             convert_to_openvino(hidden / ONNX["fp32"], file, exported.head)
             progress.stage("comparing with OpenVINO")
-            comparisons.append(compare(learner.model, exported, CompiledModel(file), "OpenVINO"))
+            comparisons.append(compare(task_model.model, exported, CompiledModel(file), "OpenVINO"))
         for comparison in comparisons:
             comparison.check()
         reports: dict[GraphRuntime, Int8Report] = {}
@@ -157,7 +157,7 @@ def write_export(
             _quantise(hidden, progress)
             reports["onnxruntime"] = _gate(hidden, int8, "onnxruntime", progress)
         if int8 is not None and "openvino" in formats:
-            _store_int8(hidden, learner.model, exported, progress)
+            _store_int8(hidden, task_model.model, exported, progress)
             reports["openvino"] = _gate(hidden, int8, "openvino", progress)
         if "onnx" not in formats:
             shutil.rmtree((hidden / ONNX["fp32"]).parent)
@@ -166,30 +166,30 @@ def write_export(
             for name in ("onnx", "openvino")
             for path in sorted((hidden / name).glob("*"))
         }
-    return ExportResult(target, learner.task.name, tuple(comparisons), reports, sizes)
+    return ExportResult(target, task_model.task.name, tuple(comparisons), reports, sizes)
 
 
-def exported_part(learner: TaskModel[Any, Any]) -> ExportedPart:
+def exported_part(task_model: TaskModel[Any, Any]) -> ExportedPart:
     """Return the part of a model that a task reads.
 
     Raises:
         FolderError: no graph has its head.
         ConfigError: the task reads other layers than the last one.
     """
-    tokenizer = learner.tokenizer
+    tokenizer = task_model.tokenizer
     separators = Separators(tokenizer.specials.sep, len(tokenizer.template.between))
-    kinds = [head.kind for head in learner.task.heads(learner.labels, None)]
-    if isinstance(learner, Embedder):
-        sentence = sentence_config(learner)
+    kinds = [head.kind for head in task_model.task.heads(task_model.labels, None)]
+    if isinstance(task_model, Embedder):
+        sentence = sentence_config(task_model)
         return ExportedPart("none", sentence, separators)
     return ExportedPart(head_kind(kinds[0]), None, separators)
 
 
 def _write_companions(
-    hidden: Path, source: Path, learner: TaskModel[Any, Any], exported: ExportedPart
+    hidden: Path, source: Path, task_model: TaskModel[Any, Any], exported: ExportedPart
 ) -> None:
     """Write the configuration, the tokenizer and the records of programs."""
-    model, tokenizer = learner.model, learner.tokenizer
+    model, tokenizer = task_model.model, task_model.tokenizer
     if (source / "tokenizer.json").is_file():
         for name in _TOKENIZER_FILES:
             if (source / name).is_file():
@@ -200,10 +200,10 @@ def _write_companions(
     record = {
         VERSION: __version__,
         VOCABULARY: vocabulary_digest(tokenizer),
-        "task": configs.to_dict(learner.task),
-        "length": learner.length,
+        "task": configs.to_dict(task_model.task),
+        "length": task_model.length,
     }
-    files: dict[str, Any] = {RECORD: record, **learner.task.program_files(learner.length)}
+    files: dict[str, Any] = {RECORD: record, **task_model.task.program_files(task_model.length)}
     files["config.json"] = {**read_hf_config(source).raw, **files.get("config.json", {})}
     if exported.sentence is not None:
         files |= program_files(exported.sentence, model)

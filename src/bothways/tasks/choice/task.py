@@ -77,7 +77,7 @@ class ChoiceTask(base.Task[ChoiceExample, ChoicePrediction]):
     """
 
     aliases: ClassVar[Many[str]] = ("multiple-choice",)
-    task_model: ClassVar[type[Chooser]] = Chooser
+    model_class: ClassVar[type[Chooser]] = Chooser
     metric: ClassVar[str] = "accuracy"
     window: ClassVar[int] = 1024
 

@@ -112,7 +112,7 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
         "sentiment-analysis",
         "text-classification",
     )
-    task_model: ClassVar[type[TextClassifier]] = TextClassifier
+    model_class: ClassVar[type[TextClassifier]] = TextClassifier
     metric: ClassVar[str] = "accuracy"
     problem: ClassVar[Literal["single_label_classification"]] = "single_label_classification"
 

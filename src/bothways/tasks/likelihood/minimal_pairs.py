@@ -76,7 +76,7 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
     aliases: ClassVar[Many[str]] = ("blimp", "minimal-pairs")
     metric: ClassVar[str] = "accuracy"
     window: ClassVar[int] = 128
-    task_model: ClassVar[type[base.TaskModel[Any, Any]]] = PairScorer
+    model_class: ClassVar[type[base.TaskModel[Any, Any]]] = PairScorer
 
     variant: Literal["original", "word_l2r", "causal"] = "original"
     kind: Literal["prefer"] = "prefer"

@@ -71,7 +71,7 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     """
 
     aliases: ClassVar[Many[str]] = ("perplexity", "pll")
-    task_model: ClassVar[type[base.TaskModel[Any, Any]]] = LikelihoodScorer
+    model_class: ClassVar[type[base.TaskModel[Any, Any]]] = LikelihoodScorer
     metric: ClassVar[str] = "pseudo_perplexity"
     window: ClassVar[int] = 256
 

@@ -105,7 +105,7 @@ class MaskFillingTask(MaskedTask[FillPrediction]):
         what = "the tokens behind the masks are unknown, so fillings cannot be scored"
         raise DataError(what, fix=f"Score whole texts: {argument(task='likelihood')}.")
 
-    def learner(
+    def bind(
         self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> MaskFiller:
         """Bind the task to a model; ConfigError if `top` exceeds the vocabulary."""

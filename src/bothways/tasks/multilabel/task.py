@@ -222,7 +222,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         exact = float((truth == given).all(1).mean())
         return {**multilabel_metrics(*counts), "exact": exact, "loss": float(loss)}
 
-    def learner(
+    def bind(
         self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> MultilabelClassifier:
         """Bind the task to a model; ConfigError if thresholds and labels differ in number."""

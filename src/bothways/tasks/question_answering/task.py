@@ -129,7 +129,7 @@ class QuestionAnsweringTask(base.Task[Question, AnswerPrediction]):
         "question-answering",
         "squad",
     )
-    task_model: ClassVar[type[QuestionAnswerer]] = QuestionAnswerer
+    model_class: ClassVar[type[QuestionAnswerer]] = QuestionAnswerer
     metric: ClassVar[str] = "f1_best"
     length: ClassVar[int] = 384
     window: ClassVar[int] = 1024

@@ -61,7 +61,7 @@ class RegressionTask(LongTextTask[ScorePrediction]):
     """
 
     aliases: ClassVar[Many[str]] = ("regression", "score", "sts")
-    task_model: ClassVar[type[Regressor]] = Regressor
+    model_class: ClassVar[type[Regressor]] = Regressor
     metric: ClassVar[str] = "spearman"
     problem: ClassVar[Literal["regression"]] = "regression"
     column_table: ClassVar[Many[Column]] = (TEXT, replace(LABEL, names=SCORES))

@@ -74,7 +74,7 @@ class RerankingTask(PromptedTask[RankPrediction]):
         "reranking",
         "text-ranking",
     )
-    task_model: ClassVar[type[Ranker]] = Ranker
+    model_class: ClassVar[type[Ranker]] = Ranker
     metric: ClassVar[str] = "ndcg@10"
     window: ClassVar[int] = 64
 

@@ -225,9 +225,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         poolings = 1 if isinstance(self.pooling, str) else len(self.pooling)
         return model.config.width * layers * poolings
 
-    def learner(
-        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> Embedder:
+    def bind(self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int) -> Embedder:
         """Bind the task to any model.
 
         Raises:
@@ -362,35 +360,37 @@ def sentence_encoder(config: sentence_transformers.SentenceEncoderConfig) -> Sen
     )
 
 
-def sentence_config(learner: Embedder) -> sentence_transformers.SentenceEncoderConfig:
+def sentence_config(task_model: Embedder) -> sentence_transformers.SentenceEncoderConfig:
     """Return the settings by which sentence-transformers computes the same vectors.
 
     Raises:
         ConfigError: the task reads other layers than the last one.
     """
-    settings = learner.task
-    if settings.layers not in ((-1,), (learner.model.config.depth,)):
+    settings = task_model.task
+    if settings.layers not in ((-1,), (task_model.model.config.depth,)):
         what = f"other programs pool the last layer, and this task reads {settings.layers}"
         raise ConfigError(what, where="layers", fix=LAST)
     return sentence_transformers.SentenceEncoderConfig(
         settings.pooling,
         settings.normalised,
         settings.components,
-        learner.length,
+        task_model.length,
         *settings.named_prompts,
         settings.include_prompt,
     )
 
 
-def save_sentence_encoder(folder: str | Path, learner: Embedder, card: Card | None = None) -> None:
+def save_sentence_encoder(
+    folder: str | Path, task_model: Embedder, card: Card | None = None
+) -> None:
     """Write a folder from which sentence-transformers computes the same vectors.
 
     Raises:
         ConfigError: as `sentence_config`.
         FolderError, ResourceError: as `save_model`.
     """
-    extra = {"task": configs.to_dict(learner.task), "length": learner.length}
-    config = sentence_config(learner)
+    extra = {"task": configs.to_dict(task_model.task), "length": task_model.length}
+    config = sentence_config(task_model)
     sentence_transformers.save_sentence_folder(
-        folder, learner.model, learner.tokenizer, config, card=card, extra=extra
+        folder, task_model.model, task_model.tokenizer, config, card=card, extra=extra
     )

@@ -117,7 +117,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         "tagging",
         "token-classification",
     )
-    task_model: ClassVar[type[Tagger]] = Tagger
+    model_class: ClassVar[type[Tagger]] = Tagger
     metric: ClassVar[str] = "f1"
 
     columns: table_rows.TagColumns = table_rows.FIRST_AND_LAST

@@ -86,30 +86,30 @@ def choose_parallelism(
 
 
 def speed(
-    learner: TrainingModule, batch: Batch, precision: Precision, progress: Progress = SILENT
+    training_module: TrainingModule, batch: Batch, precision: Precision, progress: Progress = SILENT
 ) -> float:
     """Return the tokens per second in training, measured forward and backward on one batch.
 
     The weights do not change. Dropout draws from torch's generator: seed it afterwards.
     """
-    device = device_of(learner)
+    device = device_of(training_module)
     dtype, moved = resolve_precision(precision, device), batch.to(device)
-    learner.train()
+    training_module.train()
     rate = 0.0
     for _ in track(range(2), progress, "measuring the speed of training"):  # the first is slower
         start = time.perf_counter()
         with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
-            losses = learner(moved)
+            losses = training_module(moved)
         torch.autograd.backward(torch.stack([loss.total for loss in losses.values()]).sum())
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         rate = batch.layout.tokens / (time.perf_counter() - start)
-    learner.zero_grad()
+    training_module.zero_grad()
     return rate
 
 
 def update_seconds(
-    learner: TrainingModule,
+    training_module: TrainingModule,
     batch: Batch,
     optimizer: torch.optim.Optimizer,
     training: Training,
@@ -119,18 +119,18 @@ def update_seconds(
 
     As `speed`, it draws from torch's generator.
     """
-    device = device_of(learner)
+    device = device_of(training_module)
     progress.stage("measuring the time of an update")
     seconds = 0.0
     for _ in range(2):  # the first update allocates the moments
-        losses = learner(batch.to(device))
+        losses = training_module(batch.to(device))
         torch.autograd.backward(torch.stack([loss.total for loss in losses.values()]).sum())
         wait(device)
         start = time.perf_counter()
         update(optimizer, training.clip_norm)
         wait(device)
         seconds = time.perf_counter() - start
-    learner.zero_grad()
+    training_module.zero_grad()
     return seconds
 
 

@@ -326,7 +326,7 @@ class MomentBytes(NamedTuple):
     """Bytes that an optimizer keeps per parameter, in fp32.
 
     Attributes:
-        hidden: of the matrices that a learner declares (`TrainingModule.matrices`).
+        hidden: of the matrices that a training module declares (`TrainingModule.matrices`).
         others: of tables, heads, biases and LayerNorms.
     """
 
