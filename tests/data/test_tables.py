@@ -188,7 +188,7 @@ def test_a_local_data_set_is_read_like_one_of_the_hub(
 
     label = datasets.ClassLabel(names=["no", "yes"])
     features = datasets.Features(
-        {"text": datasets.Value("string"), "label": label, "tags": datasets.List(label)}
+        {"text": datasets.Value("string"), "label": label, "tags": [label]}
     )
     rows = {
         "text": ["a", "b", "c", "d"],
