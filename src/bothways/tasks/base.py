@@ -201,13 +201,15 @@ class Task(Generic[E, P]):
         Raises:
             DataError: the answer is none, or answers of the task need a row.
         """
-        what = f"answers of the task {self.name!r} are part of the rows"
-        raise DataError(what, where="answers", fix="Give rows with their answers, without answers.")
+        message = f"answers of the task {self.name!r} are part of the rows"
+        raise DataError(
+            message, where="answers", fix="Give rows with their answers, without answers."
+        )
 
     def wrong_texts(self, texts: tuple[str, ...], where: str, needs: str) -> DataError:
         """Return the error for texts that are not an example."""
-        given = "one text" if len(texts) == 1 else f"{len(texts)} texts"
-        return DataError(f"is {given}, and the task {self.name!r} needs {needs}", where=where)
+        count = "one text" if len(texts) == 1 else f"{len(texts)} texts"
+        return DataError(f"is {count}, and the task {self.name!r} needs {needs}", where=where)
 
     def adapted(self: T, train: Many[Any]) -> T:
         """Return the task with the settings that its training data decides.
@@ -377,9 +379,11 @@ class TaskModel(TrainingModule, Generic[E, P]):
         super().__init__()
         positions = model.config.max_positions
         if not MIN_LENGTH <= length <= positions:
-            what = f"must be from {MIN_LENGTH} to the encoder's {positions} positions, not {length}"
+            message = (
+                f"must be from {MIN_LENGTH} to the encoder's {positions} positions, not {length}"
+            )
             nearest = min(max(length, MIN_LENGTH), positions)
-            raise ConfigError(what, where="length", fix=f"Set length={nearest}.")
+            raise ConfigError(message, where="length", fix=f"Set length={nearest}.")
         self.task, self.model, self.tokenizer = task, model, tokenizer
         self.labels, self.length = tuple(labels), length
 
@@ -451,20 +455,20 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {names[near[0]]!r}?" if near else ""
 
 
-def unknown_label(what: str, label: str, labels: Many[str], where: str) -> DataError:
-    """Return the error for a label (`what` names it) that the model does not have."""
+def unknown_label(message: str, label: str, labels: Many[str], where: str) -> DataError:
+    """Return the error for a label (`message` names it) that the model does not have."""
     return DataError(
-        f"{what} is not among the model's {quantity(len(labels), 'label(s)')}"
+        f"{message} is not among the model's {quantity(len(labels), 'label(s)')}"
         + did_you_mean(label, labels),
         where=where,
         fix=f"Give data with the labels of the training data: {places(labels)}.",
     )
 
 
-def unlabelled(where: str, what: str = "label") -> DataError:
+def unlabelled(where: str, message: str = "label") -> DataError:
     """Return the error for an example that cannot be scored."""
     fix = "Add it, or use predict."
-    return DataError(f"has no {what}, so it cannot be scored", where=where, fix=fix)
+    return DataError(f"has no {message}, so it cannot be scored", where=where, fix=fix)
 
 
 def nothing_to_score(kind: str = "example") -> DataError:

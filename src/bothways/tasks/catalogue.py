@@ -55,8 +55,8 @@ def task_kind(name: str) -> str:
     kind = name if name in ALL_TASKS else ALIASES.get(plain, plain)
     if kind not in ALL_TASKS:
         near = did_you_mean(plain, [*ALL_TASKS, *ALIASES])
-        what = f"{name!r} is not a task; there are {', '.join(ALL_TASKS)}{near}"
-        raise ConfigError(what, where="task", fix="Name one of these.")
+        message = f"{name!r} is not a task; there are {', '.join(ALL_TASKS)}{near}"
+        raise ConfigError(message, where="task", fix="Name one of these.")
     return kind
 
 
@@ -77,7 +77,7 @@ def trainable_task(name: str) -> Trainable:
     """
     kind = task_kind(name)
     if kind not in TASKS:
-        what = f"{name!r} needs no fine-tuning; models are fine-tuned for {', '.join(TASKS)}"
+        message = f"{name!r} needs no fine-tuning; models are fine-tuned for {', '.join(TASKS)}"
         fix = f"Name one of these, or predict at once: {call('predict', 'MODEL', task=kind)}"
-        raise ConfigError(what, where="task", fix=fix)
+        raise ConfigError(message, where="task", fix=fix)
     return TASKS[kind]()

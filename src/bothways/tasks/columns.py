@@ -62,8 +62,8 @@ class Column:
         """Return the columns of this role and its companion, if the table has them."""
         value = getattr(columns, self.role)
         second = None if self.companion is None else getattr(columns, self.companion)
-        named = _split(value, names) if self.several else _listed(value)
-        if not named or not {*named, *_listed(second)} <= {*names}:
+        requested = _split(value, names) if self.several else _listed(value)
+        if not requested or not {*requested, *_listed(second)} <= {*names}:
             return {}
         return {self.role: value} | ({} if self.companion is None else {self.companion: second})
 
@@ -77,29 +77,29 @@ class Column:
             DataError: no column has a common name, or several do.
         """
         free = [name for name in names if name not in taken]
-        pairs = [pair for one in self.pairs if len(pair := usual_columns(one, free)) > 1]
+        pairs = [pair for aliases in self.pairs if len(pair := usual_columns(aliases, free)) > 1]
         singles = {*usual_columns(self.names, free)} - {*self.shadows}
         if self.companion is not None and len(pairs) == 1 and singles <= {*pairs[0]}:
             return {self.role: pairs[0][0], self.companion: pairs[0][1]}
         # Several pairs, or one and another name, are not clear, which `guess_column` reports.
-        known = [*dict.fromkeys([*(pairs[0] if self.both and pairs else ()), *self.names])]
+        candidates = [*dict.fromkeys([*(pairs[0] if self.both and pairs else ()), *self.names])]
         if self.numbered is None:
-            return {self.role: guess_column(self.noun, known, names, where, fix, free)}
+            return {self.role: guess_column(self.noun, candidates, names, where, fix, free)}
         # By number: sorted as texts, "ending10" would come before "ending2".
         numbered = sorted(
             filter(self.numbered.fullmatch, free), key=lambda name: int(re.sub(r"\D", "", name))
         )
-        if numbered and not usual_columns(known, free):
+        if numbered and not usual_columns(candidates, free):
             return {self.role: tuple(numbered)}
-        return {self.role: (guess_column(self.noun, [*known, *numbered], names, where, fix),)}
+        return {self.role: (guess_column(self.noun, [*candidates, *numbered], names, where, fix),)}
 
 
 def choose_columns(
     table: Many[Column],
     names: Many[str],
     where: str,
-    asked: C,
-    usual: C,
+    requested: C,
+    defaults: C,
     labelled: bool | None,
     fix: str,
 ) -> C:
@@ -109,39 +109,42 @@ def choose_columns(
         table: the columns that the task reads.
         names: the columns of the table.
         where: the table, for messages.
-        asked: columns that the user names.
-        usual: columns to read where none are named, if the table has them; else they are guessed.
+        requested: columns that the user names.
+        defaults: columns to read where none are named, if the table has them; else they are
+            guessed.
         labelled: whether answers are read; None: if their column is clear.
         fix: advice on missing columns.
 
     Raises:
         DataError: a column is missing or cannot be guessed.
     """
-    require_columns(asked_columns(asked, table, names, labelled is not False), names, where, fix)
+    require_columns(
+        asked_columns(requested, table, names, labelled is not False), names, where, fix
+    )
     roles = dict[str, Any]()
     for column in table:
         if (column.answer and labelled is False) or roles.get(column.replaced_by or "") is not None:
             continue
         taken = [name for value in roles.values() for name in _listed(value)]
-        chosen = column.chosen(asked, names) or column.chosen(usual, names)
+        selected = column.chosen(requested, names) or column.chosen(defaults, names)
         clear = len(usual_columns(column.names, [n for n in names if n not in taken])) == 1
-        if not chosen and not (column.answer and labelled is None and not clear):
-            chosen = column.guessed(names, where, fix, taken)
-            if column.companion is not None and (second := getattr(asked, column.companion)):
-                chosen[column.companion] = second
-            if column.both and getattr(usual, column.both) and not chosen.get(column.both):
-                pair = f"{getattr(usual, column.role)!r} and {getattr(usual, column.both)!r}"
-                what = f"two {column.noun}s are read, {pair}; it has {listed(names, MOST)}"
-                raise DataError(what, where=where, fix=fix)
-        roles |= chosen
-    return type(asked)(**roles)
+        if not selected and not (column.answer and labelled is None and not clear):
+            selected = column.guessed(names, where, fix, taken)
+            if column.companion is not None and (second := getattr(requested, column.companion)):
+                selected[column.companion] = second
+            if column.both and getattr(defaults, column.both) and not selected.get(column.both):
+                pair = f"{getattr(defaults, column.role)!r} and {getattr(defaults, column.both)!r}"
+                message = f"two {column.noun}s are read, {pair}; it has {listed(names, MOST)}"
+                raise DataError(message, where=where, fix=fix)
+        roles |= selected
+    return type(requested)(**roles)
 
 
 def open_columns(
     source: str,
     table: Many[Column],
-    asked: C,
-    usual: C,
+    requested: C,
+    defaults: C,
     labelled: bool,
     fix: Callable[[Many[str]], str],
     *,
@@ -159,12 +162,14 @@ def open_columns(
         DataError: the file cannot be read as a table, or a column is missing or cannot be guessed.
         ResourceError: no permission to read the file.
     """
-    first: str | None = getattr(usual, table[0].role)
+    text_column: str | None = getattr(defaults, table[0].role)
     if is_stream(source):
-        first = (first or table[0].names[0]) if objects else None
-    opened = open_table(source, asked_columns(asked, table, (), labelled) or _listed(first))
+        text_column = (text_column or table[0].names[0]) if objects else None
+    opened = open_table(
+        source, asked_columns(requested, table, (), labelled) or _listed(text_column)
+    )
     names, where = opened.names, opened.where
-    return opened, choose_columns(table, names, where, asked, usual, labelled, fix(names))
+    return opened, choose_columns(table, names, where, requested, defaults, labelled, fix(names))
 
 
 def _listed(value: str | Many[str] | None) -> list[str]:
@@ -181,32 +186,32 @@ def _split(value: str | None, names: Many[str]) -> list[str]:
     return [name.strip() for name in value.split(",") if name.strip()]
 
 
-def require_columns(asked: Many[str | None], names: Many[str], where: str, fix: str) -> None:
+def require_columns(requested: Many[str | None], names: Many[str], where: str, fix: str) -> None:
     """Raise a DataError for the first column that is asked for and not among `names`."""
-    for name in asked:
+    for name in requested:
         if name is not None and name not in names:
-            what = (
+            message = (
                 f"has no column {name!r}; it has {listed(names, MOST)}{did_you_mean(name, names)}"
             )
-            raise DataError(what, where=where, fix=fix)
+            raise DataError(message, where=where, fix=fix)
 
 
 def describe_columns(**columns: str | Many[str] | None) -> str:
     """Return the columns that are named, such as "text = 'review', label = 'stars'"."""
-    named = ((role, ", ".join(map(repr, _listed(value)))) for role, value in columns.items())
-    return ", ".join(f"{role} = {names}" for role, names in named if names)
+    entries = ((role, ", ".join(map(repr, _listed(value)))) for role, value in columns.items())
+    return ", ".join(f"{role} = {names}" for role, names in entries if names)
 
 
-def usual_columns(known: Many[str], names: Many[str]) -> list[str]:
+def usual_columns(aliases: Many[str], names: Many[str]) -> list[str]:
     """Return the columns with known names, as these are spelled or else in any case: "Text"."""
     spelled = {name.strip().lower(): name for name in reversed(names)}
-    exact = [name for name in known if name in names]
-    return exact or [spelled[name.lower()] for name in known if name.lower() in spelled]
+    exact = [name for name in aliases if name in names]
+    return exact or [spelled[name.lower()] for name in aliases if name.lower() in spelled]
 
 
 def guess_column(
     role: str,
-    known: Many[str],
+    aliases: Many[str],
     names: Many[str],
     where: str,
     fix: str,
@@ -216,17 +221,17 @@ def guess_column(
 
     Args:
         role: the content of the column, for messages, such as "label".
-        known: common aliases of such a column.
+        aliases: common aliases of such a column.
         free: the columns that it may be; None for all.
 
     Raises:
         DataError: no column has a known name, or several do.
     """
-    matching = usual_columns(known, names if free is None else free)
+    matching = usual_columns(aliases, names if free is None else free)
     if len(matching) == 1:
         return matching[0]
-    what = "several columns may hold" if matching else "no column has a common alias of"
-    raise DataError(f"{what} the {role}; it has {listed(names, MOST)}", where=where, fix=fix)
+    message = "several columns may hold" if matching else "no column has a common alias of"
+    raise DataError(f"{message} the {role}; it has {listed(names, MOST)}", where=where, fix=fix)
 
 
 def cell_of(row: Row, column: str, where: str) -> Any:
@@ -236,8 +241,8 @@ def cell_of(row: Row, column: str, where: str) -> Any:
         DataError: the row lacks the column, or a text in it is not valid Unicode.
     """
     if column not in row:
-        what = f"the row has no column {column!r}; it has {listed([*row], MOST)}"
-        raise DataError(what, where=where, fix="Complete the row or remove it.")
+        message = f"the row has no column {column!r}; it has {listed([*row], MOST)}"
+        raise DataError(message, where=where, fix="Complete the row or remove it.")
     value = plain_value(row[column])
     for text in value if isinstance(value, list) else [value]:
         check_characters(text, column, where)
@@ -248,8 +253,8 @@ def check_characters(value: Any, column: str, where: str) -> None:
     """Raise a DataError for a text with half of a surrogate pair, which JSON can hold."""
     half = surrogate_in(value) if isinstance(value, str) else None
     if half is not None:
-        what = f"column {column!r} holds {half}, not a character"
-        raise DataError(what, where=where, fix="Write both halves or remove it.")
+        message = f"column {column!r} holds {half}, not a character"
+        raise DataError(message, where=where, fix="Write both halves or remove it.")
 
 
 def text_of(row: Row, column: str, where: str, fix: str) -> str:
@@ -262,8 +267,8 @@ def text_of(row: Row, column: str, where: str, fix: str) -> str:
     if isinstance(value, float) and math.isnan(value):  # as pandas marks an absent text
         return ""
     if value is not None and not isinstance(value, str):
-        what = f"column {column!r} holds {type(value).__name__}, not text"
-        raise DataError(what, where=where, fix=fix)
+        message = f"column {column!r} holds {type(value).__name__}, not text"
+        raise DataError(message, where=where, fix=fix)
     return value or ""
 
 
@@ -308,14 +313,14 @@ def unlabelled_marks(labels: Iterable[str]) -> frozenset[str]:
     distinct = {*labels}
     words = {label for label in distinct if label.casefold() in _WORDS}
     dashes = {label for label in distinct if label in _DASHES}
-    others = distinct - words - dashes
-    if any(not any(map(str.isalnum, label)) for label in others):
+    remaining = distinct - words - dashes
+    if any(not any(map(str.isalnum, label)) for label in remaining):
         dashes = set()
-    numbers = {label for label in others if label in {"-1", "-100"}}
-    others -= numbers
-    if any(map(_NEGATIVE.fullmatch, others)):
+    numbers = {label for label in remaining if label in {"-1", "-100"}}
+    remaining -= numbers
+    if any(map(_NEGATIVE.fullmatch, remaining)):
         numbers = set()
-    elif others and others <= {"0", "1"}:
+    elif remaining and remaining <= {"0", "1"}:
         numbers -= {"-1"}
     return frozenset(words | dashes | numbers)
 
@@ -352,5 +357,5 @@ def unused_columns(names: Many[str], used: Many[str]) -> list[str]:
 
 def reads_as_trained(columns: object, trained: object) -> bool:
     """Return True if columns that are read are those of training, or absent."""
-    named = vars(columns).items() if columns else ()
-    return all(name is None or name == getattr(trained, role) for role, name in named)
+    entries = vars(columns).items() if columns else ()
+    return all(name is None or name == getattr(trained, role) for role, name in entries)

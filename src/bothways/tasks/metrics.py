@@ -89,16 +89,16 @@ def classification_metrics(confusion: Confusion) -> dict[str, float]:
         "accuracy", "f1_macro" (over classes that occur or are predicted), "mcc", and "f1" for two
         classes; 0 where a quotient is undefined.
     """
-    right = confusion.right.astype(np.float64)
-    true, given = confusion.true.astype(np.float64), confusion.predicted.astype(np.float64)
-    total, known = true.sum(), true + given > 0
-    f1 = 2 * right / np.maximum(1, true + given)
+    correct = confusion.right.astype(np.float64)
+    true, predicted = confusion.true.astype(np.float64), confusion.predicted.astype(np.float64)
+    total, occurring = true.sum(), true + predicted > 0
+    f1 = 2 * correct / np.maximum(1, true + predicted)
     # Matthews correlation of several classes (Gorodkin 2004), in counts.
-    norm = np.sqrt(total**2 - true @ true) * np.sqrt(total**2 - given @ given)
+    norm = np.sqrt(total**2 - true @ true) * np.sqrt(total**2 - predicted @ predicted)
     scores = {
-        "accuracy": right.sum() / total,
-        "f1_macro": f1[known].mean(),
-        "mcc": (total * right.sum() - true @ given) / norm if norm > 0 else 0.0,
+        "accuracy": correct.sum() / total,
+        "f1_macro": f1[occurring].mean(),
+        "mcc": (total * correct.sum() - true @ predicted) / norm if norm > 0 else 0.0,
     }
     if confusion.labels == 2:
         scores["f1"] = f1[1]
@@ -106,21 +106,24 @@ def classification_metrics(confusion: Confusion) -> dict[str, float]:
 
 
 def multilabel_metrics(
-    right: Int64[np.ndarray, " labels"], wrong: Int64[np.ndarray, " labels"]
+    correct: Int64[np.ndarray, " labels"], errors: Int64[np.ndarray, " labels"]
 ) -> dict[str, float]:
     """Return F1 where an example has any number of labels.
 
     Args:
-        right: for each label, the examples that have it and were assigned it.
-        wrong: for each label, the examples that have it or were assigned it, not both.
+        correct: for each label, the examples that have it and were assigned it.
+        errors: for each label, the examples that have it or were assigned it, not both.
 
     Returns:
         "f1_micro" of all decisions together and "f1_macro", the mean over labels; 0 for labels that
         no example has or was assigned.
     """
-    pooled = int(2 * right.sum() + wrong.sum())
-    each = 2 * right / np.maximum(1, 2 * right + wrong)
-    return {"f1_micro": 2 * int(right.sum()) / max(1, pooled), "f1_macro": float(each.mean())}
+    pooled = int(2 * correct.sum() + errors.sum())
+    per_label = 2 * correct / np.maximum(1, 2 * correct + errors)
+    return {
+        "f1_micro": 2 * int(correct.sum()) / max(1, pooled),
+        "f1_macro": float(per_label.mean()),
+    }
 
 
 class _Cuts(NamedTuple):
@@ -139,11 +142,11 @@ class _Cuts(NamedTuple):
 def _cuts(truth: NDArray[np.int64], probabilities: NDArray[np.float64]) -> _Cuts:
     # A threshold is halfway between neighbouring probabilities, where rounding flips no example.
     # The last candidate is above all of them.
-    levels, place = np.unique(probabilities, return_inverse=True)  # ascending
-    right = np.bincount(place, weights=truth)[::-1].cumsum()[::-1]
-    assigned = np.bincount(place)[::-1].cumsum()[::-1]
+    levels, position = np.unique(probabilities, return_inverse=True)  # ascending
+    correct = np.bincount(position, weights=truth)[::-1].cumsum()[::-1]
+    assigned = np.bincount(position)[::-1].cumsum()[::-1]
     thresholds = (np.append(levels, 1.0) + np.insert(levels, 0, 0.0)) / 2
-    return _Cuts(thresholds, np.append(right, 0.0), np.append(assigned, 0))
+    return _Cuts(thresholds, np.append(correct, 0.0), np.append(assigned, 0))
 
 
 def macro_thresholds(
@@ -172,17 +175,17 @@ def micro_thresholds(
     """
     columns = [_cuts(*pair) for pair in zip(truth.T, probabilities.T, strict=True)]
     best, total = -1.0, int(truth.sum())
-    f1, chosen = 0.0, [0] * len(columns)
+    f1, selected = 0.0, [0] * len(columns)
     while f1 > best:
         best = f1
-        chosen = [cuts.best(2 * cuts.right - f1 * cuts.assigned) for cuts in columns]
-        pairs = list(zip(columns, chosen, strict=True))
-        right = sum(float(cuts.right[at]) for cuts, at in pairs)
+        selected = [cuts.best(2 * cuts.right - f1 * cuts.assigned) for cuts in columns]
+        pairs = list(zip(columns, selected, strict=True))
+        correct = sum(float(cuts.right[at]) for cuts, at in pairs)
         assigned = sum(float(cuts.assigned[at]) for cuts, at in pairs)
-        f1 = 2 * right / max(1.0, assigned + total)
+        f1 = 2 * correct / max(1.0, assigned + total)
     return tuple(
-        float(cuts.thresholds[at]) if held else 0.5
-        for cuts, at, held in zip(columns, chosen, truth.sum(0).tolist(), strict=True)
+        float(cuts.thresholds[at]) if positives else 0.5
+        for cuts, at, positives in zip(columns, selected, truth.sum(0).tolist(), strict=True)
     )
 
 
@@ -212,6 +215,6 @@ def _pearson(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
 
 def _ranks(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the ranks from 1; equal numbers share the mean of theirs."""
-    _, place, counts = np.unique(x, return_inverse=True, return_counts=True)
-    result: NDArray[np.float64] = (counts.cumsum() - (counts - 1) / 2)[place]
+    _, position, counts = np.unique(x, return_inverse=True, return_counts=True)
+    result: NDArray[np.float64] = (counts.cumsum() - (counts - 1) / 2)[position]
     return result

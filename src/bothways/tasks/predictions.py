@@ -412,8 +412,8 @@ class TagPrediction(Prediction):
             ConfigError: the tags are not those of entities.
         """
         if self.entities is None:
-            what = "spans are of entities, and the tags of this model are of single words"
-            raise ConfigError(what, where="format", fix="Choose jsonl.")
+            message = "spans are of entities, and the tags of this model are of single words"
+            raise ConfigError(message, where="format", fix="Choose jsonl.")
         text = " ".join(self.words) if self.text is None else self.text
         spans = [{"start": e.start, "end": e.end, "label": e.type} for e in self.entities]
         return {"text": text, "spans": spans}

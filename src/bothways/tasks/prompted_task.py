@@ -40,16 +40,18 @@ class PromptedTask(LongTextTask[P]):
         """
         if text is not None:
             if name is not None:
-                what = "a prompt is given, and the name of one"
-                raise ConfigError(what, where="prompt", fix="Leave one of them out.")
+                message = "a prompt is given, and the name of one"
+                raise ConfigError(message, where="prompt", fix="Leave one of them out.")
             return text
         if name is None:
             return self.default_prompt
         if name not in self.prompts:
-            known = ", ".join(map(repr, self.prompts)) or "none"
-            what = f"the model has no prompt {name!r:.80}; it has {known}"
+            names = ", ".join(map(repr, self.prompts)) or "none"
+            message = f"the model has no prompt {name!r:.80}; it has {names}"
             fix = "Name one of these, or give the text of a prompt."
-            raise ConfigError(what + did_you_mean(name, self.prompts), where="prompt_name", fix=fix)
+            raise ConfigError(
+                message + did_you_mean(name, self.prompts), where="prompt_name", fix=fix
+            )
         return self.prompts[name]
 
     @property

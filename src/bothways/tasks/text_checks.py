@@ -45,8 +45,8 @@ def report_rows(
     Example: report_rows("rows", ["a.tsv:3"], "row(s) is|are empty") →
     "1 row is empty: a.tsv:3".
     """
-    what = f"{quantity(len(where), fault)}: {places(where)}"
-    return [Finding(check, severity, what, fix=fix)] if where else []
+    message = f"{quantity(len(where), fault)}: {places(where)}"
+    return [Finding(check, severity, message, fix=fix)] if where else []
 
 
 def check_texts(examples: Many[Texts]) -> list[Finding]:
@@ -56,11 +56,11 @@ def check_texts(examples: Many[Texts]) -> list[Finding]:
         for e in examples
         if not e.text.strip() or (e.text_b is not None and not e.text_b.strip())
     ]
-    wrong = [e.where for e in examples if e.text.strip() in _ERRORS or e.text_b in _ERRORS]
+    locations = [e.where for e in examples if e.text.strip() in _ERRORS or e.text_b in _ERRORS]
     return [
         *report_rows("rows", empty, "example(s) has|have an empty text", COMPLETE),
         *report_rows(
-            "rows", wrong, "text(s) has|have an error of a spreadsheet", COMPLETE, "warning"
+            "rows", locations, "text(s) has|have an error of a spreadsheet", COMPLETE, "warning"
         ),
     ]
 
@@ -74,10 +74,10 @@ def check_answered(unlabelled: Many[str], total: int, marks: Collection[str] = (
         marks: labels that count as none.
     """
     if total and len(unlabelled) == total:
-        what = "no example has a label: its column is empty, or its name is not known"
-        return [Finding("labels", "error", what, fix=HOW)]
-    named = f", or {listed(map(repr, sorted(marks)))}" if marks else ""
-    fault = f"example(s) has|have no label (empty, null or NaN{named})"
+        message = "no example has a label: its column is empty, or its name is not known"
+        return [Finding("labels", "error", message, fix=HOW)]
+    listed_marks = f", or {listed(map(repr, sorted(marks)))}" if marks else ""
+    fault = f"example(s) has|have no label (empty, null or NaN{listed_marks})"
     fix = "Label these rows or remove them."
     if marks:
         fix += " A mark that is a class needs another name."
@@ -89,24 +89,24 @@ def check_minus_one(labels: Iterable[str]) -> list[Finding]:
     distinct = {*labels}
     if "-1" not in distinct or not distinct <= {"-1", "0", "1"}:
         return []
-    what = "the label -1 is learned as a class, as in a scale from -1 to 1"
+    message = "the label -1 is learned as a class, as in a scale from -1 to 1"
     fix = "If it marks rows without a label, remove them."
-    return [Finding("labels", "warning", what, fix=fix)]
+    return [Finding("labels", "warning", message, fix=fix)]
 
 
 def check_case(labels: Many[str]) -> list[Finding]:
     """Report labels that differ in case, invisible characters, or the form of a number only."""
     alike: dict[str, list[str]] = {}
     for label in labels:
-        shown = ascii(label) if _hides(label) else repr(label)
-        alike.setdefault(_plain_label(label), []).append(shown)
+        display = ascii(label) if _hides(label) else repr(label)
+        alike.setdefault(_plain_label(label), []).append(display)
     same = [" and ".join(group) for group in alike.values() if len(group) > 1]
-    what = (
+    message = (
         "labels differ in case, invisible characters or the form of a number only, and are learned "
         f"as different ones: {places(same)}"
     )
     fix = "Spell them alike if they mean the same."
-    return [Finding("labels", "warning", what, fix=fix)] if same else []
+    return [Finding("labels", "warning", message, fix=fix)] if same else []
 
 
 def _hides(label: str) -> bool:
@@ -118,9 +118,9 @@ def _plain_label(label: str) -> str:
     """Return the visible form of a label: " Caf\u00e9" as "cafe\u0301", "01" and "1.0" as "1"."""
     text = unicodedata.normalize("NFKC", label).casefold()
     text = "".join(letter for letter in text if unicodedata.category(letter) != "Cf").strip()
-    whole, point, fraction = text.partition(".")
-    if whole.isdecimal() and not fraction.strip("0") and (fraction or not point):
-        return str(int(whole))
+    integer, point, fraction = text.partition(".")
+    if integer.isdecimal() and not fraction.strip("0") and (fraction or not point):
+        return str(int(integer))
     return text
 
 
@@ -135,15 +135,15 @@ def check_known(
         consequence: that of a label without a development example.
     """
     held_out = [*dev]
-    seen = {label for label, _ in held_out}
+    dev_labels = {label for label, _ in held_out}
     unknown = [f"{where} ({label!r})" for label, where in held_out if label not in train]
     fix = f"The labels of the training data are {places(train)}."
     fault = "label(s) of dev examples has|have no training example"
     findings = check_case(train) + report_rows("labels", unknown, fault, fix)
-    absent = [label for label in train if held_out and label not in seen]
+    absent = [label for label in train if held_out and label not in dev_labels]
     if absent:
-        what = f"no dev example has one of the labels {places(absent)}{consequence}"
-        findings.append(Finding("labels", "warning", what))
+        message = f"no dev example has one of the labels {places(absent)}{consequence}"
+        findings.append(Finding("labels", "warning", message))
     return findings
 
 
@@ -153,8 +153,8 @@ def check_constant(counts: Counter[Any], of: str = "training data") -> list[Find
         return []
     top, count = counts.most_common(1)[0]
     share = f"{count / counts.total():.1%}"
-    what = f"always answering {top!r} would be right for {share} of the {of}"
-    return [Finding("balance", "note", what)]
+    message = f"always answering {top!r} would be right for {share} of the {of}"
+    return [Finding("balance", "note", message)]
 
 
 def check_rare(counts: dict[str, int], total: int, kind: str) -> list[Finding]:
@@ -166,8 +166,10 @@ def check_rare(counts: dict[str, int], total: int, kind: str) -> list[Finding]:
     rare = [f"{label} ({count})" for label, count in counts.items() if count / total < least]
     if not rare:
         return []
-    what = f"{kind} with less than {100 * least:.2g}% of the training examples are hardly learned: "
-    return [Finding("balance", "warning", what + places(rare))]
+    message = (
+        f"{kind} with less than {100 * least:.2g}% of the training examples are hardly learned: "
+    )
+    return [Finding("balance", "warning", message + places(rare))]
 
 
 def text_key(example: Texts) -> tuple[str, str | None]:
@@ -184,8 +186,8 @@ def check_overlap(
         key: returns what identifies an example: everything but its labels.
         kind: the noun for examples, in the plural.
     """
-    known = {key(example) for example in train}
-    shared = [example.where for example in dev if key(example) in known]
+    train_keys = {key(example) for example in train}
+    shared = [example.where for example in dev if key(example) in train_keys]
     fault = f"of {len(dev)} dev {kind} is|are also in the training data"
     fix = "Remove them from one of the two: they make the metrics too good."
     return report_rows("overlap", shared, fault, fix, "warning")

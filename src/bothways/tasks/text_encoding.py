@@ -90,12 +90,12 @@ class Fit:
         """
         room = self.length - template.single - prompt
         if room < 1:
-            what = f"has {prompt} tokens, and a sequence has {self.length}"
-            raise ConfigError(what, where="prompt", fix="Shorten the prompt, or set a length.")
-        lead, rest = ids[:prompt], ids[prompt:]
-        parts, cut = self._parts(rest, room)
-        parts = [np.concatenate([lead, part]) for part in parts] if prompt else parts
-        return [assemble(part, None, template) for part in parts], cut
+            message = f"has {prompt} tokens, and a sequence has {self.length}"
+            raise ConfigError(message, where="prompt", fix="Shorten the prompt, or set a length.")
+        lead, remaining = ids[:prompt], ids[prompt:]
+        chunks, cut = self._parts(remaining, room)
+        chunks = [np.concatenate([lead, chunk]) for chunk in chunks] if prompt else chunks
+        return [assemble(chunk, None, template) for chunk in chunks], cut
 
     def pair(self, a: Ids, b: Ids, template: Template) -> tuple[list[Sequence], int]:
         """Return the sequences of two texts, and the number of tokens that are in none of them.
@@ -108,15 +108,15 @@ class Fit:
             if len(a) > len(b):
                 second = min(len(b), room // 2)
                 first = room - second
-                parts, cut = self._parts(a, first)
-                pairs = [(part, b[:second]) for part in parts]
+                chunks, cut = self._parts(a, first)
+                pairs = [(chunk, b[:second]) for chunk in chunks]
                 return [assemble(*both, template) for both in pairs], cut + len(b) - second
             first = min(len(a), room // 2)
-            parts, cut = self._parts(b, room - first)
-            pairs = [(a[:first], part) for part in parts]
+            chunks, cut = self._parts(b, room - first)
+            pairs = [(a[:first], chunk) for chunk in chunks]
             return [assemble(*both, template) for both in pairs], cut + len(a) - first
-        ((left,), cut_a), ((right,), cut_b) = self._parts(a, first), self._parts(b, second)
-        return [assemble(left, right, template)], cut_a + cut_b
+        ((a_ids,), cut_a), ((b_ids,), cut_b) = self._parts(a, first), self._parts(b, second)
+        return [assemble(a_ids, b_ids, template)], cut_a + cut_b
 
     def _parts(self, ids: Ids, room: int) -> tuple[list[Ids], int]:
         """Return the parts of a text, of at most `room` tokens, and how many tokens are missing."""
@@ -127,12 +127,12 @@ class Fit:
                 return [ids[:room]], len(ids) - room
             case "head_tail":
                 head = room // HEAD
-                kept = np.concatenate([ids[:head], ids[len(ids) - (room - head) :]])
-                return [kept], len(ids) - room
+                head_and_tail = np.concatenate([ids[:head], ids[len(ids) - (room - head) :]])
+                return [head_and_tail], len(ids) - room
             case "windows":
                 stride = self.stride or max(1, room // 2)
-                parts = windows(len(ids), room, stride, full=True)
-                return [ids[part.start : part.stop] for part in parts], 0
+                chunks = windows(len(ids), room, stride, full=True)
+                return [ids[chunk.start : chunk.stop] for chunk in chunks], 0
             case _:
                 assert_never(self.long_texts)
 
@@ -152,18 +152,20 @@ def encode_texts(
     template, results = tokenizer.template, []
     for example, a, target in zip(examples, firsts, targets, strict=True):
         if example.text_b is None:
-            tokens, (parts, cut) = len(a), fit.single(a, template)
+            tokens, (chunks, cut) = len(a), fit.single(a, template)
         else:
             b = next(seconds)
-            tokens, (parts, cut) = len(a) + len(b), fit.pair(a, b, template)
-        held: dict[str, Targets] = {"label": target}
+            tokens, (chunks, cut) = len(a) + len(b), fit.pair(a, b, template)
+        targets_of_example: dict[str, Targets] = {"label": target}
         if fit.long_texts == "windows":
-            held["weight"] = WindowWeight(np.array([1 / len(parts)], dtype=np.float32))
+            targets_of_example["weight"] = WindowWeight(
+                np.array([1 / len(chunks)], dtype=np.float32)
+            )
         # [CLS], which the head reads, is global in Longformer.
-        masks = (np.arange(len(part)) == 0 for part in parts)
+        masks = (np.arange(len(chunk)) == 0 for chunk in chunks)
         sequences = tuple(
-            Sequence(part.ids, part.segments, held, global_attention_mask=mask)
-            for part, mask in zip(parts, masks, strict=True)
+            Sequence(chunk.ids, chunk.segments, targets_of_example, global_attention_mask=mask)
+            for chunk, mask in zip(chunks, masks, strict=True)
         )
         results.append(EncodedExample(sequences, tokens, cut))
     return results

@@ -67,8 +67,8 @@ class TextColumns:
 
     def __post_init__(self) -> None:
         if self.text_b is not None and self.text is None:
-            what = "is given without a first text"
-            raise ConfigError(what, where="columns.text_b", fix="Name both columns.")
+            message = "is given without a first text"
+            raise ConfigError(message, where="columns.text_b", fix="Name both columns.")
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -94,8 +94,8 @@ def text_advice(names: Many[str], table: Many[Column] = ()) -> str:
 
 def open_examples(
     source: str,
-    asked: TextColumns = NOT_NAMED,
-    usual: TextColumns = NOT_NAMED,
+    requested: TextColumns = NOT_NAMED,
+    defaults: TextColumns = NOT_NAMED,
     labelled: bool = True,
     table: Many[Column] = (TEXT, LABEL),
 ) -> tuple[Table, TextColumns]:
@@ -106,8 +106,8 @@ def open_examples(
     opened, columns = open_columns(
         source,
         table,
-        asked,
-        usual,
+        requested,
+        defaults,
         labelled,
         lambda names: text_advice(names, table),
         objects=False,
@@ -121,26 +121,26 @@ def _without_header(table: Table, columns: TextColumns) -> Table:
     Raises:
         DataError: columns go by number and the first row is a header, which would be an example.
     """
-    first = next(table.rows)
+    head_row = next(table.rows)
     roles = {"text": columns.text, "text-b": columns.text_b, "label": columns.label}
     names = {
-        role: first.values.get(column)
+        role: head_row.values.get(column)
         for role, column in roles.items()
         if column is not None and column.isdecimal()
     }
     if names and all(isinstance(name, str) and name in _KNOWN for name in names.values()):
         fix = f"Name the columns: {' '.join(f'--{role} {name}' for role, name in names.items())}."
-        what = "is a header, but the columns are given by number"
-        raise DataError(what, where=first.where, fix=fix)
-    return dataclasses.replace(table, rows=itertools.chain([first], table.rows))
+        message = "is a header, but the columns are given by number"
+        raise DataError(message, where=head_row.where, fix=fix)
+    return dataclasses.replace(table, rows=itertools.chain([head_row], table.rows))
 
 
 def read_examples(
     source: str, columns: TextColumns = NOT_NAMED
 ) -> tuple[list[TextExample], TextColumns]:
     """Return all examples of a source and the columns that were read; see `open_examples`."""
-    table, chosen = open_examples(source, columns)
-    return [example_of(row.values, chosen, row.where) for row in table.rows], chosen
+    table, selected = open_examples(source, columns)
+    return [example_of(row.values, selected, row.where) for row in table.rows], selected
 
 
 def example_of(row: Row, columns: TextColumns, where: str) -> TextExample:

@@ -46,23 +46,25 @@ class TextTask(Task[Any, P]):
         labelled: bool = True,
     ) -> Reading[Any]:
         """Open a source and stream its examples; see `Task.read`."""
-        usual = self.usual_columns(labelled)
-        asked = columns or text_examples.NOT_NAMED
-        table, chosen = text_examples.open_examples(
-            source, asked, usual, labelled, self.column_table
+        defaults = self.usual_columns(labelled)
+        requested = columns or text_examples.NOT_NAMED
+        table, selected = text_examples.open_examples(
+            source, requested, defaults, labelled, self.column_table
         )
-        self.check_columns(chosen, table.where)
+        self.check_columns(selected, table.where)
         return Reading.of_table(
-            self.with_columns(chosen), table, lambda row: self.parse(row.values, chosen, row.where)
+            self.with_columns(selected),
+            table,
+            lambda row: self.parse(row.values, selected, row.where),
         )
 
     def example(self, row: Row, *, where: str = "an example") -> Any:
         """Return the example in a row; see `Task.example`."""
-        usual = self.usual_columns(labelled=True)
-        usual = usual if usual.text in row else self.columns
+        defaults = self.usual_columns(labelled=True)
+        defaults = defaults if defaults.text in row else self.columns
         table, names = self.column_table, tuple(row)
         fix = text_examples.text_advice(names, table)
-        columns = choose_columns(table, names, where, text_examples.NOT_NAMED, usual, None, fix)
+        columns = choose_columns(table, names, where, text_examples.NOT_NAMED, defaults, None, fix)
         self.check_columns(columns, where)
         return self.parse(row, columns, where)
 
@@ -129,11 +131,11 @@ class LongTextTask(TextTask[P]):
         trained = self.columns
         count = 1 if trained.text_b is None else 2
         if trained.text is not None and len(texts) in {1, 2} - {count}:
-            what = (
+            message = (
                 f"has {quantity(len(texts), 'text(s)')}, and the model was trained on {count} each"
             )
             fix = "Give several texts as a list, and the two texts of one example as a tuple."
-            raise DataError(what, where=where, fix=fix)
+            raise DataError(message, where=where, fix=fix)
         return super().from_texts(texts, where=where)
 
     def fit(self, length: int) -> Fit:
@@ -151,8 +153,8 @@ class NumberModel(TaskModel[E, P]):
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the number of texts with a label; the windows of a text count as one."""
-        known = ~targets_of(batch).isnan()
-        return {"label": float(window_weight(batch)[known].sum(dtype=torch.float64))}
+        labelled = ~targets_of(batch).isnan()
+        return {"label": float(window_weight(batch)[labelled].sum(dtype=torch.float64))}
 
     def scores(self, batch: Batch) -> Float[Tensor, " sequences"]:
         """Return one number for each sequence."""

@@ -37,13 +37,13 @@ def windows(tokens: int, room: int, stride: int, *, full: bool = False) -> list[
 
 
 def owners(
-    positions: Int64[np.ndarray, " words"], parts: Many[TextWindow], room: int
+    positions: Int64[np.ndarray, " words"], chunks: Many[TextWindow], room: int
 ) -> Int64[np.ndarray, " words"]:
     """Return the window in which each position counts, for windows that all hold `room` tokens.
 
     That is the window with the nearest middle; of two at equal distance, the earlier.
     """
-    starts = np.array([part.start for part in parts], dtype=np.int64)
+    starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
     # Twice the point halfway between the middles of neighbouring windows: whole numbers.
     borders = starts[:-1] + starts[1:] + room - 1
     return np.searchsorted(borders, 2 * positions).astype(np.int64)

@@ -35,8 +35,8 @@ class MaskedTask(TextTask[P]):
     def check_columns(self, columns: TextColumns, where: str) -> None:
         """Raise a DataError for a second text."""
         if columns.text_b is not None:
-            what = f"has two texts a row, {columns.text!r} and {columns.text_b!r}; one is read"
-            raise DataError(what, where=where, fix=f"Name one: {argument(text='NAME')}.")
+            message = f"has two texts a row, {columns.text!r} and {columns.text_b!r}; one is read"
+            raise DataError(message, where=where, fix=f"Name one: {argument(text='NAME')}.")
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         """Return the masked head."""
@@ -47,8 +47,8 @@ def vocabulary_logits(model: Model, batch: Batch, rows: Tensor) -> Iterator[Tens
     """Yield the masked head's logits at these positions, `ROWS` at a time `(part, vocab)`."""
     hidden = model.encoder(batch, only=rows)
     x = model.before_masked(batch, hidden, rows)
-    for part in torch.split(rows, ROWS):
-        yield model.heads["masked"](x[part], hidden.table).float()
+    for chunk in torch.split(rows, ROWS):
+        yield model.heads["masked"](x[chunk], hidden.table).float()
 
 
 def counts_per_sequence(sequence_ids: Tensor, sequences: int) -> list[int]:

@@ -22,12 +22,12 @@ def check_choices(train: Many[ChoiceExample], dev: Many[ChoiceExample]) -> list[
 
 
 def _check_endings(examples: Many[ChoiceExample]) -> list[Finding]:
-    few = [e.where for e in examples if len(e.endings) < 2]
+    short = [e.where for e in examples if len(e.endings) < 2]
     empty = [e.where for e in examples if not all(text.strip() for text in (e.context, *e.endings))]
     double = [e.where for e in examples if len({*e.endings}) < len(e.endings)]
     return [
         *text_checks.report_rows(
-            "rows", few, "example(s) has|have fewer than two endings", text_checks.COMPLETE
+            "rows", short, "example(s) has|have fewer than two endings", text_checks.COMPLETE
         ),
         *text_checks.report_rows(
             "rows",

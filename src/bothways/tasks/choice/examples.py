@@ -94,8 +94,8 @@ def _endings(row: Row, columns: Many[str], where: str) -> list[str]:
         return [text_of(row, column, where, HOW) for column in columns]
     value = cell_of(row, columns[0], where)
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-        what = f"column {columns[0]!r} holds {type(value).__name__}, not a list of texts"
-        raise DataError(what, where=where, fix=HOW)
+        message = f"column {columns[0]!r} holds {type(value).__name__}, not a list of texts"
+        raise DataError(message, where=where, fix=HOW)
     return list(value)
 
 
@@ -105,7 +105,7 @@ def _place(value: Any, column: str, where: str) -> int | None:
     if text.lower() in {"", "nan"}:
         return None
     if not text.removeprefix("-").isdecimal():
-        what = f"column {column!r} holds {value!r}, which is not the place of an ending"
+        message = f"column {column!r} holds {value!r}, which is not the place of an ending"
         fix = "Write the place of the right ending, counted from 0."
-        raise DataError(what, where=where, fix=fix)
+        raise DataError(message, where=where, fix=fix)
     return int(text)

@@ -88,10 +88,14 @@ class ChoiceTask(base.Task[ChoiceExample, ChoicePrediction]):
         self, source: str, columns: ChoiceColumns | None = None, *, labelled: bool = True
     ) -> base.Reading[ChoiceExample]:
         """Open a source and stream its examples; see `Task.read`."""
-        asked = columns or NO_COLUMNS
-        table, chosen = open_columns(source, TABLE, asked, self.columns, labelled, lambda _: HOW)
+        requested = columns or NO_COLUMNS
+        table, selected = open_columns(
+            source, TABLE, requested, self.columns, labelled, lambda _: HOW
+        )
         return base.Reading.of_table(
-            self.with_columns(chosen), table, lambda row: example_of(row.values, chosen, row.where)
+            self.with_columns(selected),
+            table,
+            lambda row: example_of(row.values, selected, row.where),
         )
 
     def example(self, row: base.Row, *, where: str = "an example") -> ChoiceExample:
@@ -152,14 +156,14 @@ class ChoiceTask(base.Task[ChoiceExample, ChoicePrediction]):
         self, results: Iterable[tuple[ChoiceExample, ChoicePrediction]], labels: Many[str]
     ) -> base.Metrics:
         """Return accuracy and mean cross-entropy ("loss", in nats)."""
-        count, right, loss = 0, 0, 0.0
+        count, correct, loss = 0, 0, 0.0
         for example, prediction in results:
             label = _known(example)
-            count, right = count + 1, right + int(prediction.index == label)
+            count, correct = count + 1, correct + int(prediction.index == label)
             loss += negative_log(prediction.probabilities[label])
         if not count:
             raise base.nothing_to_score()
-        return {"accuracy": right / count, "loss": loss / count}
+        return {"accuracy": correct / count, "loss": loss / count}
 
     def grade(
         self, example: ChoiceExample, prediction: ChoicePrediction, labels: Many[str]
@@ -169,9 +173,9 @@ class ChoiceTask(base.Task[ChoiceExample, ChoicePrediction]):
 
     def baseline(self, examples: Many[ChoiceExample]) -> base.Metrics:
         """Return the accuracy of the most frequent index, and the loss of equal probabilities."""
-        (_, right), *_ = Counter(example.label for example in examples).most_common(1)
+        (_, correct), *_ = Counter(example.label for example in examples).most_common(1)
         loss = float(np.mean([np.log(len(example.endings)) for example in examples]))
-        return {"accuracy": right / len(examples), "loss": loss}
+        return {"accuracy": correct / len(examples), "loss": loss}
 
 
 def _encode(
@@ -180,17 +184,17 @@ def _encode(
     if not endings:
         fix = "Complete the row or remove it."
         raise DataError("has no ending to choose from", where=example.where, fix=fix)
-    template, pairs, ending_masks, kept = tokenizer.template, [], [], 0
+    template, pairs, ending_masks, kept_tokens = tokenizer.template, [], [], 0
     for ending in endings:
         first, second = truncated(len(context), len(ending), length - template.pair)
         pairs.append(assemble(context[:first], ending[:second], template))
         # The tokens from the ending on are global in Longformer.
         begin = len(template.first) + first + len(template.between)
         ending_masks.append(np.arange(len(pairs[-1])) >= begin)
-        kept += first + second
-    right = example.label if example.label in range(len(endings)) else IGNORED
+        kept_tokens += first + second
+    target = example.label if example.label in range(len(endings)) else IGNORED
     targets = ChoiceTargets(
-        np.array([len(endings)], dtype=np.int64), np.array([right], dtype=np.int64)
+        np.array([len(endings)], dtype=np.int64), np.array([target], dtype=np.int64)
     )
     sequence = Sequence(
         np.concatenate([pair.ids for pair in pairs]),
@@ -200,16 +204,16 @@ def _encode(
         global_attention_mask=np.concatenate(ending_masks),
     )
     tokens = len(context) * len(endings) + sum(map(len, endings))
-    return base.EncodedExample((sequence,), tokens, tokens - kept)
+    return base.EncodedExample((sequence,), tokens, tokens - kept_tokens)
 
 
 def _known(example: ChoiceExample) -> int:
     if example.label is None:
         raise base.unlabelled(example.where)
     if not 0 <= example.label < len(example.endings):
-        what = f"label {example.label} is out of range for {len(example.endings)} endings"
+        message = f"label {example.label} is out of range for {len(example.endings)} endings"
         fix = "A label is the place of the right ending, counted from 0."
-        raise DataError(what, where=example.where, fix=fix)
+        raise DataError(message, where=example.where, fix=fix)
     return example.label
 
 

@@ -19,14 +19,16 @@ MANY = 20
 
 def check_examples(train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
     """Return the problems of labelled texts; `dev` may be empty."""
-    every = [*train, *dev]
-    labels = [e.label for e in every if e.label is not None]
+    examples = [*train, *dev]
+    labels = [e.label for e in examples if e.label is not None]
     if marks := unlabelled_marks(labels):
         train, dev = _without(train, marks), _without(dev, marks)
-        every = [*train, *dev]
+        examples = [*train, *dev]
     return [
-        *text_checks.check_texts(every),
-        *text_checks.check_answered([e.where for e in every if e.label is None], len(every), marks),
+        *text_checks.check_texts(examples),
+        *text_checks.check_answered(
+            [e.where for e in examples if e.label is None], len(examples), marks
+        ),
         *text_checks.check_minus_one({*labels} - marks),
         *_check_labels(train, dev),
         *_check_balance(train),
@@ -42,32 +44,37 @@ def _without(examples: Many[TextExample], marks: Collection[str]) -> list[TextEx
 def _check_labels(train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
     labels, findings = label_names(train), list[Finding]()
     if len(labels) == 1:
-        what = f"training needs at least two classes, and the only label is {labels[0]!r}"
+        message = f"training needs at least two classes, and the only label is {labels[0]!r}"
         fix = "Name another label column, or give more data."
-        findings.append(Finding("labels", "error", what, fix=fix))
+        findings.append(Finding("labels", "error", message, fix=fix))
     findings += text_checks.check_known(
         labels, ((e.label, e.where) for e in dev if e.label is not None)
     )
     if len(labels) > MANY and sum(map(_is_fraction, labels)) > len(labels) / 2:
-        what = f"the {len(labels)} labels look like scores ({places(labels)}); each is a class here"
+        message = (
+            f"the {len(labels)} labels look like scores ({places(labels)}); each is a class here"
+        )
         fix = f"To learn them as scores, set {argument(task='regress')}."
-        findings.append(Finding("labels", "warning", what, fix=fix))
+        findings.append(Finding("labels", "warning", message, fix=fix))
     return findings
 
 
 def _is_fraction(label: str) -> bool:
-    whole, point, part = label.removeprefix("-").partition(".")
-    return bool(point) and whole.isdecimal() and part.isdecimal()
+    integer, point, decimals = label.removeprefix("-").partition(".")
+    return bool(point) and integer.isdecimal() and decimals.isdecimal()
 
 
 def _check_balance(train: Many[TextExample]) -> list[Finding]:
     counts = Counter(e.label for e in train if e.label is not None)
     if len(counts) < 2:
         return []
-    (top, most), total = counts.most_common(1)[0], counts.total()
+    (top, top_count), total = counts.most_common(1)[0], counts.total()
     findings = text_checks.check_constant(counts)
-    if most / total > text_checks.COMMON:
-        what = f"{most / total:.1%} of the training examples are {top!r}: accuracy says little here"
+    if top_count / total > text_checks.COMMON:
+        message = (
+            f"{top_count / total:.1%} of the training examples are {top!r}: "
+            "accuracy says little here"
+        )
         fix = "Choose the best checkpoint by another metric, such as metric=f1_macro."
-        findings.append(Finding("balance", "warning", what, fix=fix))
+        findings.append(Finding("balance", "warning", message, fix=fix))
     return findings + text_checks.check_rare(counts, total, "classes")

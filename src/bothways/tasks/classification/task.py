@@ -66,8 +66,10 @@ class TextClassifier(base.TaskModel[TextExample, ClassPrediction]):
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the summed weights of the labels: of their class, and of their window."""
         labels = _labels(batch)
-        known = labels != IGNORED
-        return {"label": float((self._classes[labels[known]] * window_weight(batch)[known]).sum())}
+        labelled = labels != IGNORED
+        return {
+            "label": float((self._classes[labels[labelled]] * window_weight(batch)[labelled]).sum())
+        }
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the cross-entropy of the labels. Weighted labels have no count of hits."""
@@ -128,8 +130,8 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
         if isinstance(self.weighting, tuple) and not all(
             0 < weight < math.inf for weight in self.weighting
         ):
-            what = f"must be numbers above 0, not {list(self.weighting)}"
-            raise ConfigError(what, where="weighting")
+            message = f"must be numbers above 0, not {list(self.weighting)}"
+            raise ConfigError(message, where="weighting")
 
     def adapted(self, train: Many[TextExample]) -> ClassificationTask:
         """Return the task with the weights of the classes for "balanced"; see `Task.adapted`."""
@@ -147,13 +149,13 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
 
     def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
         """Return accuracy, F1, Matthews correlation and loss."""
-        known: dict[str, base.Direction] = {
+        rules: dict[str, base.Direction] = {
             "accuracy": "highest",
             "f1_macro": "highest",
             "mcc": "highest",
             "loss": "lowest",
         }
-        return known | {"f1": "highest"} if len(labels) == 2 else known
+        return rules | {"f1": "highest"} if len(labels) == 2 else rules
 
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
         """Return the problems of the examples; `dev` may be empty."""
@@ -163,7 +165,7 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> list[base.EncodedExample]:
         """Return the model inputs of texts, with the class as target."""
-        index = {label: place for place, label in enumerate(labels)}
+        index = {label: position for position, label in enumerate(labels)}
         targets = [
             LabelTargets(np.array([_index(example, index)], dtype=np.int64)) for example in examples
         ]
@@ -187,7 +189,7 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
         self, results: Iterable[tuple[TextExample, ClassPrediction]], labels: Many[str]
     ) -> base.Metrics:
         """Return accuracy, F1, Matthews correlation and mean cross-entropy ("loss", in nats)."""
-        index = {label: place for place, label in enumerate(labels)}
+        index = {label: position for position, label in enumerate(labels)}
         confusion, loss = Confusion(len(index)), 0.0
         for example, prediction in results:
             if example.label is None:
@@ -245,10 +247,10 @@ def _weights(task: ClassificationTask, labels: Many[str]) -> tuple[float, ...]:
     if weighting == "equal":
         return (1.0,) * len(labels)
     if weighting == "balanced":
-        what = "balanced weights are counted in training data, and none was read"
+        message = "balanced weights are counted in training data, and none was read"
         fix = "Count them: task.adapted(examples); or give a number for each label."
-        raise ConfigError(what, where=where, fix=fix)
+        raise ConfigError(message, where=where, fix=fix)
     if len(weighting) != len(labels):
-        what = f"there are {len(weighting)} for {len(labels)} labels ({', '.join(labels)})"
-        raise ConfigError(what, where=where, fix="Give one for each label, in this order.")
+        message = f"there are {len(weighting)} for {len(labels)} labels ({', '.join(labels)})"
+        raise ConfigError(message, where=where, fix="Give one for each label, in this order.")
     return weighting

@@ -102,8 +102,8 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
     def check_columns(self, columns: TextColumns, where: str) -> None:
         """Raise a DataError for single texts."""
         if columns.text_b is None:
-            what = f"has one text a row, {columns.text!r}; two are compared, the right one first"
-            raise DataError(what, where=where, fix=HOW)
+            message = f"has one text a row, {columns.text!r}; two are compared, the right one first"
+            raise DataError(message, where=where, fix=HOW)
 
     def encode(
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
@@ -114,20 +114,20 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
             for example in examples
             for text in (example.text, example.text_b or "")
         ]
-        every: list[base.EncodedExample]
+        encoded: list[base.EncodedExample]
         match self.variant:
             case "original" | "word_l2r":
                 scored = LikelihoodTask(variant=self.variant)
-                every = scored.encode(texts, tokenizer, labels, length)
+                encoded = scored.encode(texts, tokenizer, labels, length)
             case "causal":
-                every = self._encode_texts(texts, tokenizer, length)
+                encoded = self._encode_texts(texts, tokenizer, length)
             case _:
                 assert_never(self.variant)
         return [
             _EncodedPair(
                 a.sequences + b.sequences, a.tokens + b.tokens, a.cut + b.cut, len(a.sequences)
             )
-            for a, b in zip(every[::2], every[1::2], strict=True)
+            for a, b in zip(encoded[::2], encoded[1::2], strict=True)
         ]
 
     def _encode_texts(
@@ -163,10 +163,10 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
         self, results: Iterable[tuple[TextExample, PreferencePrediction]], labels: Many[str]
     ) -> base.Metrics:
         """Return "accuracy", the share of pairs whose first text is more likely, and "pairs"."""
-        right = [self.grade(example, prediction, labels) for example, prediction in results]
-        if not right:
+        correct = [self.grade(example, prediction, labels) for example, prediction in results]
+        if not correct:
             raise base.nothing_to_score("pair")
-        return {"accuracy": sum(right) / len(right), "pairs": len(right)}
+        return {"accuracy": sum(correct) / len(correct), "pairs": len(correct)}
 
     def grade(
         self, example: TextExample, prediction: PreferencePrediction, labels: Many[str]

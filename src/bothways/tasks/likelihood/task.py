@@ -55,8 +55,8 @@ class LikelihoodScorer(base.TaskModel[TextExample, base.P]):
         logits = vocabulary_logits(self.model, masked, index[first])
         logs = torch.cat(
             [
-                part.log_softmax(-1).gather(1, wanted[:, None])
-                for part, wanted in zip(logits, torch.split(truth[first], ROWS), strict=True)
+                chunk.log_softmax(-1).gather(1, wanted[:, None])
+                for chunk, wanted in zip(logits, torch.split(truth[first], ROWS), strict=True)
             ]
         )
         return list(logs.cpu().numpy())
@@ -101,16 +101,16 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     ) -> base.EncodedExample:
         mask = tokenizer.specials.mask
         if mask in text.ids:
-            what = f"the text has a {tokenizer.token(mask)}, whose token is unknown"
+            message = f"the text has a {tokenizer.token(mask)}, whose token is unknown"
             raise DataError(
-                what, where=example.where, fix=f"To predict it, use {argument(task='fill')}."
+                message, where=example.where, fix=f"To predict it, use {argument(task='fill')}."
             )
         sequences = []
         first, room = len(tokenizer.template.before), length - tokenizer.template.single
         for start in range(0, len(text.ids), room):
-            part = slice(start, start + room)
-            bare = assemble(text.ids[part], None, tokenizer.template)
-            for index in self._masked(text.words[part], first):
+            chunk = slice(start, start + room)
+            bare = assemble(text.ids[chunk], None, tokenizer.template)
+            for index in self._masked(text.words[chunk], first):
                 targets = {"masked": TokenTargets(index, bare.ids[index].astype(np.int64))}
                 sequences.append(Sequence(bare.ids, bare.segments, targets))
         return base.EncodedExample(tuple(sequences), len(text.ids), 0)

@@ -102,8 +102,8 @@ class MaskFillingTask(MaskedTask[FillPrediction]):
         self, results: Iterable[tuple[TextExample, FillPrediction]], labels: Many[str]
     ) -> Metrics:
         """Raise a DataError: texts with masks have no answers to compare with."""
-        what = "the tokens behind the masks are unknown, so fillings cannot be scored"
-        raise DataError(what, fix=f"Score whole texts: {argument(task='likelihood')}.")
+        message = "the tokens behind the masks are unknown, so fillings cannot be scored"
+        raise DataError(message, fix=f"Score whole texts: {argument(task='likelihood')}.")
 
     def bind(
         self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
@@ -111,8 +111,8 @@ class MaskFillingTask(MaskedTask[FillPrediction]):
         """Bind the task to a model; ConfigError if `top` exceeds the vocabulary."""
         tokens = int(tokenizer.named.sum())
         if self.top > tokens:
-            what = f"must be at most the {tokens} tokens of the vocabulary, not {self.top}"
-            raise ConfigError(what, where="top")
+            message = f"must be at most the {tokens} tokens of the vocabulary, not {self.top}"
+            raise ConfigError(message, where="top")
         return MaskFiller(self, model, tokenizer, labels, length)
 
 
@@ -124,8 +124,8 @@ def _encode(example: TextExample, ids: Ids, tokenizer: Tokenizer, length: int) -
         raise DataError(f"the text has no {mask}", where=example.where, fix=fix)
     first, last = int(masks[0]), int(masks[-1])
     if last - first >= room:
-        what = f"its masks span {last - first + 1} tokens, and the model reads {room} at once"
-        raise DataError(what, where=example.where, fix="Shorten the text between them.")
+        message = f"its masks span {last - first + 1} tokens, and the model reads {room} at once"
+        raise DataError(message, where=example.where, fix="Shorten the text between them.")
     start = max(0, min((first + last + 1 - room) // 2, len(ids) - room))
     bare = assemble(ids[start : start + room], None, tokenizer.template)
     index = (masks - start + len(tokenizer.template.before)).astype(np.int64)
@@ -146,15 +146,21 @@ class MaskFiller(TaskModel[TextExample, FillPrediction]):
         column: the token of each mask, and last the natural logarithm of the probability.
         """
         index, top = torch.as_tensor(batch.target("masked", TokenTargets).index), self.task.top
-        best = [self._logs(part).topk(top) for part in vocabulary_logits(self.model, batch, index)]
-        ids = torch.cat([part.indices for part in best])
-        logs = torch.cat([part.values for part in best])
+        best = [
+            self._logs(chunk).topk(top) for chunk in vocabulary_logits(self.model, batch, index)
+        ]
+        ids = torch.cat([chunk.indices for chunk in best])
+        logs = torch.cat([chunk.values for chunk in best])
         counts = counts_per_sequence(batch.layout.sequence_ids[index], batch.layout.sequences)
         bounds = batch.layout.cu_seqlens.tolist()
-        parts = zip(*(torch.split(x, counts) for x in (index, ids, logs)), strict=True)
+        chunks = zip(*(torch.split(x, counts) for x in (index, ids, logs)), strict=True)
         result = []
-        for start, stop, (places, tokens, scores) in zip(bounds, bounds[1:], parts, strict=False):
-            joint, total = self._beam(batch.ids[start:stop], places - start, tokens[0], scores[0])
+        for start, stop, (positions, tokens, scores) in zip(
+            bounds, bounds[1:], chunks, strict=False
+        ):
+            joint, total = self._beam(
+                batch.ids[start:stop], positions - start, tokens[0], scores[0]
+            )
             rows = torch.cat([tokens.float(), scores.exp(), joint.T.float(), total[None]])
             result.append(rows.cpu().numpy())
         return result
@@ -182,14 +188,14 @@ class MaskFiller(TaskModel[TextExample, FillPrediction]):
         rows = ids.repeat(top, 1)
         rows[:, places[0]] = first
         layout = Layout.of([len(ids)] * top).to(ids.device)
-        for place in places[1:]:
+        for position in places[1:]:
             batch = Batch(rows.flatten(), torch.zeros_like(rows).flatten(), layout)
-            positions = layout.first_tokens + place
+            positions = layout.first_tokens + position
             logits = torch.cat(list(vocabulary_logits(self.model, batch, positions)))
             # One index over (row, token): all continuations of all rows compete.
-            scores, chosen = (scores[:, None] + self._logs(logits)).flatten().topk(top)
-            rows = rows[chosen // logits.shape[1]]
-            rows[:, place] = chosen % logits.shape[1]
+            scores, selected = (scores[:, None] + self._logs(logits)).flatten().topk(top)
+            rows = rows[selected // logits.shape[1]]
+            rows[:, position] = selected % logits.shape[1]
         return rows[:, places], scores
 
 
@@ -202,16 +208,16 @@ def _filled_texts(text: str, fillings: NDArray[np.int64], tokenizer: Tokenizer) 
         done, end = "", 0
         for (start, stop), id in zip(spans, filling, strict=True):
             hole = text[start:stop]  # RoBERTa's mask includes the white space before it.
-            before = done + text[end:start] + hole[: len(hole) - len(hole.lstrip())]
-            done, end = _appended(before, id, tokenizer), stop
+            preceding = done + text[end:start] + hole[: len(hole) - len(hole.lstrip())]
+            done, end = _appended(preceding, id, tokenizer), stop
         result.append(done + text[end:])
     return result
 
 
-def _appended(before: str, id: int, tokenizer: Tokenizer) -> str:
+def _appended(preceding: str, id: int, tokenizer: Tokenizer) -> str:
     """Return a text with a token after it, without a space if the token continues a word."""
     piece = tokenizer.decode([id]).removeprefix("##")
     if tokenizer.continues[id]:
-        return before.rstrip() + piece
-    apart = before and not before[-1].isspace() and tokenizer.kind != "WordPiece"
-    return before + (" " if apart else "") + piece.lstrip()
+        return preceding.rstrip() + piece
+    apart = preceding and not preceding[-1].isspace() and tokenizer.kind != "WordPiece"
+    return preceding + (" " if apart else "") + piece.lstrip()

@@ -53,9 +53,9 @@ def _flag(value: Any, column: str, where: str) -> bool | None:
     flags = {"": None, "-1": None, "0": False, "1": True, "false": False, "true": True}
     flag = text.removesuffix(".0")
     if flag not in flags:
-        what = f"column {column!r} holds {value!r:.80}, not 0 or 1"
+        message = f"column {column!r} holds {value!r:.80}, not 0 or 1"
         fix = "Write 1 in each column whose label the text has, else 0."
-        raise DataError(what, where=where, fix=fix)
+        raise DataError(message, where=where, fix=fix)
     return flags[flag]
 
 
@@ -75,8 +75,8 @@ def parse_labels(value: Any, separator: str, column: str, where: str) -> tuple[s
         _check_names_of(value, column, where)
         names = (label_of(item, column, where) for item in value)
         return in_order(name for name in names if name is not None)
-    one = label_of(value, column, where)
-    return None if one is None else (one,)
+    label = label_of(value, column, where)
+    return None if label is None else (label,)
 
 
 def _labels_in(text: str, separator: str, column: str, where: str) -> list[Any]:
@@ -88,49 +88,49 @@ def _labels_in(text: str, separator: str, column: str, where: str) -> list[Any]:
     Example: "[red], [green]" → the labels "[red]" and "[green]"; "[red, green]" is refused.
     """
     if re.fullmatch(r"\{.*[,:'\"].*\}|\(.*,.*\)", text.strip()):
-        what = f"column {column!r} holds {text[:60]!r}, a printed set, dict or tuple"
+        message = f"column {column!r} holds {text[:60]!r}, a printed set, dict or tuple"
         fix = "Join the labels before the file is written, or write a .jsonl or .parquet file."
-        raise DataError(what, where=where, fix=fix)
+        raise DataError(message, where=where, fix=fix)
     if not (text.strip().startswith("[") and text.strip().endswith("]")):
         return text.split(separator)
     try:
         labels = json.loads(text)
     except (ValueError, RecursionError):
-        parts = text.split(separator)
-        if all(map(_is_name_in_brackets, parts)):
-            return list(parts)
-        what = f"column {column!r} holds {text[:60]!r}, a printed list that is not JSON"
+        names = text.split(separator)
+        if all(map(_is_name_in_brackets, names)):
+            return list(names)
+        message = f"column {column!r} holds {text[:60]!r}, a printed list that is not JSON"
         fix = "Join the labels before the file is written, or write a .jsonl or .parquet file."
-        raise DataError(what, where=where, fix=fix) from None
+        raise DataError(message, where=where, fix=fix) from None
     return list(labels)
 
 
 def _is_name_in_brackets(text: str) -> bool:
     """Return True for "[spam]"; False for a printed list, such as "['spam']", "[0 1]", "[nan]"."""
     words = text.strip().strip("[]").lower().split()
-    named = any(word not in _VALUES and any(map(str.isalpha, word)) for word in words)
-    return named and _NAME_IN_BRACKETS.fullmatch(text) is not None
+    has_name = any(word not in _VALUES and any(map(str.isalpha, word)) for word in words)
+    return has_name and _NAME_IN_BRACKETS.fullmatch(text) is not None
 
 
 def _check_names_of(labels: Many[Any], column: str, where: str) -> None:
     """Raise a DataError for one 0 or 1 per label, which would be read as the labels 0 and 1."""
     flags = all(isinstance(label, bool | int | float) and label in (0, 1) for label in labels)
     if flags and len(labels) > len({*labels}):
-        what = f"column {column!r} holds {len(labels)} numbers 0 and 1, not labels"
+        message = f"column {column!r} holds {len(labels)} numbers 0 and 1, not labels"
         fix = f"Give the labels of the text, or a column for each: {argument(label='NAME,NAME')}."
-        raise DataError(what, where=where, fix=fix)
+        raise DataError(message, where=where, fix=fix)
 
 
 def check_label_sets(train: Many[MultilabelExample], dev: Many[MultilabelExample]) -> list[Finding]:
     """Return the problems of texts with any number of labels; `dev` may be empty."""
-    every = [*train, *dev]
-    if marks := unlabelled_marks(label for e in every for label in e.labels or ()):
+    examples = [*train, *dev]
+    if marks := unlabelled_marks(label for e in examples for label in e.labels or ()):
         train, dev = _without(train, marks), _without(dev, marks)
-        every = [*train, *dev]
+        examples = [*train, *dev]
     return [
-        *text_checks.check_texts(every),
+        *text_checks.check_texts(examples),
         *text_checks.check_answered(
-            [e.where for e in every if e.labels is None], len(every), marks
+            [e.where for e in examples if e.labels is None], len(examples), marks
         ),
         *_check_names(train, dev),
         *_check_balance(train),
@@ -156,18 +156,22 @@ def _check_names(train: Many[MultilabelExample], dev: Many[MultilabelExample]) -
 
 
 def _check_balance(train: Many[MultilabelExample]) -> list[Finding]:
-    known = [e.labels for e in train if e.labels is not None]
-    counts = Counter(label for labels in known for label in {*labels})
+    label_sets = [e.labels for e in train if e.labels is not None]
+    counts = Counter(label for labels in label_sets for label in {*labels})
     if not counts:
         return []
-    mean, none = counts.total() / len(known), sum(not labels for labels in known)
-    what = f"a training example has {mean:.2f} of {len(counts)} labels on average; {none} have none"
+    mean, none = counts.total() / len(label_sets), sum(not labels for labels in label_sets)
+    message = (
+        f"a training example has {mean:.2f} of {len(counts)} labels on average; {none} have none"
+    )
     findings = [
-        Finding("balance", "note", what),
-        *text_checks.check_rare(counts, len(known), "labels"),
+        Finding("balance", "note", message),
+        *text_checks.check_rare(counts, len(label_sets), "labels"),
     ]
-    always = [label for label, count in counts.items() if count == len(known)]
+    always = [label for label, count in counts.items() if count == len(label_sets)]
     if always:
-        what = f"all training examples have these labels, which teaches nothing: {places(always)}"
-        findings.append(Finding("balance", "warning", what))
+        message = (
+            f"all training examples have these labels, which teaches nothing: {places(always)}"
+        )
+        findings.append(Finding("balance", "warning", message))
     return findings

@@ -75,8 +75,8 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
             fix = "Set, for example, task.separator=,"
             raise ConfigError("must not be empty", where="separator", fix=fix)
         if not all(0 <= threshold <= 1 for threshold in self.thresholds):
-            what = f"must be in [0, 1], not {list(self.thresholds)}"
-            raise ConfigError(what, where="thresholds")
+            message = f"must be in [0, 1], not {list(self.thresholds)}"
+            raise ConfigError(message, where="thresholds")
 
     def parse(self, row: base.Row, columns: TextColumns, where: str) -> MultilabelExample:
         """Return the example in these columns of a row."""
@@ -113,8 +113,10 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         """Return the problems of the examples; `dev` may be empty."""
         findings, names = check_label_sets(train, dev), self.columns.labels
         if len(names) > 1 and (never := sorted({*names} - {*self.labels(train)})):
-            what = f"no training example has one of the labels {places(never)}: they are left out"
-            findings.append(Finding("labels", "warning", what))
+            message = (
+                f"no training example has one of the labels {places(never)}: they are left out"
+            )
+            findings.append(Finding("labels", "warning", message))
         return findings + _check_separator(self.separator, self.labels(train))
 
     def encode(
@@ -125,7 +127,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         length: int,
     ) -> list[base.EncodedExample]:
         """Return the model inputs of texts, with 0 or 1 per label as targets."""
-        index = {label: place for place, label in enumerate(labels)}
+        index = {label: position for position, label in enumerate(labels)}
         targets = [
             MultilabelTargets(_held(example, index)[None].astype(np.float32))
             for example in examples
@@ -145,7 +147,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         probabilities = 0.5 * (1 + np.tanh(logits / 2))  # the sigmoid, without overflow
         assigned = zip(labels, probabilities >= self._limits(labels), strict=True)
         return MultilabelPrediction(
-            tuple(name for name, given in assigned if given),
+            tuple(name for name, predicted in assigned if predicted),
             dict(zip(labels, probabilities.tolist(), strict=True)),
         )
 
@@ -159,20 +161,20 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
 
         Labels are assigned by this task's thresholds, whichever the predictions were made with.
         """
-        index = {label: place for place, label in enumerate(labels)}
+        index = {label: position for position, label in enumerate(labels)}
         limits = self._limits(labels)
-        right, wrong = np.zeros((2, len(index)), dtype=np.int64)
+        correct, errors = np.zeros((2, len(index)), dtype=np.int64)
         count, exact, loss = 0, 0, 0.0
         for example, prediction in results:
             truth, chances = _known(example, index), _chances(prediction)
-            given = chances >= limits
-            right += truth & given
-            wrong += truth ^ given
+            predicted = chances >= limits
+            correct += truth & predicted
+            errors += truth ^ predicted
             loss -= float(np.log(np.maximum(np.where(truth, chances, 1 - chances), LEAST)).mean())
-            count, exact = count + 1, exact + int((truth == given).all())
+            count, exact = count + 1, exact + int((truth == predicted).all())
         if not count:
             raise base.nothing_to_score()
-        return {**multilabel_metrics(right, wrong), "exact": exact / count, "loss": loss / count}
+        return {**multilabel_metrics(correct, errors), "exact": exact / count, "loss": loss / count}
 
     def score_tuned(
         self,
@@ -181,8 +183,8 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         metric: str,
     ) -> base.Metrics:
         """Return the metrics at the best thresholds; at 0.5, an early model assigns no label."""
-        kept = list(results)
-        return self.tuned(kept, labels, metric).score(kept, labels)
+        collected = list(results)
+        return self.tuned(collected, labels, metric).score(collected, labels)
 
     def grade(
         self, example: MultilabelExample, prediction: MultilabelPrediction, labels: Many[str]
@@ -200,7 +202,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
 
         For "f1_macro" each label has its own best F1; else all decisions have the best micro-F1.
         """
-        index = {label: place for place, label in enumerate(labels)}
+        index = {label: position for position, label in enumerate(labels)}
         pairs = [(_known(example, index), _chances(prediction)) for example, prediction in results]
         if not pairs:
             return self
@@ -215,11 +217,11 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         """
         index = {label: number for number, label in enumerate(self.labels(examples))}
         truth = np.array([_known(example, index) for example in examples])
-        given = np.broadcast_to(constant_labels(truth.sum(0), len(truth)), truth.shape)
+        predicted = np.broadcast_to(constant_labels(truth.sum(0), len(truth)), truth.shape)
         share = truth.mean(0)
         loss = -np.log(np.maximum(np.where(truth, share, 1 - share), LEAST)).mean()
-        counts = ((truth & given).sum(0), (truth ^ given).sum(0))
-        exact = float((truth == given).all(1).mean())
+        counts = ((truth & predicted).sum(0), (truth ^ predicted).sum(0))
+        exact = float((truth == predicted).all(1).mean())
         return {**multilabel_metrics(*counts), "exact": exact, "loss": float(loss)}
 
     def bind(
@@ -227,9 +229,9 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
     ) -> MultilabelClassifier:
         """Bind the task to a model; ConfigError if thresholds and labels differ in number."""
         if len(self.thresholds) not in {0, len(labels)}:
-            what = f"there are {len(self.thresholds)} for {len(labels)} labels"
+            message = f"there are {len(self.thresholds)} for {len(labels)} labels"
             fix = "Give one for each label, in order, or none."
-            raise ConfigError(what, where="task.thresholds", fix=fix)
+            raise ConfigError(message, where="task.thresholds", fix=fix)
         return MultilabelClassifier(self, model, tokenizer, labels, length)
 
 
@@ -240,8 +242,8 @@ class MultilabelClassifier(base.TaskModel[MultilabelExample, MultilabelPredictio
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the number of labelled texts times that of labels."""
-        known = ~_labels(batch).isnan()
-        return {"label": float((known * window_weight(batch)[:, None]).sum(dtype=torch.float64))}
+        labelled = ~_labels(batch).isnan()
+        return {"label": float((labelled * window_weight(batch)[:, None]).sum(dtype=torch.float64))}
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the cross-entropy of all decisions.
@@ -265,12 +267,12 @@ class MultilabelClassifier(base.TaskModel[MultilabelExample, MultilabelPredictio
 def _check_separator(separator: str, labels: Many[str]) -> list[Finding]:
     """Report labels that another separator would cut into several that all occur often."""
     for mark in ";|,\t":
-        parts = [part.strip() for label in labels for part in label.split(mark)]
+        names = [name.strip() for label in labels for name in label.split(mark)]
         cut = sum(mark in label for label in labels)
-        if mark != separator and cut and len({*parts}) < len(labels) + cut:
-            what = f"{cut} of {len(labels)} labels hold {mark!r}, and are cut at {separator!r}"
+        if mark != separator and cut and len({*names}) < len(labels) + cut:
+            message = f"{cut} of {len(labels)} labels hold {mark!r}, and are cut at {separator!r}"
             fix = f"If it separates labels, set task.separator={mark}."
-            return [Finding("labels", "warning", what, fix=fix)]
+            return [Finding("labels", "warning", message, fix=fix)]
     return []
 
 
@@ -293,12 +295,12 @@ def _held(example: MultilabelExample, index: Mapping[str, int]) -> NDArray[np.fl
     """Return 1 for each label of the example, else 0; NaN where unknown `(labels)`."""
     if example.labels is None:
         return np.full(len(index), np.nan)
-    held = np.zeros(len(index))
+    occurrences = np.zeros(len(index))
     for label in example.labels:
         if label not in index:
             raise base.unknown_label(f"label {label!r}", label, [*index], example.where)
-        held[index[label]] = 1
-    return held
+        occurrences[index[label]] = 1
+    return occurrences
 
 
 def _known(example: MultilabelExample, index: Mapping[str, int]) -> NDArray[np.bool_]:

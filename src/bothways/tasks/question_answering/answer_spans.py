@@ -47,29 +47,33 @@ def characters(text: str, offsets: Offsets, first: int, last: int) -> tuple[int,
     return start + len(span) - len(span.lstrip()), stop - len(span) + len(span.rstrip())
 
 
-def span_scores(scores: Many[Scores], parts: Many[TextWindow], longest: int) -> NDArray[np.float32]:
+def span_scores(
+    scores: Many[Scores], chunks: Many[TextWindow], max_tokens: int
+) -> NDArray[np.float32]:
     """Return the scores of all spans of a text `(tokens, longest)`.
 
     Entry `[i, n]` is the span of the n + 1 tokens from i on; −∞ if no window holds it.
 
     Args:
         scores: for each window `(its tokens, 2)`: of a start and of an end.
-        parts: the windows, which together are the whole text.
+        chunks: the windows, which together are the whole text.
     """
-    tokens = parts[-1].stop
-    result = np.full((tokens, longest), -np.inf, dtype=np.float32)
-    held = np.full((tokens, longest), -np.inf)  # the context of each span in its best window
-    for score, part in zip(scores, parts, strict=True):
-        size, rows = part.stop - part.start, slice(part.start, part.stop)
+    tokens = chunks[-1].stop
+    result = np.full((tokens, max_tokens), -np.inf, dtype=np.float32)
+    best_scores = np.full(
+        (tokens, max_tokens), -np.inf
+    )  # the context of each span in its best window
+    for score, chunk in zip(scores, chunks, strict=True):
+        size, rows = chunk.stop - chunk.start, slice(chunk.start, chunk.stop)
         if not size:
             continue
         # Row i of the view is ends[i : i + longest]: the ends of all spans that begin at i.
-        ends = np.concatenate([score[:, 1], np.full(longest - 1, -np.inf, dtype=np.float32)])
-        spans = np.lib.stride_tricks.sliding_window_view(ends, longest)[:size] + score[:, :1]
+        ends = np.concatenate([score[:, 1], np.full(max_tokens - 1, -np.inf, dtype=np.float32)])
+        spans = np.lib.stride_tricks.sliding_window_view(ends, max_tokens)[:size] + score[:, :1]
         context = np.minimum(np.arange(size), np.arange(size)[::-1]) + 0.01 * size
-        better = (context[:, None] > held[rows]) & (spans > -np.inf)
+        better = (context[:, None] > best_scores[rows]) & (spans > -np.inf)
         result[rows][better] = spans[better]
-        held[rows] = np.where(better, context[:, None], held[rows])
+        best_scores[rows] = np.where(better, context[:, None], best_scores[rows])
     return result
 
 
@@ -78,12 +82,13 @@ def best_spans(table: NDArray[np.float32], count: int) -> list[tuple[int, int, f
 
     Of equal ones, the span that begins first precedes.
     """
-    flat, longest = table.ravel(), table.shape[1]
-    places = np.flatnonzero(flat > -np.inf)
-    if count < len(places):
-        places = places[flat[places] >= np.partition(flat[places], -count)[-count]]
-    chosen = places[np.argsort(-flat[places], kind="stable")][:count]
+    flat, max_tokens = table.ravel(), table.shape[1]
+    positions = np.flatnonzero(flat > -np.inf)
+    if count < len(positions):
+        positions = positions[flat[positions] >= np.partition(flat[positions], -count)[-count]]
+    selected = positions[np.argsort(-flat[positions], kind="stable")][:count]
     # A flat place i · longest + n is the span from token i to token i + n.
     return [
-        (at // longest, at // longest + at % longest, float(flat[at])) for at in chosen.tolist()
+        (at // max_tokens, at // max_tokens + at % max_tokens, float(flat[at]))
+        for at in selected.tolist()
     ]

@@ -30,16 +30,16 @@ def check_questions(
 
 
 def _check_rows(train: Many[Question], dev: Many[Question]) -> list[Finding]:
-    every, twice = [*train, *dev], list[str]()
+    examples, twice = [*train, *dev], list[str]()
     for some in (train, dev):
         counts = Counter(example.id for example in some)
         twice += [example.where for example in some if counts[example.id] > 1]
     faults = {
-        "has|have an empty question": [e.where for e in every if not e.question.strip()],
-        "has|have an empty context": [e.where for e in every if not e.context.strip()],
+        "has|have an empty question": [e.where for e in examples if not e.question.strip()],
+        "has|have an empty context": [e.where for e in examples if not e.context.strip()],
         "shares|share their id with others": twice,
         "has|have no answer and is|are not marked as impossible": [
-            e.where for e in every if not e.annotated
+            e.where for e in examples if not e.annotated
         ],
     }
     fix = "Fix these questions or remove them."
@@ -55,22 +55,22 @@ def _check_places(train: Many[Question], unfound: Literal["skip", "error"]) -> l
     for example in train:
         for text, start in example.answers[:1]:
             expected = start + text.index(text.strip())
-            place = located(example.context, text.strip(), expected)
-            if place is None:
+            position = located(example.context, text.strip(), expected)
+            if position is None:
                 absent.append(f"{example.where} ({text[:40]!r})")
-            elif start != ANYWHERE and place != expected:
+            elif start != ANYWHERE and position != expected:
                 moved.append(f"{example.where} ({text[:40]!r})")
     findings = []
     if absent:
         all_absent = len(absent) == len(train)
         skipped = unfound == "skip" and not all_absent
-        what = f"{len(absent)} of {len(train)} training questions have an answer that is not in "
-        what += f"their context{' and are skipped' * skipped}: {places(absent)}"
+        message = f"{len(absent)} of {len(train)} training questions have an answer that is not in "
+        message += f"their context{' and are skipped' * skipped}: {places(absent)}"
         fix = "Fix these answers" + (
             "; there is nothing else to learn." if all_absent else ", or set task.unfound=skip."
         )
         severity: Literal["error", "warning"] = "warning" if skipped else "error"
-        findings.append(Finding("labels", severity, what, fix=None if skipped else fix))
+        findings.append(Finding("labels", severity, message, fix=None if skipped else fix))
     fault = "training answer(s) does|do not begin at the given character; "
     fault += "the nearest occurrence is used"
     return findings + report_rows("labels", moved, fault, severity="note")
@@ -99,22 +99,22 @@ def _check_impossible(
             for name, some, count in (("training", train, in_train), ("dev", dev, in_dev))
             if some
         ]
-        what = f"no answer is right for {' and '.join(shares)}"
-        findings.append(Finding("balance", "note", what))
+        message = f"no answer is right for {' and '.join(shares)}"
+        findings.append(Finding("balance", "note", message))
     if in_train == len(train):
-        what, fix = "no training question has an answer", "Give questions that have one."
-        findings.append(Finding("labels", "error", what, fix=fix))
+        message, fix = "no training question has an answer", "Give questions that have one."
+        findings.append(Finding("labels", "error", message, fix=fix))
     elif in_train and not in_dev and threshold is None:
-        what = (
+        message = (
             "there are training questions without an answer, but no such dev questions: the "
             "threshold is not chosen, and every question gets an answer"
         )
         fix = "Give dev data that has some, or set task.threshold=0."
-        findings.append(Finding("labels", "warning", what, "task.threshold", fix))
+        findings.append(Finding("labels", "warning", message, "task.threshold", fix))
     if in_dev and not in_train:
-        what = (
+        message = (
             "there are dev questions without an answer, but no such training questions: a model "
             "hardly learns to give none"
         )
-        findings.append(Finding("labels", "warning", what))
+        findings.append(Finding("labels", "warning", message))
     return findings

@@ -128,8 +128,8 @@ def question_table(source: str, columns: QuestionColumns, *, labelled: bool) -> 
     if not source.startswith(HUB) and suffix_of(local_path(source)) == ".json":
         return None
     table = open_table(source, [columns.question])
-    asked = (columns.question, columns.context, *((columns.answers,) if labelled else ()))
-    require_columns(asked, table.names, table.where, _NAMES)
+    requested = (columns.question, columns.context, *((columns.answers,) if labelled else ()))
+    require_columns(requested, table.names, table.where, _NAMES)
     return table
 
 
@@ -143,10 +143,10 @@ def question_parser(columns: QuestionColumns, *, labelled: bool) -> Callable[[Ta
 
 def located(context: str, text: str, start: int) -> int | None:
     """Return the occurrence of an answer nearest to `start` (of two, the earlier), if any."""
-    before = context.rfind(text, 0, max(start, 0) + len(text))
-    after = context.find(text, max(start, 0))
-    places = [place for place in (before, after) if place >= 0]
-    return min(places, key=lambda place: abs(place - start), default=None)
+    preceding = context.rfind(text, 0, max(start, 0) + len(text))
+    following = context.find(text, max(start, 0))
+    positions = [position for position in (preceding, following) if position >= 0]
+    return min(positions, key=lambda position: abs(position - start), default=None)
 
 
 def _squad(path: Path, labelled: bool, unused: list[str]) -> Iterator[Question]:
@@ -169,9 +169,11 @@ def _paragraphs(
 ) -> Iterator[tuple[str, dict[str, Any], list[Any]]]:
     """Yield the location of each paragraph, its context by that name, and its questions."""
     for article, values in enumerate(_list(_object(tree, where), "data", where)):
-        place = f"{where}:data[{article}]"
-        for number, paragraph in enumerate(_list(_object(values, place), "paragraphs", place)):
-            inner = f"{place}.paragraphs[{number}]"
+        location = f"{where}:data[{article}]"
+        for number, paragraph in enumerate(
+            _list(_object(values, location), "paragraphs", location)
+        ):
+            inner = f"{location}.paragraphs[{number}]"
             fields = _object(paragraph, inner)
             context = {"context": fields["context"]} if "context" in fields else {}
             unused += [name for name in (*values, *fields) if name not in (*_FIELDS, *unused)]
@@ -180,15 +182,15 @@ def _paragraphs(
 
 def _object(values: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(values, dict):
-        what = f"is a JSON {type(values).__name__}, not an object"
-        raise DataError(what, where=where, fix=_FORM)
+        message = f"is a JSON {type(values).__name__}, not an object"
+        raise DataError(message, where=where, fix=_FORM)
     return values
 
 
 def _list(values: Mapping[str, Any], key: str, where: str) -> list[Any]:
     if not isinstance(values.get(key), list):
-        what = f"has no list {key!r}; it has {', '.join(values) or 'nothing'}"
-        raise DataError(what, where=where, fix=_FORM)
+        message = f"has no list {key!r}; it has {', '.join(values) or 'nothing'}"
+        raise DataError(message, where=where, fix=_FORM)
     return list(values[key])
 
 
@@ -218,8 +220,8 @@ def _annotation(row: Row, columns: QuestionColumns, where: str) -> tuple[Answers
     """Return the answers, and whether there are none: by a flag or by an empty list."""
     answers, flag = _answers(row.get(columns.answers), where), row.get(_IMPOSSIBLE)
     if flag is not None and not isinstance(flag, bool):
-        what = f"{_IMPOSSIBLE!r} holds {flag!r}"
-        raise DataError(what, where=where, fix="It must be true or false.")
+        message = f"{_IMPOSSIBLE!r} holds {flag!r}"
+        raise DataError(message, where=where, fix="It must be true or false.")
     if flag or (flag is None and answers == ()):
         return (), True
     return answers or (), None if answers is None else False
@@ -253,5 +255,5 @@ def _unknown_form(value: Any, where: str) -> DataError:
         'Write {"text": ["…"], "answer_start": [0]}, a list of {"text": "…", "answer_start": 0}, '
         "or one text."
     )
-    what = f"answers of an unknown form: {json.dumps(value, default=str)[:80]}"
-    return DataError(what, where=where, fix=fix)
+    message = f"answers of an unknown form: {json.dumps(value, default=str)[:80]}"
+    return DataError(message, where=where, fix=fix)

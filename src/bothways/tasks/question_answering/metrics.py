@@ -58,13 +58,17 @@ class Grade:
 def grade_answer(text: str, question: Question) -> Grade:
     """Compare an answer with the right ones; "" means unanswerable."""
     if unspaced(question.context):
-        return _best([_by_characters(text, right) for right, _ in question.answers or (("", 0),)])
+        return _best(
+            [_by_characters(text, correct) for correct, _ in question.answers or (("", 0),)]
+        )
     words = normalised(text)
-    rights = [right for right in (normalised(right) for right, _ in question.answers) if right]
+    rights = [
+        correct for correct in (normalised(correct) for correct, _ in question.answers) if correct
+    ]
     return _best(
         [
-            Grade(float(words == right), _f1_of_words(words.split(), right.split()))
-            for right in rights or [""]
+            Grade(float(words == correct), _f1_of_words(words.split(), correct.split()))
+            for correct in rights or [""]
         ]
     )
 
@@ -73,21 +77,21 @@ def _best(grades: list[Grade]) -> Grade:
     return Grade(max(grade.exact for grade in grades), max(grade.f1 for grade in grades))
 
 
-def _f1(shared: int, given: int, right: int) -> float:
-    return 2 * shared / (given + right) if shared else 0.0
+def _f1(shared: int, predicted: int, correct: int) -> float:
+    return 2 * shared / (predicted + correct) if shared else 0.0
 
 
-def _f1_of_words(given: list[str], right: list[str]) -> float:
-    if not given or not right:
-        return float(given == right)
-    return _f1((Counter(given) & Counter(right)).total(), len(given), len(right))
+def _f1_of_words(predicted: list[str], correct: list[str]) -> float:
+    if not predicted or not correct:
+        return float(predicted == correct)
+    return _f1((Counter(predicted) & Counter(correct)).total(), len(predicted), len(correct))
 
 
-def _by_characters(text: str, right: str) -> Grade:
-    text, right = (answer.lower().strip().translate(_SYMBOLS) for answer in (text, right))
-    a, b = _TOKEN.findall(text), _TOKEN.findall(right)
+def _by_characters(text: str, correct: str) -> Grade:
+    text, correct = (answer.lower().strip().translate(_SYMBOLS) for answer in (text, correct))
+    a, b = _TOKEN.findall(text), _TOKEN.findall(correct)
     f1 = _f1(_longest_run(a, b), len(a), len(b)) if a and b else float(a == b)
-    return Grade(float(text == right), f1)
+    return Grade(float(text == correct), f1)
 
 
 def _longest_run(a: Many[str], b: Many[str]) -> int:
@@ -95,9 +99,9 @@ def _longest_run(a: Many[str], b: Many[str]) -> int:
     best, above = 0, [0] * (len(b) + 1)
     for token in a:
         row = [0] * (len(b) + 1)
-        for place, other in enumerate(b):
+        for position, other in enumerate(b):
             if token == other:
-                row[place + 1] = above[place] + 1
+                row[position + 1] = above[position] + 1
         best, above = max(best, *row), row
     return best
 
@@ -133,12 +137,12 @@ class AnswerScores:
             text: the prediction; "" for no answer.
             best: the best answer; `text` is that or "".
         """
-        given, none = grade_answer(best, question), grade_answer("", question)
-        chosen = given if text else none
-        self.exact.append(chosen.exact)
-        self.f1.append(chosen.f1)
-        self.given_exact.append(given.exact)
-        self.given_f1.append(given.f1)
+        predicted, none = grade_answer(best, question), grade_answer("", question)
+        selected = predicted if text else none
+        self.exact.append(selected.exact)
+        self.f1.append(selected.f1)
+        self.given_exact.append(predicted.exact)
+        self.given_f1.append(predicted.f1)
         self.none.append(none.f1)
         self.difference.append(difference)
         self.impossible.append(float(question.impossible is True))
@@ -168,7 +172,7 @@ class AnswerScores:
 
 
 def best_threshold(
-    differences: Many[float], given: Many[float], none: Many[float]
+    differences: Many[float], predicted: Many[float], none: Many[float]
 ) -> tuple[float, float]:
     """Return the difference above which no answer is given, and the resulting mean grade.
 
@@ -180,12 +184,12 @@ def best_threshold(
     Args:
         differences: score of no answer minus that of the best answer, for each question; at least
             one.
-        given: the grade of its best answer.
+        predicted: the grade of its best answer.
         none: the grade of no answer.
     """
     order = np.argsort(differences, kind="stable")
     values, first = np.unique(np.asarray(differences, dtype=np.float64)[order], return_index=True)
-    gains = np.add.reduceat((np.asarray(given) - np.asarray(none))[order], first)
+    gains = np.add.reduceat((np.asarray(predicted) - np.asarray(none))[order], first)
     grades = np.concatenate([[0.0], np.cumsum(gains)]) + np.sum(none)
     at = int(np.argmax(grades))
     edges = np.concatenate([[values[0] - 2], values, [values[-1] + 2]])

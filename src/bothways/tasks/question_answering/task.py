@@ -155,12 +155,15 @@ class QuestionAnsweringTask(base.Task[Question, AnswerPrediction]):
         self, source: str, columns: QuestionColumns | None = None, *, labelled: bool = True
     ) -> base.Reading[Question]:
         """Open a source and stream its examples; see `Task.read`."""
-        chosen = columns or self.columns
-        table, task = question_table(source, chosen, labelled=labelled), self.with_columns(chosen)
+        selected = columns or self.columns
+        table, task = (
+            question_table(source, selected, labelled=labelled),
+            self.with_columns(selected),
+        )
         if table is not None:
-            return base.Reading.of_table(task, table, question_parser(chosen, labelled=labelled))
+            return base.Reading.of_table(task, table, question_parser(selected, labelled=labelled))
         unused = list[str]()
-        questions, share = open_questions(source, chosen, labelled=labelled, unused=unused)
+        questions, share = open_questions(source, selected, labelled=labelled, unused=unused)
         return base.Reading(task, questions, share, unused=unused)
 
     def example(self, row: base.Row, *, where: str = "an example") -> Question:
@@ -176,8 +179,8 @@ class QuestionAnsweringTask(base.Task[Question, AnswerPrediction]):
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         """Return the head for spans, which has no dropout."""
         if dropout is not None:
-            what = "the head of this task has none"
-            raise ConfigError(what, where="dropout", fix="Leave it out.")
+            message = "the head of this task has none"
+            raise ConfigError(message, where="dropout", fix="Leave it out.")
         return (SpanHead(),)
 
     def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
@@ -218,13 +221,13 @@ class QuestionAnsweringTask(base.Task[Question, AnswerPrediction]):
         template = tokenizer.template
         room = length - template.pair
         read = min(len(question), self.query, room // 2)
-        parts = windows(len(context.ids), room - read, self.stride)
+        chunks = windows(len(context.ids), room - read, self.stride)
         (span, weight), sequences = _target(example, context), []
         begin = len(template.first) + read + len(template.between)
-        for part in parts:
-            bare = assemble(question[:read], context.ids[part.start : part.stop], template)
+        for chunk in chunks:
+            bare = assemble(question[:read], context.ids[chunk.start : chunk.stop], template)
             start, end = (
-                np.array([place], dtype=np.int64) for place in _positions(span, part, begin)
+                np.array([position], dtype=np.int64) for position in _positions(span, chunk, begin)
             )
             targets = SpanTargets(start, end, np.array([weight], dtype=np.float32))
             # The question is global in Longformer.
@@ -236,7 +239,7 @@ class QuestionAnsweringTask(base.Task[Question, AnswerPrediction]):
             )
         tokens, cut = len(question) + len(context.ids), len(question) - read
         return EncodedQuestion(
-            tuple(sequences), tokens, cut, context, tuple(parts), begin, len(template.last)
+            tuple(sequences), tokens, cut, context, tuple(chunks), begin, len(template.last)
         )
 
     def decode(
@@ -305,8 +308,8 @@ def _in_question(batch: Batch) -> Bool[Tensor, " tokens"]:
     """Return True for the tokens of questions and the separator after them; not for [CLS]."""
     mask = batch.global_attention_mask
     assert mask is not None
-    before = torch.cat([mask[:1], mask[:-1]])
-    return (before | mask) & (batch.layout.positions > 0)
+    preceding = torch.cat([mask[:1], mask[:-1]])
+    return (preceding | mask) & (batch.layout.positions > 0)
 
 
 def _target(example: Question, context: Encoded) -> tuple[tuple[int, int] | None, float]:
@@ -315,21 +318,21 @@ def _target(example: Question, context: Encoded) -> tuple[tuple[int, int] | None
         return None, 1.0
     for text, start in example.answers[:1]:
         bare = text.strip()
-        place = located(example.context, bare, start + text.index(bare))
+        position = located(example.context, bare, start + text.index(bare))
         span = (
             None
-            if place is None
-            else answer_spans.covering(context.offsets, place, place + len(bare))
+            if position is None
+            else answer_spans.covering(context.offsets, position, position + len(bare))
         )
         return span, float(span is not None)
     return None, 0.0
 
 
-def _positions(span: tuple[int, int] | None, part: TextWindow, begin: int) -> tuple[int, int]:
+def _positions(span: tuple[int, int] | None, chunk: TextWindow, begin: int) -> tuple[int, int]:
     """Return the positions of a span in a window; twice 0 ([CLS]) if it is not whole there."""
-    if span is None or span[0] < part.start or span[1] >= part.stop:
+    if span is None or span[0] < chunk.start or span[1] >= chunk.stop:
         return 0, 0
-    return begin + span[0] - part.start, begin + span[1] - part.start
+    return begin + span[0] - chunk.start, begin + span[1] - chunk.start
 
 
 def _texts(

@@ -92,10 +92,12 @@ class RegressionTask(LongTextTask[ScorePrediction]):
 
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
         """Return the problems of the examples; `dev` may be empty."""
-        every = [*train, *dev]
+        examples = [*train, *dev]
         return [
-            *text_checks.check_texts(every),
-            *text_checks.check_answered([e.where for e in every if e.label is None], len(every)),
+            *text_checks.check_texts(examples),
+            *text_checks.check_answered(
+                [e.where for e in examples if e.label is None], len(examples)
+            ),
             *_check_scores(train, dev),
             *text_checks.check_overlap(train, dev, text_checks.text_key),
         ]
@@ -177,28 +179,30 @@ def _known(example: TextExample) -> float:
     if math.isnan(value):
         fix = f"Write a number, such as 2.5, or set {argument(task='classify')}."
         large = not math.isnan(_any_number(example.label))
-        what = f"label {example.label!r} is {_TOO_LARGE if large else 'not a number'}"
-        raise DataError(what, where=example.where, fix=fix)
+        message = f"label {example.label!r} is {_TOO_LARGE if large else 'not a number'}"
+        raise DataError(message, where=example.where, fix=fix)
     return value
 
 
 def _check_scores(train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
-    wrong = [
+    errors = [
         f"{e.where} ({e.label!r})"
         for e in (*train, *dev)
         if e.label is not None and math.isnan(_any_number(e.label))
     ]
     large = [e.where for e in (*train, *dev) if abs(_any_number(e.label)) > LARGEST]
     fix = f"Fix these rows, name another label column, or set {argument(task='classify')}."
-    findings = text_checks.report_rows("labels", wrong, "label(s) is|are not numbers", fix)
+    findings = text_checks.report_rows("labels", errors, "label(s) is|are not numbers", fix)
     findings += text_checks.report_rows(
         "labels", large, f"label(s) is|are {_TOO_LARGE}", "Scale the scores."
     )
     for name, examples in (("training", train), ("dev", dev)):
         scores = _numbers(examples)
         if scores and min(scores) == max(scores):
-            what = f"all {name} examples have the score {scores[0]:g}; correlation is undefined"
-            findings.append(Finding("balance", "error" if name == "training" else "warning", what))
+            message = f"all {name} examples have the score {scores[0]:g}; correlation is undefined"
+            findings.append(
+                Finding("balance", "error" if name == "training" else "warning", message)
+            )
     return findings
 
 

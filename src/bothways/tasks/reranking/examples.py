@@ -95,9 +95,9 @@ def rank_example(row: Row, columns: RankColumns, where: str) -> RankExample:
     documents = _texts(row, columns.text_b, where)
     labels: tuple[float, ...] | None = None
     if columns.negatives is not None:
-        others = _texts(row, columns.negatives, where)
-        labels = (*(1.0 for _ in documents), *(0.0 for _ in others))
-        documents += others
+        remaining = _texts(row, columns.negatives, where)
+        labels = (*(1.0 for _ in documents), *(0.0 for _ in remaining))
+        documents += remaining
     elif columns.label is not None:
         labels = _labels(row, columns.label, len(documents), where)
     return RankExample(query, documents, labels, where)
@@ -106,11 +106,11 @@ def rank_example(row: Row, columns: RankColumns, where: str) -> RankExample:
 def _texts(row: Row, column: str, where: str) -> tuple[str, ...]:
     value = cell_of(row, column, where)
     many = list(value) if isinstance(value, list | tuple) else [value]
-    wrong = next((item for item in many if not isinstance(item, str)), None)
+    wrong_item = next((item for item in many if not isinstance(item, str)), None)
     if not all(isinstance(item, str) for item in many):
-        kind = "a null" if wrong is None else f"a value of type {type(wrong).__name__}"
-        what = f"column {column!r} holds {kind}, where a document or a list of documents must be"
-        raise DataError(what, where=where, fix=HOW)
+        kind = "a null" if wrong_item is None else f"a value of type {type(wrong_item).__name__}"
+        message = f"column {column!r} holds {kind}, where a document or a list of documents must be"
+        raise DataError(message, where=where, fix=HOW)
     return tuple(many)
 
 
@@ -121,9 +121,9 @@ def _labels(row: Row, column: str, documents: int, where: str) -> tuple[float, .
     if all(is_absent(item) or item == "" for item in many):
         return None
     if len(many) != documents:
-        held = f"{quantity(len(many), 'label(s)')} for {quantity(documents, 'document(s)')}"
-        what = f"column {column!r} holds {held}"
-        raise DataError(what, where=where, fix="Give each document one label.")
+        counts = f"{quantity(len(many), 'label(s)')} for {quantity(documents, 'document(s)')}"
+        message = f"column {column!r} holds {counts}"
+        raise DataError(message, where=where, fix="Give each document one label.")
     return tuple(_label(item, column, where) for item in many)
 
 
@@ -135,9 +135,9 @@ def _label(value: Any, column: str, where: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not 0 <= number < math.inf:
-        what = f"column {column!r} holds {value!r:.80}, which is not a relevance"
+        message = f"column {column!r} holds {value!r:.80}, which is not a relevance"
         fix = "Write a number from 0: 0 for not relevant, 1 for relevant, or a grade such as 3."
-        raise DataError(what, where=where, fix=fix)
+        raise DataError(message, where=where, fix=fix)
     return number
 
 
@@ -172,21 +172,21 @@ def _join(group: Many[RankExample]) -> RankExample:
         return group[0]
     documents = tuple(text for example in group for text in example.documents)
     labels = tuple(label for example in group for label in example.labels or ())
-    known = labels if group[0].labels is not None else None
-    return RankExample(group[0].query, documents, known, group[0].where)
+    group_labels = labels if group[0].labels is not None else None
+    return RankExample(group[0].query, documents, group_labels, group[0].where)
 
 
 def check_rankings(train: Many[RankExample], dev: Many[RankExample]) -> list[Finding]:
     """Return the problems of queries with documents; `dev` may be empty."""
-    every = (*train, *dev)
-    empty = [e.where for e in every if not all(text.strip() for text in (e.query, *e.documents))]
-    without = [e.where for e in every if not e.documents]
+    examples = (*train, *dev)
+    empty = [e.where for e in examples if not all(text.strip() for text in (e.query, *e.documents))]
+    without = [e.where for e in examples if not e.documents]
     high = [e.where for e in train if any(label > 1 for label in e.labels or ())]
     fix = "Divide them by the highest grade; dev data may keep its grades."
     return [
         *report_rows("rows", without, "example(s) has|have no document", COMPLETE),
         *report_rows("rows", empty, "example(s) has|have an empty query or document", COMPLETE),
-        *check_answered([e.where for e in every if e.labels is None], len(every)),
+        *check_answered([e.where for e in examples if e.labels is None], len(examples)),
         *report_rows("labels", high, "training example(s) has|have labels above 1", fix),
         *_check_queries(train),
         *_check_queries(dev),
@@ -210,9 +210,11 @@ def _check_balance(train: Many[RankExample], dev: Many[RankExample]) -> list[Fin
     labels = {label for e in train for label in e.labels or ()}
     findings = []
     if len(labels) == 1:
-        what = f"all training documents have the label {labels.pop():g}: there is nothing to learn"
+        message = (
+            f"all training documents have the label {labels.pop():g}: there is nothing to learn"
+        )
         fix = "Add documents that are not relevant (0), or relevant ones."
-        findings.append(Finding("balance", "error", what, fix=fix))
+        findings.append(Finding("balance", "error", message, fix=fix))
     relevant = {e.query for e in dev if any(label > 0 for label in e.labels or ())}
     without = list({e.query: e.where for e in dev if e.query not in relevant}.values())
     fault = "dev query|queries has|have no relevant document, and count 0 in each metric"

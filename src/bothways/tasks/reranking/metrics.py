@@ -31,10 +31,10 @@ def _tied(scores: Numbers, labels: Numbers) -> Iterator[tuple[int, Numbers]]:
     yield from zip(starts, np.split(labels[order], changes), strict=True)
 
 
-def ndcg(scores: Numbers, labels: Numbers, places: int = PLACES) -> float:
+def ndcg(scores: Numbers, labels: Numbers, cutoff: int = PLACES) -> float:
     """Return the normalised discounted cumulative gain of the first places."""
-    discounts = np.zeros(max(places, len(labels)))
-    discounts[:places] = 1 / np.log2(np.arange(places) + 2)
+    discounts = np.zeros(max(cutoff, len(labels)))
+    discounts[:cutoff] = 1 / np.log2(np.arange(cutoff) + 2)
     ideal = float(-np.sort(-labels) @ discounts[: len(labels)])
     if ideal == 0:
         return 0.0
@@ -45,14 +45,14 @@ def ndcg(scores: Numbers, labels: Numbers, places: int = PLACES) -> float:
     return gain / ideal
 
 
-def reciprocal_rank(scores: Numbers, labels: Numbers, places: int = PLACES) -> float:
+def reciprocal_rank(scores: Numbers, labels: Numbers, cutoff: int = PLACES) -> float:
     """Return 1 / the place of the first relevant document; 0 beyond the first places."""
     for start, tied in _tied(scores, labels):
         count, relevant = len(tied), int((tied > 0).sum())
         if not relevant:
             continue
         mean, none_yet = 0.0, 1.0
-        for n in range(min(count - relevant + 1, places - start)):
+        for n in range(min(count - relevant + 1, cutoff - start)):
             mean += none_yet * relevant / (count - n) / (start + n + 1)
             none_yet *= (count - n - relevant) / (count - n)
         return mean
@@ -61,15 +61,19 @@ def reciprocal_rank(scores: Numbers, labels: Numbers, places: int = PLACES) -> f
 
 def average_precision(scores: Numbers, labels: Numbers) -> float:
     """Return the mean, over relevant documents, of the share of relevant ones down to each."""
-    total, before = 0.0, 0
+    total, relevant_before = 0.0, 0
     for start, tied in _tied(scores, labels):
         count, relevant = len(tied), int((tied > 0).sum())
         if relevant:
             n = np.arange(count)
-            others = n * (relevant - 1) / max(1, count - 1)
-            total += relevant / count * float(((before + 1 + others) / (start + n + 1)).sum())
-        before += relevant
-    return total / before if before else 0.0
+            remaining = n * (relevant - 1) / max(1, count - 1)
+            total += (
+                relevant
+                / count
+                * float(((relevant_before + 1 + remaining) / (start + n + 1)).sum())
+            )
+        relevant_before += relevant
+    return total / relevant_before if relevant_before else 0.0
 
 
 @dataclass
@@ -89,12 +93,12 @@ class Rankings:
 
     def metrics(self) -> dict[str, float]:
         """Return the mean over queries of each metric; there must be a query."""
-        each = [
+        values = [
             (ndcg(*pair), reciprocal_rank(*pair), average_precision(*pair))
             for pair in (
                 (np.frombuffer(scores), np.frombuffer(labels))
                 for scores, labels in self.by_query.values()
             )
         ]
-        means = np.mean(each, axis=0).tolist()
+        means = np.mean(values, axis=0).tolist()
         return dict(zip(("ndcg@10", "mrr@10", "map"), means, strict=True))

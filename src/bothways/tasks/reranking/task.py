@@ -54,7 +54,7 @@ class Ranker(NumberModel[RankExample, RankPrediction]):
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the binary cross-entropy of the scores."""
-        columns = (part[:, None] for part in (scores, targets_of(batch), window_weight(batch)))
+        columns = (column[:, None] for column in (scores, targets_of(batch), window_weight(batch)))
         return {"label": binary_cross_entropy(*columns)}
 
 
@@ -86,16 +86,18 @@ class RerankingTask(PromptedTask[RankPrediction]):
         self, source: str, columns: Any = None, *, labelled: bool = True
     ) -> base.Reading[RankExample]:
         """Open a source and stream its examples; see `Task.read`."""
-        asked = columns or NO_RANK_COLUMNS
-        table, chosen = open_columns(source, TABLE, asked, self.columns, labelled, lambda _: HOW)
-        examples = joined_rows(table.rows, chosen)
-        unused = unused_columns(table.names, asked_columns(chosen))
-        return base.Reading(self.with_columns(chosen), examples, table.share, unused=unused)
+        requested = columns or NO_RANK_COLUMNS
+        table, selected = open_columns(
+            source, TABLE, requested, self.columns, labelled, lambda _: HOW
+        )
+        examples = joined_rows(table.rows, selected)
+        unused = unused_columns(table.names, asked_columns(selected))
+        return base.Reading(self.with_columns(selected), examples, table.share, unused=unused)
 
     def example(self, row: base.Row, *, where: str = "an example") -> RankExample:
         """Return the example in a row; see `Task.example`."""
-        usual = self.columns
-        columns = choose_columns(TABLE, tuple(row), where, NO_RANK_COLUMNS, usual, None, HOW)
+        defaults = self.columns
+        columns = choose_columns(TABLE, tuple(row), where, NO_RANK_COLUMNS, defaults, None, HOW)
         return rank_example(row, columns, where)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> RankExample:
@@ -140,10 +142,10 @@ class RerankingTask(PromptedTask[RankPrediction]):
         """Return a pair for each document, in one sequence or several windows."""
         prompt, pairs, targets = self.default_prompt, [], []
         for example in examples:
-            known = example.labels or [np.nan] * len(example.documents)
+            values = example.labels or [np.nan] * len(example.documents)
             query = prompt + example.query
             pairs += [TextExample(query, text) for text in example.documents]
-            targets += [LabelTargets(np.array([label], dtype=np.float32)) for label in known]
+            targets += [LabelTargets(np.array([label], dtype=np.float32)) for label in values]
         encoded = iter(encode_texts(pairs, targets, tokenizer, self.fit(length)))
         return [_together([next(encoded) for _ in e.documents]) for e in examples]
 
@@ -157,7 +159,7 @@ class RerankingTask(PromptedTask[RankPrediction]):
     ) -> RankPrediction:
         """Return the score of each document, that of its best window."""
         assert isinstance(encoded, EncodedTexts)
-        logits = [float(np.max(parts)) for parts in encoded.by_text(outputs)]
+        logits = [float(np.max(chunks)) for chunks in encoded.by_text(outputs)]
         scores = logits
         if self.activation == "sigmoid":
             scores = sigmoid(np.array(logits)).tolist()

@@ -61,8 +61,8 @@ class Agreement:
         """
         pairs = len(self.scores)
         if pairs < 2 or self.total is None:
-            what = f"correlation needs at least two pairs, and there are {pairs}"
-            raise DataError(what, fix="Give more data.")
+            message = f"correlation needs at least two pairs, and there are {pairs}"
+            raise DataError(message, fix="Give more data.")
         scores = np.array(self.scores)
         cosines = np.array(self.cosines, dtype=np.float64).reshape(pairs, -1)
         texts = 2 * pairs
@@ -89,7 +89,7 @@ def gold_score(example: TextExample) -> float:
         score = float("nan")
     if not np.isfinite(score):
         label = example.label
-        what = "has no score" if label is None else f"the score {label!r} is not a number"
+        message = "has no score" if label is None else f"the score {label!r} is not a number"
         fix = f"Name the column: {argument(label='NAME')}, or remove the row."
-        raise DataError(what, where=example.where, fix=fix)
+        raise DataError(message, where=example.where, fix=fix)
     return score

@@ -119,8 +119,8 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         if not self.layers:
             raise ConfigError("must name at least one layer", where="layers", fix=LAST)
         if not self.pooling:
-            what = "must name at least one way of pooling"
-            raise ConfigError(what, where="pooling", fix='The usual one is "mean".')
+            message = "must name at least one way of pooling"
+            raise ConfigError(message, where="pooling", fix='The usual one is "mean".')
 
     def usual_columns(self, labelled: bool) -> TextColumns:
         """Return the columns to read where none are asked for."""
@@ -142,7 +142,9 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         prompts = [
             e.prompt if isinstance(e, PromptedText) else self.default_prompt for e in examples
         ]
-        known = {text: len(ids) for text, ids in _encoded({*prompts} - {""}, tokenizer)} | {"": 0}
+        prompt_lengths = {
+            text: len(ids) for text, ids in _encoded({*prompts} - {""}, tokenizer)
+        } | {"": 0}
         rows = iter(
             tokenizer.encode(
                 [p + text for p, e in zip(prompts, examples, strict=True) for text in self.texts(e)]
@@ -150,17 +152,19 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         )
         for prompt, example in zip(prompts, examples, strict=True):
             texts = [next(rows) for _ in self.texts(example)]
-            fitted = [fit.single(ids, tokenizer.template, known[prompt]) for ids in texts]
-            sequences = [sequence for parts, _ in fitted for sequence in parts]
+            fitted = [fit.single(ids, tokenizer.template, prompt_lengths[prompt]) for ids in texts]
+            sequences = [sequence for chunks, _ in fitted for sequence in chunks]
             if not self.include_prompt:
-                count = known[prompt] and known[prompt] + len(tokenizer.template.before)
+                count = prompt_lengths[prompt] and prompt_lengths[prompt] + len(
+                    tokenizer.template.before
+                )
                 sequences = [_without_prompt(sequence, count) for sequence in sequences]
             results.append(
                 EncodedTexts(
                     tuple(sequences),
                     sum(map(len, texts)),
                     sum(cut for _, cut in fitted),
-                    tuple(len(parts) for parts, _ in fitted),
+                    tuple(len(chunks) for chunks, _ in fitted),
                 )
             )
         return results
@@ -177,8 +181,8 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         if not isinstance(encoded, EncodedTexts) or len(outputs) == len(encoded.windows):
             return VectorPrediction(np.stack(outputs))
         sizes = encoded.by_text([len(sequence) for sequence in encoded.sequences])
-        parts = zip(encoded.by_text(outputs), sizes, strict=True)
-        return VectorPrediction(np.stack([self._joined(*each) for each in parts]))
+        vectors_of_texts = zip(encoded.by_text(outputs), sizes, strict=True)
+        return VectorPrediction(np.stack([self._joined(*vectors) for vectors in vectors_of_texts]))
 
     def _joined(self, outputs: Many[Output], sizes: Many[int]) -> NDArray[np.float32]:
         """Return the vector of a text from those of its windows, weighted by their tokens."""
@@ -209,9 +213,11 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
 
     def grade(self, example: TextExample, prediction: VectorPrediction, labels: Many[str]) -> float:
         """Raise a ConfigError: correlation is not defined for one pair."""
-        what = "sentence vectors have no grade for each example, only a correlation with all scores"
+        message = (
+            "sentence vectors have no grade for each example, only a correlation with all scores"
+        )
         fix = f"Score each model: {call('evaluate', 'MODEL', task='embed')}"
-        raise ConfigError(what, where="task", fix=fix)
+        raise ConfigError(message, where="task", fix=fix)
 
     def width(self, model: Model) -> int:
         """Return the number of components of a vector."""
@@ -234,21 +240,23 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         """
         projection, width = projection_of(model), self.pooled_width(model)
         if projection is not None and projection.inputs != width:
-            what = f"gives {width} components, and the folder's Dense layer reads "
-            what += f"{projection.inputs}"
-            raise ConfigError(what, where="pooling", fix="Leave out pooling, layers and combine.")
+            message = f"gives {width} components, and the folder's Dense layer reads "
+            message += f"{projection.inputs}"
+            raise ConfigError(
+                message, where="pooling", fix="Leave out pooling, layers and combine."
+            )
         depth = model.config.depth
-        wrong = [layer for layer in self.layers if not -depth - 1 <= layer <= depth]
-        if wrong:
-            known = f"0 (the embeddings) to {depth}, or −{depth + 1} to −1"
-            what = f"the model has layers {known}, not {wrong[0]}"
-            raise ConfigError(what, where="layers", fix=LAST)
+        unknown_layers = [layer for layer in self.layers if not -depth - 1 <= layer <= depth]
+        if unknown_layers:
+            allowed = f"0 (the embeddings) to {depth}, or −{depth + 1} to −1"
+            message = f"the model has layers {allowed}, not {unknown_layers[0]}"
+            raise ConfigError(message, where="layers", fix=LAST)
         return Embedder(self, model, tokenizer, labels, length)
 
 
 def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> list[tuple[str, Ids]]:
-    every = list(texts)
-    return list(zip(every, tokenizer.encode(every), strict=True)) if every else []
+    all_texts = list(texts)
+    return list(zip(all_texts, tokenizer.encode(all_texts), strict=True)) if all_texts else []
 
 
 def _without_prompt(sequence: Sequence, count: int) -> Sequence:
@@ -368,8 +376,8 @@ def sentence_config(task_model: Embedder) -> sentence_transformers.SentenceEncod
     """
     settings = task_model.task
     if settings.layers not in ((-1,), (task_model.model.config.depth,)):
-        what = f"other programs pool the last layer, and this task reads {settings.layers}"
-        raise ConfigError(what, where="layers", fix=LAST)
+        message = f"other programs pool the last layer, and this task reads {settings.layers}"
+        raise ConfigError(message, where="layers", fix=LAST)
     return sentence_transformers.SentenceEncoderConfig(
         settings.pooling,
         settings.normalised,

@@ -64,9 +64,9 @@ def _check_rows(examples: Many[TagExample]) -> list[Finding]:
     empty = [example.where for example in examples if not example.words]
     bare = [example.where for example in examples if example.tags is None or not all(example.tags)]
     white = [
-        _at(example, place)
+        _at(example, position)
         for example in examples
-        for place, word in enumerate(example.words)
+        for position, word in enumerate(example.words)
         if not word.strip()
     ]
     fix, fault = (
@@ -80,7 +80,9 @@ def _check_rows(examples: Many[TagExample]) -> list[Finding]:
         and example.words in (_numbers(0, example.words), _numbers(1, example.words))
     ]
     counting = "sentence(s) has|have the numbers of their words as words"
-    few = 2 * len(counts) < len([example for example in examples if len(example.words) > 1])
+    single_words = 2 * len(counts) < len(
+        [example for example in examples if len(example.words) > 1]
+    )
     lone = [example.where for example in examples if len(example.words) == 1]
     lone = lone if 10 < len(examples) < 1.1 * len(lone) else []
     positions = [
@@ -103,7 +105,7 @@ def _check_rows(examples: Many[TagExample]) -> list[Finding]:
             "warning",
         ),
         *report_rows(
-            "rows", [] if few else counts, counting, "Name the column of words.", "warning"
+            "rows", [] if single_words else counts, counting, "Name the column of words.", "warning"
         ),
         *report_rows("rows", empty, "sentence(s) has|have no word", "Remove them."),
         *report_rows("labels", bare, "sentence(s) has|have words without a tag", fix),
@@ -125,65 +127,67 @@ def _check_table(examples: Many[TagExample], name: str) -> list[Finding]:
             zip(example.words, example.tags or (), strict=False), 1
         )
     ]
-    blank = [row for row in rows if any(len(part.split()) > 1 for part in row[2:])]
+    blank = [row for row in rows if any(len(field.split()) > 1 for field in row[2:])]
     if 2 * len(blank) > len(rows):
         where, number, *pair = blank[0]
-        what = (
+        message = (
             f"{len(blank)} of {len(rows)} words of the {name} data or their tags have blanks, like "
             f"texts with a label each: {where} word {number} {_shown(*pair)}"
         )
         fix = f"For labels of texts set {argument(task='classify')}. {_FORM}"
-        return [Finding("rows", "error", what, fix=fix)]
+        return [Finding("rows", "error", message, fix=fix)]
     tags = Counter(tag for *_, tag in rows)
     where, _, *pair = rows[0]
-    if all(part.lower() in _HEADER for part in pair) and tags[pair[1]] == 1:
-        what = f"the {name} data begins with a header, which would be learned: {where} "
+    if all(field.lower() in _HEADER for field in pair) and tags[pair[1]] == 1:
+        message = f"the {name} data begins with a header, which would be learned: {where} "
         fix = (
             "Remove that line if words and tags follow; for labels of texts set "
             f"{argument(task='classify')}. " + _FORM
         )
-        return [Finding("rows", "error", what + _shown(*pair), fix=fix)]
+        return [Finding("rows", "error", message + _shown(*pair), fix=fix)]
     same = [f"{where} {word!r}" for where, _, word, tag in rows if word == tag]
     if len(rows) >= FEW and 2 * len(same) > len(rows):
-        what = f"most tags of the {name} data are the words themselves: {places(same)}"
+        message = f"most tags of the {name} data are the words themselves: {places(same)}"
         fix = f"Name the column of tags: {argument(label='3')}."
-        return [Finding("labels", "warning", what, fix=fix)]
+        return [Finding("labels", "warning", message, fix=fix)]
     if len(rows) >= MANY and 2 * len(tags) > len(rows):
-        what = f"the {len(rows)} words of the {name} data have {len(tags)} different tags, such as "
+        message = (
+            f"the {len(rows)} words of the {name} data have {len(tags)} different tags, such as "
+        )
         fix = f"Check the order of the columns. {_FORM}"
-        return [Finding("labels", "warning", what + _shown(*pair), fix=fix)]
+        return [Finding("labels", "warning", message + _shown(*pair), fix=fix)]
     return []
 
 
 def _shown(*pair: str) -> str:
-    word, tag = (part if len(part) <= SHOWN else f"{part[:SHOWN]}…" for part in pair)
+    word, tag = (field if len(field) <= SHOWN else f"{field[:SHOWN]}…" for field in pair)
     return f"{word!r} with the tag {tag!r}"
 
 
 def _check_scheme(examples: Many[TagExample], scheme: schemes.Scheme, name: str) -> list[Finding]:
     """Report the scheme of the tags and where they break its rules."""
     tags = [example.tags or () for example in examples]
-    known = schemes.find_scheme(tags) if scheme == "auto" else scheme
-    if known == "plain":
+    actual = schemes.find_scheme(tags) if scheme == "auto" else scheme
+    if actual == "plain":
         return _check_mixed(examples, name) if scheme == "auto" else []
-    foreign = schemes.foreign_tags((tag for row in tags for tag in row), known)
+    foreign = schemes.foreign_tags((tag for row in tags for tag in row), actual)
     if foreign:
-        what = f"the {name} data has tags that {known.upper()} lacks: {places(sorted(foreign))}"
+        message = f"the {name} data has tags that {actual.upper()} lacks: {places(sorted(foreign))}"
         fix = "Set task.scheme=auto, or plain for tags of single words."
-        return [Finding("labels", "error", what, "task.scheme", fix)]
+        return [Finding("labels", "error", message, "task.scheme", fix)]
     findings = []
-    if known != "iob2":
-        what = f"the tags of the {name} data are {known.upper()}; they are read as IOB2"
-        findings.append(Finding("labels", "note", what))
-    return findings + _check_flaws(examples, known, name)
+    if actual != "iob2":
+        message = f"the tags of the {name} data are {actual.upper()}; they are read as IOB2"
+        findings.append(Finding("labels", "note", message))
+    return findings + _check_flaws(examples, actual, name)
 
 
 def _check_flaws(examples: Many[TagExample], scheme: schemes.Spelling, name: str) -> list[Finding]:
     broken = [
-        f"{_at(example, place)} {example.tags[place]}"
+        f"{_at(example, position)} {example.tags[position]}"
         for example in examples
         if example.tags
-        for place in schemes.flaws(example.tags, scheme)
+        for position in schemes.flaws(example.tags, scheme)
     ]
     fault = f"tag(s) of the {name} data breaks|break the rules of {scheme.upper()}"
     fix = "They are read as by conlleval: a tag that continues nothing begins an entity."
@@ -196,32 +200,32 @@ def _check_mixed(examples: Many[TagExample], name: str) -> list[Finding]:
     tags = Counter(tag for example in examples for tag in example.tags or ())
     likely = {tag: _likely_tag(tag) for tag in tags}
     changed = [f"{new} for {tag}" for tag, new in likely.items() if new != tag]
-    others = [
+    remaining = [
         f"{example.where} ({tag!r})" for example, tag in rows if not schemes.spells_entities([tag])
     ]
     so = "so all are read as tags of single words"
     if any("-" in tag for tag in likely.values()) and schemes.spells_entities(likely.values()):
-        what = f"the {name} data seems to have tags of entities in another spelling, {so}: "
+        message = f"the {name} data seems to have tags of entities in another spelling, {so}: "
         fix = f"If entities are meant, write {places(changed)}."
     elif any("-" in tag and schemes.spells_entities([tag]) for tag in tags):
-        what = f"the {name} data has tags of entities, such as B-PER, and others, {so}: "
+        message = f"the {name} data has tags of entities, such as B-PER, and others, {so}: "
         fix = "Correct these tags if entities are meant."
     elif any(_BRACKETS.match(tag) for tag in tags):
-        what = f"the {name} data has brackets that nest or do not close as tags, {so}: "
+        message = f"the {name} data has brackets that nest or do not close as tags, {so}: "
         fix = "Name another column of tags."
     elif 2 * tags[schemes.OUTSIDE] > tags.total() and len(tags) > 1:
-        what = f"the {name} data has the tag O and types without B and I, {so}: "
+        message = f"the {name} data has the tag O and types without B and I, {so}: "
         fix = "If they mark entities, write I-PER for PER, and B-PER where one follows another."
     elif len(tags) > 1 and all(tag.lstrip("-").isdecimal() for tag in tags):
-        what = f"the {name} data has numbers as tags, {so}: "
+        message = f"the {name} data has numbers as tags, {so}: "
         fix = "If they stand for tags, write the tags, such as B-PER."
     elif len(tags) > 1 and 2 * tags["_"] > tags.total():
-        what = f"the {name} data has the tag _, which marks empty fields of CoNLL-U, {so}: "
-        others = [f"{example.where} ({tag!r})" for example, tag in rows if tag == "_"]
+        message = f"the {name} data has the tag _, which marks empty fields of CoNLL-U, {so}: "
+        remaining = [f"{example.where} ({tag!r})" for example, tag in rows if tag == "_"]
         fix = "Name another column of tags, such as upos."
     else:
         return []
-    return [Finding("labels", "warning", what + places(others), fix=fix)]
+    return [Finding("labels", "warning", message + places(remaining), fix=fix)]
 
 
 def _likely_tag(tag: str) -> str:
@@ -239,29 +243,31 @@ def _likely_tag(tag: str) -> str:
     return tag
 
 
-def _at(example: TagExample, place: int) -> str:
-    return f"{example.where} word {place + 1} {example.words[place]!r}"
+def _at(example: TagExample, position: int) -> str:
+    return f"{example.where} word {position + 1} {example.words[position]!r}"
 
 
 def _check_labels(
     train: Many[TagExample], dev: Many[TagExample], scheme: schemes.Scheme
 ) -> list[Finding]:
     """Report missing types of entities or tags, and those that only the dev data has."""
-    tags, others = (
+    train_tags, dev_tags = (
         Counter(tag for example in examples for tag in example.tags or ())
         for examples in (train, dev)
     )
-    entities = scheme != "plain" and schemes.spells_entities(tags)
-    names, seen = (set(types_of(some)) if entities else set(some) for some in (tags, others))
+    entities = scheme != "plain" and schemes.spells_entities(train_tags)
+    train_types, dev_types = (
+        set(types_of(some)) if entities else set(some) for some in (train_tags, dev_tags)
+    )
     kind = "types of entities" if entities else "tags"
-    findings = check_case(sorted(names))
-    if len(names) < (1 if entities else 2):
-        given = ", ".join(map(repr, tags)) or "all absent"
-        what = f"there is nothing to learn: the tags of the training data are {given}"
+    findings = check_case(sorted(train_types))
+    if len(train_types) < (1 if entities else 2):
+        predicted = ", ".join(map(repr, train_tags)) or "all absent"
+        message = f"there is nothing to learn: the tags of the training data are {predicted}"
         fix = "Name another column of tags, or give more data."
-        findings.append(Finding("labels", "error", what, fix=fix))
-    plain = {tag for tag in others if not schemes.spells_entities([tag])} if entities else set()
-    unknown = seen - names | plain
+        findings.append(Finding("labels", "error", message, fix=fix))
+    plain = {tag for tag in dev_tags if not schemes.spells_entities([tag])} if entities else set()
+    unknown = dev_types - train_types | plain
     if unknown:
         where = [
             example.where
@@ -271,12 +277,14 @@ def _check_labels(
                 for tag in example.tags or ()
             )
         ]
-        what = f"the dev data has {kind} that no training example has, {places(sorted(unknown))}: "
-        fix = f"Those of the training data are {places(sorted(names))}."
-        findings.append(Finding("labels", "error", what + places(where), fix=fix))
-    if dev and names - seen:
-        what = f"the dev data has none of the {kind} {places(sorted(names - seen))}"
-        findings.append(Finding("labels", "warning", what))
+        message = (
+            f"the dev data has {kind} that no training example has, {places(sorted(unknown))}: "
+        )
+        fix = f"Those of the training data are {places(sorted(train_types))}."
+        findings.append(Finding("labels", "error", message + places(where), fix=fix))
+    if dev and train_types - dev_types:
+        message = f"the dev data has none of the {kind} {places(sorted(train_types - dev_types))}"
+        findings.append(Finding("labels", "warning", message))
     return findings
 
 
@@ -291,6 +299,6 @@ def _check_balance(train: Many[TagExample], scheme: schemes.Scheme) -> list[Find
         )
         rare = [f"{kind} ({count})" for kind, count in counts.items() if count < FEW]
         if rare:
-            what = f"types with fewer than {FEW} training entities are hardly learned: "
-            findings.append(Finding("balance", "warning", what + places(rare)))
+            message = f"types with fewer than {FEW} training entities are hardly learned: "
+            findings.append(Finding("balance", "warning", message + places(rare)))
     return findings

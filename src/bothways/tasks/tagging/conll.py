@@ -155,14 +155,14 @@ def find_layout(
         tag = roles.attributes[label]
         layout = replace(layout, word=roles.word if word is None else word, tag=tag, key=label)
     else:
-        chosen, fixed = _index(label, "label", names, where), False
-        if chosen is None:
-            word, chosen = roles.pair(word, names)
+        selected, fixed = _index(label, "label", names, where), False
+        if selected is None:
+            word, selected = roles.pair(word, names)
             fixed = layout.width is not None
         layout = replace(
-            layout, word=roles.word if word is None else word, tag=chosen, fixed=fixed,
-            key=roles.key_of(chosen), brackets=chosen in roles.brackets,
-            entities=bool(roles.entities.get(chosen)),
+            layout, word=roles.word if word is None else word, tag=selected, fixed=fixed,
+            key=roles.key_of(selected), brackets=selected in roles.brackets,
+            entities=bool(roles.entities.get(selected)),
         )  # fmt: skip
     note = _note(layout, roles, text is None, label is None)
     used = (layout.word, layout.tag, layout.counter, layout.sentence)
@@ -177,11 +177,11 @@ def _index(column: str | None, role: str, names: Many[str], where: str) -> int |
     if column.lower() in names:
         return names.index(column.lower())
     if names:
-        what = f"has no column {role} = {column!r}; it has {listed(names, 20)}"
+        message = f"has no column {role} = {column!r}; it has {listed(names, 20)}"
     else:
-        what = f"its columns have numbers, and {role} = {column!r} is a name"
+        message = f"its columns have numbers, and {role} = {column!r} is a name"
     fix = f"Name columns by their number, from 0: {argument(text='0', label='3')}."
-    raise DataError(what, where=where, fix=fix)
+    raise DataError(message, where=where, fix=fix)
 
 
 def _header(lines: list[str]) -> tuple[str, ...]:
@@ -283,17 +283,17 @@ class _Roles:
 
 def _entity_types(values: list[str]) -> set[str] | None:
     """Return the types of a column of entity tags; None for another column."""
-    parts = [tag_part(value) for value in values]
-    known = [part for part in parts if part is not None]
-    if not values or len(known) < 0.98 * len(values):
+    tag_parts = [tag_part(value) for value in values]
+    recognised = [tag for tag in tag_parts if tag is not None]
+    if not values or len(recognised) < 0.98 * len(values):
         return None
-    types = {part.type for part in known if part.type}
+    types = {tag.type for tag in recognised if tag.type}
     return types if types != {"_"} or {*values} <= {"B", "I", OUTSIDE} else None
 
 
 def _counts(sentences: list[list[str]]) -> bool:
     """Return whether a column counts from 0 or 1, in each sentence or in all of them."""
-    start, before, largest = -1, -1, 0
+    start, preceding, largest = -1, -1, 0
     for column in sentences:
         first = True
         for value in itertools.filterfalse(_NO_WORD.fullmatch, column):
@@ -302,9 +302,9 @@ def _counts(sentences: list[list[str]]) -> bool:
             number = int(value)
             start = number if start < 0 else start
             restarts = number == start < 2 and (first or len(sentences) == 1)
-            if number != before + 1 and not restarts:
+            if number != preceding + 1 and not restarts:
                 return False
-            before, largest, first = number, max(largest, number), False
+            preceding, largest, first = number, max(largest, number), False
     return largest > 1
 
 
@@ -314,7 +314,7 @@ def _numbers_sentences(sentences: list[list[str]]) -> bool:
     if not all(value.isdecimal() and value.isascii() for value in values):
         return False
     numbers = [int(value) for value in values]
-    steps = [after - before for before, after in itertools.pairwise(numbers)]
+    steps = [following - preceding for preceding, following in itertools.pairwise(numbers)]
     constant = len(sentences) == 1 or all(len({*column}) == 1 for column in sentences)
     return constant and {*steps} == {0, 1} and len(numbers) >= 2 * len({*numbers})
 
@@ -366,9 +366,9 @@ def _note(layout: ColumnLayout, roles: _Roles, text_open: bool, label_open: bool
         remarks.append(f"tags are the brackets of column {named(tag)}, such as (PER*")
     elif tag is not None and label_open and tag != roles.width - 1:
         remarks.append(f"tags are column {named(tag)}")
-    others = [at for at in (*roles.entities, *roles.brackets) if at not in (tag, layout.word)]
-    if others and label_open and tag is not None and (tag != roles.width - 1 or layout.brackets):
-        columns = " or ".join(argument(label=str(at)) for at in others)
+    remaining = [at for at in (*roles.entities, *roles.brackets) if at not in (tag, layout.word)]
+    if remaining and label_open and tag is not None and (tag != roles.width - 1 or layout.brackets):
+        columns = " or ".join(argument(label=str(at)) for at in remaining)
         remarks.append(f"other columns of entities: {columns}")
     return "; ".join(remarks)
 
@@ -430,14 +430,14 @@ def _sentences(
         counter = _field(fields, layout.counter)
         if counter is not None and _NO_WORD.fullmatch(counter):
             continue
-        chosen = _chosen(fields, layout, f"{where}:{number}")
+        selected = _chosen(fields, layout, f"{where}:{number}")
         again = counter is not None and counter.isdecimal() and int(counter) <= count
         if rows and (again or _field(fields, layout.sentence) not in (None, group)):
             yield _sentence(rows, document, where, layout)
             rows = []
         count = int(counter) if counter is not None and counter.isdecimal() else -1
         group = _field(fields, layout.sentence) or ""
-        rows.append((number, *chosen))
+        rows.append((number, *selected))
     if rows:
         yield _sentence(rows, document, where, layout)
 
@@ -471,20 +471,20 @@ def _fields(line: str) -> list[str]:
 def _chosen(fields: list[str], layout: ColumnLayout, where: str) -> tuple[str, str | None]:
     """Return the word and the field of its tag."""
     word, tag, count = layout.word, layout.tag, len(fields)
-    shown = f"has {quantity(count, 'column(s)')} ({' | '.join(fields)[:60]})"
+    description = f"has {quantity(count, 'column(s)')} ({' | '.join(fields)[:60]})"
     if layout.fixed and count != layout.width and count > 1:
         numbers = argument(text="0", label="1")
         fix = f"Give all lines the same columns, or name two by number: {numbers}."
-        raise DataError(f"{shown}, and most lines {layout.width}", where=where, fix=fix)
+        raise DataError(f"{description}, and most lines {layout.width}", where=where, fix=fix)
     if word >= count or word == tag or (tag is not None and tag >= count):
-        what = f"{shown}; the word is to be column {word}"
+        message = f"{description}; the word is to be column {word}"
         if tag is not None:
-            what += f" and its tag {'the last one' if layout.fixed else f'column {tag}'}"
+            message += f" and its tag {'the last one' if layout.fixed else f'column {tag}'}"
         fix = (
             "Each line is a word and its tag, separated by a tab or blanks; name other columns by "
             f"number: {argument(text='1', label='3')}."
         )
-        raise DataError(what, where=where, fix=fix)
+        raise DataError(message, where=where, fix=fix)
     return fields[word], None if tag is None else fields[tag]
 
 
@@ -510,14 +510,14 @@ def _without_brackets(rows: list[_Row], where: str) -> list[str]:
     fix = "Words have *, or (TYPE* and *) around a span, or (TYPE) for one word; spans do not nest."
     for number, _, field in rows:
         match = _BRACKETS.fullmatch(field or "")
-        place = f"{where}:{number}"
+        location = f"{where}:{number}"
         if match is None:
-            raise DataError(f"{field!r} is no span in brackets", where=place, fix=fix)
+            raise DataError(f"{field!r} is no span in brackets", where=location, fix=fix)
         kinds, closed = match[1].split("(")[1:], match[2].count(")")
         if len(kinds) + bool(kind) > 1 or closed > len(kinds) + bool(kind):
-            raise DataError(f"{field!r} does not fit the spans before it", where=place, fix=fix)
+            raise DataError(f"{field!r} does not fit the spans before it", where=location, fix=fix)
         prefix, kind = ("B", kinds[0]) if kinds else ("I", kind)
-        begun = place if kinds else begun
+        begun = location if kinds else begun
         tags.append(f"{prefix}-{kind}" if kind else OUTSIDE)
         kind = "" if closed else kind
     if kind:

@@ -65,8 +65,8 @@ class TagExample:
     def __post_init__(self) -> None:
         if self.tags is not None and len(self.tags) != len(self.words):
             words, tags = quantity(len(self.words), "word(s)"), quantity(len(self.tags), "tag(s)")
-            what = f"has {words} and {tags}"
-            raise DataError(what, where=self.where, fix="Give each word one tag.")
+            message = f"has {words} and {tags}"
+            raise DataError(message, where=self.where, fix="Give each word one tag.")
 
     @property
     def whole(self) -> str:
@@ -111,8 +111,8 @@ class TaggedFile:
 
 def open_tagged(
     source: str,
-    asked: table_rows.TagColumns,
-    usual: table_rows.TagColumns,
+    requested: table_rows.TagColumns,
+    defaults: table_rows.TagColumns,
     *,
     labelled: bool,
     splitter: Splitter = "auto",
@@ -120,8 +120,8 @@ def open_tagged(
     """Open a file, a Hub data set or the standard input ("-").
 
     Args:
-        asked: columns that the user asks for.
-        usual: columns to read where none are asked for, if the data has them.
+        requested: columns that the user asks for.
+        defaults: columns to read where none are asked for, if the data has them.
         labelled: whether tags are read.
         splitter: how texts are split into words.
 
@@ -131,26 +131,30 @@ def open_tagged(
     """
     path = local_path(source)
     suffix = path.with_suffix("").suffix if path.suffix in text_io.COMPRESSED else path.suffix
-    if not labelled and asked.text is None and _is_lines(source, path, suffix):
+    if not labelled and requested.text is None and _is_lines(source, path, suffix):
         table = open_table(source)
         fields = table_rows.TagColumns("text")
         examples = _lines_of_text(table, fields, splitter)
-        return TaggedFile(usual, examples, table.share, table, fields)
-    objects = text_io.is_stream(source) and asked.text is not None and not asked.text.isdecimal()
-    texts = not labelled and suffix == ".tsv" and path.is_file() and _has_texts(path, asked.text)
+        return TaggedFile(defaults, examples, table.share, table, fields)
+    objects = (
+        text_io.is_stream(source) and requested.text is not None and not requested.text.isdecimal()
+    )
+    texts = (
+        not labelled and suffix == ".tsv" and path.is_file() and _has_texts(path, requested.text)
+    )
     if source.startswith(HUB) or suffix in TABLES or objects or texts:
-        table = open_table(source, [] if asked.text is None else [asked.text])
-        arranged = table_rows.arrange_rows(table.rows, asked, usual, labelled=labelled)
+        table = open_table(source, [] if requested.text is None else [requested.text])
+        arranged = table_rows.arrange_rows(table.rows, requested, defaults, labelled=labelled)
         first = next(arranged.rows, None)
         if first is None:
             raise DataError("holds no annotated row", where=table.where, fix="Annotate its texts.")
         values = {**dict.fromkeys(table.names), **first.values}
-        columns = table_rows.choose_columns(values, table.where, asked, usual, labelled)
+        columns = table_rows.choose_columns(values, table.where, requested, defaults, labelled)
         columns = replace(columns, sentence=arranged.sentence)
         table = replace(table, rows=itertools.chain([first], arranged.rows))
         examples = _from_table(table, columns, splitter)
         return TaggedFile(columns, examples, table.share, table, columns, arranged.notes)
-    return _open_columns(source, path, asked, usual, labelled=labelled)
+    return _open_columns(source, path, requested, defaults, labelled=labelled)
 
 
 def _head(path: Path) -> list[str]:
@@ -165,24 +169,26 @@ def _is_lines(source: str, path: Path, suffix: str) -> bool:
     return suffix == ".txt" and not (path.is_file() and conll.are_columns(_head(path)))
 
 
-def _has_texts(path: Path, asked: str | None) -> bool:
+def _has_texts(path: Path, requested: str | None) -> bool:
     """Return whether a .tsv is a table with a column of texts."""
-    if asked is not None:
-        return not asked.isdecimal()
+    if requested is not None:
+        return not requested.isdecimal()
     return any(name in table_rows.TEXTS for line in _head(path)[:1] for name in line.split("\t"))
 
 
 def _open_columns(
     source: str,
     path: Path,
-    asked: table_rows.TagColumns,
-    usual: table_rows.TagColumns,
+    requested: table_rows.TagColumns,
+    defaults: table_rows.TagColumns,
     *,
     labelled: bool,
 ) -> TaggedFile:
     where, lines, share = _lines(source, path)
     head = list(itertools.islice(lines, conll.SAMPLE))
-    layout, columns = _layout([line for _, line in head], where, asked, usual, labelled=labelled)
+    layout, columns = _layout(
+        [line for _, line in head], where, requested, defaults, labelled=labelled
+    )
     sentences = conll.read_columns(itertools.chain(head, lines), where, layout)
     if not labelled:
         sentences = _checked(sentences, where)
@@ -191,15 +197,15 @@ def _open_columns(
         for item in sentences
     )
     notes = [f"{where}: {layout.note}"] if layout.note else []
-    chosen = columns if labelled else usual
-    return TaggedFile(chosen, examples, share, notes=notes, unused=layout.unused)
+    selected = columns if labelled else defaults
+    return TaggedFile(selected, examples, share, notes=notes, unused=layout.unused)
 
 
 def _layout(
     head: list[str],
     where: str,
-    asked: table_rows.TagColumns,
-    usual: table_rows.TagColumns,
+    requested: table_rows.TagColumns,
+    defaults: table_rows.TagColumns,
     *,
     labelled: bool,
 ) -> tuple[conll.ColumnLayout, table_rows.TagColumns]:
@@ -207,11 +213,11 @@ def _layout(
 
     Usual columns with names count if the file has them.
     """
-    text, label = asked.text, asked.label if labelled else None
+    text, label = requested.text, requested.label if labelled else None
     layout = conll.find_layout(head, where, text, label, labelled=labelled)
     usual_text, usual_label = (
         name if name is not None and (name.isdecimal() or name in layout.known) else None
-        for name in (usual.text, usual.label if labelled else None)
+        for name in (defaults.text, defaults.label if labelled else None)
     )
     columns = table_rows.TagColumns(text or usual_text, label or usual_label)
     if (columns.text, columns.label) != (text, label):
@@ -226,12 +232,12 @@ def _checked(
     first = next(sentences)
     blank = [word for word in first.words if len(word.split()) > 1]
     if 2 * len(blank) > len(first.words):
-        what = f"{len(blank)} of the first {len(first.words)} words have blanks, as texts do: "
+        message = f"{len(blank)} of the first {len(first.words)} words have blanks, as texts do: "
         fix = (
             "Texts are read from a .txt, one a line, or from a column with a name, such as "
             f'"text": {argument(text="NAME")}.'
         )
-        raise DataError(what + repr(blank[0][:40]), where=f"{where}:{first.line}", fix=fix)
+        raise DataError(message + repr(blank[0][:40]), where=f"{where}:{first.line}", fix=fix)
     yield first
     yield from sentences
 
@@ -247,10 +253,10 @@ def with_context(examples: Numbered) -> Iterator[TagExample]:
             yield from sentences
             continue
         words = [example.words for example in sentences]
-        for place, example in enumerate(sentences):
-            before = _within(reversed(words[max(0, place - NEIGHBOURS) : place]))[::-1]
-            after = _within(words[place + 1 : place + 1 + NEIGHBOURS])
-            yield replace(example, before=before, after=after)
+        for position, example in enumerate(sentences):
+            preceding = _within(reversed(words[max(0, position - NEIGHBOURS) : position]))[::-1]
+            following = _within(words[position + 1 : position + 1 + NEIGHBOURS])
+            yield replace(example, before=preceding, after=following)
 
 
 def _within(sentences: Iterable[Sentence]) -> tuple[Sentence, ...]:
@@ -324,6 +330,6 @@ def _are_tags(value: Any) -> bool:
 def _tags(row: Row, column: str, where: str) -> Sentence:
     values = cell_of(row, column, where)
     if not isinstance(values, list) or not all(isinstance(value, str | int) for value in values):
-        what = f"column {column!r} holds {table_rows.kind_of(values)}, not a list of tags"
-        raise DataError(what, where=where, fix="Give each word a tag, such as O.")
+        message = f"column {column!r} holds {table_rows.kind_of(values)}, not a list of tags"
+        raise DataError(message, where=where, fix="Give each word a tag, such as O.")
     return tuple(str(value).strip() for value in values)

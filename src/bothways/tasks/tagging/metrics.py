@@ -23,8 +23,16 @@ from bothways.tasks.tagging.schemes import Chunk, Spelling, chunks, flaws, schem
 
 def types_of(labels: Iterable[str]) -> tuple[str, ...]:
     """Return the entity types that these tags spell, sorted."""
-    parts = map(tag_part, labels)
-    return tuple(sorted({part.type for part in parts if part is not None and part.type}))
+    tag_parts = map(tag_part, labels)
+    return tuple(
+        sorted(
+            {
+                entity_tag.type
+                for entity_tag in tag_parts
+                if entity_tag is not None and entity_tag.type
+            }
+        )
+    )
 
 
 def strict_chunks(tags: Many[str], scheme: Spelling) -> list[Chunk]:
@@ -57,11 +65,11 @@ class EntityCounts:
         return _scores(self.right[kind], self.predicted[kind], self.expected[kind], f"/{kind}")
 
 
-def _scores(right: int, predicted: int, expected: int, suffix: str) -> dict[str, float]:
+def _scores(correct: int, predicted: int, expected: int, suffix: str) -> dict[str, float]:
     quotients = {
-        "f1": (2 * right, predicted + expected),
-        "precision": (right, predicted),
-        "recall": (right, expected),
+        "f1": (2 * correct, predicted + expected),
+        "precision": (correct, predicted),
+        "recall": (correct, expected),
     }
     return {f"{name}{suffix}": a / b if b else 0.0 for name, (a, b) in quotients.items()}
 
@@ -77,7 +85,7 @@ class TagCounts:
     def __init__(self, labels: Many[str], entities: bool) -> None:
         self._entities, self._scheme = entities, scheme_of(labels)
         self._types = types_of(labels) if entities else ()
-        self._index = {label: place for place, label in enumerate(labels)}
+        self._index = {label: position for position, label in enumerate(labels)}
         self._confusion = Confusion(len(labels))
         self._loose, self._strict, self._loss = EntityCounts(), EntityCounts(), 0.0
 

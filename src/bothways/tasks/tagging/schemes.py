@@ -72,12 +72,12 @@ def chunks(tags: Iterable[str]) -> list[Chunk]:
     """Return the entities of a sequence by conlleval's rule. Tags that spell none count as O."""
     result: list[Chunk] = []
     before = _OUTSIDE
-    for place, tag in enumerate(tags):
+    for position, tag in enumerate(tags):
         part = tag_part(tag) or _OUTSIDE
         if _continues(before, part):
-            result[-1] = result[-1]._replace(end=place + 1)
+            result[-1] = result[-1]._replace(end=position + 1)
         elif part.prefix != OUTSIDE:
-            result.append(Chunk(part.type, place, place + 1))
+            result.append(Chunk(part.type, position, position + 1))
         before = part
     return result
 
@@ -118,16 +118,18 @@ def scheme_of(labels: Iterable[str]) -> Spelling:
     BIOES has E or S. In IOB2 every type has B, and the first tag of a type that occurs is B: so a
     type without B is IOB1's, and so are labels that list the I of every type before its B.
     """
-    places = {part: place for place, part in enumerate(map(tag_part, labels)) if part is not None}
-    if any(part.prefix in "ES" for part in places):
+    positions = {
+        part: position for position, part in enumerate(map(tag_part, labels)) if part is not None
+    }
+    if any(part.prefix in "ES" for part in positions):
         return "bioes"
     pairs = [
-        (place, places.get(TagPart("B", part.type)))
-        for part, place in places.items()
+        (position, positions.get(TagPart("B", part.type)))
+        for part, position in positions.items()
         if part.prefix == "I"
     ]
     without_b = any(begin is None for _, begin in pairs)
-    b_after_i = all(begin is None or begin > place for place, begin in pairs)
+    b_after_i = all(begin is None or begin > position for position, begin in pairs)
     return "iob1" if without_b or (pairs and b_after_i) else "iob2"
 
 

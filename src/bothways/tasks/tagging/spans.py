@@ -51,10 +51,10 @@ def read_spans(values: Any, column: str, where: str) -> list[CharacterSpan]:
         DataError: it is not a list of spans.
     """
     if not isinstance(values, list | tuple):
-        what = (
+        message = (
             f"column {column!r} holds {json.dumps(values, default=str)[:60]}, not a list of spans"
         )
-        raise DataError(what, where=where, fix=f"{FORM} Without an entity: [].")
+        raise DataError(message, where=where, fix=f"{FORM} Without an entity: [].")
     spans = [_read_span(value, column, where) for value in values]
     return sorted(spans, key=lambda span: (span.start, span.end))
 
@@ -73,12 +73,12 @@ def _read_span(value: Any, column: str, where: str) -> CharacterSpan:
     kind = kind[0] if isinstance(kind, list | tuple) and len(kind) == 1 else kind
     first, last = _offset(start), _offset(end)
     if first is None or last is None or not isinstance(kind, str) or not kind.strip():
-        shown = json.dumps(value, ensure_ascii=False, default=str)[:80]
-        raise DataError(f"column {column!r} holds {shown}, not a span", where=where, fix=FORM)
+        display = json.dumps(value, ensure_ascii=False, default=str)[:80]
+        raise DataError(f"column {column!r} holds {display}, not a span", where=where, fix=FORM)
     if isinstance(value, Mapping) and value.get("entity") == kind and kind[1:2] == "-":
-        what = f"column {column!r} holds {kind!r}, the tag of a token, not of an entity"
+        message = f"column {column!r} holds {kind!r}, the tag of a token, not of an entity"
         fix = 'Join the tokens of each entity: pipeline(…, aggregation_strategy="simple").'
-        raise DataError(what, where=where, fix=fix)
+        raise DataError(message, where=where, fix=fix)
     return CharacterSpan(first, last, kind.strip(), text if isinstance(text, str) else None)
 
 
@@ -109,16 +109,16 @@ def tag_words(
     tags = [OUTSIDE] * len(words)
     starts = {start: number for number, (start, _) in enumerate(words)}
     ends = {end: number for number, (_, end) in enumerate(words, 1)}
-    before = None
+    preceding = None
     for span in spans:
         first, last = _borders(text, span, where)
-        if before is not None and span.start < before.end:
-            what = f"the spans {before} and {span} overlap"
+        if preceding is not None and span.start < preceding.end:
+            message = f"the spans {preceding} and {span} overlap"
             fix = "Keep one of them: each word has one tag."
-            raise DataError(what, where=where, fix=fix)
+            raise DataError(message, where=where, fix=fix)
         if first not in starts or last not in ends:
             raise _cut(text, words, spans, span, where, splitter)
-        begin, end, before = starts[first], ends[last], span
+        begin, end, preceding = starts[first], ends[last], span
         tags[begin:end] = [f"B-{span.type}", *[f"I-{span.type}"] * (end - begin - 1)]
     return tuple(tags)
 
@@ -127,17 +127,19 @@ def _borders(text: str, span: CharacterSpan, where: str) -> tuple[int, int]:
     """Return the first character of a span and the one after its last, without white space."""
     inside = text[span.start : span.end] if 0 <= span.start <= span.end else ""
     if not 0 <= span.start <= span.end <= len(text):
-        what = f"the span {span} is not in the text of {len(text):,} characters"
-        raise DataError(what, where=where, fix=_OFFSETS)
+        message = f"the span {span} is not in the text of {len(text):,} characters"
+        raise DataError(message, where=where, fix=_OFFSETS)
     if not inside.strip():
-        what = f"the span {span} is empty" if not inside else f"the span {span} is white space"
-        raise DataError(what, where=where, fix=f"Remove it, or correct it. {_OFFSETS}")
+        message = f"the span {span} is empty" if not inside else f"the span {span} is white space"
+        raise DataError(message, where=where, fix=f"Remove it, or correct it. {_OFFSETS}")
     if span.text is not None and span.text.split() != inside.split():
-        what = f"the span {span} is {inside[:40]!r} in the text, and {span.text[:40]!r} in the data"
+        message = (
+            f"the span {span} is {inside[:40]!r} in the text, and {span.text[:40]!r} in the data"
+        )
         units = text.encode("utf-16-le", "surrogatepass")[2 * span.start : 2 * span.end]
         if units.decode("utf-16-le", "replace").split() == span.text.split():
-            what += ", by offsets in UTF-16"
-        raise DataError(what, where=where, fix=_OFFSETS)
+            message += ", by offsets in UTF-16"
+        raise DataError(message, where=where, fix=_OFFSETS)
     return (
         span.start + len(inside) - len(inside.lstrip()),
         span.end - len(inside) + len(inside.rstrip()),
@@ -155,7 +157,7 @@ def _cut(
     """Return the error for a span that cuts a word, with the nearest borders of words."""
     touched = [(start, end) for start, end in words if start < span.end and end > span.start]
     start, end = touched[0][0], touched[-1][1]
-    what = (
+    message = (
         f"the span {span} {text[span.start : span.end][:40]!r} cuts a word; the nearest borders of "
         f"words are {start}–{end} ({text[start:end][:40]!r})"
     )
@@ -165,7 +167,7 @@ def _cut(
         if other != splitter and _fits(text, spans, where, other):
             fix += f", or split all texts in another way: task.splitter={other}"
             break
-    return DataError(what, where=where, fix=f"{fix}.")
+    return DataError(message, where=where, fix=f"{fix}.")
 
 
 def _fits(text: str, spans: Many[CharacterSpan], where: str, splitter: Splitter) -> bool:

@@ -78,7 +78,7 @@ FIRST_AND_LAST = TagColumns()
 
 
 def choose_columns(
-    row: Row, where: str, asked: TagColumns, usual: TagColumns, labelled: bool | None
+    row: Row, where: str, requested: TagColumns, defaults: TagColumns, labelled: bool | None
 ) -> TagColumns:
     """Return the columns to read from a table; see `text_examples.choose_columns`.
 
@@ -86,21 +86,23 @@ def choose_columns(
         row: the first row: its values decide between words and texts.
     """
     names = tuple(row)
-    label = asked.label if labelled is not False else None
-    require_columns((asked.text, label, asked.document, asked.sentence), names, where, _HOW)
-    text = next((name for name in (asked.text, usual.text) if name in names), None)
+    label = requested.label if labelled is not False else None
+    require_columns(
+        (requested.text, label, requested.document, requested.sentence), names, where, _HOW
+    )
+    text = next((name for name in (requested.text, defaults.text) if name in names), None)
     if text is None:
         text = _guess_text(row, where, labelled=labelled is not False)
     known = _usual_labels(row, text)
     if labelled is None:
-        labelled = usual.label in names or bool(known)
+        labelled = defaults.label in names or bool(known)
     if labelled:
-        label = next((name for name in (asked.label, usual.label) if name in names), None)
+        label = next((name for name in (requested.label, defaults.label) if name in names), None)
         label = label or guess_column("tags", known or TAGS, names, where, _HOW)
     document, sentence = (
-        wanted or (other if other in names else None)
-        for wanted, other in (
-            (asked.document, usual.document), (asked.sentence, usual.sentence),
+        primary or (other if other in names else None)
+        for primary, other in (
+            (requested.document, defaults.document), (requested.sentence, defaults.sentence),
         )
     )  # fmt: skip
     return TagColumns(text, label, document, sentence)
@@ -150,7 +152,7 @@ class ArrangedRows(NamedTuple):
 
 
 def arrange_rows(
-    rows: Iterable[TableRow], asked: TagColumns, usual: TagColumns, *, labelled: bool
+    rows: Iterable[TableRow], requested: TagColumns, defaults: TagColumns, *, labelled: bool
 ) -> ArrangedRows:
     """Return rows of which each is an example.
 
@@ -166,14 +168,14 @@ def arrange_rows(
     rows = map(_plain_row, rows)
     if labelled:
         rows = _without_skipped(rows, notes)
-    first = next(rows, None)
-    if first is None:
+    head_row = next(rows, None)
+    if head_row is None:
         return ArrangedRows(iter(()), notes)
-    rest = itertools.chain([first], rows)  # unlike a generator, goes on after an error
-    columns = _word_columns(first, asked, usual, labelled=labelled)
+    all_rows = itertools.chain([head_row], rows)  # unlike a generator, goes on after an error
+    columns = _word_columns(head_row, requested, defaults, labelled=labelled)
     if columns is None:
-        return ArrangedRows(rest, notes)
-    return ArrangedRows(_joined_rows(rest, columns), notes, columns.sentence)
+        return ArrangedRows(all_rows, notes)
+    return ArrangedRows(_joined_rows(all_rows, columns), notes, columns.sentence)
 
 
 def _plain_row(row: TableRow) -> TableRow:
@@ -191,16 +193,22 @@ def _from_label_studio(data: Mapping[str, Any], done: list[Any], where: str) -> 
     texts = [name for name, value in data.items() if isinstance(value, str)]
     name = "text" if "text" in texts else texts[0] if len(texts) == 1 else None
     if name is None:
-        what = f"has {quantity(len(texts), 'text(s)')} in its data ({', '.join(texts) or 'none'})"
-        raise DataError(what, where=where, fix='Call the text "text".')
+        message = (
+            f"has {quantity(len(texts), 'text(s)')} in its data ({', '.join(texts) or 'none'})"
+        )
+        raise DataError(message, where=where, fix='Call the text "text".')
     results = [
-        [item["value"] for item in each.get("result", ()) if "labels" in item.get("value", {})]
-        for each in done
-        if isinstance(each, Mapping) and not each.get("was_cancelled")
+        [
+            item["value"]
+            for item in annotation.get("result", ())
+            if "labels" in item.get("value", {})
+        ]
+        for annotation in done
+        if isinstance(annotation, Mapping) and not annotation.get("was_cancelled")
     ]
     if any(result != results[0] for result in results):
-        what = f"has {len(results)} annotations that differ"
-        raise DataError(what, where=where, fix="Export one annotation of each text.")
+        message = f"has {len(results)} annotations that differ"
+        raise DataError(message, where=where, fix="Export one annotation of each text.")
     return {**data, "text": data[name], "entities": results[0] if results else _NOBODY}
 
 
@@ -228,28 +236,28 @@ def _skipped(values: Any) -> str | None:
 
 
 def _word_columns(
-    first: TableRow, asked: TagColumns, usual: TagColumns, *, labelled: bool
+    head_row: TableRow, requested: TagColumns, defaults: TagColumns, *, labelled: bool
 ) -> TagColumns | None:
     """Return the columns of a table with a word in each row; None for another table."""
-    row = first.values
+    row = head_row.values
     if not isinstance(row, Mapping):
         return None
     names = [*row]
 
-    def choose(wanted: str | None, other: str | None, known: Many[str]) -> str | None:
+    def choose(primary: str | None, other: str | None, known: Many[str]) -> str | None:
         """Return the column that is asked for, or usual, or has a known name."""
-        exact = [name for name in (wanted, other) if name in names]
+        exact = [name for name in (primary, other) if name in names]
         return next(iter((*exact, *usual_columns(known, names))), None)
 
     numbers = [name for name in names if _SENTENCE.fullmatch(name.strip())]
-    sentence = choose(asked.sentence, usual.sentence, numbers)
-    word = choose(asked.text, usual.text, (*WORDS, *WORD))
-    tag = choose(asked.label, usual.label, (*TAGS, *TAG)) if labelled else None
+    sentence = choose(requested.sentence, defaults.sentence, numbers)
+    word = choose(requested.text, defaults.text, (*WORDS, *WORD))
+    tag = choose(requested.label, defaults.label, (*TAGS, *TAG)) if labelled else None
     if sentence is None or word is None or word == sentence or not isinstance(row[word], str):
         return None
     if labelled and (tag is None or not isinstance(row[tag], str | int)):
         return None
-    explicit = sentence in (asked.sentence, usual.sentence)
+    explicit = sentence in (requested.sentence, defaults.sentence)
     if not labelled and not explicit and word.lower() not in (*WORDS, *WORD):
         return None
     return TagColumns(word, tag, sentence=sentence)
@@ -288,12 +296,12 @@ def _word(row: TableRow, column: str) -> str:
     value = cell_of(row.values, column, row.where)
     if isinstance(value, str | int):
         return str(value)
-    what = f"column {column!r} holds {type(value).__name__}, not a word"
+    message = f"column {column!r} holds {type(value).__name__}, not a word"
     fix = (
         "Write the word. pandas reads words such as NA and null as missing: "
         "read_csv(…, keep_default_na=False)."
     )
-    raise DataError(what, where=row.where, fix=fix)
+    raise DataError(message, where=row.where, fix=fix)
 
 
 def kind_of(value: Any) -> str:
@@ -305,11 +313,11 @@ def kind_of(value: Any) -> str:
 
 def not_words(column: str, value: Any, where: str, *, labelled: bool) -> DataError:
     """Return the error for a value that is neither a list of words nor a text."""
-    what = f"column {column!r} holds {kind_of(value)}, not a list of words"
+    message = f"column {column!r} holds {kind_of(value)}, not a list of words"
     fix = 'Each row is like {"words": ["In", "Oslo"], "tags": ["O", "B-LOC"]}.'
     if labelled and isinstance(value, str):
         fix += (
             f" {FORM} For a word in each row name the sentences: task.columns.sentence=NAME. For "
             f"labels of texts: {argument(task='classify')}."
         )
-    return DataError(what, where=where, fix=fix)
+    return DataError(message, where=where, fix=fix)

@@ -135,8 +135,10 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         self, source: str, columns: table_rows.TagColumns | None = None, *, labelled: bool = True
     ) -> base.Reading[TagExample]:
         """Open a source and stream its examples; see `Task.read`."""
-        asked = columns or table_rows.FIRST_AND_LAST
-        file = open_tagged(source, asked, self.columns, labelled=labelled, splitter=self.splitter)
+        requested = columns or table_rows.FIRST_AND_LAST
+        file = open_tagged(
+            source, requested, self.columns, labelled=labelled, splitter=self.splitter
+        )
         task = self.with_columns(file.columns)
         if self.context == "document":
             unused = file.unused
@@ -214,13 +216,15 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
     def passages(self, examples: Many[TagExample]) -> Many[Hashable]:
         """Return the number of each sentence's document; without several, the words."""
         keys, document = list[Hashable](), 0
-        last: TagExample | None = None
+        previous: TagExample | None = None
         for example in examples:
-            goes_on = last is not None and example.before and example.before[-1] == last.words
+            goes_on = (
+                previous is not None and example.before and example.before[-1] == previous.words
+            )
             document += not goes_on
-            alone = not example.before and not example.after
-            keys.append(example.words if alone else document)
-            last = example
+            is_alone = not example.before and not example.after
+            keys.append(example.words if is_alone else document)
+            previous = example
         return keys if len({*keys}) > 1 else [example.words for example in examples]
 
     def stratum(self, example: TagExample) -> Hashable:
@@ -244,11 +248,11 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         if example.tags is None:
             return None
         tags = as_labels(example.tags, labels) if self.spells(labels) else example.tags
-        for number, (given, tag) in enumerate(zip(example.tags, tags, strict=True), 1):
+        for number, (original, tag) in enumerate(zip(example.tags, tags, strict=True), 1):
             if tag not in labels:
-                spelled = "" if given == tag else f" (in the model's scheme {tag!r})"
-                what = f"tag {given!r} of word {number}{spelled}"
-                raise base.unknown_label(what, tag, labels, example.where)
+                spelled = "" if original == tag else f" (in the model's scheme {tag!r})"
+                message = f"tag {original!r} of word {number}{spelled}"
+                raise base.unknown_label(message, tag, labels, example.where)
         return tags
 
     def encode(
@@ -259,7 +263,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         Its positions are the first tokens of words; with another `aggregation`, all tokens, of
         which only the first has a label.
         """
-        index = {label: place for place, label in enumerate(labels)}
+        index = {label: position for position, label in enumerate(labels)}
         sentences = (words for e in examples for words in (e.words, *e.before, *e.after))
         rows, room = _tokenized(sentences, tokenizer), length - tokenizer.template.single
         results = []
@@ -269,10 +273,10 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
                 [IGNORED if tag is None else index[tag] for tag in tags], dtype=np.int64
             )
             row = rows[example.words]
-            before, after = (
+            preceding, following = (
                 [rows[words].ids for words in some] for some in (example.before, example.after)
             )
-            surrounded = row.surrounded(before, after, room)
+            surrounded = row.surrounded(preceding, following, room)
             sequences, missed, counts = self._windows(surrounded, targets, tokenizer, room)
             word_tokens = () if self.aggregation == "first" else tuple(counts)
             results.append(EncodedSentence(sequences, len(row.ids), missed, word_tokens))
@@ -286,22 +290,22 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         Returns:
             The windows, the number of tokens in none of them, and the outputs of each word.
         """
-        parts = windows(len(row.ids), room, self.stride or max(1, room // 2), full=True)
-        owner = owners(row.starts, parts, room)
+        chunks = windows(len(row.ids), room, self.stride or max(1, room // 2), full=True)
+        owner = owners(row.starts, chunks, room)
         used = np.unique(owner) if len(owner) else np.zeros(1, dtype=np.int64)
         sequences, counts = [], list[int]()
         first = len(tokenizer.template.before)
         for window in used.tolist():
-            part, mine = parts[window], owner == window
+            chunk, mine = chunks[window], owner == window
             starts, goals = row.starts[mine], labels[mine]
             if self.aggregation != "first":
-                stops = np.minimum(row.stops[mine], part.stop)
+                stops = np.minimum(row.stops[mine], chunk.stop)
                 counts += (stops - starts).tolist()
                 starts, goals = _all_tokens(starts, stops, goals)
-            target = TokenTargets(starts - part.start + first, goals)
-            bare = assemble(row.ids[part.start : part.stop], None, tokenizer.template)
+            target = TokenTargets(starts - chunk.start + first, goals)
+            bare = assemble(row.ids[chunk.start : chunk.stop], None, tokenizer.template)
             sequences.append(Sequence(bare.ids, bare.segments, {"tag": target}))
-        missed = _missed([parts[window] for window in used.tolist()], len(row.ids))
+        missed = _missed([chunks[window] for window in used.tolist()], len(row.ids))
         return tuple(sequences), missed, counts
 
     def decode(
@@ -318,7 +322,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         if isinstance(encoded, EncodedSentence) and encoded.word_tokens:
             probabilities = self._aggregated(probabilities, encoded.word_tokens)
             logits = probabilities
-        tags = tuple(labels[place] for place in logits.argmax(1))
+        tags = tuple(labels[position] for position in logits.argmax(1))
         entities = None
         if self.spells(labels):
             entities = _entities(example, tags, probabilities.max(1))
@@ -338,14 +342,14 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
     ) -> base.Metrics:
         """Return the metrics of `TagCounts.scores`."""
         counts = TagCounts(labels, self.spells(labels))
-        index = {label: place for place, label in enumerate(labels)}
+        index = {label: position for position, label in enumerate(labels)}
         for example, prediction in results:
             tags = self._known(example, labels)
-            chosen = np.ones(1)
+            selected = np.ones(1)
             if tags:
                 columns = [index[tag] for tag in tags]
-                chosen = prediction.probabilities[np.arange(len(tags)), columns]
-            counts.add(tags, prediction.tags, -float(np.log(np.maximum(chosen, TINY)).sum()))
+                selected = prediction.probabilities[np.arange(len(tags)), columns]
+            counts.add(tags, prediction.tags, -float(np.log(np.maximum(selected, TINY)).sum()))
         if not counts.words:
             raise base.nothing_to_score("word")
         return counts.scores()
@@ -354,8 +358,8 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         """Return the F1 of the sentence's entities, 1 without any; the accuracy of plain tags."""
         tags = self._known(example, labels)
         if not self.spells(labels):
-            right = [a == b for a, b in zip(tags, prediction.tags, strict=True)]
-            return float(np.mean(right)) if tags else 1.0
+            correct = [a == b for a, b in zip(tags, prediction.tags, strict=True)]
+            return float(np.mean(correct)) if tags else 1.0
         counts = EntityCounts()
         counts.add(chunks(tags), chunks(prediction.tags))
         return counts.scores()["f1"] if counts.expected or counts.predicted else 1.0
@@ -393,14 +397,14 @@ class _Row:
         starts = stops - np.array([len(ids) for ids in words], dtype=np.int64)
         return cls(np.concatenate([_NO_IDS, *words]), starts, stops)
 
-    def surrounded(self, before: list[Ids], after: list[Ids], room: int) -> _Row:
+    def surrounded(self, preceding: list[Ids], following: list[Ids], room: int) -> _Row:
         """Return the sentence with as much context as fits, evenly if both sides have enough."""
         spare = max(0, room - len(self.ids))
-        left_ids, right_ids = (np.concatenate([_NO_IDS, *rows]) for rows in (before, after))
-        right = min(len(right_ids), max(spare // 2, spare - len(left_ids)))
-        left = min(len(left_ids), spare - right)
-        ids = [left_ids[len(left_ids) - left :], self.ids, right_ids[:right]]
-        return _Row(np.concatenate(ids), self.starts + left, self.stops + left)
+        left_ids, right_ids = (np.concatenate([_NO_IDS, *rows]) for rows in (preceding, following))
+        right_count = min(len(right_ids), max(spare // 2, spare - len(left_ids)))
+        left_count = min(len(left_ids), spare - right_count)
+        ids = [left_ids[len(left_ids) - left_count :], self.ids, right_ids[:right_count]]
+        return _Row(np.concatenate(ids), self.starts + left_count, self.stops + left_count)
 
 
 def _tokenized(
@@ -431,12 +435,12 @@ def _all_tokens(
     return np.concatenate([starts[:0], *positions]), spread
 
 
-def _missed(parts: Many[TextWindow], tokens: int) -> int:
+def _missed(chunks: Many[TextWindow], tokens: int) -> int:
     """Return the number of tokens in no window: those of a word that is longer than one."""
     covered = end = 0
-    for part in parts:
-        covered += part.stop - max(part.start, end)
-        end = part.stop
+    for chunk in chunks:
+        covered += chunk.stop - max(chunk.start, end)
+        end = chunk.stop
     return tokens - covered
 
 

@@ -86,17 +86,17 @@ def _split_by_rules(text: str) -> list[tuple[int, int]]:
     for clitic in _CLITIC.finditer(text):
         letters[clitic.start()] = "`"
     addresses = itertools.chain(_addresses(text), [(len(text), len(text), len(text))])
-    shape, spans, place, address = "".join(letters), [], 0, next(addresses)
-    while place < len(text):
-        while address[1] <= place < len(text):
+    shape, spans, position, address = "".join(letters), [], 0, next(addresses)
+    while position < len(text):
+        while address[1] <= position < len(text):
             address = next(addresses)
-        if (word := _URL.match(text, place)) is not None:
+        if (word := _URL.match(text, position)) is not None:
             spans.append(word.span())
-        elif address[0] <= place:
-            spans.append((place, address[2]))
-        elif (word := _TITLE.match(text, place) or _SHAPE.match(shape, place)) is not None:
+        elif address[0] <= position:
+            spans.append((position, address[2]))
+        elif (word := _TITLE.match(text, position) or _SHAPE.match(shape, position)) is not None:
             spans.append(word.span())
-        place = spans[-1][1] if spans and spans[-1][0] == place else place + 1
+        position = spans[-1][1] if spans and spans[-1][0] == position else position + 1
     return spans
 
 
