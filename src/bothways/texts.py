@@ -133,7 +133,7 @@ def build_corpus(  # noqa: PLR0913 – one option per question
 
 
 def choice(name: str, options: Mapping[str, Any], location: str) -> Any:
-    """Return what has this name; another name is a ConfigError at `location`."""
+    """Look up a name; an unknown one is a ConfigError at `location`."""
     if name not in options:
         message = f"unknown {location} {name!r}"
         raise ConfigError(message, where=location, fix=f"Choose one of {', '.join(options)}.")

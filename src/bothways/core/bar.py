@@ -88,7 +88,7 @@ class _NotebookLine:
         self.show(name)
 
     def advance(self, done: float | int, note: str | None = None) -> None:
-        """Show how much is done, and the time left."""
+        """Show progress and the remaining time."""
         current = time.monotonic()
         if current - self._shown < _UPDATE_SECONDS:
             return

@@ -31,7 +31,7 @@ _SHOWN = 50
 
 
 def head_note(scores: Scores) -> str:
-    """Return what a new head means for the values before, and whether it has learned anything."""
+    """Explain the values before adaptation of a new head, and whether it has learned anything."""
     weak = [
         frequencies
         for metrics in scores.values()

@@ -358,7 +358,7 @@ def forecast_run(
 def _remarks(
     settings: PretrainConfig, hardware: Hardware, demand: MemoryDemand, seconds: Mapping[str, float]
 ) -> Iterator[str]:
-    """Yield what makes a run slow: updates and exchange, and on cards launches of kernels."""
+    """Yield causes of a slow run: updates and exchange, and on cards launches of kernels."""
     overhead = seconds["updates"] + seconds["exchange"]
     if overhead > seconds["training"] / 2:
         share = overhead / (overhead + seconds["training"])
@@ -438,7 +438,7 @@ def _operations(settings: PretrainConfig) -> list[float]:
 
 
 def _recomputed(settings: PretrainConfig, length: int) -> float:
-    """Return how much longer a step takes for computing the blocks again."""
+    """Return the relative time of a step for recomputing the blocks."""
     encoder = settings.encoder
     if not settings.training.recompute:
         return 1.0

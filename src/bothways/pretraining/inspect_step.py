@@ -146,7 +146,7 @@ def inspect_step(
 
 
 def recorded_data(folder: Path) -> RunData:
-    """Return what a run read besides its settings.
+    """Return the recorded data of a run, besides its settings.
 
     Raises:
         CheckpointError: the folder has no such record.

@@ -80,7 +80,7 @@ class PretrainResult:
         return model
 
     def finished(self, training: Training) -> bool:
-        """Return whether the run reached its configured end."""
+        """Return True if the run reached its configured end."""
         return self.progress.finished(training.end)
 
 

@@ -61,7 +61,7 @@ def task_kind(name: str) -> str:
 
 
 def is_task(name: str) -> bool:
-    """Return whether a task has this name or alias."""
+    """Return True if a task has this name or alias."""
     return name in ALL_TASKS or _plain(name) in {*ALL_TASKS, *ALIASES}
 
 

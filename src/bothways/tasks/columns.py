@@ -326,7 +326,7 @@ def unlabelled_marks(labels: Iterable[str]) -> frozenset[str]:
 
 
 def is_absent(value: Any) -> bool:
-    """Return whether a value is null or NaN; tables of numbers may write NaN as a text."""
+    """Return True if a value is null or NaN; tables of numbers may write NaN as a text."""
     return value is None or (isinstance(value, float | str) and str(value).strip().lower() == "nan")
 
 

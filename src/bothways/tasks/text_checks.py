@@ -110,7 +110,7 @@ def check_case(labels: Many[str]) -> list[Finding]:
 
 
 def _hides(label: str) -> bool:
-    """Return whether a label looks like another text: by invisible or combining characters."""
+    """Return True if a label looks like another text: by invisible or combining characters."""
     return any(unicodedata.category(letter) in {"Cf", "Mn", "Zs"} for letter in label)
 
 

@@ -164,6 +164,6 @@ class StepRates:
                 assert_never(duration)
 
     def times(self, interval_length: Duration | None, steps: float) -> int:
-        """Return how often a run of `steps` reaches the end of an interval; its own end counts."""
+        """Count the ends of intervals in a run of `steps`; its own end counts."""
         interval = None if interval_length is None else self.steps(interval_length)
         return 1 if interval is None else max(1, math.ceil(steps / interval - 1e-9))

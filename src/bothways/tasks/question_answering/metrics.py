@@ -42,7 +42,7 @@ def normalised(text: str) -> str:
 
 
 def unspaced(context: str) -> bool:
-    """Return whether at least half of the letters of a text are ideographs or kana."""
+    """Return True if at least half of the letters of a text are ideographs or kana."""
     count = len(_UNSPACED.findall(context))
     return count > 0 and 2 * count >= len(_LETTER.findall(context))
 

@@ -188,7 +188,7 @@ class QuestionAnsweringTask(base.Task[Question, AnswerPrediction]):
         return {"f1": "highest", "em": "highest", "f1_best": "highest"}
 
     def stratum(self, example: Question) -> Hashable:
-        """Return whether there is no answer."""
+        """Return True if there is no answer."""
         return example.impossible
 
     def texts(self, example: Question) -> tuple[str, ...]:

@@ -114,7 +114,7 @@ def _check_rows(examples: Many[TagExample]) -> list[Finding]:
 
 
 def _numbers(first: int, words: Many[str]) -> tuple[str, ...]:
-    """Return as many numbers as there are words."""
+    """Return numbers, one for each word."""
     return tuple(map(str, range(first, first + len(words))))
 
 

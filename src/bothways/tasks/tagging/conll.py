@@ -256,7 +256,7 @@ class _Roles:
         }
 
     def _precedes_words(self, at: int) -> bool:
-        """Return whether a column of words can follow."""
+        """Return True if a column of words can follow."""
         return at + 1 < self.width and at + 1 not in self.entities
 
     def key_of(self, tag: int | None) -> str | None:
@@ -292,7 +292,7 @@ def _entity_types(values: list[str]) -> set[str] | None:
 
 
 def _counts(sentences: list[list[str]]) -> bool:
-    """Return whether a column counts from 0 or 1, in each sentence or in all of them."""
+    """Return True if a column counts from 0 or 1, in each sentence or in all of them."""
     start, preceding, largest = -1, -1, 0
     for column in sentences:
         first = True
@@ -309,7 +309,7 @@ def _counts(sentences: list[list[str]]) -> bool:
 
 
 def _numbers_sentences(sentences: list[list[str]]) -> bool:
-    """Return whether a column has the number of the sentence in each row."""
+    """Return True if a column has the number of the sentence in each row."""
     values = [value for column in sentences for value in column]
     if not all(value.isdecimal() and value.isascii() for value in values):
         return False
@@ -334,7 +334,7 @@ def _entity_keys(values: list[str]) -> list[str]:
 
 
 def _are_brackets(values: list[str]) -> bool:
-    """Return whether a column holds spans in brackets, which do not nest."""
+    """Return True if a column holds spans in brackets, which do not nest."""
     depth, opened = 0, 0
     for value in values:
         match = _BRACKETS.fullmatch(value)
@@ -396,7 +396,7 @@ def read_columns(
 
 
 def are_columns(lines: Iterable[str]) -> bool:
-    """Return whether all lines are words with entity tags, and at least two are."""
+    """Return True if all lines are words with entity tags, and at least two are."""
     rows = [
         _fields(line)
         for line in lines
@@ -443,7 +443,7 @@ def _sentences(
 
 
 def _is_comment(line: str, fields: list[str], layout: ColumnLayout, *, begun: bool) -> bool:
-    """Return whether a line is a comment, not a word.
+    """Return True if a line is a comment, not a word.
 
     Args:
         begun: a word of the sentence precedes it.

@@ -163,14 +163,14 @@ def _head(path: Path) -> list[str]:
 
 
 def _is_lines(source: str, path: Path, suffix: str) -> bool:
-    """Return whether a source to predict has a text in each line."""
+    """Return True if a source to predict has a text in each line."""
     if text_io.is_stream(source):
         return True
     return suffix == ".txt" and not (path.is_file() and conll.are_columns(_head(path)))
 
 
 def _has_texts(path: Path, requested: str | None) -> bool:
-    """Return whether a .tsv is a table with a column of texts."""
+    """Return True if a .tsv is a table with a column of texts."""
     if requested is not None:
         return not requested.isdecimal()
     return any(name in table_rows.TEXTS for line in _head(path)[:1] for name in line.split("\t"))
@@ -321,7 +321,7 @@ def example_of(
 
 
 def _are_tags(value: Any) -> bool:
-    """Return whether a value is a tag or a list of tags, not of spans."""
+    """Return True if a value is a tag or a list of tags, not of spans."""
     if isinstance(value, list | tuple):
         return any(isinstance(item, str | int) for item in value)
     return isinstance(value, str | int)

@@ -64,7 +64,7 @@ def tag_part(tag: str) -> TagPart | None:
 
 
 def spells_entities(tags: Iterable[str]) -> bool:
-    """Return whether all tags are "O" or a prefix with a type."""
+    """Return True if all tags are "O" or a prefix with a type."""
     return all(tag_part(tag) is not None for tag in tags)
 
 
@@ -178,6 +178,6 @@ def flaws(tags: Many[str], scheme: Spelling) -> list[int]:
 
 
 def _breaks(before: TagPart, part: TagPart, after: TagPart) -> bool:
-    """Return whether a BIOES tag continues nothing, or is left open."""
+    """Return True if a BIOES tag continues nothing, or is left open."""
     lost = part.prefix in "IE" and not _continues(before, part)
     return lost or (part.prefix in "BI" and not _continues(part, after))

@@ -171,7 +171,7 @@ def _cut(
 
 
 def _fits(text: str, spans: Many[CharacterSpan], where: str, splitter: Splitter) -> bool:
-    """Return whether all spans begin and end where words of another splitter do."""
+    """Return True if all spans begin and end where words of another splitter do."""
     words = split_words(text, splitter)
     starts, ends = {start for start, _ in words}, {end for _, end in words}
     try:

@@ -133,7 +133,7 @@ def _usual_labels(row: Row, text: str) -> list[str]:
 
 
 def _are_spans(value: Any) -> bool:
-    """Return whether a value is a list of objects, such as the tokens of Prodigy."""
+    """Return True if a value is a list of objects, such as the tokens of Prodigy."""
     return isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value)
 
 

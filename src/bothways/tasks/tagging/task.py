@@ -197,7 +197,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         return (OUTSIDE, *(f"{prefix}-{kind}" for kind in types_of(tags) for prefix in "BI"))
 
     def spells(self, labels: Iterable[str]) -> bool:
-        """Return whether these tags spell entities."""
+        """Return True if these tags spell entities."""
         return self.scheme != "plain" and spells_entities(labels)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:

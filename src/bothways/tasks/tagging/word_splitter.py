@@ -76,7 +76,7 @@ def choose_splitter(words: Iterable[str]) -> Splitter:
 
 
 def _is_wide_letter(character: str) -> bool:
-    """Return whether a character is an ideograph, kana or hangul."""
+    """Return True if a character is an ideograph, kana or hangul."""
     wide = unicodedata.east_asian_width(character) in "WF"
     return wide and unicodedata.category(character) == "Lo"
 
@@ -101,7 +101,7 @@ def _split_by_rules(text: str) -> list[tuple[int, int]]:
 
 
 def _addresses(text: str) -> Iterator[tuple[int, int, int]]:
-    """Yield where the name of each e-mail address begins, its "@", and its end."""
+    """Yield the offsets of each e-mail address: its name, its "@" and its end."""
     for host in _HOST.finditer(text):
         start = at = host.start()
         while start and _NAME.match(text, start - 1):

@@ -63,7 +63,7 @@ def choose_parallelism(
     device: torch.device,
     progress: Progress = SILENT,
 ) -> Plan:
-    """Return how the ranks hold the model: one copy each, or one between them.
+    """Choose the parallelism: a copy of the model on each rank, or one shared by all.
 
     "auto" lets them share it if whole copies do not fit (`MemoryDemand.fits`) in the memory of the
     rank with the least. All ranks call this; they are connected.

@@ -85,7 +85,7 @@ class BlockSizes(NamedTuple):
 
     @classmethod
     def of(cls, models: Models, parameters: int) -> BlockSizes:
-        """Return those of models with this number of parameters; a shared block is one."""
+        """Return the sizes of the blocks of models; a shared block counts once."""
         sizes = []
         for config, heads in models:
             with without_weights():
@@ -335,7 +335,7 @@ class MomentBytes(NamedTuple):
 
 
 def moment_bytes(config: optimizers.OptimizerConfig | optimizers.OptimizerFactory) -> MomentBytes:
-    """Return what an optimizer keeps, found by one update of a small matrix of each kind.
+    """Measure the state of an optimizer by one update of a small matrix of each kind.
 
     Values that an optimizer has once for a row or a parameter, such as its step, are not counted.
 
