@@ -91,7 +91,7 @@ def load_model(
 
     Args:
         folder: a model folder, the folder of a run, or a Hub id.
-        heads: the model's heads, with the pooler that they read; `None` for those of the folder.
+        heads: the model's heads, with the pooler that they read; `None` for the folder's.
         fresh: kinds of heads that start at random, such as the label head of a new task.
 
     Raises:

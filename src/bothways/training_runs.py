@@ -54,10 +54,10 @@ def pretrain(  # noqa: PLR0913 – one option per question
 
     Args:
         corpus: a corpus, its folder or its URL, or several: a list of folders, whose names are
-            those of the corpora, or a mapping from names to corpora or folders; the setting
+            the corpora's, or a mapping from names to corpora or folders; the setting
             `mixture` says how often each is read.
         model: a preset such as "bert-base", or an encoder configuration; vocabulary and padding are
-            those of the corpus. `None` for "bert-mini"; with `start`, for the model there.
+            the corpus's. `None` for "bert-mini"; with `start`, for the model there.
         objective: a name such as "masked-lm", or an objective; `None` for the usual one of the
             model.
         until: end of the run, such as "2 hours", "3 epochs" or "10000 steps".

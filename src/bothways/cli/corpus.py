@@ -158,7 +158,7 @@ def inspect(
     seed: int = 0,
     verify: bool = False,
 ) -> None:
-    """Show a corpus: counts, lengths, some documents, and examples of what was left out.
+    """Show a corpus: counts, lengths, some documents, and examples of what was dropped.
 
     Parameters
     ----------

@@ -62,16 +62,16 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         Settings by dotted path or common name, such as metric=mcc warmup=0.06
         stability.layer_decay=0.9.
     lr
-        The peak learning rate; default: that of the recipe, which is by the width of the model for
+        The peak learning rate; default: the recipe's, which is by the width of the model for
         modern (5e-5 for BERT-base).
     batch_size
-        Examples per update; default: that of the recipe, 32 for modern.
+        Examples per update; default: the recipe's, 32 for modern.
     max_length
         The longest sequence in tokens, special tokens included; longer texts are cut. Default: the
         task's, or what holds 95 % of the training texts whole, if that is more.
     seeds
         Run several seeds: a count (5), a list (3,14,15), or heads × data orders (5x3). Each run
-        has a folder seed-N; model/ is that of the best run.
+        has a folder seed-N; model/ is the best run's.
     folds
         Cross-validation: run once per fold of TRAIN, which is then the dev data. Writes folds.json,
         and out_of_fold.jsonl with a prediction for each row.
@@ -178,7 +178,7 @@ def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> No
 
 
 def _dev_table(done: FinetuneResult) -> RenderableType:
-    """Return the metrics next to those of the majority baseline, where that has them."""
+    """Return the metrics next to the majority baseline's, where that has them."""
     columns = {"model": done.metrics}
     if done.baseline.keys() & done.metrics.keys():
         baseline = {name: done.baseline.get(name, math.nan) for name in done.metrics}

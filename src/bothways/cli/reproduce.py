@@ -163,7 +163,7 @@ def pretraining(  # noqa: PLR0913 – one option per question
         settings. By default small without a GPU.
     budget
         Length of each pre-training run: "20 minutes" gives all equal time, "5000 steps" equal
-        updates, "1e9 tokens" equal text. Default: 5 minutes (small), or that of the paper.
+        updates, "1e9 tokens" equal text. Default: 5 minutes (small), or the paper's.
     cells
         Comma-separated names of pre-training runs; default: all.
     tasks

@@ -53,7 +53,7 @@ def _marked(command: str | None, inputs: tuple[str, ...], values: Mapping[str, A
 
 
 def render(text: str, interface: Interface | None = None) -> str:
-    """Spell the parameters in a message for an interface; None for that of the process."""
+    """Spell the parameters in a message for an interface; None for the current process's."""
     spelled = interface or _interface
 
     def spell(match: re.Match[str]) -> str:

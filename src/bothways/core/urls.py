@@ -209,7 +209,7 @@ def _remote(url: Url, entry: dict[str, Any]) -> RemoteFile:
 def find_files(url: Url) -> list[RemoteFile] | None:
     """Return the files that a URL names: itself, those of a glob, or those below a folder by name.
 
-    Files whose names begin with a dot, and those in such folders, are left out of a folder.
+    Files whose names begin with a dot, and those in such folders, are dropped from a folder.
 
     Returns:
         None if there is no such file or folder.

@@ -344,7 +344,7 @@ def _record(
     """Name the values of a row; a short row lacks its last columns, a long one is an error.
 
     Args:
-        twice: values that are an error, too: those of the header, of files that were joined.
+        twice: values that are an error, too: the header's, of files that were joined.
     """
     if values == twice:
         fix = "Remove the line; were files joined?"

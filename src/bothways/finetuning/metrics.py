@@ -19,7 +19,7 @@ class Metric:
     """A metric of the dev data, for `bothways.finetune(metrics=…)`.
 
     Attributes:
-        function: takes the list of predictions and that of the examples, in the same order, and
+        function: takes the list of predictions and the list of examples, in the same order, and
             returns a number, or a dict of numbers by name.
         better: the direction in which it improves, "highest" or "lowest".
 

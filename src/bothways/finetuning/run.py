@@ -255,7 +255,7 @@ def conclude(
         losses: the training losses of the run, in order.
 
     Returns:
-        Its metrics and those of the majority baseline, empty without dev data; and the failure,
+        Its metrics and the majority baseline's, empty without dev data; and the failure,
         None if there is no sign of failure.
     """
     sequences, size = data.sequences, settings.microbatch_tokens

@@ -43,7 +43,7 @@ class Split:
 
     Attributes:
         group: the column of a table whose equal values stay together, such as a user or a patient.
-        seed: seed of the split; not that of the run, so that runs of several seeds compare.
+        seed: seed of the split; not the run's, so that runs of several seeds compare.
     """
 
     group: str | None = None

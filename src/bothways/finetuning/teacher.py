@@ -46,8 +46,8 @@ class LayerStage:
         layers: for `HiddenStates` and `AttentionScores`, the teacher's layer, from 1, for each of
             the student's; None spreads them evenly, the last for the last.
         training: its length and optimizer. The default is that of TinyBERT's code; its batch is
-            that of the run, and so are `recompute` and `compiled`. Copies of its checkpoints are
-            in the folder "layers" of those of the run, unless `keep.remote` names another place.
+            the run's, and so are `recompute` and `compiled`. Copies of its checkpoints are
+            in the folder "layers" of the run's checkpoints, unless `keep.remote` names another place.
     """
 
     losses: tuple[CosineStates | HiddenStates | AttentionScores | Relations, ...] = (

@@ -16,7 +16,7 @@ def heads_of(config: HFConfig, names: Iterable[str]) -> tuple[Head, ...]:
     """Return the heads of a folder whose tensors have these names.
 
     They are those of the class in `config.json`, or else those that the file holds tensors of.
-    A `classifier` of an unknown class is left out: its name does not determine what it reads.
+    A `classifier` of an unknown class is dropped: its name does not determine what it reads.
     """
     if config.heads is not None:
         return config.heads
@@ -52,7 +52,7 @@ def faults_of(
 ) -> dict[str, str]:
     """Return the faults of heads in a file with tensors of these shapes, by kind of head.
 
-    A head counts with the pooler if it reads that; complete heads are left out.
+    A head counts with the pooler if it reads that; complete heads are dropped.
     """
     has = None if config.architecture is None else config.architecture.heads
     faults = dict[str, str]()

@@ -74,7 +74,7 @@ class LoadedModel:
             or with a fresh one.
         problem: the purpose of the label head, if the folder names it.
         extra: the rest of `bothways.json`.
-        faults: why heads were left out: what the file lacks of them, by kind.
+        faults: why heads were dropped: what the file lacks of them, by kind.
         untrained: kinds of heads that the file holds with random values, since nothing read them.
         tokenizer_folder: the folder of the tokenizer, if it is another one, as for an adapter.
     """
@@ -159,7 +159,7 @@ def load_model(
 
     Args:
         source: the folder, or the model's id on the Hub.
-        heads: the model's heads, with the pooler that they read; None means those of the folder.
+        heads: the model's heads, with the pooler that they read; None means the folder's.
             Needed for a head from outside the library, whose class the folder cannot name.
         fresh: kinds of heads that start at random, even where the folder holds them. A pooler that
             one of them reads starts at random, too, if the model was saved without one.

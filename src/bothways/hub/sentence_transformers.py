@@ -438,7 +438,7 @@ def kept_files(folder: Path, model: Model, length: int | None = None) -> dict[st
     """Return the files of sentence-transformers for a model that was converted from a folder.
 
     Args:
-        length: its longest text in tokens; None for that of the folder.
+        length: its longest text in tokens; None for the folder's.
 
     Raises:
         FolderError: as `read_program_config`.

@@ -208,7 +208,7 @@ class Readout:
         pair_dropout: the rate on the vector that the pair head reads.
         span_dropout: the rate on the vectors that the span head reads.
         replaced: what the replaced-token head reads of a token: its vector, or the normed sum of
-            its vector and that of the first token.
+            its vector and the first token's.
         output: the output matrix of the masked LM and next-token heads: the token embedding, or
             one of the head's own ("untied").
     """

@@ -202,14 +202,14 @@ def recorded_projections(
 ) -> Iterator[dict[int, Float[Tensor, "tokens 3 heads d"]]]:
     """Collect the queries, keys and values that layers of a forward pass make, by layer from 1.
 
-    Of a layer with several blocks, those of the last one.
+    Of a layer with several blocks, the last one's.
 
         with recorded_projections(encoder, {12}) as found:
             encoder(batch)
         queries, keys, values = found[12].unbind(1)
 
     Queries and keys are as before rotary positions. Vectors of relative positions, which some
-    encoders project in the same product, follow those of the tokens.
+    encoders project in the same product, follow the tokens'.
     """
     recorded: dict[int, Tensor] = {}
     depth, calls = encoder.config.depth, itertools.count()

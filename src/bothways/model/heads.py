@@ -47,7 +47,7 @@ class HeadValue:
         raise NotImplementedError
 
     def reads_one_token(self, config: EncoderConfig) -> bool:
-        """Return True if it reads one token of each sequence, that of the pooler, and no other."""
+        """Return True if it reads one token of each sequence, the pooler's, and no other."""
         return False
 
     def reads_pooler(self, config: EncoderConfig) -> bool:

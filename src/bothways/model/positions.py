@@ -42,7 +42,7 @@ class Learned:
 
     Attributes:
         max_positions: the longest input, in tokens.
-        offset: rows of the table before that of the first position; RoBERTa has 2.
+        offset: rows of the table before the first position's; RoBERTa has 2.
         scaled: whether token vectors are multiplied by √width before positions are added (Vaswani
             et al. 2017, section 3.4).
         bias: what distances add to attention scores; None for nothing.

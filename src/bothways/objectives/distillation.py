@@ -283,7 +283,7 @@ class AttentionScores(StudentLoss):
             raise ConfigError(message, where=location, fix=fix)
 
     def projections(self, layers: LayerPairs, student: int, teacher: int) -> LayerPairs:
-        """Return all layers of the student with those of the teacher."""
+        """Return all layers of the student with the teacher's."""
         return layers
 
     def count(self, batch: Batch, student: EncoderConfig, teacher: EncoderConfig) -> float:

@@ -70,7 +70,7 @@ class ReplacedLMModule(ReplacedTokensModule):
     """
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
-        """Return the generator's loss "masked" and that of the restored tokens, "replaced"."""
+        """Return the generator's loss "masked" and the restored tokens', "replaced"."""
         loss, index, drawn, _ = self.generate(batch)
         judged = torch.as_tensor(batch.target("replaced", Replacements).judged)
         masked = batch.target("masked", TokenTargets)

@@ -9,14 +9,14 @@ discriminator learns to detect, at every token, whether it was replaced:
     discriminator   the  guest   cooked  the  meal      replaced: 0 1 0 0 0
 
 A drawn token that equals the original counts as original. No gradient passes through the draw. The
-loss is that of the generator plus 50 times that of the discriminator. The two networks may share
+loss is that of the generator plus 50 times the discriminator's. The two networks may share
 the embedding (`Sharing`).
 
 Google's code draws the masked positions with replacement; here they are distinct.
 
 DeBERTa's code updates the generator first, and then the discriminator with the table that the
 generator has just changed. Here both have one backward pass and one update. Since no gradient of
-the discriminator's loss reaches the generator, the gradients are those of the two updates, except
+the discriminator's loss reaches the generator, the gradients are the two updates', except
 that the discriminator reads the generator's table of one update before. Clipping is by the norm of
 both networks together.
 """

@@ -98,7 +98,7 @@ class Adaptation:
     """The result of an adaptation.
 
     Attributes:
-        run: the continued pre-training; its metrics are those of the end.
+        run: the continued pre-training; its metrics are final.
         before, after: held-out metrics by corpus, "domain" and "general", under the same masks;
             `after` is empty for an interrupted run.
         vocabulary: how the vocabulary fits the domain.
@@ -292,7 +292,7 @@ def _build(
     resume: bool,
     progress: Progress,
 ) -> dict[str, Path]:
-    """Take the folder of the run, and return those of the corpora, built once."""
+    """Take the folder of the run, and return the corpora's, built once."""
     with run_folder(out, resume=resume, progress=progress):
         pass
     return {

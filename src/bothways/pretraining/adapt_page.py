@@ -71,7 +71,7 @@ def write_adapt_page(
     new_head: bool,
     device: torch.device,
 ) -> None:
-    """Write the page in place of that of the run, whose curves and settings it has.
+    """Write the page in place of the run's, whose curves and settings it has.
 
     Raises:
         CheckpointError: the records cannot be read.

@@ -82,7 +82,7 @@ class PretrainConfig:
         seed: of weights, data and dropout.
         start: a model folder or Hub id whose weights the run starts from, with `encoder` its
             configuration, except for dropout; None for random weights.
-        start_layers: the layers of `start`, from 1, that become those of the encoder, which may
+        start_layers: the layers of `start`, from 1, that become the encoder's, which may
             also lack segments; None for all.
         fresh: heads that `start` lacks and that start at random, such as "masked" for a sentence
             encoder.

@@ -52,7 +52,7 @@ COUNTED = 10_000_000
 class HeldOut:
     """Scores a training module on the same held-out sequences, with the same masks, at each call.
 
-    The sequences are those of the longest phase, masked as `settings.evaluation_masking` says, so
+    The sequences are the longest phase's, masked as `settings.evaluation_masking` says, so
     that runs with different masks compare. Besides losses, accuracies and the objective's own
     metrics it reports baselines: "unigram/…" for the losses of `TrainingModule.predicts` (token
     frequencies as probabilities, and always the most frequent token) and "majority/…" for other

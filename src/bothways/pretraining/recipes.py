@@ -201,7 +201,7 @@ def roberta(encoder: EncoderConfig) -> PretrainConfig:
     alone, new masks in every epoch.
 
     The rate of 6e-4 belongs to 8,192 sequences of 512 tokens. For other batches, fairseq's README
-    has 1e-4 (256 sequences), 5e-4 (2,048) and 7e-4 (8,192). Dropout is that of the encoder, 0.1 in
+    has 1e-4 (256 sequences), 5e-4 (2,048) and 7e-4 (8,192). Dropout is the encoder's, 0.1 in
     RoBERTa's presets.
     """
     return PretrainConfig(
@@ -223,7 +223,7 @@ def albert(encoder: EncoderConfig) -> PretrainConfig:
     n-grams masked, LAMB, no dropout in the encoder.
 
     The rate of 1.76e-3 belongs to 4,096 sequences of 512 tokens. 15 % of the tokens are masked;
-    the command in Google's README limits them to 20, which is 3.9 % of 512. Dropout is left out as
+    the command in Google's README limits them to 20, which is 3.9 % of 512. Dropout is 0 as
     in version 2; the paper removes it only from its largest model (section 4.8).
     """
     return PretrainConfig(

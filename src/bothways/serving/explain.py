@@ -75,7 +75,7 @@ class WordEffect(TypedDict):
 
 
 class WordEffects(TypedDict):
-    """Effects of words that are left out."""
+    """Effects of words that are dropped."""
 
     method: Literal["leave_one_out"]
     label: str | None

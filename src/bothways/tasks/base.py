@@ -158,7 +158,7 @@ class Task(Generic[E, P]):
         Args:
             source: its name.
             columns: the columns to read, of the same type as `self.columns`. Unnamed columns
-                default to those of the task, if the data has them; else they are guessed.
+                default to the task's, if the data has them; else they are guessed.
             labelled: whether to read answers.
 
         Raises:

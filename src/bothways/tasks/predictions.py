@@ -242,7 +242,7 @@ class JointFilling:
 
     Attributes:
         tokens: the tokens, as the vocabulary spells them.
-        probability: that of the first token, times that of the second given the first, and so on.
+        probability: the first token's, times that of the second given the first, and so on.
         text: the text with these tokens.
     """
 
@@ -449,7 +449,7 @@ class AnswerPrediction(Prediction):
         end: the index of the character after its last; None without an answer.
         confidence: the probability of the prediction, among the spans and, with a threshold, no
             answer.
-        null_difference: the score of no answer minus that of the best span; 0 in a context without
+        null_difference: the score of no answer minus the best span's; 0 in a context without
             a token.
         spans: the best spans, best first, each text once, whatever is predicted.
     """

@@ -60,7 +60,7 @@ class EncodedTexts(EncodedExample):
     windows: tuple[int, ...] = (1,)
 
     def by_text(self, values: Many[T]) -> list[Many[T]]:
-        """Return the values of each text, given those of the sequences."""
+        """Return the values of each text from the values of its sequences."""
         ends = np.cumsum(self.windows).tolist()
         return [values[end - count : end] for end, count in zip(ends, self.windows, strict=True)]
 

@@ -132,7 +132,7 @@ class Checkpoint:
 
         Args:
             config: the settings of the run that continues.
-            changeable: paths of settings that may differ from those of the checkpoint.
+            changeable: paths of settings that may differ from the checkpoint's.
 
         Raises:
             CheckpointError: it is of another run, or its tensors are not those of this model.

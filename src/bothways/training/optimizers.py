@@ -18,7 +18,7 @@ as the decay is: before each update w ← w − rate · pull · (w − w₀), wh
 
 A table with a sparse gradient, an embedding of which the data names a part, is updated by rows: a
 row that has had no gradient yet has moments of 0, so that Adam leaves it alone, but for the decay.
-The result is that of the dense update, which is used where there is no compiled kernel. An update
+The result is the dense update's, which is used where there is no compiled kernel. An update
 that depends on whole matrices reads the gradient as dense.
 
 Sources: Kingma & Ba 2014; Loshchilov & Hutter 2017 on decoupled decay; Zhang et al. 2020 on the
@@ -242,7 +242,7 @@ def parameter_groups(
     """Return groups of one rule and equal settings, with the peak of the rate.
 
     Matrices and embedding tables decay; biases and norms, which are of one dimension, do not.
-    Parameters that need no gradient are left out.
+    Parameters that need no gradient are dropped.
 
     Args:
         matrices: the hidden matrices by name, with the number of matrices stacked in each.

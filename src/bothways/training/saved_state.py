@@ -190,7 +190,7 @@ def load_state(folder: Path, optimizer: torch.optim.Optimizer) -> dict[str, Tens
 
 
 def misfit(folder: Path, name: str, error: Exception) -> CheckpointError:
-    """Return the error of a file whose tensors are not those of the model."""
+    """Return the error of a file whose tensors are not the model's."""
     reason = " ".join(str(error).split())
     return CheckpointError(f"{name} does not fit this model: {reason}", where=folder)
 
@@ -330,7 +330,7 @@ def _copy_parts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _mapped(values: Any, change: Callable[[Tensor], Tensor | None]) -> Any:
-    """Return nested plain values with each tensor changed; those that become None are left out."""
+    """Return nested plain values with each tensor changed; those that become None are dropped."""
     match values:
         case Tensor():
             return change(values)

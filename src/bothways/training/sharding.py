@@ -1,7 +1,7 @@
 """A model in parts over the ranks: FSDP2, and the way back to whole weights.
 
 Each trained block is a group of its own, which is gathered when it is computed; all other
-parameters are one group, that of the training module, which is gathered for the whole step. So an
+parameters are one group, the training module's, which is gathered for the whole step. So an
 output layer reads the embedding that it is tied to, a discriminator that of its generator, and
 blocks that several layers share are gathered once.
 

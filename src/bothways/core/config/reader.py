@@ -55,7 +55,7 @@ def load(
 
     Args:
         cls: the dataclass to build.
-        base: the defaults; None for those of the class.
+        base: the defaults; None for the class's.
         overrides: a tree, or texts such as "encoder.depth=6".
         aliases: common names of settings, which the error of an unknown key suggests, too.
 
@@ -369,7 +369,7 @@ def _table(shape: _Shape, raw: Any) -> Any:
 
 
 def _member(classes: tuple[type[Any], ...], raw: Tree, base: Any, location: str) -> type[Any]:
-    """Return the class of a table: by its kind, else that of the base, else the one without."""
+    """Return the class of a table: by its kind, else the base's, else the one without."""
     kinds = {_kind(cls): cls for cls in classes}
     if "kind" not in raw:
         if type(base) in classes:

@@ -236,7 +236,7 @@ def own_torch_state(dtype: torch.dtype | None = None) -> Iterator[None]:
 
     Args:
         dtype: the default type of new tensors meanwhile, for a run whose model has weights of this
-            type from a file; None for that of the calling program.
+            type from a file; None for the calling program's.
     """
     default = torch.get_default_dtype()
     # The state of CUDA is only read where it exists, since reading would start CUDA.

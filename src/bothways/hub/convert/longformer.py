@@ -3,7 +3,7 @@
 
 The position embeddings are repeated, so that neighbours keep the vectors of neighbours; the
 projections of global tokens start as copies of those of all tokens. Up to the window, and without
-global tokens, the outputs are those of the original model.
+global tokens, the outputs are the original model's.
 """
 
 from __future__ import annotations

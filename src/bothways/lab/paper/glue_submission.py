@@ -1,7 +1,7 @@
 """GLUE's leaderboard: predictions on the test sets, as gluebenchmark.com takes them.
 
 Each file begins with the line "index<TAB>prediction" and has one row per row of the test set, in
-its order. Labels are those of the training files; scores of STS-B are clipped to 0 to 5. For WNLI,
+its order. Labels are the training files'; scores of STS-B are clipped to 0 to 5. For WNLI,
 whose dev set misleads, the paper submits the majority class of the training data (section 4.1,
 footnote); so does this module, without a run. MNLI's model predicts AX, the diagnostic set.
 """

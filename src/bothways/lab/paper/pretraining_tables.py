@@ -44,7 +44,7 @@ class PretrainCell:
     Attributes:
         name: name of its folder.
         objective: training objective.
-        segments: segments of the phases that read those of the objective.
+        segments: segments of the phases that read the objective's.
         masking: masking of objectives that hide tokens.
         encoder: change of the table's encoder.
         copies: `data_copies`; 0 for new masks in every epoch.
@@ -60,7 +60,7 @@ class PretrainCell:
     share: float = 1.0
 
     def settings(self, base: PretrainConfig) -> PretrainConfig:
-        """Return the settings of the run, given those of the table."""
+        """Return the settings of the run, given the table's."""
         encoder = base.encoder if self.encoder is None else self.encoder(base.encoder)
         masking = self.masking
         # The masks of replaced token detection are part of the method.

@@ -62,7 +62,7 @@ def quickstart_report(result: QuickstartResult) -> s.Report:
 def chance_difference(comparison: s.ComparisonChart, examples: int) -> float:
     """Compute the difference of accuracies that chance explains.
 
-    It is twice the larger of two standard errors: the spread over seeds, and that of the difference
+    It is twice the larger of two standard errors: the spread over seeds, and the difference's
     of two accuracies near one half on the test examples.
     """
     spread = max(comparison.spread(PRETRAINED), comparison.spread(SCRATCH))

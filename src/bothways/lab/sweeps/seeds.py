@@ -81,7 +81,7 @@ def finetune_seeds(
 ) -> runs.Series:
     """Fine-tune once per seed, in `seed-N` or `seed-N-order-M`.
 
-    `model` is the best run's, `seeds.json` lists all results. A single seed is that of the head
+    `model` is the best run's, `seeds.json` lists all results. A single seed is the head's
     and, unless `order_seed` is set, of the order of the data and dropout. Raises the errors of
     `runs.run_all`.
     """

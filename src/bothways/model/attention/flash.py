@@ -1,6 +1,6 @@
 """Attention by torch's own kernels: packed sequences on a GPU, and rectangles on any device.
 
-cuDNN's kernel, which torch prefers on some GPUs, is left out: with a mask its gradients are not
+cuDNN's kernel, which torch prefers on some GPUs, is not used: with a mask its gradients are not
 finite for some lengths, and for packed sequences it is several times slower than FlashAttention.
 
 Source: Dao 2023 (FlashAttention-2).

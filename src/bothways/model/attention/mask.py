@@ -77,7 +77,7 @@ class AttentionPart:
     Attributes:
         rectangle: sequences of near-equal length; of equal length for block attention.
         pattern: which tokens attend to which.
-        device: that of the batch.
+        device: the batch's.
         global_tokens: the global tokens in the rectangle; None without them.
         random: the key of random blocks; None in evaluation and for other patterns.
     """
@@ -169,7 +169,7 @@ class AttentionView:
         return FlexWindow(self.layout, self.pattern.radius, self.global_attention_mask)
 
     def _global_tokens(self, rectangle: Rectangle) -> block_sparse.GlobalTokens | None:
-        """Return a rectangle's global tokens: those of the batch, or the first and last blocks."""
+        """Return a rectangle's global tokens: the batch's, or the first and last blocks."""
         match self.pattern:
             case Window() if self.has_global_tokens:
                 assert self.global_attention_mask is not None

@@ -6,7 +6,7 @@
 | any other | | | PyTorch's operators, some rows at a time |
 
 The kernel keeps, of each row, the largest logit and the log of the sum of exponentials; the
-gradient is computed once, already multiplied by that of the loss.
+gradient is computed once, already multiplied by the loss's.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class PartResult:
     """A computed part.
 
     Attributes:
-        job: its numbers, digest and share are those of the job.
+        job: its numbers, digest and share are the job's.
         content: the bytes of its file; None without a row.
         rows: in the file.
         rejected: rows that could not be read or predicted.

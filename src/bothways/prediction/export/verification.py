@@ -63,7 +63,7 @@ class Comparison:
 
 @torch.inference_mode()
 def compare(model: Model, exported: ExportedPart, run: Run, runtime: str) -> Comparison:
-    """Compare all outputs of a graph with those of the model, at every token.
+    """Compare all outputs of a graph with the model's, at every token.
 
     Args:
         model: on the CPU, in evaluation mode, in fp32.

@@ -44,7 +44,7 @@ class TextClassifier(base.TaskModel[TextExample, ClassPrediction]):
     """A classification task with a model that has the head "labels"; see `TaskModel`.
 
     Raises:
-        ConfigError: the number of weights is not that of the labels, or balanced weights were not
+        ConfigError: the number of weights is not the labels', or balanced weights were not
             counted.
     """
 
@@ -207,7 +207,7 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
     def baseline(self, examples: Many[TextExample]) -> base.Metrics:
         """Return the metrics of the most frequent class.
 
-        The loss is that of the class frequencies; it is absent with smoothing or weights.
+        The loss is the class frequencies'; it is absent with smoothing or weights.
         """
         counts = Counter(example.label for example in examples)
         index = {label: number for number, label in enumerate(self.labels(examples))}

@@ -34,7 +34,7 @@ from bothways.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class _EncodedPair(base.EncodedExample):
-    """The sequences of the first text, then those of the second.
+    """The sequences of the first text, then the second's.
 
     Attributes:
         first: number of sequences of the first text.

@@ -7,7 +7,7 @@ of the word to the right of the predicted one.
 
 A text of n tokens is n sequences that share one array of ids: masks are written on the device. The
 head is computed at the predicted token only. A text longer than the model's input is read in
-pieces, one after the other and each by itself, so that no token is left out. The pseudo-perplexity
+pieces, one after the other and each by itself, so that no token is dropped. The pseudo-perplexity
 of several texts is exp(−ΣPLL / Σtokens); special tokens are visible but not predicted, and do not
 count.
 """

@@ -213,7 +213,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
     def baseline(self, examples: Many[MultilabelExample]) -> base.Metrics:
         """Return the metrics of always assigning the most frequent labels.
 
-        Their number is the one with the best micro-F1; the loss is that of the label frequencies.
+        Their number is the one with the best micro-F1; the loss is the label frequencies'.
         """
         index = {label: number for number, label in enumerate(self.labels(examples))}
         truth = np.array([_known(example, index) for example in examples])

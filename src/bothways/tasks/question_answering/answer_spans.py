@@ -37,7 +37,7 @@ def covering(offsets: Offsets, start: int, stop: int) -> tuple[int, int] | None:
 def characters(text: str, offsets: Offsets, first: int, last: int) -> tuple[int, int]:
     """Return the characters of the tokens from `first` to `last`.
 
-    White space at the ends is left out. Combining marks that the tokenizer dropped stay with their
+    White space at the ends is dropped. Combining marks that the tokenizer dropped stay with their
     letter.
     """
     start, stop = int(offsets[first, 0]), int(offsets[last, 1])

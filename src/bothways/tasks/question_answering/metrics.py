@@ -118,7 +118,7 @@ class AnswerScores:
         exact, f1: of the prediction.
         given_exact, given_f1: of the best answer, whether it was given or not.
         none: of no answer: 1 where that is right.
-        difference: score of no answer minus that of the best answer.
+        difference: score of no answer minus the best answer's.
         impossible: 1 where the question has no answer.
     """
 
@@ -182,7 +182,7 @@ def best_threshold(
     1 away), where rounding does not flip a question. Of equal grades the lowest threshold wins.
 
     Args:
-        differences: score of no answer minus that of the best answer, for each question; at least
+        differences: score of no answer minus the best answer's, for each question; at least
             one.
         predicted: the grade of its best answer.
         none: the grade of no answer.

@@ -201,7 +201,7 @@ def _header(lines: list[str]) -> tuple[str, ...]:
 def _sample(lines: list[str]) -> tuple[list[list[list[str]]], int, tuple[str, ...]]:
     """Return the rows of each sentence, their usual width, and the names of the columns.
 
-    Rows that begin with "#" are left out: they may be comments.
+    Rows that begin with "#" are dropped: they may be comments.
     """
     marked = all(line.startswith("#") for line in lines if line.strip())
     groups = [

@@ -8,7 +8,7 @@ A row is a sentence with a list of words and one of tags, or a text with a list 
 - a word and its tag in each row, with the number of the sentence in a column of its own, which may
   be empty after the first row of a sentence.
 
-Rows that their annotator skipped, rejected or did not reach are left out of labelled data.
+Rows that their annotator skipped, rejected or did not reach are dropped from labelled data.
 """
 
 from __future__ import annotations

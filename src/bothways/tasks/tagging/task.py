@@ -371,7 +371,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         return tags
 
     def baseline(self, examples: Many[TagExample]) -> base.Metrics:
-        """Return the metrics of the most frequent tag; the loss is that of the tag frequencies."""
+        """Return the metrics of the most frequent tag; the loss is the tag frequencies'."""
         labels = self.labels(examples)
         sentences = [self.gold_tags(example, labels) or () for example in examples]
         frequent = Counter(itertools.chain.from_iterable(sentences))

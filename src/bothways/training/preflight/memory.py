@@ -53,7 +53,7 @@ class MemoryPerRank:
     Attributes:
         weights, gradients: in fp32.
         optimizer: its moments, and the moving average of the weights.
-        activations: values that the backward pass keeps, and those of the losses: predictions over
+        activations: values that the backward pass keeps, and the losses': predictions over
             the vocabulary, and what a frozen model computes.
         frozen: the weights of models that are only read, such as a teacher, in fp32.
         gathered: weights and gradients that a sharded rank holds whole for a while.
