@@ -65,7 +65,7 @@ def pretrain(  # noqa: PLR0913 – one option per question
         start: a model folder whose weights to continue from.
         recipe: "modern", "paper", "short", "electra", "roberta", "albert", "spanbert", "deberta" or
             "deberta_v3"; `None` for "short" if `until` is 30 minutes or less, else "modern".
-        config: a TOML file with settings; those of the call have priority.
+        config: a TOML file with settings; the call's have priority.
         resume: continue from the newest checkpoint in `out`.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
         progress: True shows progress on standard error, False nothing; an object with `stage`,
@@ -247,7 +247,7 @@ def finetune(  # noqa: PLR0913 – one option per question
         folds: number of folds of a cross-validation: a run per fold of `train`, which is then the
             dev data. The result has `metrics`, `deviations` and `predictions` for all rows.
         out: folder of the run with checkpoints and metrics; `None` trains in memory.
-        config: a TOML file with settings; those of the call have priority.
+        config: a TOML file with settings; the call's have priority.
         resume: continue from the newest checkpoint in `out`.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
         seed: seed of new heads and of the order of the data; `None` for 0.
@@ -393,7 +393,7 @@ def distil(  # noqa: PLR0913 – one option per question
         out: folder of the run with checkpoints and metrics; `None` trains in memory.
         recipe: "distilbert", "tinybert" or "minilm" with a corpus, "modern", "paper" or "tinybert"
             with labelled data; `None` for the first.
-        config: a TOML file with settings; those of the call have priority.
+        config: a TOML file with settings; the call's have priority.
         resume: continue from the newest checkpoint in `out`.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
         progress: True shows progress on standard error, False nothing; an object with `stage`,

@@ -238,7 +238,7 @@ def settings_for(
         options: settings that have an option; None for those that were not used.
 
     Raises:
-        ConfigError: a word is no setting, or names an argument of the command.
+        ConfigError: a word is not a setting, or names an argument of the command.
     """
     from bothways.core.config.tree import split_overrides
     from bothways.core.errors import ConfigError

@@ -168,7 +168,7 @@ def pretraining(  # noqa: PLR0913 – one option per question
         Comma-separated names of pre-training runs; default: all.
     tasks
         Comma-separated columns: MNLI-m, QNLI, QQP, MRPC, SST-2, CoLA, STS-B, RTE, SQuAD 1.1 F1,
-        SQuAD 2.0 F1, NER, NER features. Default: those of the table that have data.
+        SQuAD 2.0 F1, NER, NER features. Default: all columns that have data.
     seeds
         Fine-tuning runs of each row and column; default: 3 (small) or 5.
     limit

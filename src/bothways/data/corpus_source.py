@@ -256,7 +256,7 @@ class ContinuedSource:
         return self._after.key(cursor)
 
     def epochs(self, cursor: Cursor) -> float:
-        """Return the epochs before this cursor, those of the other stream included."""
+        """Return the epochs before this cursor, the other stream's included."""
         if cursor.epoch > self._first:
             return self._done + self._share + self._after.epochs(cursor) - self._first - 1
         fraction = 0.0 if self._rest is None else self._rest.epochs(cursor) - self._first

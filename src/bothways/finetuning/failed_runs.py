@@ -114,7 +114,7 @@ class Failure:
             yield "the optimizer with bias correction (training.optimizer.kind=adamw)"
 
     def _other_rate(self, *, short: bool) -> Iterator[str]:
-        """Yield a better rate: the usual one if that of the run is far from it.
+        """Yield a better rate: the usual one if the run's is far from it.
 
         Otherwise a run that learned is advised a higher one, and a failed one a lower one, unless
         it was too short to blame the rate.

@@ -3,7 +3,7 @@
 A new head begins near 0, and an update moves a weight by about the learning rate, whatever the size
 of the gradient. Scores of 10,000 ± 3,000 would therefore take 10⁸ updates at 1e-4. While it is
 trained, the last layer computes s (W x + b) + m instead, with the mean m and the standard deviation
-s of the training scores: outputs, losses and metrics are those of the scores as they are. At the
+s of the training scores: outputs, losses and metrics are the scores' as they are. At the
 end s and m become part of W and b, so the saved model is a usual one.
 """
 

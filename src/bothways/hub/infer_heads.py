@@ -15,7 +15,7 @@ from bothways.model.init import without_weights
 def heads_of(config: HFConfig, names: Iterable[str]) -> tuple[Head, ...]:
     """Return the heads of a folder whose tensors have these names.
 
-    They are those of the class in `config.json`, or else those that the file holds tensors of.
+    They are the heads of the class in `config.json`, or else those that the file holds tensors of.
     A `classifier` of an unknown class is dropped: its name does not determine what it reads.
     """
     if config.heads is not None:

@@ -9,7 +9,7 @@ discriminator learns to detect, at every token, whether it was replaced:
     discriminator   the  guest   cooked  the  meal      replaced: 0 1 0 0 0
 
 A drawn token that equals the original counts as original. No gradient passes through the draw. The
-loss is that of the generator plus 50 times the discriminator's. The two networks may share
+loss is the generator's plus 50 times the discriminator's. The two networks may share
 the embedding (`Sharing`).
 
 Google's code draws the masked positions with replacement; here they are distinct.

@@ -227,7 +227,7 @@ def evaluate_on_corpus(
         source: a model folder, the folder of a run or a Hub id, with the vocabulary of the corpus.
         length: tokens of a sequence, at most.
         tokens: tokens of the corpus that are read, at most.
-        objective: what is scored; None for that of the model (`scored_objective`).
+        objective: what is scored; None for the model's (`scored_objective`).
         documents: ids of the documents that are read; None for all.
 
     Raises:

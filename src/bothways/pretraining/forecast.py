@@ -537,7 +537,7 @@ def measure_step(
 
 
 def _vocabulary(size: int) -> Vocabulary:
-    """Return a vocabulary of which the first tokens are special and each has been counted once."""
+    """Return a vocabulary with the special tokens first, in which each token has count 1."""
     special = np.arange(size) < 5
     return Vocabulary(special, np.zeros_like(special), 4, counts=np.ones(size, np.int64))
 

@@ -93,7 +93,7 @@ class InspectedStep:
         gradient_norm: of the whole step, before it is clipped.
         rate: the learning rate.
         ranks: processes that the run had.
-        compared: the number of repeated steps of which the run recorded the gradient norm.
+        compared: the number of repeated steps with a recorded gradient norm.
         difference: the first of them with another norm; None if all are equal to the bit.
     """
 
@@ -171,7 +171,7 @@ def open_recorded(data: RunData, folders: Sequence[str] = ()) -> dict[str, Corpu
         folders: where they are now, in the order of the run; none if they are where they were.
 
     Raises:
-        CheckpointError: a corpus is no longer there.
+        CheckpointError: a corpus is missing.
         ConfigError: there are fewer or more folders than corpora.
         DataError: a folder holds no corpus.
     """

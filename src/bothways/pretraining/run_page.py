@@ -1,6 +1,6 @@
 """The page of a pre-training run: its curves, its held-out metrics next to baselines, its settings.
 
-The curves are those of the run's `metrics.jsonl`; `quickstart` shows the same.
+The curves come from the run's `metrics.jsonl`; `quickstart` shows the same.
 """
 
 from __future__ import annotations

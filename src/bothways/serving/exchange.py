@@ -100,7 +100,7 @@ def json_object(data: bytes, url: bytes, name: str | None) -> dict[str, Any]:
         name: of the object in the body whose fields they are; None for the body itself.
 
     Raises:
-        RequestError: it is no JSON object, or the URL has a field that the body has, too.
+        RequestError: it is not a JSON object, or the URL has a field that the body has, too.
     """
     try:
         body = orjson.loads(data)

@@ -208,7 +208,7 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP in the form of all errors."""
+        """Answer malformed HTTP in the form of all errors."""
         self._refuse("bad_request", msg)
 
     @property

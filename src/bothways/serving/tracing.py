@@ -79,7 +79,7 @@ def require_tracing(endpoint: str) -> SplitResult:
     """Return the parts of a collector's address.
 
     Raises:
-        ConfigError: it is no URL.
+        ConfigError: it is not a URL.
         ResourceError: a package of the extra `otel` is not installed.
     """
     url = urlsplit(endpoint)

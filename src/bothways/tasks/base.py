@@ -115,7 +115,7 @@ class Reading(Generic[E]):
         parse: Callable[[TableRow], E],
         notes: Many[str] = (),
     ) -> Reading[E]:
-        """Return the reading of a table, of which each row is an example."""
+        """Return the reading of a table with one example per row."""
 
         def examples() -> Iterator[E]:
             try:

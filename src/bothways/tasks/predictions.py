@@ -242,7 +242,7 @@ class JointFilling:
 
     Attributes:
         tokens: the tokens, as the vocabulary spells them.
-        probability: the first token's, times that of the second given the first, and so on.
+        probability: the first token's, times the second's given the first, and so on.
         text: the text with these tokens.
     """
 

@@ -327,7 +327,7 @@ def prune(run: Path, keep: Keep, newest: int | None = None, plateau: int = 0) ->
     """Delete the checkpoints that need not stay, and those after the step `newest`.
 
     The latter are damaged ones, which a resumed run has skipped, or those of a decay that it has
-    left out. That of the step `plateau` stays.
+    left out. The checkpoint of the step `plateau` stays.
     """
     for folder in checkpoints(run):
         if newest is not None and int(folder.name.removeprefix("step-")) > newest:

@@ -66,7 +66,7 @@ class EarlyStopping:
         return waited or self._reached
 
     def note(self, metrics: Metrics) -> None:
-        """Count an evaluation; NaN is no improvement."""
+        """Count an evaluation; NaN is not an improvement."""
         if self._patience is not None and self._best is not None:
             value = metrics[self._best.metric]
             if self._best.prefers(value, self._value):

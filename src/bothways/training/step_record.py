@@ -78,6 +78,6 @@ def recorded_steps(folder: Path) -> StepEntries:
 
 
 def _read(file: Path) -> StepEntries:
-    """Return the whole entries of a file, of which the last may have been cut by a kill."""
+    """Return the whole entries of a file, whose last one may have been cut by a kill."""
     content = file.read_bytes() if file.is_file() else b""
     return np.frombuffer(content, _ENTRY, len(content) // _ENTRY.itemsize)

@@ -74,7 +74,7 @@ class TableRequest:
         out: folder for runs and results.
         scale: scale of models, data and settings.
         budget: length of each pre-training run; None for the default of the scale.
-        tasks: columns to fine-tune for; empty for those of the table that have data.
+        tasks: columns to fine-tune for; empty for all columns that have data.
         cells: pre-training runs to make; empty for all.
         seeds: fine-tuning runs of each row and column; None for the scale's.
         limit: maximum number of training examples; None for the scale's.

@@ -80,7 +80,7 @@ def read_package(path: Path) -> list[tuple[str, list[str]]]:
 
 
 def module_files(path: Path) -> Iterator[Path]:
-    """Iterate over the sources of a package or a module that are no tests and no vendored code."""
+    """Iterate over the sources of a package or a module without tests and vendored code."""
     name = path.stem
     if not name.isidentifier() or _SKIPPED.match(name) or name in _SKIPPED_ROOTS:
         return

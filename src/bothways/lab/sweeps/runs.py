@@ -283,7 +283,7 @@ def read_finished(run: Run, sweep_folder: SweepFolder) -> SweepOutcome | None:
 
 
 def _decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run without paths; dev data that is split from others is no path."""
+    """Return the settings of a run without paths; dev data that is split from others has none."""
     fraction = parse_part(settings.get("dev"))
     return without_places(settings) | ({} if fraction is None else {"dev": str(fraction)})
 

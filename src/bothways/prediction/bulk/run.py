@@ -287,7 +287,7 @@ class _BulkRun:
         self._close(result.file)
 
     def _close(self, number: int) -> None:
-        """Mark a file that has been read to its end, and of which no part is at work."""
+        """Mark a file that has been read to its end, without a part at work."""
         if number in self._read and self._open[number] == 0:
             self.folder.finish_file(number, self._read[number])
 

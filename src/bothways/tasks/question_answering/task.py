@@ -117,7 +117,7 @@ class QuestionAnsweringTask(base.Task[Question, AnswerPrediction]):
         n_best: number of answers in a prediction.
         unfound: what to do with a training question whose answer is not in its context: "skip"
             leaves it out of training.
-        threshold: no answer is given where its score exceeds that of the best span by more than
+        threshold: no answer is given where its score exceeds the best span's by more than
             this. None: every question gets an answer. Chosen on dev data that has questions without
             one.
     """

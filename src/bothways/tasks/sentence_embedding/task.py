@@ -93,7 +93,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         components: number of components to keep, after scaling: the first ones, in which models
             trained for it hold the most information (Kusupati et al. 2022). None for all.
         include_prompt: whether the tokens of a prompt are pooled; without them, [CLS] is dropped,
-            too, and its place is that of the first token after the prompt.
+            too, and its position is the first token's after the prompt.
     """
 
     aliases: ClassVar[Many[str]] = (

@@ -4,7 +4,7 @@ Fields are separated by tabs if the line has one, else by blanks. The first line
 what its columns are:
 
     counter      1, 2, 3 … in each sentence, or the number of the sentence: no words. Rows such as
-                 2-3 and 3.1 (CoNLL-U) are no words either
+                 2-3 and 3.1 (CoNLL-U) are not words either
     word         the first column after the counters
     tag          the first column of entity tags, other than chunks such as B-NP: others hold nested
                  ones; entity tags in attributes (name=B-PER|SpaceAfter=No) or in brackets ((PER*
@@ -504,7 +504,7 @@ def _without_brackets(rows: list[_Row], where: str) -> list[str]:
     """Return the tags of spans in brackets: (PER*, *) and (LOC) become B-PER, I-PER and B-LOC.
 
     Raises:
-        DataError: a field is no bracket, or brackets nest or are not closed in the sentence.
+        DataError: a field is not a bracket, or brackets nest or are not closed in the sentence.
     """
     tags, kind, begun = list[str](), "", ""
     fix = "Words have *, or (TYPE* and *) around a span, or (TYPE) for one word; spans do not nest."

@@ -138,7 +138,7 @@ def _are_spans(value: Any) -> bool:
 
 
 class ArrangedRows(NamedTuple):
-    """Rows of which each is an example.
+    """Rows with one example each.
 
     Attributes:
         rows: an iterator.
@@ -154,7 +154,7 @@ class ArrangedRows(NamedTuple):
 def arrange_rows(
     rows: Iterable[TableRow], requested: TagColumns, defaults: TagColumns, *, labelled: bool
 ) -> ArrangedRows:
-    """Return rows of which each is an example.
+    """Return rows with one example each.
 
     Args:
         rows: of a file, or in memory, where other things than rows pass unchanged.
