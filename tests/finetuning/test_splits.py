@@ -293,4 +293,4 @@ def test_folds_predict_each_row_once(tmp_path: Path) -> None:
         finetune_folds(settings, 3, resumed)
     for wrong in ({"folds": 1}, {"settings": dataclasses.replace(settings, dev="20%")}):
         with pytest.raises(ConfigError):
-            finetune_folds(**{"settings": settings, "folds": 2, "sweep_folder": resumed, **wrong})
+            finetune_folds(**{"settings": settings, "folds": 2, "folder": resumed, **wrong})

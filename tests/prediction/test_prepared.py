@@ -219,13 +219,13 @@ def test_many_tokens_go_through_prepared_layers_where_kernels_are_faster_for_any
 
 
 def test_int8_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared, "has_int8", lambda device: False)
+    monkeypatch.setattr(prepared.devices, "has_int8", lambda device: False)
     with pytest.raises(ConfigError, match="int8 needs instructions"):
         prepare_model(Model(config(), ()), "int8")
 
 
 def test_layers_stay_where_nothing_can_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared, "packs_weights", lambda device: False)
+    monkeypatch.setattr(prepared.devices, "packs_weights", lambda device: False)
     model = Model(config(), ())
     kept = dict(model.named_parameters())
     result = prepare_model(model)
