@@ -173,6 +173,12 @@ def test_names_outside_a_closed_set_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_dir_lists_public_names() -> None:
+    assert dir(bothways) == sorted(bothways.__all__)
+    with pytest.raises(AttributeError, match="SentenceTransformer"):
+        _ = bothways.SentenceTransformer  # type: ignore[attr-defined]
+
+
 def test_models_and_tokenizers_are_shown_in_one_line(folder: Path) -> None:
     model = bothways.load_model(folder)
     assert repr(model).startswith("PretrainedModel(layers=2, width=32, parameters=")

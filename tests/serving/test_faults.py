@@ -69,22 +69,27 @@ def code(response: httpx.Response) -> tuple[int, str]:
         b"\xff\xfe",
         b'{"inputs": NaN}',
         b'{"inputs": "\\ud800"}',
+        b"[" * 5000,
         b'{"inputs": ' + b"9" * 5000 + b"}",
         b"\xef\xbb\xbf{}",
-        b"[]",
-        b'"a"',
     ],
 )
 def test_bodies_that_are_not_json(url: str, body: bytes) -> None:
     status, name = code(httpx.post(f"{url}/classify", content=body, headers=JSON))
     assert status in (400, 422)
-    assert name in ("invalid_json", "invalid", "bad_request")
+    assert name in ("invalid_json", "invalid")
+
+
+@pytest.mark.parametrize("body", [[], "a", 1])
+def test_bodies_that_are_no_object(url: str, body: Any) -> None:
+    assert code(httpx.post(f"{url}/classify", json=body)) == (400, "bad_request")
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
         ("/classify", {}),
+        ("/classify", {"inputs": None}),
         ("/classify", {"inputs": 1}),
         ("/classify", {"inputs": [1]}),
         ("/classify", {"inputs": ["a", ["b"]]}),
@@ -295,6 +300,10 @@ FIELDS = some.sampled_from(
         "dimensions",
         "top_k",
         "encoding_format",
+        "name",
+        "datatype",
+        "data",
+        "shape",
     ]
 )
 VALUES = some.recursive(
@@ -377,6 +386,13 @@ def test_connections_have_a_limit(application: App) -> None:
         few.drain()
         draining = httpx.get(f"{url}/ready")
         assert (draining.status_code, draining.headers["retry-after"]) == (503, "1")
+
+
+def test_limits_say_what_is_wrong() -> None:
+    with pytest.raises(ConfigError, match=r"limits\.texts: must be above 0, not 0"):
+        Limits(texts=0)
+    with pytest.raises(ConfigError, match="do not fit in a queue of 10"):
+        Limits(queue_tokens=10)
 
 
 def command(*words: str) -> None:

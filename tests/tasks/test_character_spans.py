@@ -126,7 +126,8 @@ def test_parquet_and_columns_by_name(tmp_path: Path) -> None:
 )
 def test_spans_that_are_refused(spans: Any, said: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
-    rows = [{"text": TEXT, "entities": TRIPLES}, {"text": TEXT, "entities": spans}]
+    good = {"text": TEXT, "entities": TRIPLES}
+    rows = [good, {"text": TEXT, "entities": spans}, good]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf8")
     reading = TASK.read(str(file))
     with pytest.raises(DataError) as error:

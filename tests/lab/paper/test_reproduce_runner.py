@@ -95,3 +95,16 @@ def test_diverged_restarts_are_excluded_from_mean(
     runs = outcome.series.runs
     assert [bool(run.metrics) for run in runs] == [True, False, True]
     assert outcome.counted == (runs[0], runs[2])
+
+
+def test_a_task_of_which_every_run_diverges_is_told(
+    place: Path, tmp_path: Path, wild: set[int]
+) -> None:
+    wild |= {0, 1}
+    request = request_of(place, tmp_path, grid="none", seeds=2)
+    done = reproduce("glue", request, device="cpu")
+    assert done is not None
+    assert (entry_of(request)["best"], entry_of(request)["metrics"]) == (None, {})
+    _, tasks, details = done.report.sections
+    assert tasks.rows == [["CoLA", "every run diverged", None, ""]]  # type: ignore[union-attr]
+    assert details.sections[0].rows[0][2] == "diverged (failed)"  # type: ignore[union-attr]

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from bothways.cli.finetune import print_series
 from bothways.cli.main import app
+from bothways.core.bar import error_console
 from bothways.core.errors import (
     BothwaysError,
     ConfigError,
@@ -429,3 +431,18 @@ def test_sweep_and_compare_commands(
     assert not math.isnan(values["p_value"])
     with pytest.raises(BothwaysError):
         app(["compare", "many", "nowhere", str(base.dev)], result_action="return_value")
+
+
+def test_the_model_of_failed_runs_is_not_announced_as_the_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = SweepOutcome("seed-0", {"m": 0.5}, ("it answers 'x' for all",), "m")
+    print_series(Series((failed,)), tmp_path, error_console())
+    shown = capsys.readouterr()
+    assert "warning: every run has probably failed. The model of seed-0 is in" in shown.err
+    assert "best model" not in shown.err
+    assert [line.split()[3] for line in shown.out.splitlines() if "deviation" in line] == ["–"]
+    print_series(
+        Series((failed, SweepOutcome("seed-1", {"m": 0.6}, (), "m"))), tmp_path, error_console()
+    )
+    assert "The best model, of seed-1, is in" in capsys.readouterr().err
