@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,9 +36,13 @@ def url(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setattr("bothways.pretraining.run.write_run_page", lambda *_: None)
     FlakyStore.clear()
     yield put(Path(corpus.folder), tmp_path, 256)
-    while not fetch_ahead().idle:
-        pass
+    wait_for_fetches()
     FlakyStore.clear()
+
+
+def wait_for_fetches() -> None:
+    while not fetch_ahead().idle:
+        time.sleep(0.001)
 
 
 def run(corpus: str, out: Path, *words: str) -> Path:
@@ -58,6 +63,7 @@ def test_a_run_on_a_corpus_at_a_url_is_that_on_its_folder(
         for records in (read_records(each / "metrics.jsonl") for each in (far, near))
     ]
     assert lines[0] == lines[1] != []
+    wait_for_fetches()  # a listing while threads write counts files that come and go
     held = sum(path.stat().st_size for path in (tmp_path / "cache").glob("*/*.bin.*"))
     assert 0 < held <= 16_000
     app(["inspect-step", str(far), "2", url], result_action="return_value")
