@@ -9,7 +9,7 @@ approximation in all three, and becomes "gelu_tanh". The optimizer's state is ig
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,7 @@ from bothways.hub.weight_files import Weights
 from bothways.model.families import albert, bert, electra
 from bothways.model.families.config_rules import read_choice
 from bothways.model.families.family import Architecture, Family
-from bothways.model.families.weight_names import KeyTable, Shape, TensorPlacement, Tie
+from bothways.model.families.weight_names import Shape, TensorPlacement, Tie
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import Bert
@@ -47,65 +47,39 @@ class Dialect:
 
     Attributes:
         family: the family of the models.
-        rules: the names of variables.
-        sizes: setting → (transformers' name of a tensor, the axis whose length is the setting).
+        paths: the names of variables.
+        up, down: the biases of the dense layers of a block, by transformers' names.
         counts: setting → the name of the tensors whose number is the setting.
         config: the file with the other settings; None if there is none.
     """
 
     family: Family
-    rules: Sequence[names.NameRule]
-    sizes: Mapping[str, tuple[str, int]]
+    paths: names.Paths
+    up: str
+    down: str
     counts: Mapping[str, str]
     config: str | None = None
 
 
-def _embedded(stem: str) -> dict[str, tuple[str, int]]:
-    return {
-        "vocab_size": (f"{stem}.embeddings.word_embeddings.weight", 0),
-        "max_position_embeddings": (f"{stem}.embeddings.position_embeddings.weight", 0),
-        "type_vocab_size": (f"{stem}.embeddings.token_type_embeddings.weight", 0),
-    }
+def _in_layers(family: Family, paths: names.Paths, config: str | None) -> Dialect:
+    layer = f"{family.keys.prefix}encoder.layer.{{}}"
+    up, down = f"{layer}.intermediate.dense.bias", f"{layer}.output.dense.bias"
+    return Dialect(family, paths, up, down, {"num_hidden_layers": down}, config)
 
 
-def _layered(stem: str) -> dict[str, tuple[str, int]]:
-    layer = f"{stem}.encoder.layer.0"
-    return {
-        "hidden_size": (f"{layer}.output.dense.bias", 0),
-        "intermediate_size": (f"{layer}.intermediate.dense.bias", 0),
-    }
-
-
+_BERT = _in_layers(bert.BERT, names.BERT, "bert_config.json")
+_DISCRIMINATOR = _in_layers(electra.ELECTRA, names.DISCRIMINATOR, None)
 _SHARED = "albert.encoder.albert_layer_groups"
-_BERT = Dialect(
-    bert.BERT,
-    names.BERT,
-    _embedded("bert") | _layered("bert"),
-    {"num_hidden_layers": "bert.encoder.layer.{}.output.dense.bias"},
-    "bert_config.json",
-)
 _ALBERT = Dialect(
     albert.ALBERT,
     names.ALBERT,
-    _embedded("albert")
-    | {
-        "embedding_size": ("albert.embeddings.word_embeddings.weight", 1),
-        "hidden_size": (f"{_SHARED}.0.albert_layers.0.ffn_output.bias", 0),
-        "intermediate_size": (f"{_SHARED}.0.albert_layers.0.ffn.bias", 0),
-    },
+    f"{_SHARED}.{{}}.albert_layers.0.ffn.bias",
+    f"{_SHARED}.{{}}.albert_layers.0.ffn_output.bias",
     {
         "num_hidden_groups": f"{_SHARED}.{{}}.albert_layers.0.ffn.bias",
         "inner_group_num": f"{_SHARED}.0.albert_layers.{{}}.ffn.bias",
     },
     "albert_config.json",
-)
-_DISCRIMINATOR = Dialect(
-    electra.ELECTRA,
-    names.DISCRIMINATOR,
-    _embedded("electra")
-    | _layered("electra")
-    | {"embedding_size": ("electra.embeddings.word_embeddings.weight", 1)},
-    {"num_hidden_layers": "electra.encoder.layer.{}.output.dense.bias"},
 )
 
 
@@ -141,14 +115,15 @@ def read_tensorflow(source: str | Path, part: ModelPart | None = None) -> Tensor
     index = _find_index(local_path(source))
     bundle = open_bundle(index)
     dialect = _dialect(bundle.shapes, part, index)
-    weights = _renamed(bundle, dialect.rules)
+    places = {
+        variable: place
+        for variable in bundle.shapes
+        if (place := names.place(dialect.paths, dialect.family.keys, variable)) is not None
+    }
+    weights = _renamed(bundle, dict(places.values()))
     settings = _settings(dialect, weights)
     model, report = build_model(settings, weights, heads_of(settings, weights.shapes))
-    left = {
-        name: _why(name, bundle.shapes)
-        for name in bundle.shapes
-        if names.find_rule(dialect.rules, name) is None
-    }
+    left = {name: _why(name, bundle.shapes) for name in bundle.shapes if name not in places}
     return TensorFlowCheckpoint(
         model, replace(report, unused={**report.unused, **left}), _tokenizer(index.parent), index
     )
@@ -185,7 +160,7 @@ def _dialect(variables: Collection[str], part: ModelPart | None, index: Path) ->
 
     if has("electra/"):
         untied = names.UNTIED_GENERATOR if has("generator/embeddings/") else names.GENERATOR
-        return replace(_DISCRIMINATOR, rules=untied) if part == "generator" else _DISCRIMINATOR
+        return replace(_DISCRIMINATOR, paths=untied) if part == "generator" else _DISCRIMINATOR
     if part is not None:
         message = f"{part!r} is a part of an ELECTRA, which {index} is not"
         raise ConfigError(message, where="part", fix="Leave it out.")
@@ -200,107 +175,83 @@ def _dialect(variables: Collection[str], part: ModelPart | None, index: Path) ->
     raise FolderError(message, where=index, fix="Checkpoints of other code have other names.")
 
 
-def _renamed(bundle: Weights, rules: Sequence[names.NameRule]) -> Weights:
-    """Return the variables that have rules, with transformers' names and layout."""
-    matches = ((variable, names.find_rule(rules, variable)) for variable in bundle.shapes)
-    placements = {
-        rule[1]: TensorPlacement(rule[0], (variable,))
-        for variable, rule in matches
-        if rule is not None
-    }
+def _renamed(bundle: Weights, places: Mapping[str, TensorPlacement]) -> Weights:
+    """Return variables with transformers' names and layout."""
     shapes = {
-        name: placement.part_shape(bundle.shapes[placement.names[0]])
-        for name, placement in placements.items()
+        name: place.part_shape(bundle.shapes[place.names[0]]) for name, place in places.items()
     }
     return Weights(
-        bundle.file,
-        shapes,
-        lambda name: placements[name].join([bundle.read(placements[name].names[0])]),
+        bundle.file, shapes, lambda name: places[name].join([bundle.read(places[name].names[0])])
     )
 
 
 def _settings(dialect: Dialect, weights: Weights) -> HFConfig:
     sizes = _sizes(dialect, weights)
-    if dialect.config is None:
-        raw, location = {"num_attention_heads": max(1, sizes["hidden_size"] // 64)}, weights.file
-    else:
-        raw = _read_config(weights.file.with_name(dialect.config))
+    location = weights.file
+    raw: dict[str, Any] = {"num_attention_heads": max(1, sizes["hidden_size"] // 64)}
+    if dialect.config is not None:
         location = weights.file.with_name(dialect.config)
+        if not location.is_file():
+            message = f"holds no {dialect.config}, which says what tensors cannot, such as the"
+            fix = "Put the one that came with the checkpoint there, under this name."
+            raise FolderError(f"{message} number of heads", where=location.parent, fix=fix)
+        raw = read_object(location, FolderError)
     contradictions = [
         f"{key} {raw[key]!r}, not {size}"
         for key, size in sizes.items()
         if raw.get(key, size) != size
     ]
     if contradictions:
-        message = (
-            f"does not fit the tensors of {weights.file.name}: it says {'; '.join(contradictions)}"
-        )
-        raise FolderError(
-            message, where=location, fix="Take the file that came with the checkpoint."
-        )
+        message = f"does not fit the tensors of {weights.file.name}: it says "
+        fix = "Take the file that came with the checkpoint."
+        raise FolderError(message + "; ".join(contradictions), where=location, fix=fix)
     activation = read_choice(raw, "hidden_act", GELU, "gelu", str(location))
     biases = weights.shapes.get("classifier.bias", ())
     outputs = biases[0] if len(biases) == 1 and biases[0] else 2  # transformers' default
-    names = {str(at): label_name(at) for at in range(outputs)}
-    settings = {**raw, **sizes, "hidden_act": activation, "id2label": names}
+    labels = {str(at): label_name(at) for at in range(outputs)}
+    settings = {**raw, **sizes, "hidden_act": activation, "id2label": labels}
     config = read_family_config(dialect.family, settings, location)
     return replace(config, architecture=_architecture(dialect.family, weights))
 
 
-def _read_config(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        message = (
-            f"holds no {file.name}, which says what tensors cannot, such as the number of heads"
-        )
-        raise FolderError(
-            message,
-            where=file.parent,
-            fix="Put the one that came with the checkpoint there, under this name.",
-        )
-    return read_object(file, FolderError)
-
-
 def _sizes(dialect: Dialect, weights: Weights) -> dict[str, int]:
     """Return the settings that follow from the tensors, by transformers' names."""
-    sizes = {
-        setting: _length(weights, name, axis) for setting, (name, axis) in dialect.sizes.items()
+    embeddings = f"{dialect.family.keys.prefix}embeddings"
+    places = {
+        "vocab_size": (f"{embeddings}.word_embeddings.weight", 0),
+        "max_position_embeddings": (f"{embeddings}.position_embeddings.weight", 0),
+        "type_vocab_size": (f"{embeddings}.token_type_embeddings.weight", 0),
+        "hidden_size": (dialect.down.format(0), 0),
+        "intermediate_size": (dialect.up.format(0), 0),
     }
+    if dialect is not _BERT:
+        places["embedding_size"] = (f"{embeddings}.word_embeddings.weight", 1)
+    sizes = {}
+    for setting, (name, axis) in places.items():
+        shape: Shape = weights.shapes.get(name, ())
+        if axis >= len(shape) or 0 in shape:  # an empty one could claim any length
+            actual = f": it is {list(shape)}" if name in weights.shapes else ""
+            message = f"has no tensor for {name} of {axis + 1} axes or more{actual}"
+            fix = "Take a checkpoint of the whole encoder."
+            raise FolderError(message, where=weights.file, fix=fix)
+        sizes[setting] = shape[axis]
     for setting, name in dialect.counts.items():
         pattern = re.compile(re.escape(name).replace(r"\{\}", "[0-9]+"))
         sizes[setting] = sum(pattern.fullmatch(actual) is not None for actual in weights.shapes)
     return sizes
 
 
-def _length(weights: Weights, name: str, axis: int) -> int:
-    shape: Shape = weights.shapes.get(name, ())
-    if axis >= len(shape) or 0 in shape:  # an empty one could claim any length
-        actual = f": it is {list(shape)}" if name in weights.shapes else ""
-        message = f"has no tensor for {name} of {axis + 1} axes or more{actual}"
-        raise FolderError(
-            message, where=weights.file, fix="Take a checkpoint of the whole encoder."
-        )
-    return shape[axis]
-
-
 def _architecture(family: Family, weights: Weights) -> Architecture:
     """Return the class with the most heads among those whose heads all have tensors."""
-    kinds = {kind for name in weights.shapes for kind in _heads(family.keys, name)}
-    candidates = [
-        architecture for architecture in family.architectures if architecture.heads <= kinds
-    ]
+    rules = (rule for name in weights.shapes for rule in family.keys.origins(name))
+    kinds = {kind for rule in rules if not isinstance(rule, Tie) and (kind := head_of(rule.name))}
+    candidates = [each for each in family.architectures if each.heads <= kinds]
     if not candidates:
-        message = (
-            f"has the heads {listed(sorted(kinds)) or 'none'}, for which transformers has no class"
-        )
-        raise FolderError(
-            message, where=weights.file, fix="Take a checkpoint with its pooler or a head."
-        )
+        heads = listed(sorted(kinds)) or "none"
+        message = f"has the heads {heads}, for which transformers has no class"
+        fix = "Take a checkpoint with its pooler or a head."
+        raise FolderError(message, where=weights.file, fix=fix)
     return max(candidates, key=lambda architecture: len(architecture.heads))
-
-
-def _heads(table: KeyTable, name: str) -> Iterable[str]:
-    kinds = (head_of(rule.name) for rule in table.origins(name) if not isinstance(rule, Tie))
-    return (kind for kind in kinds if kind is not None)
 
 
 def _why(variable: str, variables: Collection[str]) -> str:

@@ -1,132 +1,76 @@
-"""Rules for names in Google's checkpoints: TensorFlow's variable ↔ transformers' tensor.
+"""Names in Google's checkpoints: TensorFlow's variable → transformers' tensor.
 
 google-research/bert, google-research/albert and google-research/electra name the matrix of a dense
 layer `kernel` (stored transposed), the vectors of a LayerNorm `gamma` and `beta`, and the layers
-`layer_0`, `layer_1`, …. Embedding tables and the outputs of a head are not transposed. In a rule,
-`{}` matches a number.
+`layer_0`, `layer_1`, …. Embedding tables and the outputs of a head are not transposed. Most paths
+are those of transformers, with slashes for dots; a family lists the others.
+
+    bert/encoder/layer_3/output/dense/kernel → bert.encoder.layer.3.output.dense.weight
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
-from bothways.model.families.weight_names import Rename, Transpose
+from bothways.model.families.weight_names import KeyTable, Rename, TensorPlacement, Transpose
 
-NameRule = Rename | Transpose
-"""Here `name` is transformers' name and `stored` is TensorFlow's."""
+Paths = tuple[tuple[str, str], ...]
+"""Expressions in a path and their replacements, applied in order."""
 
+_LEAVES = {
+    "kernel": "weight", "bias": "bias", "gamma": "weight", "beta": "bias",
+    "output_weights": "weight", "output_bias": "bias",
+}  # fmt: skip
+_TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
 
-def find_rule(rules: Iterable[NameRule], variable: str) -> tuple[NameRule, str] | None:
-    """Return the rule for a variable and its name in transformers; None if there is no rule."""
-    for rule in rules:
-        match = re.fullmatch(re.escape(rule.stored).replace(r"\{\}", "([0-9]+)"), variable)
-        if match is not None:
-            return rule, rule.name.format(*match.groups())
-    return None
-
-
-def _dense(variable: str, name: str) -> tuple[NameRule, ...]:
-    return (
-        Transpose(f"{name}.weight", f"{variable}/kernel"),
-        Rename(f"{name}.bias", f"{variable}/bias"),
-    )
-
-
-def _norm(variable: str, name: str) -> tuple[NameRule, ...]:
-    return (
-        Rename(f"{name}.weight", f"{variable}/gamma"),
-        Rename(f"{name}.bias", f"{variable}/beta"),
-    )
-
-
-def _outputs(variable: str, name: str) -> tuple[NameRule, ...]:
-    """Return the rules of a head's last layer, whose matrix is not transposed."""
-    return (
-        Rename(f"{name}.weight", f"{variable}output_weights"),
-        Rename(f"{name}.bias", f"{variable}output_bias"),
-    )
-
-
-def _embeddings(variable: str, stem: str) -> tuple[NameRule, ...]:
-    tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
-    return (
-        *(
-            Rename(f"{stem}.embeddings.{name}.weight", f"{variable}/embeddings/{name}")
-            for name in tables
-        ),
-        *_norm(f"{variable}/embeddings/LayerNorm", f"{stem}.embeddings.LayerNorm"),
-    )
-
-
-def _attention(variable: str, stem: str) -> tuple[NameRule, ...]:
-    return tuple(
-        rule
-        for name in ("query", "key", "value")
-        for rule in _dense(f"{variable}/self/{name}", f"{stem}.{name}")
-    )
-
-
-def _layers(variable: str, name: str) -> tuple[NameRule, ...]:
-    layer, stem = f"{variable}/encoder/layer_{{}}", f"{name}.encoder.layer.{{}}"
-    return (
-        *_attention(f"{layer}/attention", f"{stem}.attention.self"),
-        *_dense(f"{layer}/attention/output/dense", f"{stem}.attention.output.dense"),
-        *_norm(f"{layer}/attention/output/LayerNorm", f"{stem}.attention.output.LayerNorm"),
-        *_dense(f"{layer}/intermediate/dense", f"{stem}.intermediate.dense"),
-        *_dense(f"{layer}/output/dense", f"{stem}.output.dense"),
-        *_norm(f"{layer}/output/LayerNorm", f"{stem}.output.LayerNorm"),
-    )
-
-
-BERT: tuple[NameRule, ...] = (
-    *_embeddings("bert", "bert"),
-    *_layers("bert", "bert"),
-    *_dense("bert/pooler/dense", "bert.pooler.dense"),
-    *_dense("cls/predictions/transform/dense", "cls.predictions.transform.dense"),
-    *_norm("cls/predictions/transform/LayerNorm", "cls.predictions.transform.LayerNorm"),
-    Rename("cls.predictions.bias", "cls/predictions/output_bias"),
-    *_outputs("cls/seq_relationship/", "cls.seq_relationship"),
-    *_outputs("cls/squad/", "qa_outputs"),
-    *_outputs("", "classifier"),
+_LAYERS = (r"/layer_(\d+)/", r"/layer/\1/")
+_HEAD = (r"^(?=output_\w+$)", "classifier/")
+BERT: Paths = (_LAYERS, (r"^cls/squad/", "qa_outputs/"), _HEAD)
+ALBERT: Paths = (
+    (r"^bert/encoder/transformer/group_(\d+)/inner_group_(\d+)/",
+     r"albert/encoder/albert_layer_groups/\1/albert_layers/\2/"),
+    (r"^bert/", "albert/"),
+    (r"/attention_1/(self|output(?=/dense))/", "/attention/"),
+    (r"(/albert_layers/\d+)/LayerNorm/", r"\1/attention/LayerNorm/"),
+    (r"/LayerNorm_1/", "/full_layer_layer_norm/"),
+    (r"/ffn_1/intermediate/output/dense/", "/ffn_output/"),
+    (r"/ffn_1/intermediate/dense/", "/ffn/"),
+    (r"/pooler/dense/", "/pooler/"),
+    (r"^cls/predictions/(transform/)?", "predictions/"),
+    (r"^cls/seq_relationship/", "sop_classifier/classifier/"),
+    _HEAD,
+)  # fmt: skip
+# Variables of the other of ELECTRA's two models get an empty name.
+DISCRIMINATOR: Paths = (
+    _LAYERS,
+    (r"^(?!electra/|discriminator_predictions/).*", ""),
+    (r"/dense_1/", "/dense_prediction/"),
 )
-
-_GROUP = "bert/encoder/transformer/group_{}/inner_group_{}"
-_SHARED = "albert.encoder.albert_layer_groups.{}.albert_layers.{}"
-ALBERT: tuple[NameRule, ...] = (
-    *_embeddings("bert", "albert"),
-    *_dense(
-        "bert/encoder/embedding_hidden_mapping_in", "albert.encoder.embedding_hidden_mapping_in"
-    ),
-    *_attention(f"{_GROUP}/attention_1", f"{_SHARED}.attention"),
-    *_dense(f"{_GROUP}/attention_1/output/dense", f"{_SHARED}.attention.dense"),
-    *_norm(f"{_GROUP}/LayerNorm", f"{_SHARED}.attention.LayerNorm"),
-    *_dense(f"{_GROUP}/ffn_1/intermediate/dense", f"{_SHARED}.ffn"),
-    *_dense(f"{_GROUP}/ffn_1/intermediate/output/dense", f"{_SHARED}.ffn_output"),
-    *_norm(f"{_GROUP}/LayerNorm_1", f"{_SHARED}.full_layer_layer_norm"),
-    *_dense("bert/pooler/dense", "albert.pooler"),
-    *_dense("cls/predictions/transform/dense", "predictions.dense"),
-    *_norm("cls/predictions/transform/LayerNorm", "predictions.LayerNorm"),
-    Rename("predictions.bias", "cls/predictions/output_bias"),
-    *_outputs("cls/seq_relationship/", "sop_classifier.classifier"),
-    *_outputs("", "classifier"),
+_GENERATOR: Paths = (
+    _LAYERS,
+    (r"^generator/", "electra/"),
+    (r"^generator_predictions/output_bias$", "generator_lm_head/bias"),
 )
-
-DISCRIMINATOR: tuple[NameRule, ...] = (
-    *_embeddings("electra", "electra"),
-    *_dense("electra/embeddings_project", "electra.embeddings_project"),
-    *_layers("electra", "electra"),
-    *_dense("discriminator_predictions/dense", "discriminator_predictions.dense"),
-    *_dense("discriminator_predictions/dense_1", "discriminator_predictions.dense_prediction"),
-)
-_GENERATOR: tuple[NameRule, ...] = (
-    *_dense("generator/embeddings_project", "electra.embeddings_project"),
-    *_layers("generator", "electra"),
-    *_dense("generator_predictions/dense", "generator_predictions.dense"),
-    *_norm("generator_predictions/LayerNorm", "generator_predictions.LayerNorm"),
-    Rename("generator_lm_head.bias", "generator_predictions/output_bias"),
-)
-GENERATOR = (*_embeddings("electra", "electra"), *_GENERATOR)
+GENERATOR: Paths = ((r"^(?!electra/embeddings/|generator).*", ""), *_GENERATOR)
 """The generator shares the discriminator's embeddings (Clark et al. 2020, section 3.2)."""
-UNTIED_GENERATOR = (*_embeddings("generator", "electra"), *_GENERATOR)
+UNTIED_GENERATOR: Paths = ((r"^(?!generator).*", ""), *_GENERATOR)
 """A generator with its own embeddings, an option of Google's code."""
+
+
+def place(paths: Paths, table: KeyTable, variable: str) -> tuple[str, TensorPlacement] | None:
+    """Return the name of a variable in transformers, and its place in TensorFlow's file.
+
+    None for what is no part of a model of the family `table`.
+    """
+    path = variable
+    for expression, replacement in paths:
+        path = re.sub(expression, replacement, path)
+    owner, _, leaf = path.rpartition("/")
+    if leaf in _TABLES:
+        owner, leaf = path, "kernel"
+    name = f"{owner}.{_LEAVES.get(leaf, '')}".replace("/", ".")
+    if leaf not in _LEAVES or not table.origins(name):
+        return None
+    turned = leaf == "kernel" and not path.endswith(_TABLES)
+    rule = Transpose(name, variable) if turned else Rename(name, variable)
+    return name, TensorPlacement(rule, (variable,))
