@@ -167,7 +167,7 @@ def test_the_line_that_goes_on_is_the_one_that_was_given(monkeypatch: pytest.Mon
 def test_a_sorted_file_gives_both_labels_to_train_and_to_test(tmp_path: Path) -> None:
     rows = [f"word {number}\t{'a' if number < 50 else 'b'}" for number in range(100)]
     (tmp_path / "sorted.tsv").write_text("\n".join(["text\tlabel", *rows]))
-    for part in labelled_examples([], [], tmp_path / "sorted.tsv", 70):
+    for part in labelled_examples([], [], tmp_path / "sorted.tsv"):
         assert {example.label for example in part} == {"a", "b"}
 
 
@@ -176,7 +176,7 @@ def test_chinese_text_asks_for_labels() -> None:
     with pytest.raises(
         DataError, match=r"swaps words between spaces, and Chinese has none\n.*--labels FILE"
     ):
-        labelled_examples([document] * 30, [document] * 30, None, 60)
+        labelled_examples([document] * 30, [document] * 30, None)
 
 
 @pytest.mark.parametrize(

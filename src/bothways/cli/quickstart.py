@@ -42,7 +42,7 @@ def quickstart(
     from bothways.core.errors import ConfigError, require
     from bothways.core.report.html import write_html
     from bothways.core.report.terminal import show
-    from bothways.lab.quickstart.gain import Quickstart, run_quickstart
+    from bothways.lab.quickstart.gain import run_quickstart
     from bothways.lab.quickstart.report_page import quickstart_report
 
     require("report", "the quickstart", "jinja2", "matplotlib", "sklearn")
@@ -52,7 +52,7 @@ def quickstart(
     say_kernels("auto")
     with keeping(out, console), terminal_progress(console) as progress:
         result = run_quickstart(
-            Quickstart(minutes=minutes), out, files=corpus, labels=labels, progress=progress
+            out, minutes=minutes, files=corpus, labels=labels, progress=progress
         )
         if result is None:
             raise KeyboardInterrupt

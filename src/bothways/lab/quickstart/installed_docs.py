@@ -67,28 +67,26 @@ def _roots() -> list[Path]:
 
 
 def read_package(path: Path) -> list[tuple[str, list[str]]]:
-    """Return the prose of each module of a package, or of a single module, by its name."""
-    documents, words, root = [], 0, path.parent
-    for file in module_files(path):
+    """Return the prose of each module of a package, or of a single module, by its name.
+
+    Tests, vendored code, and files that cannot be imported by their name are skipped.
+    """
+    documents, words = [], 0
+    files = sorted(path.rglob("*.py")) if path.is_dir() else [path] if path.suffix == ".py" else []
+    for file in files:
+        *parents, name = file.relative_to(path.parent).with_suffix("").parts
+        if not all(map(_is_documented, (*parents, name))):
+            continue
         paragraphs = [text for docstring in docstrings(file) for text in prose(docstring)]
-        name = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
-        documents.append((name, paragraphs))
+        documents.append((".".join((*parents, name)).removesuffix(".__init__"), paragraphs))
         words += sum(len(text.split()) for text in paragraphs)
         if words >= _PACKAGE_WORDS:
             break
     return documents
 
 
-def module_files(path: Path) -> Iterator[Path]:
-    """Iterate over the sources of a package or a module without tests and vendored code."""
-    name = path.stem
-    if not name.isidentifier() or _SKIPPED.match(name) or name in _SKIPPED_ROOTS:
-        return
-    if path.is_dir():
-        for child in sorted(path.iterdir()):
-            yield from module_files(child)
-    elif path.suffix == ".py":
-        yield path
+def _is_documented(name: str) -> bool:
+    return name.isidentifier() and not _SKIPPED.match(name) and name not in _SKIPPED_ROOTS
 
 
 def docstrings(file: Path) -> Iterator[str]:
@@ -105,9 +103,8 @@ def docstrings(file: Path) -> Iterator[str]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if docstring := ast.get_docstring(node):
                 yield docstring
-            if isinstance(
-                node, ast.Module | ast.ClassDef
-            ):  # functions inside functions are private
+            # Functions inside functions are private.
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 nodes += reversed(node.body)
 
 

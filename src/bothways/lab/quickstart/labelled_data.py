@@ -25,21 +25,21 @@ from bothways.data.sentences import detect_language, split_sentences
 from bothways.lab.quickstart.installed_docs import installed_documentation
 from bothways.tasks.text_examples import TextExample, read_examples
 
-TESTED = 1500
-"""Maximum number of test examples."""
+TRAINED, TESTED = 1200, 1500
+"""Maximum number of examples to fine-tune on, and to test on."""
 AS_WRITTEN, SWAPPED = "as written", "swapped"
 WORDS = (6, 25)
 """Minimum and maximum length of a sentence in words."""
 _MOVABLE = re.compile(r"[a-z]+")
 
 
-def gather_documents(files: Sequence[str] | None, words: int) -> list[Document]:
-    """Read the documents of files, or up to `words` words of the installed documentation.
+def gather_documents(files: Sequence[str] | None) -> list[Document]:
+    """Read the documents of files, or of the installed documentation.
 
     Raises:
         DataError: a file cannot be read, or there are fewer than ten documents.
     """
-    documents = list(read_documents(files) if files else installed_documentation(max_words=words))
+    documents = list(read_documents(files) if files else installed_documentation())
     if len(documents) < 10:
         count = quantity(len(documents), "document(s) is|are")
         message = f"{count} too few to train on and to hold some out"
@@ -62,14 +62,11 @@ def split_documents(
 
 
 def labelled_examples(
-    train_documents: list[Document], aside: list[Document], file: Path | None, max_train: int
+    train_documents: list[Document], aside: list[Document], file: Path | None
 ) -> tuple[list[TextExample], list[TextExample]]:
     """Make examples to train and to test on, of a labelled file or of the documents set aside.
 
     Duplicate texts of the file are used once.
-
-    Args:
-        max_train: maximum number of training examples.
 
     Raises:
         DataError: there are fewer than 20 examples, or the text is Chinese and without labels.
@@ -81,7 +78,7 @@ def labelled_examples(
         # Shuffled, since a file may be sorted by label.
         order = rng(0, "labelled examples").permutation(len(unique))
         examples = [unique[index] for index in order]
-        split = min(max_train, int(0.7 * len(examples)))
+        split = min(TRAINED, int(0.7 * len(examples)))
     else:
         language = detect_language(aside[0].text) if aside else "en"
         if language == "zh":
@@ -89,7 +86,7 @@ def labelled_examples(
             fix = "Give a labelled file: --labels FILE."
             raise DataError(message, where="the documents set aside", fix=fix)
         examples = word_order(aside, train_documents, seed=0, language=language)
-        split = min(max_train, len(examples) // 2)
+        split = min(TRAINED, len(examples) // 2)
     if len(examples) < 20:
         location = str(file) if file else "the documents set aside"
         message = f"{len(examples)} labelled examples are too few"
@@ -104,36 +101,30 @@ def word_order(
 
     Each label is drawn with probability 1/2.
     """
-    keys = {
-        _key(text) for document in excluded for text in split_sentences(document.text, language)
-    }
+
+    def key(sentence: str) -> str:
+        """Normalise a sentence, so that case and punctuation do not matter."""
+        return re.sub(r"\W+", " ", sentence.lower()).strip()
+
+    keys = {key(text) for item in excluded for text in split_sentences(item.text, language)}
     draws = rng(seed, "word order")
     examples = []
     for document in documents:
         for sentence in split_sentences(document.text, language):
-            words, key = sentence.split(), _key(sentence)
-            positions = _movable_pairs(words)
-            if not WORDS[0] <= len(words) <= WORDS[1] or not positions or key in keys:
+            words = sentence.split()
+            movable = [_MOVABLE.fullmatch(word) is not None for word in words]
+            positions = [
+                at
+                for at in range(1, len(words) - 2)
+                if movable[at] and movable[at + 1] and words[at] != words[at + 1]
+            ]
+            suits = WORDS[0] <= len(words) <= WORDS[1] and positions
+            if not suits or key(sentence) in keys:
                 continue
-            keys.add(key)
+            keys.add(key(sentence))
             at, swap = positions[draws.integers(len(positions))], draws.random() < 0.5
             if swap:
                 words[at : at + 2] = words[at + 1], words[at]
             label = SWAPPED if swap else AS_WRITTEN
             examples.append(TextExample(" ".join(words), label=label, where=document.where))
     return [examples[index] for index in draws.permutation(len(examples))]
-
-
-def _key(sentence: str) -> str:
-    """Normalise a sentence, so that case and punctuation do not matter."""
-    return re.sub(r"\W+", " ", sentence.lower()).strip()
-
-
-def _movable_pairs(words: Sequence[str]) -> list[int]:
-    """Return the positions of words that may be swapped with the next one."""
-    movable = [_MOVABLE.fullmatch(word) is not None for word in words]
-    return [
-        at
-        for at in range(1, len(words) - 2)
-        if movable[at] and movable[at + 1] and words[at] != words[at + 1]
-    ]

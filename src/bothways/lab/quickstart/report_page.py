@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from bothways.core.report import sections as s
-from bothways.finetuning.result import FinetuneResult
 from bothways.lab.quickstart.gain import QuickstartResult
+from bothways.lab.quickstart.labelled_data import AS_WRITTEN, SWAPPED
 from bothways.pretraining.run_page import curves, read_records
 
 PRETRAINED, SCRATCH = "pre-trained", "from random weights"
@@ -20,40 +19,53 @@ def quickstart_report(result: QuickstartResult) -> s.Report:
     """Build the report of a finished quickstart."""
     labels = [example.label for example in result.labelled.dev_examples]
     majority = max(labels.count(label) for label in set(labels)) / len(labels)
+    starts = {PRETRAINED: result.from_pretrained, SCRATCH: result.from_scratch}
     comparison = s.ComparisonChart(
         "Fine-tuned on the same labels",
         "test accuracy",
-        {
-            PRETRAINED: _accuracies(result.from_pretrained),
-            SCRATCH: _accuracies(result.from_scratch),
-        },
+        {name: [run.metrics["accuracy"] for run in runs] for name, runs in starts.items()},
         {"majority baseline": majority},
         percent=True,
         note=f"{len(result.labelled.train):,} training and {len(labels):,} test examples; "
         "one dot per seed.",
     )
     noise = chance_difference(comparison, len(labels))
-    run = Path(result.corpus.folder).parent / "pretraining"
-    longer = "The training curve jumps where sequences get longer."
-    records = read_records(run / "metrics.jsonl")
-    stages: list[list[s.Cell]] = [
-        [name, round(seconds, 1)] for name, seconds in result.seconds.items()
+    gain = comparison.mean(PRETRAINED) - comparison.mean(SCRATCH)
+    metrics, progress = result.pretrained.metrics, result.pretrained.progress
+    figures = [
+        s.KeyFigure(
+            "gain by pre-training", f"{100 * gain:+.1f} points", f"chance: ±{100 * noise:.1f}"
+        ),
+        s.KeyFigure(
+            "masked tokens correct",
+            s.percentage(metrics["held-out/accuracy/masked"]),
+            f"{s.percentage(metrics['unigram/accuracy/masked'])} for always the most frequent "
+            "token",
+        ),
+        s.KeyFigure(
+            "perplexity of masked tokens",
+            s.readable_number(round(metrics["held-out/perplexity"], 1)),
+            f"{math.exp(metrics['unigram/loss/masked']):,.0f} for token frequencies",
+        ),
+        s.KeyFigure(
+            "speed",
+            f"{progress.tokens / progress.seconds:,.0f} tokens/s",
+            f"{progress.tokens / 1e6:.1f} M tokens in {progress.seconds:.0f} s",
+        ),
     ]
-    total = round(sum(result.seconds.values()), 1)
-    details = (
-        s.settings_table(result.settings),
-        s.TableSection("Time", ["stage", "seconds"], [*stages, ["total", total]], total=True),
-    )
+    records = read_records(Path(result.corpus.folder).parent / "pretraining" / "metrics.jsonl")
+    seeds = zip(*comparison.groups.values(), strict=True)
+    runs = [[f"seed {seed}", *map(s.percentage, pair)] for seed, pair in enumerate(seeds)]
     return s.Report(
         "BERT's claim, on this machine",
-        _headline(result, comparison, noise),
+        _headline(result, comparison, gain, noise),
         _lead(result),
         (
-            _figures(result, comparison, noise),
+            s.KeyFigures(figures),
             comparison,
-            *curves(records, result.pretrained.metrics, longer),
-            _runs(result),
-            s.Details("Settings, time", details),
+            *curves(records, metrics, "The training curve jumps where sequences get longer."),
+            s.TableSection("Every run", ["", *(f"accuracy, {name}" for name in starts)], runs),
+            s.Details("Settings", (s.settings_table(result.settings),)),
         ),
         s.colophon(torch.device("cpu")),
     )
@@ -69,20 +81,17 @@ def chance_difference(comparison: s.ComparisonChart, examples: int) -> float:
     return 2 * max(spread, math.sqrt(0.5 / examples))
 
 
-def _accuracies(runs: Sequence[FinetuneResult]) -> list[float]:
-    return [run.metrics["accuracy"] for run in runs]
-
-
-def _headline(result: QuickstartResult, comparison: s.ComparisonChart, noise: float) -> str:
+def _headline(
+    result: QuickstartResult, comparison: s.ComparisonChart, gain: float, noise: float
+) -> str:
     means = " against ".join(s.percentage(comparison.mean(n)) for n in (PRETRAINED, SCRATCH))
-    gain = comparison.mean(PRETRAINED) - comparison.mean(SCRATCH)
     if gain > noise:
         return f"Pre-training wins: {means} test accuracy."
     headline = (
         f"No gain that can be told from chance: {means} test accuracy; differences up to "
         f"{100 * noise:.1f} points happen between equal models."
     )
-    tokens, needed = result.pretrained.progress.tokens, result.pace.shape.tokens
+    tokens, needed = result.pretrained.progress.tokens, result.shape.tokens
     if tokens < needed:
         return (
             f"{headline} This machine read {tokens:,} tokens, and about {needed:,} are needed: "
@@ -93,47 +102,14 @@ def _headline(result: QuickstartResult, comparison: s.ComparisonChart, noise: fl
 
 def _lead(result: QuickstartResult) -> str:
     counts, encoder = result.corpus.manifest.counts, result.settings.encoder
-    generated = set(result.labelled.labels) == {"as written", "swapped"}
-    task = " The task: detect two swapped neighbouring words. Both classes contain the same words."
+    data, task = "your labels", ""
+    if set(result.labelled.labels) == {AS_WRITTEN, SWAPPED}:
+        data = "unseen sentences"
+        task = " The task: detect two swapped neighbouring words. Both classes contain the same "
+        task += "words."
     return (
         f"A BERT of {encoder.depth} layers × {encoder.width} was pre-trained on "
         f"{counts.documents:,} documents ({counts.tokens:,} tokens) with masked LM and next "
-        f"sentence prediction, then fine-tuned on a task with "
-        f"{'unseen sentences' if generated else 'your labels'}, and compared with the same "
-        f"architecture from random weights.{task if generated else ''}"
+        f"sentence prediction, then fine-tuned on a task with {data}, and compared with the same "
+        f"architecture from random weights.{task}"
     )
-
-
-def _figures(result: QuickstartResult, comparison: s.ComparisonChart, noise: float) -> s.KeyFigures:
-    metrics, progress = result.pretrained.metrics, result.pretrained.progress
-    gain = comparison.mean(PRETRAINED) - comparison.mean(SCRATCH)
-    unigram = s.percentage(metrics["unigram/accuracy/masked"])
-    rows = [
-        ("gain by pre-training", f"{100 * gain:+.1f} points", f"chance: ±{100 * noise:.1f}"),
-        (
-            "masked tokens correct",
-            s.percentage(metrics["held-out/accuracy/masked"]),
-            f"{unigram} for always the most frequent token",
-        ),
-        (
-            "perplexity of masked tokens",
-            s.readable_number(round(metrics["held-out/perplexity"], 1)),
-            f"{math.exp(metrics['unigram/loss/masked']):,.0f} for token frequencies",
-        ),
-        (
-            "speed",
-            f"{progress.tokens / progress.seconds:,.0f} tokens/s",
-            f"{progress.tokens / 1e6:.1f} M tokens in {progress.seconds:.0f} s",
-        ),
-    ]
-    return s.KeyFigures([s.KeyFigure(*row) for row in rows])
-
-
-def _runs(result: QuickstartResult) -> s.TableSection:
-    runs = zip(result.from_pretrained, result.from_scratch, strict=True)
-    rows: list[list[s.Cell]] = [
-        [f"seed {seed}", *(s.percentage(run.metrics["accuracy"]) for run in pair)]
-        for seed, pair in enumerate(runs)
-    ]
-    columns = ["", *(f"accuracy, {name}" for name in (PRETRAINED, SCRATCH))]
-    return s.TableSection("Every run", columns, rows)
