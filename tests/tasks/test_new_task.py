@@ -20,7 +20,7 @@ from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.model.positions import Learned
-from bothways.prediction.analysis.registry import analysis_of
+from bothways.prediction.analysis.report import analysis_of
 from bothways.prediction.analysis.texts import ClassAnalysis
 from bothways.prediction.bulk.output import part_content
 from bothways.prediction.engine import evaluate_task

@@ -19,14 +19,15 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, DataError, ResourceError
 from bothways.core.report import sections as s
+from bothways.core.report.html import write_html
 from bothways.core.sequence import Sequence
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.prediction.analysis import report as survey
-from bothways.prediction.analysis.base import MAX_CLASSES, SURE, class_table, confusion_sections
+from bothways.prediction.analysis.base import MAX_CLASSES, SURE, confusion_sections
 from bothways.prediction.analysis.calibration import Calibration
-from bothways.prediction.analysis.report import SHOWN, Worst, analyse, write_report
+from bothways.prediction.analysis.report import SHOWN, Worst, analyse, analysis_report
 from bothways.prediction.analysis.slices import Traits
 from bothways.prediction.analysis.texts import ClassAnalysis
 from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
@@ -183,12 +184,12 @@ def prediction(label: str, **probabilities: float) -> ClassPrediction:
 
 def test_only_a_sure_and_wrong_prediction_casts_doubt_on_a_label() -> None:
     classes = ClassAnalysis(("a", "b"))
-    assert classes.judge(
+    assert classes.add(
         TextExample("x", label="b"), prediction("a", a=0.9, b=0.1)
     ).doubt == pytest.approx(0.8)
-    assert classes.judge(TextExample("x", label="b"), prediction("a", a=0.7, b=0.3)).doubt is None
-    assert classes.judge(TextExample("x", label="a"), prediction("a", a=0.9, b=0.1)).doubt is None
-    assert classes.judge(TextExample("x", label="b"), prediction("a", a=1.0, b=0.0)).cost > 700
+    assert classes.add(TextExample("x", label="b"), prediction("a", a=0.7, b=0.3)).doubt is None
+    assert classes.add(TextExample("x", label="a"), prediction("a", a=0.9, b=0.1)).doubt is None
+    assert classes.add(TextExample("x", label="b"), prediction("a", a=1.0, b=0.0)).cost > 700
 
 
 def test_of_many_classes_the_worst_are_shown() -> None:
@@ -197,7 +198,7 @@ def test_of_many_classes_the_worst_are_shown() -> None:
     names = [f"class {place}" for place in range(size)]
     counts = np.diag(np.full(size, 9))
     counts[40, 50], counts[3, 40], counts[60, 61] = 8, 5, 1
-    matrix, pairs = confusion_sections(names, Confusion.of_matrix(counts))
+    matrix, pairs, table = confusion_sections(names, Confusion.of_matrix(counts))
     assert isinstance(matrix, s.ConfusionMatrix)
     assert isinstance(pairs, s.TableSection)
     assert len(matrix.labels) == MAX_CLASSES
@@ -210,12 +211,12 @@ def test_of_many_classes_the_worst_are_shown() -> None:
         ["class 3", "class 40", 5, "35.7 %"],
         ["class 60", "class 61", 1, "10.0 %"],
     ]
-    table = class_table(names, Confusion.of_matrix(counts))
+    assert isinstance(table, s.TableSection)
     assert len(table.rows) == size
     assert [row[0] for row in table.rows[:2]] == ["class 40", "class 50"]
-    assert class_table(["a", "b"], Confusion(2, [(1, 0)] * 3)).rows[0][3:] == [
-        "0.0 %", None, "0.0 %",
-    ]  # fmt: skip
+    _, small = confusion_sections(["a", "b"], Confusion(2, [(1, 0)] * 3))
+    assert isinstance(small, s.TableSection)
+    assert small.rows[0][3:] == ["0.0 %", None, "0.0 %"]
 
 
 def test_headline_has_the_majority_baseline(opened: Predictor) -> None:
@@ -223,7 +224,7 @@ def test_headline_has_the_majority_baseline(opened: Predictor) -> None:
     labels = [example.label for example in EXAMPLES]
     share = max(labels.count("neg"), labels.count("pos")) / len(labels)
     assert analysis.baseline["accuracy"] == pytest.approx(share)
-    report = survey.analysis_report(opened.task_model, analysis, "m", "d")
+    report = analysis_report(opened.task_model, analysis, "m", "d")
     constant = f"majority baseline: {s.readable_number(share)}"
     assert f"({constant})" in report.headline
     figures = report.sections[0]
@@ -295,13 +296,9 @@ def test_an_example_without_a_label_is_an_error(opened: Predictor) -> None:
 
 def test_the_page_has_it_all(opened: Predictor, tmp_path: Path) -> None:
     examples = [*EXAMPLES, TextExample("<b>the film</b>", None, "pos", "odd:1")] * 2
-    write_report(
-        opened.task_model,
-        analyse(opened.task_model, examples),
-        tmp_path / "report.html",
-        model="my model",
-        data="dev.tsv",
-    )
+    analysis = analyse(opened.task_model, examples)
+    report = analysis_report(opened.task_model, analysis, "my model", "dev.tsv")
+    write_html(report, tmp_path / "report.html")
     page = html.unescape((tmp_path / "report.html").read_text(encoding="utf8"))
     expected = [
         "my model on dev.tsv", "on 202 examples", "Confusion matrix",
@@ -314,13 +311,7 @@ def test_the_page_has_it_all(opened: Predictor, tmp_path: Path) -> None:
     assert "http" not in page
     assert not re.search(r"<b>the film", (tmp_path / "report.html").read_text(encoding="utf8"))
     with pytest.raises(ResourceError):
-        write_report(
-            opened.task_model,
-            analyse(opened.task_model, EXAMPLES),
-            tmp_path / "no" / "r.html",
-            model="",
-            data="",
-        )
+        write_html(report, tmp_path / "no" / "r.html")
 
 
 def test_the_command_writes_it(
@@ -347,7 +338,7 @@ def test_the_page_says_what_it_is_computed_in(
     opened: Predictor, monkeypatch: pytest.MonkeyPatch, given: Any
 ) -> None:
     monkeypatch.setattr(survey, "has_bf16", lambda device: True)
-    report = survey.analysis_report(
+    report = analysis_report(
         opened.task_model, analyse(opened.task_model, EXAMPLES[:9]), "m", "d", precision=given
     )
     said = "bf16" if given == "auto" else given

@@ -18,6 +18,7 @@ from sklearn.metrics import f1_score, precision_recall_fscore_support
 
 from bothways.core.errors import ConfigError
 from bothways.core.report import sections as s
+from bothways.core.report.html import write_html
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import PoolerHead
 from bothways.model.model import Model
@@ -25,8 +26,7 @@ from bothways.model.positions import Learned
 from bothways.prediction.analysis.answers import NONE, AnswerAnalysis, classify_answer
 from bothways.prediction.analysis.base import TaskAnalysis, clip, guesses
 from bothways.prediction.analysis.rankings import RankingAnalysis
-from bothways.prediction.analysis.registry import analysis_of
-from bothways.prediction.analysis.report import analyse, write_report
+from bothways.prediction.analysis.report import analyse, analysis_of, analysis_report
 from bothways.prediction.analysis.tags import OUTCOMES, TagAnalysis, outcomes
 from bothways.prediction.analysis.texts import (
     POINTS,
@@ -149,7 +149,7 @@ def test_tags_are_counted_and_shown() -> None:
     right, wrong = tagged(["B-PER", "O", "B-LOC"]), tagged(["B-LOC", "O", "O"])
     for prediction in (right, wrong):
         tags.add(example, prediction)
-    kinds, by_tag, confusions, curve, _ = tags.sections()
+    kinds, confusions, by_tag, curve, _ = tags.sections()
     assert isinstance(kinds, s.TableSection)
     assert kinds.rows == [
         ["LOC", 1, 0, 0, 0, 1, 0],
@@ -162,10 +162,10 @@ def test_tags_are_counted_and_shown() -> None:
     assert isinstance(by_tag, s.TableSection)
     assert isinstance(curve, s.Curves)
     assert curve.lines[0].y == pytest.approx([4 / 6])
-    assert tags.judge(example, wrong).cost == pytest.approx(-np.log([0.025, 0.9, 0.025]).sum())
-    assert tags.judge(example, wrong).doubt == pytest.approx(0.875)
-    assert tags.judge(example, right).doubt is None
-    assert tags.judge(example, tagged(["B-LOC", "O", "O"], 0.6)).doubt is None
+    assert tags.add(example, wrong).cost == pytest.approx(-np.log([0.025, 0.9, 0.025]).sum())
+    assert tags.add(example, wrong).doubt == pytest.approx(0.875)
+    assert tags.add(example, right).doubt is None
+    assert tags.add(example, tagged(["B-LOC", "O", "O"], 0.6)).doubt is None
     shown = tags.show(example, wrong)
     assert shown.parts == [s.Marked("Ada"), " ", "in", " ", s.Marked("Oslo"), " "]
     assert shown.truth == "Ada: B-PER, Oslo: B-LOC"
@@ -193,8 +193,8 @@ def test_plain_tags_have_no_kinds_of_errors() -> None:
     tags = TagAnalysis(TaggingTask(scheme="plain"), TAGS)
     tags.add(TagExample(("Ada",), ("O",)), tagged(["O"]))
     assert [type(part).__name__ for part in tags.sections()] == [
-        "TableSection",
         "ConfusionMatrix",
+        "TableSection",
         "Curves",
         "Details",
     ]
@@ -244,11 +244,11 @@ def test_answers_are_counted_and_shown() -> None:
     assert [row[2:] for row in table.rows] == [[1, "25.0 %"]] * 4 + [[0, "0.0 %"]] * 2
     assert isinstance(curve, s.Curves)
     assert curve.lines[0].y == [0.5]
-    assert answers.judge(KNOWN, answered("Oslo", 0.6)).cost == pytest.approx(0.6)
-    assert answers.judge(KNOWN, answered("cat sat", 0.6)).cost == pytest.approx(0.6 * (1 - 2 / 3))
-    assert answers.judge(KNOWN, answered("Oslo")).doubt == 0.9
-    assert answers.judge(KNOWN, answered("Oslo", 0.6)).doubt is None
-    assert answers.judge(KNOWN, answered("cat sat")).doubt is None
+    assert answers.add(KNOWN, answered("Oslo", 0.6)).cost == pytest.approx(0.6)
+    assert answers.add(KNOWN, answered("cat sat", 0.6)).cost == pytest.approx(0.6 * (1 - 2 / 3))
+    assert answers.add(KNOWN, answered("Oslo")).doubt == 0.9
+    assert answers.add(KNOWN, answered("Oslo", 0.6)).doubt is None
+    assert answers.add(KNOWN, answered("cat sat")).doubt is None
     shown = answers.show(KNOWN, answered("Oslo"))
     assert "".join(part if isinstance(part, str) else f"[{part.text}]" for part in shown.parts) == (
         "Who sat? ‖ The big cat sat on a mat in [Oslo]."
@@ -308,7 +308,7 @@ def test_residuals_are_numpys() -> None:
         abs(left).max(),
     ]
     assert [row[1] for row in table.rows] == pytest.approx(expected)
-    assert scores.judge(TextExample("x", label="2.5"), ScorePrediction(1.0)).cost == 2.25
+    assert scores.add(TextExample("x", label="2.5"), ScorePrediction(1.0)).cost == 2.25
     assert (
         "2.5, predicted 1" in scores.show(TextExample("x", "y", "2.5"), ScorePrediction(1.0)).truth
     )
@@ -353,9 +353,9 @@ def test_a_label_set_is_shown_by_what_is_furthest_from_the_truth() -> None:
         MultilabelExample("x", "y", ("b",)),
         MultilabelPrediction(("a", "b"), {"a": 0.9, "b": 0.7}),
     )
-    assert labels.judge(example, prediction).cost == pytest.approx(-(np.log(0.1) + np.log(0.7)) / 2)
-    assert labels.judge(example, prediction).doubt == pytest.approx(0.9)
-    assert labels.judge(example, MultilabelPrediction(("b",), {"a": 0.3, "b": 0.7})).doubt is None
+    assert labels.add(example, prediction).cost == pytest.approx(-(np.log(0.1) + np.log(0.7)) / 2)
+    assert labels.add(example, prediction).doubt == pytest.approx(0.9)
+    assert labels.add(example, MultilabelPrediction(("b",), {"a": 0.3, "b": 0.7})).doubt is None
     assert labels.show(example, prediction).guesses == [
         s.ReportGuess("a", 0.9, False),
         s.ReportGuess("b", 0.7, True),
@@ -379,9 +379,9 @@ def test_choices_are_counted_and_shown() -> None:
     assert isinstance(curve, s.Curves)
     assert curve.lines[0].x == pytest.approx([0.8, 0.85])
     assert curve.lines[0].y == [1.0, 0.0]
-    assert choices.judge(example, wrong).cost == pytest.approx(-np.log(0.1))
-    assert choices.judge(example, wrong).doubt == pytest.approx(0.75)
-    assert choices.judge(example, right).doubt is None
+    assert choices.add(example, wrong).cost == pytest.approx(-np.log(0.1))
+    assert choices.add(example, wrong).doubt == pytest.approx(0.75)
+    assert choices.add(example, right).doubt is None
     shown = choices.show(example, wrong)
     assert (shown.truth, shown.guesses[1]) == ("2. snows", s.ReportGuess("2. snows", 0.1, True))
 
@@ -423,13 +423,13 @@ def test_rankings_are_counted_and_shown() -> None:
     even = [ranked(e.query, list(e.labels), [0.0] * len(e.labels)) for e, _ in (first, tied, none)]
     known = task_model.score([*even, ranked("b", [0, 0, 1], [0.0] * 3)], ())
     assert rankings.baseline() == pytest.approx(known)
-    assert rankings.judge(*first).cost == 0
-    assert rankings.judge(*none).cost == 0  # no order is better
+    assert rankings.add(*first).cost == 0
+    assert rankings.add(*none).cost == 0  # no order is better
     late = ranked("e", [0, 0, 0, 1], [4.0, 3.0, 2.0, 1.0])
-    assert rankings.judge(*late).cost == pytest.approx(1 - 1 / np.log2(5))
-    assert rankings.judge(*late).doubt == pytest.approx(1 / (1 + np.exp(-4)) - 1 / (1 + np.exp(-1)))
-    assert rankings.judge(*first).doubt is None  # the first one is relevant
-    assert rankings.judge(*ranked("f", [0, 1], [1.0, 0.0])).doubt is None  # not sure
+    assert rankings.add(*late).cost == pytest.approx(1 - 1 / np.log2(5))
+    assert rankings.add(*late).doubt == pytest.approx(1 / (1 + np.exp(-4)) - 1 / (1 + np.exp(-1)))
+    assert rankings.add(*first).doubt is None  # the first one is relevant
+    assert rankings.add(*ranked("f", [0, 1], [1.0, 0.0])).doubt is None  # not sure
     shown = rankings.show(*late)
     assert shown.truth == "d3 (place 4 of 4)"
     assert [(guess.answer, guess.right) for guess in shown.guesses] == [
@@ -512,7 +512,7 @@ def test_every_trainable_task_has_a_page(
     task = toy_task(tmp_path, definition, labels)
     analysis = analyse(task, examples)
     assert analysis.examples == 30
-    write_report(task, analysis, tmp_path / "report.html", model="toy", data="made")
+    write_html(analysis_report(task, analysis, "toy", "made"), tmp_path / "report.html")
     page = html.unescape((tmp_path / "report.html").read_text(encoding="utf8"))
     shown = page[page.index('class="figures"') : page.index("</dl>")]
     assert all((name.replace("_", " ") in shown) == ("/" not in name) for name in analysis.metrics)

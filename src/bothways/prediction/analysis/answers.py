@@ -55,28 +55,34 @@ class AnswerAnalysis(TaskAnalysis[Question, AnswerPrediction]):
         super().__init__()
         self.kinds: Counter[QuestionKind] = Counter()
 
-    def add(self, example: Question, prediction: AnswerPrediction) -> None:
-        self.kinds[classify_answer(example, prediction)] += 1
-        exact = bool(grade_answer(prediction.text, example).exact)
-        self.calibration.add(prediction.confidence, exact)
-
-    def judge(self, example: Question, prediction: AnswerPrediction) -> Judgement:
+    def add(self, example: Question, prediction: AnswerPrediction) -> Judgement:
         """Doubt the label where a sure answer shares no word with a right one."""
-        f1, confidence = grade_answer(prediction.text, example).f1, prediction.confidence
-        sure = confidence >= SURE and not f1
-        return Judgement(confidence * (1 - f1), confidence if sure else None)
+        grade, confidence = grade_answer(prediction.text, example), prediction.confidence
+        self.kinds[classify_answer(example, prediction)] += 1
+        self.calibration.add(confidence, bool(grade.exact))
+        sure = confidence >= SURE and not grade.f1
+        return Judgement(confidence * (1 - grade.f1), confidence if sure else None)
 
     def show(self, example: Question, prediction: AnswerPrediction) -> s.ReportExample:
-        exact = bool(grade_answer(prediction.text, example).exact)
-        answer = s.ReportGuess(prediction.text or NONE, prediction.confidence, exact)
-        spans = [
-            s.ReportGuess(span.text, span.probability, bool(grade_answer(span.text, example).exact))
-            for span in prediction.spans
+        answers = {prediction.text: prediction.confidence}
+        for span in prediction.spans:
+            answers.setdefault(span.text, span.probability)
+        best = [
+            s.ReportGuess(text or NONE, confidence, bool(grade_answer(text, example).exact))
+            for text, confidence in answers.items()
         ]
-        best = [answer, *(guess for guess in spans if guess.answer != answer.answer)][:GUESSES]
         truth = " / ".join(sorted({text for text, _ in example.answers})) or NONE
-        pieces = [f"{example.question} ‖ ", *_context(example.context, prediction)]
-        return s.ReportExample(pieces, truth, best, example.where)
+        context, start, end = example.context, prediction.start, prediction.end
+        pieces: list[str | s.Marked] = [clip(context)]
+        if start is not None and end is not None:  # the surroundings of the answer
+            begin, stop = max(0, start - AROUND), end + AROUND
+            pieces = [
+                ("… " if begin else "") + context[begin:start],
+                s.Marked(context[start:end]),
+                context[end:stop] + (" …" if stop < len(context) else ""),
+            ]
+        pieces.insert(0, f"{example.question} ‖ ")
+        return s.ReportExample(pieces, truth, best[:GUESSES], example.where)
 
     def baseline(self) -> Metrics:
         """Return the share of questions without an answer, for which giving none is right."""
@@ -92,16 +98,3 @@ class AnswerAnalysis(TaskAnalysis[Question, AnswerPrediction]):
         ]
         columns = ["kind", "", "questions", "share"]
         return [s.TableSection("Answers by kind", columns, rows), *self.reliability()]
-
-
-def _context(context: str, prediction: AnswerPrediction) -> list[str | s.Marked]:
-    """Return the context with the answer marked, clipped to its surroundings."""
-    start, end = prediction.start, prediction.end
-    if start is None or end is None:
-        return [clip(context)]
-    begin, stop = max(0, start - AROUND), end + AROUND
-    return [
-        ("… " if begin else "") + context[begin:start],
-        s.Marked(context[start:end]),
-        context[end:stop] + (" …" if stop < len(context) else ""),
-    ]

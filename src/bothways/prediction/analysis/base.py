@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Generic, NamedTuple
 
 import numpy as np
+from jaxtyping import Int64
 
 from bothways.core.report import sections as s
 from bothways.prediction.analysis.calibration import Calibration
@@ -55,12 +56,8 @@ class TaskAnalysis(Generic[E, P]):
     def __init__(self) -> None:
         self.calibration = Calibration()
 
-    def add(self, example: E, prediction: P) -> None:
-        """Count a labelled example."""
-        raise NotImplementedError
-
-    def judge(self, example: E, prediction: P) -> Judgement:
-        """Compare a prediction with the label."""
+    def add(self, example: E, prediction: P) -> Judgement:
+        """Count a labelled example, and compare its prediction with the label."""
         raise NotImplementedError
 
     def show(self, example: E, prediction: P) -> s.ReportExample:
@@ -122,7 +119,9 @@ def guesses(probabilities: Mapping[str, float], truth: str | None) -> list[s.Rep
 
 
 def confusion_sections(labels: Sequence[str], counts: Confusion) -> list[s.Section]:
-    """Build the confusion matrix; of many classes the worst, and the most frequent confusions."""
+    """Build the confusion matrix, of many classes of the worst and with the most frequent
+    confusions; and the precision, recall and F1 of each class.
+    """
     indices, note, tables = range(len(labels)), "", list[s.Section]()
     if len(labels) > MAX_CLASSES:
         errors = counts.true + counts.predicted - 2 * counts.right
@@ -142,23 +141,24 @@ def confusion_sections(labels: Sequence[str], counts: Confusion) -> list[s.Secti
         tables.append(s.TableSection("The most frequent confusions", columns, rows))
     matrix = [[counts.pairs[true, predicted] for predicted in indices] for true in indices]
     names = [labels[index] for index in indices]
-    return [s.ConfusionMatrix("Confusion matrix", names, matrix, note), *tables]
+    picture = s.ConfusionMatrix("Confusion matrix", names, matrix, note)
+    return [
+        picture,
+        *tables,
+        rates_table("class", labels, counts.right, counts.true, counts.predicted),
+    ]
 
 
-def class_table(labels: Sequence[str], counts: Confusion) -> s.TableSection:
-    """Build the table of precision, recall and F1 of each class."""
-    columns = (counts.right.tolist(), counts.true.tolist(), counts.predicted.tolist())
-    return rates_table("Each class", "class", list(zip(labels, *columns, strict=True)))
-
-
-def rates_table(title: str, kind: str, rows: Sequence[tuple[str, int, int, int]]) -> s.TableSection:
+def rates_table(
+    kind: str, names: Sequence[str], *counts: Int64[np.ndarray, " names"]
+) -> s.TableSection:
     """Build a table of precision, recall and F1, where defined; of many names the worst F1 first.
 
     Args:
         kind: what the names are, such as "class".
-        rows: name, number of hits, of true and of predicted examples.
+        counts: the number of hits, of true and of predicted examples of each name.
     """
-    note = ""
+    rows, note = list(zip(names, *(column.tolist() for column in counts), strict=True)), ""
     if len(rows) > MAX_CLASSES:
         rows = sorted(rows, key=lambda row: 2 * row[1] / max(1, row[2] + row[3]))
         note = "In ascending order of F1."
@@ -168,4 +168,4 @@ def rates_table(title: str, kind: str, rows: Sequence[tuple[str, int, int, int]]
         rates = [s.percentage(numerator / total) if total else None for numerator, total in ratios]
         cells.append([name, true, predicted, *rates])
     columns = [kind, "examples", "predicted", "precision", "recall", "F1"]
-    return s.TableSection(title, columns, cells, note=note)
+    return s.TableSection(f"Each {kind}", columns, cells, note=note)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,6 @@ RANK_RANGES = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 10), (11, 20), (21, 50), (51,
 MAX_RANK = 100
 """The last rank of the curves."""
 
-Ranks = NDArray[np.int64]
-
 
 class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
     """Ranks of relevant documents: 16 bytes of each document, and the queries, are kept.
@@ -38,24 +36,22 @@ class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
         super().__init__()
         self.rankings = Rankings()
 
-    def add(self, example: RankExample, prediction: RankPrediction) -> None:
-        labels, chances = _labels(example), _chances(prediction)
-        for logit, label, chance in zip(prediction.logits, labels, chances, strict=True):
-            self.rankings.add(example.query, logit, label)
-            self.calibration.add(chance, label > 0)
-
-    def judge(self, example: RankExample, prediction: RankPrediction) -> Judgement:
+    def add(self, example: RankExample, prediction: RankPrediction) -> Judgement:
         """Compute 1 − nDCG@10, and how far the first document leads over the relevant ones.
 
         The cost is 0 without a relevant document, since every order is as good.
         """
-        labels, chances = np.array(_labels(example)), _chances(prediction)
-        cost = 1 - ndcg(np.array(prediction.logits), labels) if labels.any() else 0.0
-        lead = float(chances.max() - chances.max(where=labels > 0, initial=0.0))
+        labels, logits = _labels(example), np.array(prediction.logits)
+        relevant, chances = labels > 0, sigmoid(logits)
+        for logit, label, chance in zip(prediction.logits, labels, chances, strict=True):
+            self.rankings.add(example.query, logit, label)
+            self.calibration.add(chance, label > 0)
+        cost = 1 - ndcg(logits, labels) if labels.any() else 0.0
+        lead = float(chances.max() - chances.max(where=relevant, initial=0.0))
         return Judgement(cost, lead if lead > 0 and chances.max() >= SURE else None)
 
     def show(self, example: RankExample, prediction: RankPrediction) -> s.ReportExample:
-        labels, chances = _labels(example), _chances(prediction)
+        labels, chances = _labels(example), sigmoid(np.array(prediction.logits))
         ranking = [ranked.index for ranked in prediction.ranking]
         best = next(((n, index) for n, index in enumerate(ranking, 1) if labels[index] > 0), None)
         indices, truth = ranking[:GUESSES], "no relevant document"
@@ -64,7 +60,7 @@ class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
             indices += [] if index in indices else [index]
             truth = f"{clip(example.documents[index])} (place {rank:,} of {len(ranking):,})"
         answers = [
-            s.ReportGuess(clip(example.documents[i]), float(chances[i]), labels[i] > 0)
+            s.ReportGuess(clip(example.documents[i]), float(chances[i]), bool(labels[i] > 0))
             for i in indices
         ]
         return s.ReportExample([clip(example.query)], truth, answers, example.where)
@@ -78,18 +74,29 @@ class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
         return Rankings(equal).metrics() if equal else {}
 
     def sections(self) -> list[s.Section]:
-        queries = list(self._ranks())
-        return [*_curves(queries), _best_ranks(queries), *self.reliability()]
-
-    def _ranks(self) -> Iterator[tuple[Ranks, int]]:
-        """Yield the ranks of a query's relevant documents, and the number of all documents."""
+        queries = list[tuple[NDArray[np.int64], int]]()  # ranks of relevant documents, and of all
         for scores, labels in self.rankings.by_query.values():
             relevant = np.frombuffer(labels) > 0
             order = np.lexsort((relevant, -np.frombuffer(scores)))
-            yield 1 + np.flatnonzero(relevant[order]), len(order)
+            queries.append((1 + np.flatnonzero(relevant[order]), len(order)))
+        best = np.array([ranks[0] if len(ranks) else 0 for ranks, _ in queries])
+        groups = {
+            f"{low}" if low == high else f"{low} to {high}": (low <= best) & (best <= high)
+            for low, high in RANK_RANGES
+        }
+        groups |= {"beyond 100": best > RANK_RANGES[-1][1], "no relevant document": best == 0}
+        rows: list[Sequence[s.Cell]] = [
+            [name, int(members.sum()), s.percentage(float(members.mean()))]
+            for name, members in groups.items()
+            if members.any()
+        ]
+        note = "Of documents with equal scores the relevant ones stand last."
+        title, columns = "The first relevant document of a query", ["place", "queries", "share"]
+        table = s.TableSection(title, columns, rows, note=note)
+        return [*_curves(queries), table, *self.reliability()]
 
 
-def _curves(queries: Sequence[tuple[Ranks, int]]) -> list[s.Section]:
+def _curves(queries: Sequence[tuple[NDArray[np.int64], int]]) -> list[s.Section]:
     """Draw recall by rank, over queries that have a relevant document."""
     queries = [pair for pair in queries if len(pair[0])]
     if not queries:
@@ -115,28 +122,6 @@ def _curves(queries: Sequence[tuple[Ranks, int]]) -> list[s.Section]:
     return [s.Curves(title, "down to this place", "share", lines, percent=True, note=note)]
 
 
-def _best_ranks(queries: Sequence[tuple[Ranks, int]]) -> s.TableSection:
-    """Count queries by the rank of their first relevant document."""
-    best = np.array([ranks[0] if len(ranks) else 0 for ranks, _ in queries])
-    groups = {
-        f"{low}" if low == high else f"{low} to {high}": (low <= best) & (best <= high)
-        for low, high in RANK_RANGES
-    }
-    groups |= {"beyond 100": best > RANK_RANGES[-1][1], "no relevant document": best == 0}
-    rows: list[Sequence[s.Cell]] = [
-        [name, int(members.sum()), s.percentage(float(members.mean()))]
-        for name, members in groups.items()
-        if members.any()
-    ]
-    note = "Of documents with equal scores the relevant ones stand last."
-    columns = ["place", "queries", "share"]
-    return s.TableSection("The first relevant document of a query", columns, rows, note=note)
-
-
-def _chances(prediction: RankPrediction) -> NDArray[np.float64]:
-    return sigmoid(np.array(prediction.logits))
-
-
-def _labels(example: RankExample) -> tuple[float, ...]:
+def _labels(example: RankExample) -> NDArray[np.float64]:
     assert example.labels is not None
-    return example.labels
+    return np.array(example.labels)

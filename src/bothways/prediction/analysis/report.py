@@ -8,24 +8,53 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
+from bothways.core.errors import ConfigError
 from bothways.core.report import sections as s
 from bothways.core.report.html import write_html
 from bothways.core.runtime.devices import Precision, device_of, has_bf16
 from bothways.core.terminal import quantity
-from bothways.prediction.analysis.registry import analysis_of
+from bothways.prediction.analysis import texts
+from bothways.prediction.analysis.answers import AnswerAnalysis
+from bothways.prediction.analysis.base import TaskAnalysis
+from bothways.prediction.analysis.rankings import RankingAnalysis
 from bothways.prediction.analysis.slices import Traits
+from bothways.prediction.analysis.tags import TagAnalysis
 from bothways.prediction.engine import PredictionCounts, encoded_windows, predict_encoded
+from bothways.tasks import predictions as kinds
 from bothways.tasks.base import EncodedExample, Metrics, TaskModel
+from bothways.tasks.schemas import prediction_type
 
 SHOWN = 12
 """Number of examples of a kind that are shown."""
+
+
+_ANALYSES: dict[type, Callable[[Any], TaskAnalysis[Any, Any]]] = {
+    kinds.ClassPrediction: lambda task_model: texts.ClassAnalysis(task_model.labels),
+    kinds.ScorePrediction: lambda task_model: texts.ScoreAnalysis(),
+    kinds.MultilabelPrediction: lambda task_model: texts.LabelSetAnalysis(task_model.labels),
+    kinds.ChoicePrediction: lambda task_model: texts.ChoiceAnalysis(),
+    kinds.TagPrediction: lambda task_model: TagAnalysis(task_model.task, task_model.labels),
+    kinds.AnswerPrediction: lambda task_model: AnswerAnalysis(),
+    kinds.RankPrediction: lambda task_model: RankingAnalysis(),
+}
+"""The analysis for each kind of prediction."""
+
+
+def analysis_of(task_model: TaskModel[Any, Any]) -> TaskAnalysis[Any, Any]:
+    """Return an empty analysis for a task; ConfigError if it has no right and wrong answers."""
+    analysis = _ANALYSES.get(prediction_type(task_model.task))
+    if analysis is None:
+        message = f"there is no report on the task {task_model.task.name}"
+        fix = "Leave it out; evaluate prints the metrics."
+        raise ConfigError(message, where="report", fix=fix)
+    return analysis(task_model)
 
 
 @dataclass(frozen=True)
@@ -81,54 +110,36 @@ def analyse_encoded(
     counts: PredictionCounts | None = None,
 ) -> AnalysisResult:
     """Evaluate a task on windows of encoded examples and analyse its predictions."""
-    watcher = _Watcher(task_model)
-    metrics = task_model.score(watcher.watch(encoded, counts or PredictionCounts()))
-    baseline = watcher.analysis.baseline()
-    return AnalysisResult(metrics, len(watcher.traits), tuple(watcher.sections()), baseline)
+    analysis, counts = analysis_of(task_model), counts or PredictionCounts()
+    traits, hardest, doubtful = Traits(), Worst(), Worst()
+    task, unknown = task_model.task, task_model.tokenizer.specials.unknown
 
-
-class _Watcher:
-    """Analyses predictions while they are scored."""
-
-    def __init__(self, task_model: TaskModel[Any, Any]) -> None:
-        self._task_model, self.analysis = task_model, analysis_of(task_model)
-        self.traits, self._hardest, self._doubtful = Traits(), Worst(), Worst()
-
-    def watch(
-        self,
-        encoded: Iterable[tuple[list[Any], list[EncodedExample]]],
-        counts: PredictionCounts,
-    ) -> Iterator[tuple[Any, Any]]:
+    def watch() -> Iterator[tuple[Any, Any]]:
         """Yield examples with predictions, and analyse each after its consumer has accepted it."""
         for window, inputs in encoded:
-            counts.add(map(self._task_model.task.texts, window), inputs)
-            pairs = predict_encoded(self._task_model, window, inputs, on_share=counts.note)
+            counts.add(map(task.texts, window), inputs)
+            pairs = predict_encoded(task_model, window, inputs, on_share=counts.note)
             for item, pair in zip(inputs, pairs, strict=True):
                 yield pair
-                self._add(item, *pair)
+                cost, doubt = analysis.add(*pair)
+                traits.add(item, task.texts(pair[0]), unknown, cost, task_model.grade(*pair))
+                hardest.add(cost, pair)
+                if doubt is not None:
+                    doubtful.add(doubt, pair)
 
-    def _add(self, item: EncodedExample, example: Any, prediction: Any) -> None:
-        task_model, analysis = self._task_model, self.analysis
-        cost, doubt = analysis.judge(example, prediction)
-        grade = task_model.grade(example, prediction)
-        unknown = task_model.tokenizer.specials.unknown
-        self.traits.add(item, task_model.task.texts(example), unknown, cost, grade)
-        analysis.add(example, prediction)
-        self._hardest.add(cost, (example, prediction))
-        if doubt is not None:
-            self._doubtful.add(doubt, (example, prediction))
-
-    def sections(self) -> Iterator[s.Section]:
-        """Yield the sections of the report."""
-        analysis = self.analysis
-        yield from analysis.sections()
-        yield self.traits.table(analysis.grade_name, analysis.cost_name)
-        hardest = [analysis.show(*pair) for pair in self._hardest.items]
-        note = f"The examples with the greatest {analysis.cost_name}."
-        yield s.ExampleSection("The hardest examples", hardest, note)
-        if doubtful := [analysis.show(*pair) for pair in self._doubtful.items]:
-            note = "The model is sure of another answer than the label: check the label."
-            yield s.ExampleSection("Examples that may be mislabelled", doubtful, note)
+    metrics = task_model.score(watch())
+    sections = [*analysis.sections(), traits.table(analysis.grade_name, analysis.cost_name)]
+    for title, kept, note in (
+        ("The hardest examples", hardest, f"The examples with the greatest {analysis.cost_name}."),
+        (
+            "Examples that may be mislabelled",
+            doubtful,
+            "The model is sure of another answer than the label: check the label.",
+        ),
+    ):
+        if shown := [analysis.show(*pair) for pair in kept.items]:
+            sections.append(s.ExampleSection(title, shown, note))
+    return AnalysisResult(metrics, len(traits), tuple(sections), analysis.baseline())
 
 
 def write_report(
@@ -141,12 +152,7 @@ def write_report(
     training: Any = None,
     precision: Precision | Literal["int8"] = "fp32",
 ) -> None:
-    """Write an analysis as one self-contained HTML page.
-
-    Args:
-        model, data: their names.
-        training: the configuration of the run that trained the model, if known.
-        precision: the precision of the evaluation.
+    """Write the report of an analysis (`analysis_report`) as one self-contained HTML page.
 
     Raises:
         ResourceError: the file cannot be written.
@@ -162,54 +168,53 @@ def analysis_report(
     training: Any = None,
     precision: Precision | Literal["int8"] = "fp32",
 ) -> s.Report:
-    """Return the report of an analysis; see `write_report`."""
+    """Return the report of an analysis.
+
+    Args:
+        model, data: their names.
+        training: the configuration of the run that trained the model, if known.
+        precision: the precision of the evaluation.
+    """
     if precision == "auto":
         precision = "bf16" if has_bf16(device_of(task_model)) else "fp32"
-    metric, name = task_model.task.metric, task_model.task.name
-    # "f1/PER" is of a part: it is in the table of all metrics.
+    metric, name, metrics = task_model.task.metric, task_model.task.name, analysis.metrics
+    notes = {
+        key: f"majority baseline: {s.readable_number(value)}"
+        for key, value in analysis.baseline.items()
+    }
     figures = [
-        s.KeyFigure(key.replace("_", " "), s.readable_number(value), _note(analysis, key))
-        for key, value in analysis.metrics.items()
-        if "/" not in key
+        s.KeyFigure(key.replace("_", " "), s.readable_number(value), notes.get(key, ""))
+        for key, value in metrics.items()
+        if "/" not in key  # "f1/PER" is of a part: it is in the table of all metrics
     ]
-    metrics = s.TableSection("Metrics", ["metric", "value"], list(analysis.metrics.items()))
-    settings = _settings(task_model, model, data, training, precision)
-    headline = f"{metric.replace('_', ' ')} {s.readable_number(analysis.metrics[metric])}"
-    note = _note(analysis, metric)
+    headline = f"{metric.replace('_', ' ')} {s.readable_number(metrics[metric])}"
+    note = f" ({notes[metric]})" if metric in notes else ""
     computed = f", computed in {precision}" if precision != "fp32" else ""
-    return s.Report(
-        f"{model} on {data}",
-        f"{headline} on {quantity(analysis.examples, 'example(s)')}"
-        + (f" ({note})" if note else ""),
-        f"Error analysis of a model for the task {name}, example by example{computed}.",
-        (
-            s.KeyFigures(figures),
-            *analysis.sections,
-            s.Details("All metrics and settings", (metrics, settings)),
-        ),
-        s.colophon(device_of(task_model)),
-    )
-
-
-def _note(analysis: AnalysisResult, metric: str) -> str:
-    value = analysis.baseline.get(metric)
-    return "" if value is None else f"majority baseline: {s.readable_number(value)}"
-
-
-def _settings(
-    task_model: TaskModel[Any, Any], model: str, data: str, training: Any, precision: str
-) -> s.TableSection:
-    tables = {
+    configurations = {
         "task": configs.to_dict(task_model.task),
         "encoder": configs.to_dict(task_model.model.config),
     }
-    tables |= {} if training is None else {"run": configs.to_dict(training)}
-    rows: list[list[s.Cell]] = [
+    configurations |= {} if training is None else {"run": configs.to_dict(training)}
+    settings: list[Sequence[s.Cell]] = [
         ["model", model],
         ["data", data],
         ["precision", precision],
         ["length", task_model.length],
         ["labels", ", ".join(task_model.labels)],
+        *((path, str(value)) for path, value in flatten(configurations).items()),
     ]
-    rows += [[name, str(value)] for name, value in flatten(tables).items()]
-    return s.TableSection("Settings", ["setting", "value"], rows)
+    details = (
+        s.TableSection("Metrics", ["metric", "value"], list(metrics.items())),
+        s.TableSection("Settings", ["setting", "value"], settings),
+    )
+    return s.Report(
+        f"{model} on {data}",
+        f"{headline} on {quantity(analysis.examples, 'example(s)')}{note}",
+        f"Error analysis of a model for the task {name}, example by example{computed}.",
+        (
+            s.KeyFigures(figures),
+            *analysis.sections,
+            s.Details("All metrics and settings", details),
+        ),
+        s.colophon(device_of(task_model)),
+    )

@@ -9,7 +9,7 @@ import math
 from array import array
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +21,8 @@ NORMAL_95 = 1.96
 """Standard errors on each side of a mean that contain 95 % of a normal distribution."""
 
 
-@dataclass(frozen=True)
-class Slice:
-    """A slice of the examples.
-
-    Attributes:
-        by: the criterion.
-        name: the value of the criterion.
-        members: True for each example of the slice.
-    """
+class Slice(NamedTuple):
+    """The examples that are members of a slice by a criterion, and its value as a name."""
 
     by: str
     name: str
@@ -67,35 +60,27 @@ class Traits:
 
     def slices(self) -> Iterator[Slice]:
         """Yield the slices that hold some examples and not all of them."""
-        cut = np.array(self._cut, dtype=np.bool_)
-        unknown = np.array(self._unknown, dtype=np.float32)
-        slices = (
-            *self._by_length(),
-            *self._by_overlap(),
+        cut, tokens = np.array(self._cut, dtype=np.bool_), np.array(self._tokens)
+        shared, unknown = (np.array(x, dtype=np.float32) for x in (self._overlap, self._unknown))
+        slices, low = list[Slice](), int(tokens.min(initial=0)) - 1
+        for high in np.unique(np.quantile(tokens, [0.25, 0.5, 0.75, 1]).astype(np.int64)).tolist():
+            inside = (tokens > low) & (tokens <= high)
+            name = f"{tokens[inside].min():,} to {high:,} tokens" if inside.any() else ""
+            slices.append(Slice("length (quartiles)", name, inside))
+            low = high
+        for start, end in ((0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1.0)):
+            last = end == 1.0
+            inside = (shared >= start) & ((shared <= end) if last else (shared < end))
+            name = f"{start:.0%} to {end:.0%}" + ("" if last else " (exclusive)")
+            slices.append(Slice("words that a pair shares", name, inside))
+        slices += [
             Slice("unknown tokens", "none", unknown == 0),
             Slice("unknown tokens", "up to 5 %", (unknown > 0) & (unknown <= 0.05)),
             Slice("unknown tokens", "more than 5 %", unknown > 0.05),
             Slice("truncation", "whole", ~cut),
             Slice("truncation", "truncated", cut),
-        )
+        ]
         return (item for item in slices if 0 < item.members.sum() < len(self))
-
-    def _by_length(self) -> Iterator[Slice]:
-        tokens = np.array(self._tokens)
-        low = int(tokens.min(initial=0)) - 1
-        for high in np.unique(np.quantile(tokens, [0.25, 0.5, 0.75, 1]).astype(np.int64)).tolist():
-            inside = (tokens > low) & (tokens <= high)
-            name = f"{tokens[inside].min():,} to {high:,} tokens" if inside.any() else ""
-            yield Slice("length (quartiles)", name, inside)
-            low = high
-
-    def _by_overlap(self) -> Iterator[Slice]:
-        shared = np.array(self._overlap, dtype=np.float32)
-        for low, high in ((0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1.0)):
-            end = high == 1.0
-            inside = (shared >= low) & ((shared <= high) if end else (shared < high))
-            name = f"{low:.0%} to {high:.0%}" + ("" if end else " (exclusive)")
-            yield Slice("words that a pair shares", name, inside)
 
     def table(self, grade_name: str | None, cost_name: str) -> s.TableSection:
         """Return the mean cost and the mean grade of each slice, with 95 % intervals."""

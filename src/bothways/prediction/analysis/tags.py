@@ -77,22 +77,17 @@ class TagAnalysis(base.TaskAnalysis[TagExample, TagPrediction]):
         self.confusion = Confusion(len(labels))
         self.outcomes: Counter[tuple[str, Outcome]] = Counter()
 
-    def add(self, example: TagExample, prediction: TagPrediction) -> None:
-        gold = self._gold(example)
+    def add(self, example: TagExample, prediction: TagPrediction) -> Judgement:
+        """Compute the cross-entropy of all words, and the greatest lead of a sure wrong tag."""
+        gold, chances = self._gold(example), prediction.probabilities
         truth, predicted = self._indices(gold), self._indices(prediction.tags)
         self.confusion.pairs.update(zip(truth.tolist(), predicted.tolist(), strict=True))
-        confidences = prediction.probabilities.max(1).tolist()
-        for confidence, correct in zip(confidences, (truth == predicted).tolist(), strict=True):
+        top, chances = chances.max(1), chances[np.arange(len(truth)), truth]
+        for confidence, correct in zip(top.tolist(), (truth == predicted).tolist(), strict=True):
             self.calibration.add(confidence, correct)
         if self._entities:
             pairs = outcomes(chunks(gold), chunks(prediction.tags))
             self.outcomes.update((chunk.type, outcome) for chunk, outcome in pairs)
-
-    def judge(self, example: TagExample, prediction: TagPrediction) -> Judgement:
-        """Compute the cross-entropy of all words, and the greatest lead of a sure wrong tag."""
-        truth = self._indices(self._gold(example))
-        top, chances = prediction.probabilities.max(1), prediction.probabilities
-        chances = chances[np.arange(len(truth)), truth]
         leads = (top - chances)[(top >= SURE) & (chances < top)]
         loss = -float(np.log(np.maximum(chances, TINY)).sum())
         return Judgement(loss, float(leads.max()) if len(leads) else None)
@@ -117,15 +112,9 @@ class TagAnalysis(base.TaskAnalysis[TagExample, TagPrediction]):
         return accuracy | ({"f1": 0.0} if self._entities else {})
 
     def sections(self) -> list[s.Section]:
-        entities: list[s.Section] = [self._outcome_table()] if self._entities else []
-        return [
-            *entities,
-            base.class_table(self.labels, self.confusion),
-            *base.confusion_sections(self.labels, self.confusion),
-            *self.reliability(),
-        ]
-
-    def _outcome_table(self) -> s.TableSection:
+        classes = [*base.confusion_sections(self.labels, self.confusion), *self.reliability()]
+        if not self._entities:
+            return classes
         types = sorted({kind for kind, _ in self.outcomes})
         rows: list[Sequence[s.Cell]] = [
             [name, *(self.outcomes[name, outcome] for outcome in OUTCOMES)] for name in types
@@ -134,7 +123,8 @@ class TagAnalysis(base.TaskAnalysis[TagExample, TagPrediction]):
         rows.append(["all", *total])
         note = "Entities are counted by their true type, spurious ones by the predicted type."
         columns = ["type", *OUTCOMES]
-        return s.TableSection("Outcomes of entities", columns, rows, total=True, note=note)
+        table = s.TableSection("Outcomes of entities", columns, rows, total=True, note=note)
+        return [table, *classes]
 
     def _gold(self, example: TagExample) -> tuple[str, ...]:
         gold = self._task.gold_tags(example, self.labels)

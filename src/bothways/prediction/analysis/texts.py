@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from bothways.core.report import sections as s
 from bothways.prediction.analysis import base
 from bothways.prediction.analysis.base import SURE, Judgement, TaskAnalysis
+from bothways.prediction.analysis.calibration import Calibration
 from bothways.tasks import predictions as p
 from bothways.tasks.base import Metrics
 from bothways.tasks.choice.examples import ChoiceExample
@@ -43,6 +43,16 @@ def _label(example: TextExample) -> str:
     return example.label
 
 
+def _judge_choice(calibration: Calibration, top: float, chance: float, correct: bool) -> Judgement:
+    """Count one of several answers by its probability; doubt the label of a sure error.
+
+    Args:
+        top, chance: probabilities of the given answer and of the right one.
+    """
+    calibration.add(top, correct)
+    return Judgement(negative_log(chance), top - chance if top >= SURE and not correct else None)
+
+
 class ClassAnalysis(TaskAnalysis[TextExample, p.ClassPrediction]):
     """Confusion of classes and calibration.
 
@@ -58,16 +68,11 @@ class ClassAnalysis(TaskAnalysis[TextExample, p.ClassPrediction]):
         self.confusion = Confusion(len(labels))
         self._index = {label: index for index, label in enumerate(labels)}
 
-    def add(self, example: TextExample, prediction: p.ClassPrediction) -> None:
-        self.confusion.pairs[self._index[_label(example)], prediction.index] += 1
-        confidence = prediction.probabilities[prediction.label]
-        self.calibration.add(confidence, prediction.label == example.label)
-
-    def judge(self, example: TextExample, prediction: p.ClassPrediction) -> Judgement:
-        chance = prediction.probabilities[_label(example)]
-        top = prediction.probabilities[prediction.label]
-        sure_error = prediction.label != example.label and top >= SURE
-        return Judgement(negative_log(chance), top - chance if sure_error else None)
+    def add(self, example: TextExample, prediction: p.ClassPrediction) -> Judgement:
+        chances, label = prediction.probabilities, _label(example)
+        self.confusion.pairs[self._index[label], prediction.index] += 1
+        top, right = chances[prediction.label], prediction.label == label
+        return _judge_choice(self.calibration, top, chances[label], right)
 
     def show(self, example: TextExample, prediction: p.ClassPrediction) -> s.ReportExample:
         best = base.guesses(prediction.probabilities, example.label)
@@ -80,11 +85,40 @@ class ClassAnalysis(TaskAnalysis[TextExample, p.ClassPrediction]):
         return classification_metrics(majority) if majority.total else {}
 
     def sections(self) -> list[s.Section]:
-        return [
-            *base.confusion_sections(self.labels, self.confusion),
-            *self.reliability(),
-            base.class_table(self.labels, self.confusion),
-        ]
+        return [*base.confusion_sections(self.labels, self.confusion), *self.reliability()]
+
+
+class ChoiceAnalysis(TaskAnalysis[ChoiceExample, p.ChoicePrediction]):
+    """Confusion of the positions of endings, and calibration."""
+
+    grade_name, cost_name = "accuracy", "cross-entropy"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.confusion = Confusion(0)
+
+    def add(self, example: ChoiceExample, prediction: p.ChoicePrediction) -> Judgement:
+        chances, label = prediction.probabilities, example.label
+        assert label is not None
+        self.confusion.pairs[label, prediction.index] += 1
+        self.confusion.labels = max(self.confusion.labels, label + 1, prediction.index + 1)
+        right = prediction.index == label
+        return _judge_choice(self.calibration, max(chances), chances[label], right)
+
+    def show(self, example: ChoiceExample, prediction: p.ChoicePrediction) -> s.ReportExample:
+        assert example.label is not None
+        endings = [f"{n}. {base.clip(text)}" for n, text in enumerate(example.endings, 1)]
+        truth = endings[example.label]
+        best = base.guesses(dict(zip(endings, prediction.probabilities, strict=True)), truth)
+        return s.ReportExample([base.clip(example.context)], truth, best, example.where)
+
+    def baseline(self) -> Metrics:
+        truth = self.confusion.true
+        return {"accuracy": float(truth.max() / truth.sum())} if len(truth) else {}
+
+    def sections(self) -> list[s.Section]:
+        names = [f"ending {number}" for number in range(1, self.confusion.labels + 1)]
+        return [*base.confusion_sections(names, self.confusion), *self.reliability()]
 
 
 class LabelSetAnalysis(TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
@@ -102,7 +136,7 @@ class LabelSetAnalysis(TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
         self.examples = 0
         self.hits, self.true, self.predicted = np.zeros((3, len(labels)), dtype=np.int64)
 
-    def add(self, example: MultilabelExample, prediction: p.MultilabelPrediction) -> None:
+    def add(self, example: MultilabelExample, prediction: p.MultilabelPrediction) -> Judgement:
         truth, predicted = self._encode(example.labels), self._encode(prediction.labels)
         self.examples += 1
         self.hits += truth & predicted
@@ -111,8 +145,6 @@ class LabelSetAnalysis(TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
         chances = prediction.probabilities.values()
         for chance, holds in zip(chances, truth.tolist(), strict=True):
             self.calibration.add(chance, holds)
-
-    def judge(self, example: MultilabelExample, prediction: p.MultilabelPrediction) -> Judgement:
         misses = self._misses(example, prediction)
         loss, worst = -float(np.log(np.maximum(1 - misses, LEAST)).mean()), float(misses.max())
         return Judgement(loss, worst if worst >= SURE else None)
@@ -134,9 +166,8 @@ class LabelSetAnalysis(TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
         return multilabel_metrics(hits, self.true + answer * self.examples - 2 * hits)
 
     def sections(self) -> list[s.Section]:
-        columns = (self.hits.tolist(), self.true.tolist(), self.predicted.tolist())
-        rows = list(zip(self.labels, *columns, strict=True))
-        return [base.rates_table("Each label", "label", rows), *self.reliability()]
+        table = base.rates_table("label", self.labels, self.hits, self.true, self.predicted)
+        return [table, *self.reliability()]
 
     def _encode(self, labels: tuple[str, ...] | None) -> NDArray[np.bool_]:
         names = set(labels or ())
@@ -150,48 +181,6 @@ class LabelSetAnalysis(TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
         return np.where(self._encode(example.labels), 1 - chances, chances)
 
 
-class ChoiceAnalysis(TaskAnalysis[ChoiceExample, p.ChoicePrediction]):
-    """Confusion of the positions of endings, and calibration."""
-
-    grade_name, cost_name = "accuracy", "cross-entropy"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pairs: Counter[tuple[int, int]] = Counter()
-
-    def add(self, example: ChoiceExample, prediction: p.ChoicePrediction) -> None:
-        assert example.label is not None
-        self.pairs[example.label, prediction.index] += 1
-        self.calibration.add(max(prediction.probabilities), prediction.index == example.label)
-
-    def judge(self, example: ChoiceExample, prediction: p.ChoicePrediction) -> Judgement:
-        assert example.label is not None
-        top, chance = max(prediction.probabilities), prediction.probabilities[example.label]
-        sure_error = prediction.index != example.label and top >= SURE
-        return Judgement(negative_log(chance), top - chance if sure_error else None)
-
-    def show(self, example: ChoiceExample, prediction: p.ChoicePrediction) -> s.ReportExample:
-        assert example.label is not None
-        endings = [f"{n}. {base.clip(text)}" for n, text in enumerate(example.endings, 1)]
-        truth = endings[example.label]
-        chances = dict(zip(endings, prediction.probabilities, strict=True))
-        best = base.guesses(chances, truth)
-        return s.ReportExample([base.clip(example.context)], truth, best, example.where)
-
-    def baseline(self) -> Metrics:
-        truth: Counter[int] = Counter()
-        for (label, _), count in self.pairs.items():
-            truth[label] += count
-        return {"accuracy": max(truth.values()) / truth.total()} if truth else {}
-
-    def sections(self) -> list[s.Section]:
-        size = 1 + max(max(pair) for pair in self.pairs)
-        counts = Confusion(size, self.pairs.elements())
-        names = [f"ending {number}" for number in range(1, size + 1)]
-        confusions, table = base.confusion_sections(names, counts), base.class_table(names, counts)
-        return [*confusions, table, *self.reliability()]
-
-
 class ScoreAnalysis(TaskAnalysis[TextExample, p.ScorePrediction]):
     """Predicted against true numbers, and the residuals: 16 bytes of each example are kept."""
 
@@ -201,12 +190,10 @@ class ScoreAnalysis(TaskAnalysis[TextExample, p.ScorePrediction]):
         super().__init__()
         self._truth, self._predicted = array("d"), array("d")
 
-    def add(self, example: TextExample, prediction: p.ScorePrediction) -> None:
+    def add(self, example: TextExample, prediction: p.ScorePrediction) -> Judgement:
         self._truth.append(float(_label(example)))
         self._predicted.append(prediction.score)
-
-    def judge(self, example: TextExample, prediction: p.ScorePrediction) -> Judgement:
-        return Judgement((float(_label(example)) - prediction.score) ** 2)
+        return Judgement((self._truth[-1] - prediction.score) ** 2)
 
     def show(self, example: TextExample, prediction: p.ScorePrediction) -> s.ReportExample:
         true, predicted = map(s.readable_number, (float(_label(example)), prediction.score))
