@@ -248,6 +248,23 @@ def test_the_flags_of_tokenizer_json_count_over_an_older_file(tmp_path: Path) ->
     assert [ids.tolist() for ids in Tokenizer.load(tmp_path).encode(texts)] == theirs
 
 
+@pytest.mark.parametrize("listed", [False, True])
+def test_special_tokens_map_contradicts_the_settings_as_in_transformers(
+    listed: bool, tmp_path: Path
+) -> None:
+    """The map counts, unless the settings list tokens by id."""
+    folder = write_vocabulary(tmp_path)
+    settings: dict[str, Any] = {"tokenizer_class": "BertTokenizer", "cls_token": "[CLS]"}
+    if listed:
+        settings["added_tokens_decoder"] = numbered(NEW)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "special_tokens_map.json").write_text('{"cls_token": "hello"}')
+    reference = AutoTokenizer.from_pretrained(folder)
+    assert reference.cls_token == ("[CLS]" if listed else "hello")
+    model = Tokenizer.load(folder)
+    assert model.specials.cls == reference.cls_token_id
+
+
 def test_the_hub_is_asked_for_them() -> None:
     assert {"added_tokens.json", "special_tokens_map.json", "tokenizer_config.json"} <= set(
         MODEL_FILES

@@ -86,9 +86,10 @@ def load_backend(
         fix = "Give a folder, a tokenizer.json or a vocab.txt."
         raise TokenizerError("no such file or folder", where=path, fix=fix)
     folder = path if path.is_dir() else path.parent
-    config = tokenizer_classes.read_settings(
-        folder / "special_tokens_map.json"
-    ) | tokenizer_classes.read_settings(folder / CONFIG)
+    config = tokenizer_classes.read_settings(folder / CONFIG)
+    special_names = tokenizer_classes.read_settings(folder / "special_tokens_map.json")
+    # As in transformers: the map has priority over a file from before tokens were listed by id.
+    config = special_names | config if "added_tokens_decoder" in config else config | special_names
     naming = tokenizer_classes.find_class(folder, config)
     file = _find(path, naming) if path.is_dir() else path
     is_json = file.suffix not in (".txt", ".model") and file.name != "vocab.json"
