@@ -64,11 +64,27 @@ def test_a_setting_that_changes_outputs_is_refused(
             read_hf_config(written(tmp_path / "model", settings | {key: off}))
 
 
-def test_an_unknown_setting_is_in_the_load_report(tmp_path: Path) -> None:
+def test_an_unknown_setting_is_in_the_load_report(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = folder_of(peer("Bert", "Model"), tmp_path / "theirs")
     assert load_model(folder).report.unknown_settings == {}
-    change_settings(folder, residual_gain=0.5, use_cache=False)
+    change_settings(folder, use_cache=False)
+    assert load_model(folder).report.warnings == caplog.messages == []
+    change_settings(folder, residual_gain=0.5)
     report = load_model(folder).report
     assert report.unknown_settings == {"residual_gain": 0.5}
     line = "config.json has 1 unknown setting, not used: residual_gain = 0.5"
     assert line in str(report).splitlines()
+    assert caplog.messages == [f"{folder}: {line}"]
+
+
+def test_unused_layers_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A head that was not requested is none."""
+    folder = folder_of(peer("Bert", "ForMaskedLM"), tmp_path / "theirs")
+    load_model(folder, [])
+    assert caplog.messages == []
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    change_settings(folder, num_hidden_layers=layers - 1)
+    load_model(folder)
+    assert [message.split(":")[1] for message in caplog.messages] == [" 16 tensors not used"]

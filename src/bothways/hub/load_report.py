@@ -10,6 +10,9 @@ from typing import Any
 from bothways.core.terminal import listed, quantity
 from bothways.model.families.weight_names import KeyTable, Shape, Spare, Tie
 
+NO_PLACE = "the configuration has no place for it"
+NOT_KNOWN = "not a known part of this family"
+
 
 @dataclass(frozen=True)
 class LoadReport:
@@ -55,6 +58,19 @@ class LoadReport:
         ]
         lines = [f"{len(self.missing)} missing: {listed(self.missing)}"] if self.missing else []
         return lines + ([f"{len(pairs)} of another shape: {listed(pairs)}"] if pairs else [])
+
+    @property
+    def warnings(self) -> list[str]:
+        """A line for each part of the folder that was passed over though it may change outputs."""
+        foreign = [name for name, reason in self.unused.items() if reason in (NO_PLACE, NOT_KNOWN)]
+        lines = [f"{quantity(len(foreign), 'tensor(s)')} not used: {listed(foreign)}"] * bool(
+            foreign
+        )
+        if self.unread_files:
+            lines.append(f"files not read: {listed(self.unread_files)}")
+        if self.unknown_settings:
+            lines.append(f"config.json has {describe_unknown(self.unknown_settings)}")
+        return lines
 
     def __str__(self) -> str:
         lines = [f"{len(self.loaded)} tensors loaded", *self.faults]
@@ -165,7 +181,7 @@ def _reason(
         return f"{sources[full]} is the same"
     rules = table.origins(full)
     if not rules:
-        return "computed here" if table.computes(full) else "not a known part of this family"
+        return "computed here" if table.computes(full) else NOT_KNOWN
     by_head = {
         head_of(rule.owner if isinstance(rule, Tie | Spare) else rule.name): rule for rule in rules
     }
@@ -180,4 +196,4 @@ def _reason(
         case Spare(tensor_name):
             return f"{tensor_name} is read in its place"
         case _:
-            return "the configuration has no place for it"
+            return NO_PLACE

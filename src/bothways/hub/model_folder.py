@@ -11,6 +11,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -53,6 +54,8 @@ from bothways.model.model import Model
 
 if TYPE_CHECKING:
     from bothways.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 VERSION = "bothways"
 VOCABULARY = "vocabulary"
@@ -194,6 +197,8 @@ def load_model(
     if reading and lacks(config, weights.shapes, PoolerHead()):
         fresh = {*fresh, "pooler"}
     model, report = build_model(config, weights, selected, fresh)
+    for line in report.warnings:
+        logger.warning("%s: %s", folder, line)
     program = modules_folder(folder) / PROGRAM
     model.kept = {
         "config.json": config.kept,

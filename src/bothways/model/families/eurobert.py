@@ -122,7 +122,7 @@ EUROBERT = Family(
         },
         fixed={},
         published={"clf_pooling": "classifier_pooling"},
-        ignored=frozenset({"pretraining_tp", "mask_token_id"}),
+        ignored=frozenset({"pretraining_tp", "mask_token_id", "auto_map"}),
         read_more=_read_more,
         write_more=_write_more,
     ),

@@ -84,6 +84,9 @@ GTE = Family(
         fixed=FIXED
         | {"position_embedding_type": "rope", "layer_norm_type": "layer_norm"}
         | {"pack_qkv": True, "logn_attention_scale": False},
+        ignored=frozenset(
+            {"auto_map", "unpad_inputs", "use_memory_efficient_attention", "logn_attention_clip1"}
+        ),
         read_more=_read_more,
         write_more=lambda config: {
             "type_vocab_size": config.segments,

@@ -103,7 +103,7 @@ NOMIC_BERT = Family(
         activations={**ACTIVATIONS, "swiglu": "silu"},
         fixed=FIXED | dict.fromkeys(_OFF, False),
         published=_SETTINGS,
-        ignored=frozenset({"embd_pdrop", "max_trained_positions"}),
+        ignored=frozenset({"embd_pdrop", "max_trained_positions", "auto_map"}),
         read_more=_read_more,
         write_more=lambda config: {
             "head_dim": config.width // config.heads,
