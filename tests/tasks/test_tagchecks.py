@@ -154,6 +154,14 @@ def test_texts_with_labels_are_no_words_with_tags(tmp_path: Path, header: str) -
     assert "the dev data" in said(ENOUGH, train)["error"][0]
 
 
+@pytest.mark.parametrize("line", ["Anna/B-PER lives/O", "[Anna](PER) lives", "Anna|B-PER lives|O"])
+def test_words_with_their_tags_inside_are_refused(line: str, tmp_path: Path) -> None:
+    """Two of them look like two columns."""
+    error = said(of_file(tmp_path / "t.txt", f"{line}\n\n" * 4))["error"][0]
+    assert "hold a word with its tag" in error
+    assert f"{tmp_path}/t.txt:1 word 1 {line.split(maxsplit=1)[0]!r}" in error
+
+
 def test_labels_before_texts_are_no_words_with_tags(tmp_path: Path) -> None:
     (error,) = tables(of_file(tmp_path / "t.tsv", f"1\t{'very ' * 20}good film\n"))
     assert f"'1' with the tag '{('very ' * 8)[:40]}…'" in error

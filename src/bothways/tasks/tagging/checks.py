@@ -40,6 +40,8 @@ _SPELLINGS = [
 ]
 _POSITION = re.compile(r"[\u3400-\u9fff\uff00-\uffef\u3000-\u30ff]\d|[!-~]\d")
 _BRACKETS = re.compile(r"\([^()]+\*|\*\)")
+_INLINE = re.compile(r"\S+[/|_](O|[BIES]-\S+)|\[[^\]]+\]\(\w+\)")
+"""A word with its tag: `Anna/B-PER`, `[Anna](PER)`."""
 _FORM = "For tags each line is a word and its tag, and an empty line ends a sentence."
 
 
@@ -136,6 +138,14 @@ def _check_table(examples: Many[TagExample], name: str) -> list[Finding]:
         )
         fix = f"For labels of texts set {argument(task='classify')}. {_FORM}"
         return [Finding("rows", "error", message, fix=fix)]
+    inline = [row for row in rows if any(map(_INLINE.fullmatch, row[2:]))]
+    if 2 * len(inline) > len(rows):
+        where, number, *pair = inline[0]
+        message = (
+            f"{len(inline)} of {len(rows)} words of the {name} data or their tags hold a word "
+            f"with its tag: {where} word {number} {_shown(*pair)}"
+        )
+        return [Finding("rows", "error", message, fix=f"Write each word on its own line. {_FORM}")]
     tags = Counter(tag for *_, tag in rows)
     where, _, *pair = rows[0]
     if all(field.lower() in _HEADER for field in pair) and tags[pair[1]] == 1:
