@@ -1,8 +1,7 @@
-"""Progress that a person sees: a bar on a terminal, a line in a notebook, lines in a file."""
+"""Progress that a person sees: a bar on a terminal, lines in a notebook or a file."""
 
 from __future__ import annotations
 
-import importlib
 import sys
 import time
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bothways.core.errors import ConfigError
 from bothways.core.progress import SILENT, Progress
-from bothways.core.terminal import ErrorStream, printable, say, time_text, write_stderr
+from bothways.core.terminal import ErrorStream, printable, say, time_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,9 +20,6 @@ SECONDS_PER_LINE = 10.0
 """The time between two lines of progress in a file or a pipe."""
 SPEED_PERIOD = 86_400.0
 """Seconds over which the speed of a stage is averaged; rich keeps its last 1,000 reports."""
-_UPDATE_SECONDS = 0.25
-
-
 _ANNOUNCED: list[str] = []
 
 
@@ -36,73 +32,17 @@ def announce(text: str) -> None:
 
 
 def shown_progress(progress: Any) -> AbstractContextManager[Progress]:
-    """Return the receiver of progress: of standard error or a notebook, none, or the given one.
+    """Return the receiver of progress: of standard error, none, or the given one.
 
     Raises:
         ConfigError: it is neither a truth value nor a receiver.
     """
     if progress is True:
-        return notebook_progress() if in_notebook() else terminal_progress()
+        return terminal_progress()
     if progress is not False and not isinstance(progress, Progress):
         message = f"is {progress!r}, which has no methods stage, advance and message"
         raise ConfigError(message, where="progress", fix="Give True, False or an object that has.")
     return nullcontext(SILENT if progress is False else progress)
-
-
-def in_notebook() -> bool:
-    """Return True in a kernel of Jupyter; imports nothing."""
-    interactive = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return type(interactive).__name__ == "ZMQInteractiveShell"
-
-
-@contextmanager
-def notebook_progress() -> Iterator[Progress]:
-    """Yield a receiver of progress that keeps one line below the cell up to date.
-
-    The line vanishes at the end; messages stay.
-    """
-    line = _NotebookLine()
-    try:
-        yield line
-    finally:
-        line.show("")
-
-
-class _NotebookLine:
-    """A `core.progress.Progress` in a notebook, without a package of widgets."""
-
-    def __init__(self) -> None:
-        self._name, self._began, self._shown = "", 0.0, 0.0
-        self._total: float | int | None = None
-        display = importlib.import_module("IPython.display").display
-        self._handle = display({"text/plain": ""}, raw=True, display_id=True)
-
-    def show(self, text: str) -> None:
-        """Replace the line."""
-        self._shown = time.monotonic()
-        self._handle.update({"text/plain": printable(text)}, raw=True)
-
-    def stage(self, name: str, total: float | int | None = None) -> None:
-        """Begin a stage."""
-        self._name, self._total, self._began = name, total, time.monotonic()
-        self.show(name)
-
-    def advance(self, done: float | int, note: str | None = None) -> None:
-        """Show progress and the remaining time."""
-        current = time.monotonic()
-        if current - self._shown < _UPDATE_SECONDS:
-            return
-        share = done / self._total if self._total else 0.0
-        fields = [
-            f"{share:.0%}" if share else f"{done:,.0f}",
-            note,
-            f"{time_text((current - self._began) * (1 / share - 1))} left" if share else None,
-        ]
-        self.show(f"{self._name}: {', '.join(filter(None, fields))}")
-
-    def message(self, text: str) -> None:
-        """Print a line that stays."""
-        write_stderr(text)
 
 
 @contextmanager
@@ -160,7 +100,9 @@ def error_console() -> Console:
 
     # FORCE_COLOR makes a file or a pipe a terminal for rich, but no bar can be drawn over there.
     stream: Any = ErrorStream(sys.stderr)
-    return Console(file=stream, force_interactive=None if stream.isatty() else False)
+    # A kernel of Jupyter gets lines, too: rich's own bars need a package of widgets there.
+    interactive = None if stream.isatty() else False
+    return Console(file=stream, force_interactive=interactive, force_jupyter=False)
 
 
 class _Bar:

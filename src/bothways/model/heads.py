@@ -39,20 +39,21 @@ class HeadValue:
         return self.fixed_outputs
 
     def build(self, config: EncoderConfig) -> nn.Module:
-        """Return a new module for an encoder of this shape.
-
-        Raises:
-            ConfigError: the encoder has nothing that the head could read.
-        """
+        """Return a new module; ConfigError if the encoder has nothing that the head could read."""
         raise NotImplementedError
+
+    def _source(self, config: EncoderConfig) -> FromPooler | Own | None:
+        """Return what it reads of a sequence; None for every token."""
+        return None
 
     def reads_one_token(self, config: EncoderConfig) -> bool:
         """Return True if it reads one token of each sequence, the pooler's, and no other."""
-        return False
+        source = self._source(config)
+        return source.reads == "first" if isinstance(source, Own) else source is not None
 
     def reads_pooler(self, config: EncoderConfig) -> bool:
         """Return True if it reads the pooled vector."""
-        return False
+        return isinstance(self._source(config), FromPooler)
 
 
 @dataclass(frozen=True)
@@ -76,17 +77,8 @@ class _PooledValue(HeadValue):
 
     of_sequences: ClassVar[bool] = True
 
-    def _source(self, config: EncoderConfig) -> FromPooler | Own:
+    def _source(self, config: EncoderConfig) -> FromPooler | Own | None:
         return FromPooler()
-
-    def reads_pooler(self, config: EncoderConfig) -> bool:
-        """Return True if it has no dense layer of its own."""
-        return isinstance(self._source(config), FromPooler)
-
-    def reads_one_token(self, config: EncoderConfig) -> bool:
-        """Return True, but for the mean of all tokens."""
-        source = self._source(config)
-        return not (isinstance(source, Own) and source.reads != "first")
 
 
 @dataclass(frozen=True)
@@ -144,8 +136,8 @@ class LabelHead(_PooledValue):
         """The number of labels."""
         return self.count
 
-    def _source(self, config: EncoderConfig) -> FromPooler | Own:
-        return config.readout.labels
+    def _source(self, config: EncoderConfig) -> FromPooler | Own | None:
+        return None if self.lstm else config.readout.labels
 
     def build(self, config: EncoderConfig) -> nn.Module:
         """Return a `LinearOutput`, an `OwnOutput` or an `LSTMOutput`."""
@@ -153,14 +145,6 @@ class LabelHead(_PooledValue):
             rate = config.head_dropout if self.dropout is None else self.dropout
             return head_modules.LSTMOutput(config, self.lstm, self.count, rate)
         return _output(config, self._source(config), self.count, self.dropout)
-
-    def reads_pooler(self, config: EncoderConfig) -> bool:
-        """Return False for a BiLSTM."""
-        return not self.lstm and super().reads_pooler(config)
-
-    def reads_one_token(self, config: EncoderConfig) -> bool:
-        """Return False for a BiLSTM."""
-        return not self.lstm and super().reads_one_token(config)
 
 
 @dataclass(frozen=True)
@@ -223,7 +207,7 @@ class ChoiceHead(_PooledValue):
     def __post_init__(self) -> None:
         _check_outputs(self.kind, 1, self.dropout)
 
-    def _source(self, config: EncoderConfig) -> FromPooler | Own:
+    def _source(self, config: EncoderConfig) -> FromPooler | Own | None:
         return config.readout.choice
 
     def build(self, config: EncoderConfig) -> nn.Module:

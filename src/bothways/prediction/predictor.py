@@ -292,7 +292,7 @@ class Predictor:
             truncate_dim: number of the first components to return.
             convert_to_numpy: return an array; False returns a list of arrays.
             convert_to_tensor: return a tensor instead.
-            show_progress_bar: show progress on standard error, or in a notebook.
+            show_progress_bar: show progress on standard error.
 
         Raises:
             ConfigError: the predictor was opened for another task, or has no such prompt.
