@@ -41,7 +41,7 @@ from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.epoch_order import BLOCKS, Selection
 from bothways.data.loader import Loader, unchanged
-from bothways.data.next_sentence import NextSentence
+from bothways.data.sentence_pairs import NextSentence
 from bothways.text.tokenizer import Tokenizer
 
 BATCH, LENGTH, NEAR = 256, 128, 256

@@ -38,7 +38,7 @@ from bothways.core.report.sections import Curves, Line, Report, TableSection
 from bothways.core.runtime.allocator import tune_allocator
 from bothways.core.source import Cursor
 from bothways.data.corpus_source import CorpusSource
-from bothways.data.next_sentence import NextSentence
+from bothways.data.sentence_pairs import NextSentence
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import MaskedHead, PoolerHead
 from bothways.model.kernels.cross_entropy import cross_entropy

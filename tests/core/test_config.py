@@ -20,8 +20,8 @@ from bothways.core.config import reader as configs
 from bothways.core.config.toml import read_toml, write_toml
 from bothways.core.config.tree import parse_overrides
 from bothways.core.errors import ConfigError
-from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Masking
+from bothways.data.segments import FullSentences
 from bothways.model.config import EncoderConfig, PreNorm
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.pretraining.config import PretrainConfig, PretrainPhase

@@ -22,10 +22,9 @@ from bothways.data.cleaning.config import Cleaning
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.documents import Document
-from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Masking, NGrams, Spans, Vocabulary, WholeWords, mask_tokens
-from bothways.data.next_sentence import NextSentence
-from bothways.data.segments import Segments
+from bothways.data.segments import FullSentences, Segments
+from bothways.data.sentence_pairs import NextSentence
 from bothways.data.words import Words, encode_words, unpack_words, words_name
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.text.tokenizer import Tokenizer

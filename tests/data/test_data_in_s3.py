@@ -17,7 +17,7 @@ from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.documents import read_documents
 from bothways.data.epoch_order import Windows
-from bothways.data.full_sentences import FullSentences
+from bothways.data.segments import FullSentences
 from bothways.text.tokenizer import Tokenizer
 from far_corpus import cut
 from s3_server import s3_server

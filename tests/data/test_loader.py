@@ -26,11 +26,11 @@ from bothways.core.source import Cursor, Source
 from bothways.core.targets import IGNORED
 from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp, budget_at
 from bothways.data.corpus_source import CorpusSource
-from bothways.data.full_sentences import FullSentences
 from bothways.data.list_source import InOrder, ListSource, Shuffled
 from bothways.data.loader import Loader, Share, ahead, prefetch, unchanged
 from bothways.data.masking import Masking, Vocabulary, mask_tokens
-from bothways.data.next_sentence import NextSentence
+from bothways.data.segments import FullSentences
+from bothways.data.sentence_pairs import NextSentence
 from toy_template import TEMPLATE
 
 SIZE = 400

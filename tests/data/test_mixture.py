@@ -15,9 +15,9 @@ from bothways.core.source import Cursor
 from bothways.core.urls import Url
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus_source import ContinuedSource, CorpusSource
-from bothways.data.full_sentences import FullSentences
 from bothways.data.loader import Loader, Share
 from bothways.data.mixture import ByWeight, MixedSource, Smoothed, corpus_names, shares_of
+from bothways.data.segments import FullSentences
 from toy_template import TEMPLATE
 
 SIZES = {"en": 1000, "is": 1}

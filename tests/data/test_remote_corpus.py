@@ -41,10 +41,9 @@ from bothways.data.epoch_order import (
     bytes_at_hand,
     sample_clustered,
 )
-from bothways.data.full_sentences import FullSentences
-from bothways.data.next_sentence import NextSentence
 from bothways.data.remote_arrays import RemoteArray
-from bothways.data.sentence_order import SentenceOrder
+from bothways.data.segments import FullSentences
+from bothways.data.sentence_pairs import NextSentence, SentenceOrder
 from bothways.text.tokenizer import Tokenizer
 from far_corpus import URL, cut, put
 from flaky_store import FlakyStore

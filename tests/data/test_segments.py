@@ -22,9 +22,8 @@ from bothways.core.source import Cursor
 from bothways.data import epoch_order as selection
 from bothways.data.corpus_source import ContinuedSource, CorpusSource
 from bothways.data.epoch_order import AllExcept, Selection
-from bothways.data.full_sentences import FullSentences
-from bothways.data.next_sentence import NextSentence
-from bothways.data.segments import PairPlan
+from bothways.data.segments import FullSentences, PairPlan
+from bothways.data.sentence_pairs import NextSentence
 from toy_template import TEMPLATE
 
 # A p-value below this at a fixed seed is a difference, not bad luck.

@@ -17,9 +17,8 @@ from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.documents import Document
-from bothways.data.next_sentence import NextSentence
-from bothways.data.segments import PairPlan, PairSegments
-from bothways.data.sentence_order import SentenceOrder
+from bothways.data.segments import PairPlan
+from bothways.data.sentence_pairs import NextSentence, PairSegments, SentenceOrder
 from bothways.hub.model_folder import load_model
 from bothways.model.families.catalogue import preset
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder

@@ -20,8 +20,8 @@ from bothways.core.targets import LabelTargets, TokenTargets
 from bothways.core.training_module import TrainingModule
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
-from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Vocabulary
+from bothways.data.segments import FullSentences
 from bothways.hub.model_folder import load_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import MaskedHead, PairHead, PoolerHead, ReplacedHead, TagHead

@@ -25,8 +25,8 @@ from bothways.core.report.sections import readable_number
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
-from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Masking, WholeWords
+from bothways.data.segments import FullSentences
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import LabelHead, MaskedHead, PairHead

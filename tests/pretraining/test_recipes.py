@@ -20,9 +20,9 @@ from bothways.core.finding import report_findings
 from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
-from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import AnyToken, Masking, NGrams, Spans
-from bothways.data.next_sentence import NextSentence
+from bothways.data.segments import FullSentences
+from bothways.data.sentence_pairs import NextSentence
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import family_for, preset
 from bothways.model.positions import Learned

@@ -22,7 +22,7 @@ from bothways.core.errors import CheckpointError, ConfigError
 from bothways.data.batching import ExampleBudget, TokenRamp
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
-from bothways.data.full_sentences import FullSentences
+from bothways.data.segments import FullSentences
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.objectives.masked_lm import MaskedLMNextSentence

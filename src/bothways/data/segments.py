@@ -1,26 +1,33 @@
 """Segments: what the sequences of a corpus are made of, and the plans of single sequences.
 
 A value such as `FullSentences` plans the sequences of a block from sentence offsets. Any subclass
-of `Segments` can be handed to `CorpusSource`.
+of `Segments` can be handed to `CorpusSource`; `data.sentence_pairs` has those with two segments.
+
+`FullSentences` has the consecutive whole sentences of RoBERTa (Liu et al. 2019, section 4.2):
+FULL-SENTENCES crosses document boundaries, with a further [SEP] between documents; DOC-SENTENCES
+stops at the end of a document. A sentence longer than a sequence is cut into pieces, none of which
+is lost.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bothways.core.advice import argument
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding
-from bothways.core.keyed_rng import rng
-from bothways.data.epoch_order import BLOCK, EpochBlock, Selection
+from bothways.data.epoch_order import EpochBlock, Selection, Whole
 
 if TYPE_CHECKING:
     from bothways.data.corpus import Corpus
     from bothways.text.template import Template
 
+PAIR_SPECIALS = 3
+"""The special tokens of [CLS] A [SEP] B [SEP]."""
 SENTENCES_CHECKED = 1_000_000
 """Sentences and documents of a corpus that checks read, at most."""
 
@@ -37,7 +44,7 @@ class PairPlan(NamedTuple):
     @property
     def length(self) -> int:
         """Tokens of the sequence, [CLS] A [SEP] B [SEP]."""
-        return self.a_stop - self.a + self.b_stop - self.b + PairSegments.specials
+        return self.a_stop - self.a + self.b_stop - self.b + PAIR_SPECIALS
 
 
 class SpanPlan(NamedTuple):
@@ -91,72 +98,68 @@ class Segments:
         return [Finding("truncation", "note", message, "phases")]
 
 
-class PairSegments(Segments):
-    """Base class of segments that are pairs, [CLS] A [SEP] B [SEP], with a label.
+@dataclass(frozen=True)
+class FullSentences(Segments):
+    """Consecutive whole sentences, as many as fit (RoBERTa).
 
     Attributes:
-        short: the share of documents that are read with a random shorter target length.
-        one_sentence: the fate of pairs of one-sentence documents, as the end of a sentence.
+        length: the longest sequence in tokens, specials included.
+        cross: True continues with the next document (FULL-SENTENCES), False ends a sequence at
+            the end of its document (DOC-SENTENCES).
     """
 
-    short: float = 0.0
-    specials: ClassVar[int] = 3
-    one_sentence: ClassVar[str] = "these have no second sentence"
+    fate: ClassVar[str] = "will be cut into pieces, all of which are read"
+    length: int = 128
+    cross: bool = True
+    kind: Literal["full_sentences"] = "full_sentences"
 
     def __post_init__(self) -> None:
-        if self.length < self.specials + 2:
-            message = f"must be at least 5 ([CLS], A, [SEP], B, [SEP]), not {self.length}"
+        if self.length < self.specials + 1:
+            message = f"must be at least 3 ([CLS], a token, [SEP]), not {self.length}"
             raise ConfigError(message, where="segments.length")
-        if not 0 <= self.short <= 1:
-            raise ConfigError(f"must be in [0, 1], not {self.short}", where="segments.short")
 
-    def require(self, selection: Selection, template: Template) -> None:
-        """Raise ConfigError if the tokenizer's pairs have other special tokens."""
-        if findings := self._check_template(template):
-            raise ConfigError(findings[0].what, where="segments", fix=findings[0].fix)
+    def plan(
+        self, block: EpochBlock, selection: Selection, rng: np.random.Generator
+    ) -> list[SpanPlan]:
+        """Return the sequences of a block, shuffled."""
+        return plan_spans(block, self.length, self.cross, rng)
 
-    def check(self, corpus: Corpus) -> list[Finding]:
-        """Return the findings about sentences, special tokens and one-sentence documents."""
-        documents = corpus.documents[: SENTENCES_CHECKED + 1]
-        single = float((np.diff(documents) == 1).mean())
-        findings = [*super().check(corpus), *self._check_template(corpus.tokenizer.template)]
-        if (unread := self._unread_share(corpus)) >= 0.0005:
-            message = f"{unread:.1%} of the tokens are left out, so that pairs fit in {self.length}"
-            findings.append(Finding("truncation", "note", message, "phases"))
-        if single > 0.5:
-            message = f"{single:.1%} of the documents are one sentence, and {self.one_sentence}"
-            fix = (
-                f"Build the corpus with {argument(boundary='blank')} or "
-                f"{argument(boundary='file')}, or set objective=masked_lm."
-            )
-            findings.append(Finding("balance", "warning", message, "objective.segments", fix))
-        return findings
 
-    def read_in_place(self, pairs: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return `(pairs)`: True where B is the text next to A, given the plans `(pairs, 5)`."""
-        return np.ones(len(pairs), dtype=np.bool_)
+def plan_spans(
+    block: EpochBlock, length: int, cross: bool, rng: np.random.Generator
+) -> list[SpanPlan]:
+    """Return all sequences of a block, shuffled.
 
-    def _unread_share(self, corpus: Corpus) -> float:
-        """Return the share of tokens that no pair reads in their place, in the first documents."""
-        documents = corpus.documents[: BLOCK + 1].astype(np.int64)
-        ids = np.arange(min(len(corpus), max(2, int((documents <= BLOCK).sum()) - 1)))
-        if len(ids) < 2:
-            return 0.0
-        selection = Selection(corpus, ids)
-        block, draws = selection.open(0, 0, 0), rng(0, "unread")
-        pairs = np.array(self.plan(block, selection, draws), dtype=np.int64).reshape(-1, 5)
-        borders = np.zeros(int(block.stops.max()) + 1, dtype=np.int64)
-        for begin, stop in ((pairs[:, :2]).T, pairs[self.read_in_place(pairs), 2:4].T):
-            np.add.at(borders, begin, 1)
-            np.add.at(borders, stop, -1)
-        return 1 - float((borders.cumsum() > 0).sum() / (block.stops - block.starts).sum())
+    Every sentence is in exactly one sequence; longer sentences are cut at multiples of the room.
 
-    def _check_template(self, template: Template) -> list[Finding]:
-        if template.pair == self.specials:
-            return []
-        message = (
-            f"sentence pairs are [CLS] A [SEP] B [SEP], and this tokenizer has {template.pair} "
-            "special tokens there"
-        )
-        fix = "Set objective=masked_lm, as RoBERTa does."
-        return [Finding("heads", "error", message, "objective.segments", fix)]
+    Args:
+        length: the maximum length of a sequence, specials included; at least 3.
+        cross: whether a sequence may continue with the next document of the block.
+    """
+    room = length - FullSentences.specials
+    pieces = _pieces(block, room)
+    opens, closes, document = pieces[0].tolist(), pieces[1].tolist(), pieces[2].tolist()
+    heads = np.searchsorted(pieces[2], np.arange(len(block.owners) + 1)).tolist()
+    tokens = np.cumsum(pieces[1] - pieces[0])
+    # The pieces [i, e) take ends[e - 1] − begins[i] tokens: their own, and one [SEP] per document
+    # boundary among them.
+    ends = (tokens + pieces[2]).tolist()
+    begins = (tokens - (pieces[1] - pieces[0]) + pieces[2]).tolist()
+    spans, at = [], 0
+    while at < len(opens):
+        limit = len(opens) if cross else heads[document[at] + 1]
+        stop = bisect_right(ends, begins[at] + room, at + 1, limit)
+        cuts = [at, *heads[document[at] + 1 : document[stop - 1] + 1], stop]
+        spans.append(SpanPlan(tuple((opens[i], closes[e - 1]) for i, e in pairwise(cuts))))
+        at = stop
+    return [spans[i] for i in rng.permutation(len(spans)).tolist()]
+
+
+def _pieces(block: EpochBlock, room: int) -> tuple[Whole, Whole, Whole]:
+    """Cut sentences to at most `room` tokens; return starts, stops and documents of the pieces."""
+    counts = -(-(block.stops - block.starts) // room)
+    sentence = np.repeat(np.arange(len(counts)), counts)
+    index = np.arange(len(sentence)) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = block.starts[sentence] + index * room
+    document = np.searchsorted(block.edges, sentence, side="right") - 1
+    return starts, np.minimum(starts + room, block.stops[sentence]), document

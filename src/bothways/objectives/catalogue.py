@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bothways.data.next_sentence import NextSentence
+from bothways.data.sentence_pairs import NextSentence
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import token_head
 from bothways.objectives.causal_lm import CausalLM

@@ -38,8 +38,8 @@ from bothways.core.sequence import Sequence
 from bothways.core.targets import Targets, TokenTargets
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus
-from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Masking, Vocabulary, mask_tokens
+from bothways.data.segments import FullSentences
 from bothways.hub.hf_config import open_model, read_hf_config
 from bothways.hub.infer_heads import heads_of
 from bothways.hub.resolve import resolve, resolve_run

@@ -28,7 +28,6 @@ from bothways.core.sequence import Sequence
 from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus
-from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import (
     Masking,
     Vocabulary,
@@ -37,7 +36,8 @@ from bothways.data.masking import (
     masked_share,
     word_starts,
 )
-from bothways.data.next_sentence import NextSentence
+from bothways.data.segments import FullSentences
+from bothways.data.sentence_pairs import NextSentence
 from bothways.data.words import chinese_share, unpack_words
 from bothways.model.config import EncoderConfig
 from bothways.model.encoder import Hidden

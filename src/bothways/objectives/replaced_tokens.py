@@ -44,8 +44,8 @@ from bothways.core.runtime.tuning import TUNING
 from bothways.core.sequence import Sequence
 from bothways.core.targets import Targets, TokenTargets
 from bothways.core.training_module import TrainingModule
-from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Masking, Vocabulary
+from bothways.data.segments import FullSentences
 from bothways.model.config import EncoderConfig
 from bothways.model.embedding import Embedding
 from bothways.model.encoder import Hidden

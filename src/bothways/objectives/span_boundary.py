@@ -25,7 +25,6 @@ from bothways.core.batch import Batch
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
 from bothways.core.targets import Targets, TokenTargets
-from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import (
     Chosen,
     CorpusToken,
@@ -35,6 +34,7 @@ from bothways.data.masking import (
     choose_positions,
     hide,
 )
+from bothways.data.segments import FullSentences
 from bothways.model.activation import activate
 from bothways.model.config import EncoderConfig
 from bothways.model.init import initialise, layer_norm

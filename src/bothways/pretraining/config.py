@@ -19,12 +19,10 @@ from bothways.core.config.tree import Tree
 from bothways.core.errors import ConfigError
 from bothways.data.batching import BatchSize, TokenBudget
 from bothways.data.epoch_order import Windows
-from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Masking
 from bothways.data.mixture import Mixture, Smoothed
-from bothways.data.next_sentence import NextSentence
-from bothways.data.segments import Segments
-from bothways.data.sentence_order import SentenceOrder
+from bothways.data.segments import FullSentences, Segments
+from bothways.data.sentence_pairs import NextSentence, SentenceOrder
 from bothways.model.config import EncoderConfig
 from bothways.objectives.catalogue import AnyObjective
 from bothways.objectives.masked_lm import MaskedLMNextSentence, with_masking

@@ -15,8 +15,8 @@ from bothways.core.advice import argument
 from bothways.core.config.reader import replaced_members
 from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
-from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import AnyToken, Masking, NGrams, RareTokens
+from bothways.data.segments import FullSentences
 from bothways.model.config import EncoderConfig, Readout
 from bothways.model.families.catalogue import family_for
 from bothways.model.families.electra import READOUT

@@ -17,9 +17,9 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.core.progress import SILENT
 from bothways.core.report.html import write_html
 from bothways.core.report.sections import Curves
-from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Masking
-from bothways.data.next_sentence import NextSentence
+from bothways.data.segments import FullSentences
+from bothways.data.sentence_pairs import NextSentence
 from bothways.hub.model_folder import load_model
 from bothways.lab.paper import pretraining_runs as runs
 from bothways.lab.paper.pretraining_cost import identical_runs, table_cost

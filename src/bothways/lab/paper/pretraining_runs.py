@@ -21,7 +21,7 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.core.progress import SILENT, Progress
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Masking
-from bothways.data.next_sentence import NextSentence
+from bothways.data.sentence_pairs import NextSentence
 from bothways.hub.model_folder import load_model
 from bothways.lab.paper import glue, ner, pretraining_tables, squad
 from bothways.lab.paper.cells import CellOutcome

@@ -15,10 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Masking
-from bothways.data.next_sentence import NextSentence
-from bothways.data.segments import Segments
+from bothways.data.segments import FullSentences, Segments
+from bothways.data.sentence_pairs import NextSentence
 from bothways.lab.paper import published
 from bothways.lab.paper.published import Published
 from bothways.model.attention.patterns import Causal

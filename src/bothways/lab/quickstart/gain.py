@@ -36,8 +36,8 @@ from bothways.core.runtime import devices
 from bothways.core.terminal import quantity, time_text
 from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.data.corpus import Corpus, build_corpus
-from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Masking
+from bothways.data.segments import FullSentences
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import LabelledData, label
 from bothways.finetuning.result import FinetuneResult
