@@ -272,7 +272,7 @@ def test_damaged_file_is_an_error_at_its_line(
 def test_inputs_that_are_not_there(tmp_path: Path) -> None:
     assert "nothing.txt: no such file or folder" in failure(tmp_path / "nothing.txt")
     assert "matches no file" in failure(tmp_path / "*.txt")
-    assert "holds no file that can be read" in failure(tmp_path)
+    assert "names no file that can be read" in failure(tmp_path)
 
 
 def test_all_names_are_checked_before_the_first_document(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from bothways.core.source import Cursor, Source
 from bothways.core.targets import IGNORED
 from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp, budget_at
 from bothways.data.corpus_source import CorpusSource
-from bothways.data.list_source import InOrder, ListSource, Shuffled
+from bothways.data.list_source import ListSource
 from bothways.data.loader import Loader, Share, ahead, prefetch, unchanged
 from bothways.data.masking import Masking, Vocabulary, mask_tokens
 from bothways.data.segments import FullSentences
@@ -152,13 +152,9 @@ def test_only_the_share_of_a_rank_is_built():
             return super().build(plan)
 
     lengths = [4, 9, 6, 3, 8, 7, 5]
-    sequences = list_source(lengths, InOrder()).sequences
+    sequences = list_source(lengths, None).sequences
     assert (
-        len(
-            steps_of(
-                loader_of(Counting(sequences, InOrder()), ExampleBudget(7), world=3, rank=1), 1
-            )
-        )
+        len(steps_of(loader_of(Counting(sequences, None), ExampleBudget(7), world=3, rank=1), 1))
         == 1
     )
     # By length: 1, 4, 5, 2, 6, 0, 3; the second of three takes the places 1 and 4.
@@ -168,7 +164,7 @@ def test_only_the_share_of_a_rank_is_built():
 @pytest.mark.parametrize("batch", [ExampleBudget(5), TokenBudget(50)])
 def test_a_step_ends_with_its_epoch_and_is_full_otherwise(batch):
     lengths = [3, 20, 7, 7, 11, 30, 3, 5, 60, 4, 8, 9]
-    source = list_source(lengths, Shuffled(1))
+    source = list_source(lengths, 1)
     steps = steps_of(loader_of(source, batch), 30)
     epoch, seen = 0, 0
     for step, following in itertools.pairwise(steps):
@@ -227,11 +223,11 @@ def test_static_masks_repeat_with_the_views_and_dynamic_ones_never():
     assert epochs[1] == epochs[3] != epochs[0]
     dynamic = [
         contents([s])
-        for s in steps_of(loader_of(list_source([9] * 6, InOrder()), ExampleBudget(500)), 5)
+        for s in steps_of(loader_of(list_source([9] * 6, None), ExampleBudget(500)), 5)
     ]
     assert len({tuple(epoch) for epoch in dynamic}) == 5
     other_seed = contents(
-        steps_of(loader_of(list_source([9] * 6, InOrder()), ExampleBudget(500), seed=10), 1)
+        steps_of(loader_of(list_source([9] * 6, None), ExampleBudget(500), seed=10), 1)
     )
     assert other_seed != dynamic[0]
 
@@ -251,26 +247,26 @@ def test_each_place_has_its_own_draws():
         def epochs(self, cursor):
             return float(cursor.epoch)
 
-    source = Blocks(list_source([60], InOrder()).sequences, InOrder())
+    source = Blocks(list_source([60], None).sequences, None)
     steps = list(loader_of(source, ExampleBudget(1)).steps(Cursor()))
     assert len({step for step in (contents([s])[0] for s in steps)}) == len(steps) == 16
 
 
 def test_an_epoch_for_evaluation_is_read_once_in_tight_batches():
     lengths = [random.Random(6).randint(3, 50) for _ in range(300)]
-    steps = list(loader_of(list_source(lengths, InOrder()), ExampleBudget(100), budget=200).epoch())
+    steps = list(loader_of(list_source(lengths, None), ExampleBudget(100), budget=200).epoch())
     assert [step.sequences for step in steps] == [100, 100, 100]
     assert sorted(len(ids) for ids, *_ in contents(steps)) == sorted(lengths)
     for step in steps:
         longest_first = [n for batch in step.microbatches for n in batch.layout.lengths]
         assert longest_first == sorted(longest_first, reverse=True)
-    later = list(loader_of(list_source(lengths, InOrder()), ExampleBudget(100)).epoch(3))
+    later = list(loader_of(list_source(lengths, None), ExampleBudget(100)).epoch(3))
     assert [step.cursor.epoch for step in later] == [3, 3, 4]
 
 
 def test_microbatches_have_room_for_a_token():
     with pytest.raises(ConfigError) as caught:
-        loader_of(list_source([3], InOrder()), ExampleBudget(1), budget=0)
+        loader_of(list_source([3], None), ExampleBudget(1), budget=0)
     assert caught.value.where == "microbatch_tokens"
 
 
@@ -279,34 +275,31 @@ def test_microbatches_have_room_for_a_token():
 
 def test_a_list_is_read_in_order_or_shuffled_by_epoch():
     lengths = list(range(3, 40))
-    ordered = itertools.islice(list_source(lengths, InOrder()).read(Cursor()), 80)
+    ordered = itertools.islice(list_source(lengths, None).read(Cursor()), 80)
     assert [plan.row for plan, _ in ordered] == [*range(37), *range(37), *range(6)]
-    source = list_source(lengths, Shuffled(2))
+    source = list_source(lengths, 2)
     stream = list(itertools.islice(source.read(Cursor()), 3 * 37))
     epochs = [[plan.row for plan, _ in stream[at : at + 37]] for at in (0, 37, 74)]
     assert all(sorted(epoch) == list(range(37)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in [*epochs, list(range(37))]}) == 4
     for at in (0, 1, 36, 37, 50, 100):
         cursor = stream[at - 1][1] if at else Cursor()
-        assert (
-            list(itertools.islice(list_source(lengths, Shuffled(2)).read(cursor), 111 - at))
-            == stream[at:]
-        )
+        assert list(itertools.islice(list_source(lengths, 2).read(cursor), 111 - at)) == stream[at:]
         assert source.epochs(cursor) == pytest.approx(at / 37)
-    assert next(list_source(lengths, Shuffled(3)).read(Cursor())) != stream[0]
+    assert next(list_source(lengths, 3).read(Cursor())) != stream[0]
     assert all(plan.length == len(source.build(plan)) == lengths[plan.row] for plan, _ in stream)
 
 
 def test_lists_that_cannot_be_read_are_refused():
     with pytest.raises(DataError, match="no sequences"):
-        ListSource([], InOrder())
+        ListSource([], None)
     for cursor in (Cursor(0, 0, 2), Cursor(0, 1, 0)):
         with pytest.raises(DataError, match="no data at"):
-            next(list_source([3, 4], InOrder()).read(cursor))
+            next(list_source([3, 4], None).read(cursor))
 
 
 def test_both_sources_are_sources():
-    assert isinstance(list_source([3], InOrder()), Source)
+    assert isinstance(list_source([3], None), Source)
     assert isinstance(corpus_source(FullSentences(24)), Source)
 
 
@@ -482,7 +475,7 @@ def test_steps_and_tokens_of_a_ramp_are_those_of_its_budgets(ramp):
 def test_steps_of_a_ramp_take_what_its_integral_says():
     """With budgets a + (b − a)·r/R after r tokens, R tokens take ∫ dr/budget = R/(b − a)·ln(b/a) steps."""
     start, end, over = 20, 200, 20_000
-    source = list_source([1] * 30_000, InOrder())
+    source = list_source([1] * 30_000, None)
     loader = Loader(source, unchanged, TokenRamp(start, end, over), 10**6, 9)
     read, sizes = 0, []
     for step in loader.steps(Cursor()):

@@ -164,42 +164,31 @@ def _resolve(name: str) -> list[str]:
     if name.startswith(HUB):
         parse_hub_name(name)
         return [name]
-    if urls.is_url(name):
-        return _resolve_url(urls.Url(name))
-    path = urls.local_path(name)
-    if path.is_dir():
-        return _resolve_folder(path)
-    if path.exists():
-        return [_file(path)]
-    if not glob.has_magic(name):
+    location = urls.place_of(name)
+    if isinstance(location, urls.Url):
+        remote = urls.find_files(location)
+        if remote is None:
+            raise DataError("no such file or folder", where=name, fix="Check the URL.")
+        files = [(file.url, file.size) for file in remote]
+        if [url for url, _ in files] == [location]:
+            return [_file(*files[0])]
+    elif location.is_dir():
+        paths = sorted(path for path in location.rglob("*") if path.is_file())
+        hidden = {p for p in paths if any(n.startswith(".") for n in p.relative_to(location).parts)}
+        files = [(path, None) for path in paths if path not in hidden]
+    elif location.exists():
+        return [_file(location)]
+    elif glob.has_magic(name):
+        return [_file(match) for match in text_io.matching_files(name)]
+    else:
         fix = f"Check the name; a Hub data set is {HUB}owner/name."
         raise DataError("no such file or folder", where=name, fix=fix)
-    return [_file(match) for match in text_io.matching_files(name)]
-
-
-def _resolve_url(url: urls.Url) -> list[str]:
-    files = urls.find_files(url)
-    if files is None:
-        raise DataError("no such file or folder", where=url, fix="Check the URL.")
-    if len(files) != 1 or files[0].url != url:  # a glob or a folder, which may hold other files
-        files = [file for file in files if _is_readable(file.url)]
-    if not files:
-        fix = f"Check the URL. Supported are {_KINDS}."
-        raise DataError("names no file that can be read", where=url, fix=fix)
-    return [_file(file.url, file.size) for file in files]
-
-
-def _resolve_folder(folder: Path) -> list[str]:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and _is_readable(path))
-    files = [
-        _file(path)
-        for path in paths
-        if not any(name.startswith(".") for name in path.relative_to(folder).parts)
-    ]
-    if not files:
-        fix = f"Supported are {_KINDS}."
-        raise DataError("holds no file that can be read", where=folder, fix=fix)
-    return files
+    # A folder, or a glob of URLs, may hold other files, too.
+    readable = [_file(path, size) for path, size in files if _is_readable(path)]
+    if not readable:
+        fix = f"Check the name. Supported are {_KINDS}."
+        raise DataError("names no file that can be read", where=name, fix=fix)
+    return readable
 
 
 def _file(path: urls.Place, size: int | None = None) -> str:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import assert_never
 
 from bothways.core.errors import DataError
 from bothways.core.keyed_rng import rng
@@ -18,18 +16,6 @@ from bothways.core.sequence import Sequence
 
 if TYPE_CHECKING:
     from bothways.core.source import Cursor
-
-
-@dataclass(frozen=True)
-class Shuffled:
-    """A different order in each epoch, keyed by the seed."""
-
-    seed: int
-
-
-@dataclass(frozen=True)
-class InOrder:
-    """The order of the list in each epoch."""
 
 
 class ListPlan(NamedTuple):
@@ -42,14 +28,16 @@ class ListPlan(NamedTuple):
 class ListSource:
     """Sequences in memory as an endless stream (a `core.source.Source`); an epoch is one block."""
 
-    def __init__(self, sequences: Many[Sequence], order: Shuffled | InOrder) -> None:
-        """Raise DataError if there are no sequences."""
+    def __init__(self, sequences: Many[Sequence], seed: int | None) -> None:
+        """Read sequences in a different order in each epoch, or as they are listed without a seed.
+
+        Raises:
+            DataError: there are no sequences.
+        """
         if not sequences:
             raise DataError("there are no sequences to read", fix="Give at least one example.")
         self.sequences = sequences
-        self._places = functools.lru_cache(maxsize=2)(
-            functools.partial(_places, order, len(sequences))
-        )
+        self._places = functools.lru_cache(maxsize=2)(functools.partial(_places, seed))
 
     def read(self, cursor: Cursor) -> Iterator[tuple[ListPlan, Cursor]]:
         """Yield plans from `cursor` on, each with the cursor of the next.
@@ -64,7 +52,7 @@ class ListSource:
             message = f"no data at block {block}, item {item} of {len(self.sequences)} sequences"
             raise DataError(message, fix="Continue with the data that the run began with.")
         while True:
-            indices = self._places(epoch)
+            indices = self._places(len(self.sequences), epoch)
             for at in range(item, len(indices)):
                 next_cursor = (
                     Cursor(epoch, 0, at + 1) if at + 1 < len(indices) else Cursor(epoch + 1)
@@ -85,11 +73,7 @@ class ListSource:
         return cursor.epoch + cursor.item / len(self.sequences)
 
 
-def _places(order: Shuffled | InOrder, count: int, epoch: int) -> NDArray[np.int64]:
-    match order:
-        case Shuffled(seed):
-            return rng(seed, "order", epoch=epoch).permutation(count)
-        case InOrder():
-            return np.arange(count)
-        case _:
-            assert_never(order)
+def _places(seed: int | None, count: int, epoch: int) -> NDArray[np.int64]:
+    if seed is None:
+        return np.arange(count)
+    return rng(seed, "order", epoch=epoch).permutation(count)

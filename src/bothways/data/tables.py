@@ -399,11 +399,11 @@ def _array_rows(path: Place, bytes_read: text_io.BytesRead) -> Iterator[TableRow
         'Write [{"text": "…"}, …], or one object per line in a .jsonl file. '
         f"For questions as in SQuAD: {argument(task='answer')}."
     )
-    chunks, length = list[str](), 0
-    with contextlib.closing(text_io.read_chunks(path, bytes_read)) as stream:
-        for chunk in stream:
-            chunks.append(chunk)
-            length += len(chunk)
+    chunks, length, last = list[str](), 0, 1
+    with contextlib.closing(text_io.read_lines(path, bytes_read, split=True)) as lines:
+        for number, line in lines:  # the pieces of a long line have one number
+            chunks.append("\n" * (number - last) + line)
+            length, last = length + len(chunks[-1]), number
             if length > MAX_ARRAY:
                 message = f"is a JSON array of more than {MAX_ARRAY:,} characters, held in memory"
                 fix = "Write one object per line in a .jsonl file, which is read line by line."

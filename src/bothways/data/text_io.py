@@ -419,34 +419,9 @@ def read_lines(
         try:
             for number, text in decode_lines(stream, path, split=split):
                 yield number, text
-        except _DAMAGE as error:
-            raise _damage_error(error, path, f"line {number}") from error
-
-
-def read_chunks(path: Place, bytes_read: BytesRead | None = None) -> Generator[str, None, None]:
-    """Yield the text of a file in pieces of 128 KiB; errors as `read_lines`."""
-    decoder, done = codecs.getincrementaldecoder("utf-8-sig")(), 0
-    with open_bytes(path, bytes_read) as stream:
-        try:
-            while block := stream.read(_BLOCK):
-                if not done:
-                    _check_head(path, block[:_HEAD])
-                yield decoder.decode(block)
-                done += len(block)
-            yield decoder.decode(b"", final=True)
-        except UnicodeDecodeError as error:
-            message = f"is not UTF-8 text after byte {done:,}"
-            raise DataError(message, where=path, fix=_CONVERT) from error
-        except _DAMAGE as error:
-            raise _damage_error(error, path, f"byte {done:,}") from error
-
-
-_DAMAGE = (EOFError, OSError)
-
-
-def _damage_error(error: Exception, path: Place, position: str) -> Exception:
-    """Return the error for a decompressor's failure; one of the disk, with a number, is itself."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error
-    message = f"the compressed file is damaged or cut short after {position} ({error})"
-    return DataError(message, where=path, fix="Download or compress it again.")
+        except (EOFError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # of the disk, not of a decompressor
+            message = f"the compressed file is damaged or cut short after line {number} ({error})"
+            fix = "Download or compress it again."
+            raise DataError(message, where=path, fix=fix) from error

@@ -28,7 +28,7 @@ from bothways.core.terminal import listed
 from bothways.core.urls import local_path
 from bothways.data import given_rows as memory
 from bothways.data.batching import ExampleBudget
-from bothways.data.list_source import ListPlan, ListSource, Shuffled
+from bothways.data.list_source import ListPlan, ListSource
 from bothways.data.loader import Loader, Share, unchanged
 from bothways.data.tables import TableRow
 from bothways.finetuning.config import FinetuneConfig
@@ -174,7 +174,7 @@ def train_loader(
     data: LabelledData, settings: FinetuneConfig, seed: int, share: Share = ALL
 ) -> Loader[ListPlan]:
     """Return the steps over the training data, shuffled in each epoch."""
-    source = ListSource(data.sequences, Shuffled(seed))
+    source = ListSource(data.sequences, seed)
     return Loader(source, unchanged, settings.batch, settings.microbatch_tokens, seed, share)
 
 

@@ -37,7 +37,7 @@ from bothways.core.runtime.tuning import TUNING
 from bothways.core.sequence import Sequence
 from bothways.core.targets import ChoiceTargets, Targets, TokenTargets
 from bothways.core.training_module import TrainingModule
-from bothways.data.list_source import ListSource, Shuffled
+from bothways.data.list_source import ListSource
 from bothways.data.loader import Loader, Share, ahead, in_batches, unchanged
 from bothways.finetuning.config import RECIPES, FinetuneConfig, tinybert_finetuning
 from bothways.finetuning.data import LabelledData
@@ -369,9 +369,7 @@ def learn_layers(
     teacher = open_task_model(settings.teacher.folder, data.task.name, device=str(device)).model
     torch.manual_seed(seed)  # of the map between widths
     training_module = layer_module(student, teacher, objective).to(device)
-    source = ListSource(
-        [with_token_weights(sequence) for sequence in data.sequences], Shuffled(seed)
-    )
+    source = ListSource([with_token_weights(sequence) for sequence in data.sequences], seed)
     share = Share(plan.rank, plan.world)
     steps = Loader(source, unchanged, settings.batch, settings.microbatch_tokens, seed, share)
     torch.manual_seed(seed + 1 + plan.rank)

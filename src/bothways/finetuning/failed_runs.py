@@ -22,7 +22,7 @@ from bothways.core.sequence import Sequence
 from bothways.core.terminal import quantity
 from bothways.core.training_module import TrainingModule
 from bothways.data.batching import ExampleBudget
-from bothways.data.list_source import InOrder, ListSource
+from bothways.data.list_source import ListSource
 from bothways.data.loader import Loader, unchanged
 from bothways.finetuning.automatic import BASE_RATE
 from bothways.tasks.base import Direction, Metrics
@@ -173,7 +173,7 @@ def training_loss(
     """
     sample = sequences[:: max(1, len(sequences) // SAMPLE)]
     steps = Loader(
-        ListSource(sample, InOrder()), unchanged, ExampleBudget(len(sample)), microbatch_tokens, 0
+        ListSource(sample, None), unchanged, ExampleBudget(len(sample)), microbatch_tokens, 0
     ).epoch()
     steps_of_one = [
         dataclasses.replace(step, microbatches=(batch,))

@@ -20,7 +20,7 @@ from bothways.core.progress import SILENT, Part, Progress
 from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.sequence import Sequence
 from bothways.core.training_module import evaluating
-from bothways.data.list_source import ListSource, Shuffled
+from bothways.data.list_source import ListSource
 from bothways.data.loader import Loader, Share, in_batches, unchanged
 from bothways.lab.features.data import (
     FeatureConfig,
@@ -161,7 +161,7 @@ def fit_features(
     """
     torch.manual_seed(settings.seed)
     tagger = build_tagger(data, settings).to(choose_device(device))
-    source = ListSource(data.train.sequences(), Shuffled(settings.seed))
+    source = ListSource(data.train.sequences(), settings.seed)
     budget = max(len(sequence) for sequence in source.sequences) * 64
     loader = Loader(source, unchanged, settings.batch, budget, settings.seed, Share())
     store, best = MemoryStore(), Best("f1", "highest")
