@@ -44,7 +44,7 @@ OUTSIDE = {
 FOLDERS = {
     "docs/guide": "guide/index.md",
     "docs/guide/zh": "guide/zh/index.md",
-    "docs/decisions": "decisions/index.md",
+    "docs/decisions": "decisions/README.md",
     "examples": "examples/index.md",
 }
 """The page of each folder that is linked."""
@@ -164,16 +164,6 @@ def commands() -> str:
     return head + re.sub(r"\n {4}(?=\S)", " ", "".join(kept))
 
 
-def decisions() -> str:
-    """Return the list of all decisions."""
-    titles = {
-        path.name: path.read_text("utf8").splitlines()[0].removeprefix("# ")
-        for path in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
-    }
-    lines = "\n".join(f"- [{title}]({name})" for name, title in titles.items())
-    return f"# Decisions\n\nWhat was chosen, and what was not.\n\n{lines}\n"
-
-
 def guide_index(nav: list[dict[str, Any]], title: str) -> str:
     """Return the page that lists a guide's pages by group."""
     [entries] = [entry[title] for entry in nav if title in entry]
@@ -202,7 +192,6 @@ def generated(nav: list[dict[str, Any]]) -> dict[str, str]:
         r"`((\d\w+)\.py)`", r"[\1](\2.py)", pages["examples/index.md"]
     )
     return pages | reference() | {
-        "decisions/index.md": decisions(),
         "guide/index.md": guide_index(nav, "Guide"),
         "guide/zh/index.md": guide_index(nav, "指南"),
     }  # fmt: skip

@@ -222,11 +222,22 @@ def test_every_page_of_the_guide_is_in_both_languages_and_has_examples() -> None
     assert sum(language == "python" for page in PAGES for language, _ in fences(ROOT / page)) > 30
 
 
-def test_decisions_have_a_number_of_their_own() -> None:
-    files = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-    assert len({file.name[:3] for file in files}) == len(files)
-    titles = [file.read_text("utf8").split(" · ")[0] for file in files]
-    assert titles == [f"# {file.name[:3]}" for file in files]
+def test_decisions_are_numbered_and_in_the_index() -> None:
+    folder = ROOT / "docs" / "decisions"
+    files = sorted(folder.glob("[0-9]*.md"))
+    titles = [file.read_text("utf8").splitlines()[0].removeprefix("# ") for file in files]
+    assert [title.split(" · ")[0] for title in titles] == [file.name[:3] for file in files]
+    index = (folder / "README.md").read_text("utf8")
+    lines = [f"- [{title}]({file.name})" for title, file in zip(titles, files, strict=True)]
+    assert [line for line in lines if index.count(line) != 1] == []
+    assert index.count("\n- ") == len(files)
+
+
+def test_experiments_are_in_the_index_of_the_log() -> None:
+    head, *entries = (ROOT / "docs" / "log.md").read_text("utf8").split("\n## ")
+    titles = [entry.splitlines()[0].split(" · ", 1)[1] for entry in entries]
+    assert [title for title in titles if head.count(f"[{title}](#") != 1] == []
+    assert head.count("](#") == len(titles)
 
 
 class Settings(yaml.SafeLoader):
