@@ -19,8 +19,8 @@ from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
 from bothways.core.targets import TokenTargets
 from bothways.core.training_module import TrainingModule
-from bothways.data.full_sentences import FullSentences
 from bothways.data.masking import Vocabulary
+from bothways.data.segments import FullSentences
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import MaskedHead
 from bothways.model.kernels.cross_entropy import cross_entropy
