@@ -14,17 +14,17 @@ import pytest
 import torch
 
 from bothways.core.errors import CheckpointError, ResourceError
-from bothways.training import checkpoint, parallel, saved_state
-from bothways.training.parallel import Sharding
-from bothways.training.saved_state import SavedState
+from bothways.training import parallel, saved_state
+from bothways.training.parallel import Sharding, Single
+from bothways.training.saved_state import NewCheckpoint
 from bothways.training.trackers import TensorBoard
 from toy_training import TRAINING, enter_ranks, on_ranks, session
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def parts_of(tensor: torch.Tensor) -> SavedState:
-    return SavedState({"weight": tensor}, {}, {}, in_parts=True)
+def parts_of(tensor: torch.Tensor) -> NewCheckpoint:
+    return NewCheckpoint(Path(), Single(), {}, {"weight": tensor}, {}, {}, in_parts=True)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -119,13 +119,13 @@ def test_a_full_disk_of_one_rank_is_the_same_message_on_all(tmp_path: Path) -> N
 def save_slowly(rank: int, world: int, port: int, folder: Path) -> None:
     """Save for longer than a step may take, on the main rank."""
     enter_ranks(rank, world, port)
-    plan, write = parallel.plan_here(), checkpoint.NewCheckpoint.write
+    plan, write = parallel.plan_here(), NewCheckpoint.write
 
-    def slow(new: checkpoint.NewCheckpoint, *arguments: object) -> None:
+    def slow(new: NewCheckpoint, *arguments: object) -> None:
         time.sleep(0.0 if rank else 1.5)
         write(new, *arguments)
 
-    checkpoint.NewCheckpoint.write = slow  # type: ignore[method-assign]
+    NewCheckpoint.write = slow  # type: ignore[method-assign]
     for later in (False, True):
         keep = dataclasses.replace(TRAINING.keep, asynchronous=later, best=None)
         training = dataclasses.replace(TRAINING, keep=keep, step_limit=0.75)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bothways.core.errors import ResourceError
-from bothways.training.trackers import open_hosted
+from bothways.training.trackers import HOSTED
 from toy_training import TRAINING, metric_lines, session
 
 
@@ -117,4 +117,4 @@ def test_a_missing_package_is_named_with_its_extra(
     for name in ("wandb", "mlflow", "mlflow.entities"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ResourceError, match=rf"bothways\[{kind}\]"):
-        open_hosted(kind, tmp_path, {})
+        HOSTED[kind](tmp_path, {})

@@ -15,6 +15,7 @@ from torch.distributed import HashStore, TCPStore
 from bothways.cli.pretrain import conclude_pretraining
 from bothways.pretraining.run import PretrainResult
 from bothways.training import checkpoint, parallel
+from bothways.training.saved_state import NewCheckpoint
 from bothways.training.state import RunState
 from toy_training import Toy, enter_ranks, free_port, processes, session
 
@@ -71,13 +72,13 @@ def test_a_start_has_a_name_of_its_own_that_all_its_ranks_know() -> None:
 def end_with_a_slow_save(rank: int, port: int, folder: Path) -> None:
     """Stop after a signal to rank 1, and note what was saved when this rank ends."""
     enter_ranks(rank, 2, port)
-    plan, write = parallel.plan_here(), checkpoint.NewCheckpoint.write
+    plan, write = parallel.plan_here(), NewCheckpoint.write
 
-    def slow(new: checkpoint.NewCheckpoint, *arguments: object) -> None:
+    def slow(new: NewCheckpoint, *arguments: object) -> None:
         time.sleep(0.0 if rank else 0.5)
         write(new, *arguments)
 
-    checkpoint.NewCheckpoint.write = slow  # type: ignore[method-assign]
+    NewCheckpoint.write = slow  # type: ignore[method-assign]
     with parallel.connected(plan, torch.device("cpu")):
         state = session(folder / "run", 4 if rank else None, plan=plan)
         saved = [path.name for path in checkpoint.checkpoints(folder / "run")]

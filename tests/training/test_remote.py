@@ -17,9 +17,10 @@ fsspec = pytest.importorskip("fsspec", reason="needs the extra 'remote'")
 
 from bothways.core import urls  # noqa: E402
 from bothways.core.errors import ConfigError, ResourceError  # noqa: E402
-from bothways.training.checkpoint import NewCheckpoint, checkpoints  # noqa: E402
+from bothways.training.checkpoint import checkpoints  # noqa: E402
 from bothways.training.remote import Remote  # noqa: E402
 from bothways.training.run import Training  # noqa: E402
+from bothways.training.saved_state import NewCheckpoint  # noqa: E402
 from bothways.training.store import Background  # noqa: E402
 from toy_training import TRAINING, metric_lines, session  # noqa: E402
 

@@ -12,12 +12,10 @@ their only state.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,26 +25,21 @@ from torch import Tensor
 
 import bothways
 from bothways.core import errors
-from bothways.core.atomic_files import file_digest, hidden_folder, remove_folder, replace_folder
+from bothways.core.atomic_files import file_digest, remove_folder
 from bothways.core.config.checks import require_at_least
 from bothways.core.config.tree import flatten
 from bothways.core.json_reader import read_object
 from bothways.core.keyed_rng import rng
-from bothways.core.runtime.devices import device_of, disk_free
+from bothways.core.runtime.devices import device_of
 from bothways.core.training_module import TrainingModule
 from bothways.training import saved_state
-from bothways.training.parallel import Plan, all_gather, from_main_rank, is_main
+from bothways.training.parallel import Plan
+from bothways.training.saved_state import MANIFEST, PROGRESS, RunTensors
 from bothways.training.state import RunState
-
-WHOLE, IN_PARTS = 1, 2
-"""The formats of checkpoints."""
 
 
 class DamagedError(errors.CheckpointError):
     """A checkpoint is not what was written."""
-
-
-PROGRESS, MANIFEST = "progress.json", "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -122,7 +115,7 @@ class Checkpoint:
 
     def restore(
         self,
-        tensors: saved_state.RunTensors,
+        tensors: RunTensors,
         config: Mapping[str, Any],
         changeable: Collection[str] = (),
     ) -> RunState:
@@ -152,17 +145,18 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         DamagedError: a file is missing or was changed.
     """
     manifest = _json(folder, MANIFEST)
-    if manifest.get("format") not in {WHOLE, IN_PARTS}:
+    whole, in_parts = saved_state.WHOLE, saved_state.IN_PARTS
+    if manifest.get("format") not in {whole, in_parts}:
         raise errors.CheckpointError(
             f"is of format {manifest.get('format')}, by bothways {manifest.get('bothways')}; "
-            f"bothways {bothways.__version__} reads formats {WHOLE} and {IN_PARTS}",
+            f"bothways {bothways.__version__} reads formats {whole} and {in_parts}",
             where=folder,
             fix="Continue the run with the version that began it.",
         )
     digests = manifest.get("files")
     if not isinstance(digests, dict):
         raise DamagedError(f"{MANIFEST} is damaged", where=folder, fix=_GO_BACK)
-    tensors = (saved_state.WEIGHTS,) if manifest["format"] == WHOLE else ()
+    tensors = (saved_state.WEIGHTS,) if manifest["format"] == whole else ()
     for name in dict.fromkeys((*tensors, saved_state.STATE, PROGRESS, *digests)):
         if not (folder / name).is_file():
             raise DamagedError(f"{name} is missing", where=folder, fix=_GO_BACK)
@@ -176,122 +170,6 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedError(f"{PROGRESS} is damaged", where=folder, fix=_GO_BACK) from error
     return Checkpoint(folder, progress, metrics, config)
-
-
-@dataclass(frozen=True)
-class NewCheckpoint:
-    """A checkpoint that is about to be written.
-
-    Attributes:
-        folder: the folder of the checkpoint.
-        state: the tensors.
-        record: the content of `progress.json`.
-        plan: the ranks of the run.
-    """
-
-    folder: Path
-    state: saved_state.SavedState
-    record: Mapping[str, Any]
-    plan: Plan
-
-    def write(
-        self, group: saved_state.Group = None, keep_part: KeepPart = lambda folder, files: None
-    ) -> None:
-        """Write the checkpoint; called on all ranks.
-
-        Args:
-            group: the ranks, if this is called in a thread, which must not use their usual group.
-            keep_part: receives the folder that is not complete yet, and the files in it that this
-                rank has written in parts.
-
-        Raises:
-            ResourceError: there is no room or no permission; earlier checkpoints are untouched.
-        """
-        if not self.state.in_parts:
-            if is_main(self.plan):
-                with replace_folder(self.folder, _MAKE_ROOM) as hidden:
-                    self.state.write_whole(hidden)
-                    self._finish(
-                        hidden,
-                        {saved_state.WEIGHTS: file_digest(hidden / saved_state.WEIGHTS)},
-                        WHOLE,
-                    )
-            return
-        hidden = hidden_folder(self.folder)
-        with contextlib.ExitStack() as stack:
-            failed: list[Any] = [None]
-            if is_main(self.plan):
-                try:
-                    stack.enter_context(replace_folder(self.folder, _MAKE_ROOM))
-                except errors.ResourceError as error:
-                    failed = [error.what]
-            torch.distributed.broadcast_object_list(failed, 0, group, device=_HOST)
-            if failed[0] is not None:
-                raise errors.ResourceError(failed[0], where=self.folder, fix=_MAKE_ROOM)
-            result: dict[str, str] | errors.BothwaysError = {}
-            try:
-                with errors.os_errors(self.folder, _MAKE_ROOM):
-                    hidden.mkdir(parents=True, exist_ok=True)  # on a machine without the main rank
-                    self.state.write_parts(hidden, group)
-                    files = _files_of_rank(hidden / saved_state.SHARDS, self.plan.rank)
-                    keep_part(hidden, files)
-                    result = {
-                        f"{saved_state.SHARDS}/{file.name}": file_digest(file) for file in files
-                    }
-            except errors.BothwaysError as error:
-                result = error  # sent to the other ranks, which would wait for this one
-            gathered: list[Any] = [None] * self.plan.world
-            torch.distributed.all_gather_object(gathered, result, group)
-            for result in gathered:
-                if isinstance(result, errors.BothwaysError):
-                    raise result
-            if is_main(self.plan):
-                self.state.write_rest(hidden)
-                self._finish(
-                    hidden, {k: v for digests in gathered for k, v in digests.items()}, IN_PARTS
-                )
-
-    def _finish(self, folder: Path, digests: Mapping[str, str], kind: int) -> None:
-        _write(folder / PROGRESS, self.record)
-        files = {
-            **digests,
-            **{name: file_digest(folder / name) for name in (saved_state.STATE, PROGRESS)},
-        }
-        version = {"format": kind, "bothways": bothways.__version__}
-        _write(folder / MANIFEST, {**version, "files": files})
-
-
-KeepPart = Callable[[Path, list[Path]], object]
-
-
-def new_checkpoint(
-    run: Path,
-    tensors: saved_state.RunTensors,
-    progress: RunState,
-    *,
-    metrics: Mapping[str, int | float],
-    config: Mapping[str, Any],
-    copied: bool = False,
-) -> NewCheckpoint:
-    """Return a checkpoint to be written into the folder of a run; called on all ranks.
-
-    Args:
-        copied: hold a copy on the host, which is written while training goes on.
-
-    Raises:
-        ResourceError: there is no room for it.
-    """
-    random = _random(device_of(tensors.training_module), tensors.plan)
-    from_main_rank(tensors.plan, lambda: _check_room(run, tensors.nbytes))
-    record = {"progress": progress.to_json(), "metrics": dict(metrics), "config": config}
-    state = saved_state.collect_state(tensors, random, copied=copied)
-    return NewCheckpoint(run / f"step-{progress.steps}", state, record, tensors.plan)
-
-
-def _files_of_rank(folder: Path, rank: int) -> list[Path]:
-    """Return the files that a rank has written; the main one has the table of contents, too."""
-    files = sorted(folder.glob(f"__{rank}_*"))
-    return files if rank else [*files, folder / ".metadata"]
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -340,8 +218,6 @@ def prune(run: Path, keep: Keep, newest: int | None = None, plateau: int = 0) ->
             remove_folder(folder)
 
 
-_HOST = torch.device("cpu")
-_MAKE_ROOM = f"Make room, then {errors.AGAIN}: the checkpoints before are whole."
 _GO_BACK = "Delete the folder to continue from the checkpoint before it."
 
 
@@ -353,21 +229,6 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
             raise
         message = f"is not a checkpoint: {name} cannot be read"
         raise DamagedError(message, where=folder, fix=_GO_BACK) from error
-
-
-def _write(file: Path, values: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
-
-
-def _check_room(run: Path, needed: int) -> None:
-    free = disk_free(run)
-    if needed > free:
-        raise errors.ResourceError(
-            f"a checkpoint takes {needed / 2**20:,.0f} MiB, but only {free / 2**20:,.0f} MiB "
-            "are free",
-            where=run,
-            fix=_MAKE_ROOM,
-        )
 
 
 def _check_run(
@@ -384,10 +245,12 @@ def _check_run(
     # Settings such as `start` may be the reason why others, or what was read, differ.
     changed.sort(key=lambda name: (_is_digest(saved.get(name)), name.count("."), name))
     if changed:
-        pairs = (
-            (name, saved.get(name, "not set"), current.get(name, "not set")) for name in changed
+        listed = "; ".join(
+            f"{name} is not the same"
+            if _is_digest(saved.get(name)) and _is_digest(current.get(name))
+            else f"{name} was {saved.get(name, 'not set')!r}, is {current.get(name, 'not set')!r}"
+            for name in changed[:5]
         )
-        listed = "; ".join(_change(*pair) for pair in itertools.islice(pairs, 5))
         suffix = f"; {len(changed) - 5} more" if len(changed) > 5 else ""
         fix = "Continue with the settings that it began with, or start a run in another folder."
         raise errors.CheckpointError(
@@ -395,24 +258,8 @@ def _check_run(
         )
 
 
-def _change(name: str, saved: Any, current: Any) -> str:
-    return (
-        f"{name} is not the same"
-        if _is_digest(saved) and _is_digest(current)
-        else f"{name} was {saved!r}, is {current!r}"
-    )
-
-
 def _is_digest(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
-
-
-def _random(device: torch.device, plan: Plan) -> dict[str, Tensor]:
-    """Return the state of torch's generators by device type, one row a rank."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return {name: all_gather(plan, state) for name, state in states.items()}
 
 
 def _set_random(

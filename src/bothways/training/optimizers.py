@@ -301,18 +301,16 @@ def build_optimizer(
         ConfigError: no parameter needs a gradient, a function makes no suitable optimizer, a pull
             is asked of one, Muon gets no matrices, or whole matrices are updated by their parts.
     """
-    match config:
-        case AdamW() | BertAdam() | Lamb() | StableAdamW() | Muon():
-            return _build(config, parameter_groups(parameters, config, rules, matrices))
-        case _:
-            members = _by_rule(parameters, rules)
-            if any(rule.pull for rule in members):
-                message = "needs one of the library's own optimizers"
-                raise ConfigError(message, where="stability.pull")
-            optimizer = _call(config, [{"params": [*some.values()]} for some in members.values()])
-            for rule, group in zip(members, optimizer.param_groups, strict=True):
-                group["peak"] = group["lr"] * rule.factor
-            return optimizer
+    if isinstance(config, OptimizerConfig):
+        return _build(config, parameter_groups(parameters, config, rules, matrices))
+    members = _by_rule(parameters, rules)
+    if any(rule.pull for rule in members):
+        message = "needs one of the library's own optimizers"
+        raise ConfigError(message, where="stability.pull")
+    optimizer = _call(config, [{"params": [*some.values()]} for some in members.values()])
+    for rule, group in zip(members, optimizer.param_groups, strict=True):
+        group["peak"] = group["lr"] * rule.factor
+    return optimizer
 
 
 def _call(factory: OptimizerFactory, parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -339,32 +337,18 @@ def _call(factory: OptimizerFactory, parameters: list[dict[str, Any]]) -> torch.
 
 
 def _build(config: OptimizerConfig, parameters: list[dict[str, Any]]) -> FusedAdamW:
-    _check_whole(config, parameters)
-    optimizer = FusedAdamW(parameters, fused=True)
-    pulled = [
-        parameter
-        for group in optimizer.param_groups
-        if group["pull"]
-        for parameter in group["params"]
-    ]
-    optimizer.anchors = {parameter: parameter.detach().clone() for parameter in pulled}
-    optimizer.seen = {}
-    if isinstance(config, BertAdam | Lamb):
-        _leave_uncorrected(optimizer)
-    return optimizer
-
-
-def _check_whole(config: OptimizerConfig, parameters: list[dict[str, Any]]) -> None:
-    matrices = [group for group in parameters if group["update"] != "adamw"]
-    if isinstance(config, Muon) and not matrices:
+    if isinstance(config, Muon) and all(group["update"] == "adamw" for group in parameters):
         message = "muon updates the matrices of Transformer blocks, and this model has none"
         raise ConfigError(message, where="training.optimizer", fix="Set training.optimizer=adamw.")
-
-
-def _leave_uncorrected(optimizer: FusedAdamW) -> None:
+    optimizer = FusedAdamW(parameters, fused=True)
+    optimizer.anchors, optimizer.seen = {}, {}
     for group in optimizer.param_groups:
-        for parameter in group["params"] if group["update"] == "adamw" else ():
-            optimizer.state[parameter] = _start(parameter, _ENDLESS)
+        for parameter in group["params"]:
+            if group["pull"]:
+                optimizer.anchors[parameter] = parameter.detach().clone()
+            if isinstance(config, BertAdam | Lamb) and group["update"] == "adamw":
+                optimizer.state[parameter] = _start(parameter, _ENDLESS)
+    return optimizer
 
 
 def _start(parameter: nn.Parameter, step: float) -> dict[str, Tensor]:
@@ -426,7 +410,8 @@ def _step_rows(optimizer: FusedAdamW) -> None:
     """Step the parameters with sparse gradients and drop these, or make them dense."""
     for group in optimizer.param_groups:
         for weight in (p for p in group["params"] if p.grad is not None):
-            if not (weight.grad.is_sparse and _has_kernel(weight)):
+            has_kernel = weight.dtype is torch.float32 and weight.is_contiguous()
+            if not (weight.grad.is_sparse and has_kernel and runs_on(weight.device)):
                 optimizer.seen.pop(weight, None)
                 weight.grad = weight.grad.to_dense() if weight.grad.is_sparse else weight.grad
                 continue
@@ -437,10 +422,6 @@ def _step_rows(optimizer: FusedAdamW) -> None:
             if not optimizer.found_inf:
                 update_rows(group, weight, state, optimizer.seen[weight], optimizer.grad_scale)
             weight.grad = None
-
-
-def _has_kernel(weight: nn.Parameter) -> bool:
-    return weight.dtype is torch.float32 and weight.is_contiguous() and runs_on(weight.device)
 
 
 def _pull(optimizer: FusedAdamW) -> None:

@@ -26,7 +26,6 @@ from typing import Any, ClassVar, Literal, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
-from typing_extensions import assert_never
 
 import bothways
 from bothways.core.advice import argument
@@ -121,14 +120,10 @@ def plan_here() -> Plan:
 
 def shard(plan: Plan, sharding: Sharding) -> Plan:
     """Return the plan with a model that the ranks share; one process has it to itself."""
-    match plan:
-        case Single():
-            return plan
-        case Replicated(rank, world, local_rank) | Sharded(rank, world, local_rank):
-            ranks = _variable("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else world
-            return Sharded(rank, world, local_rank, ranks, sharding)
-        case _:
-            assert_never(plan)
+    if isinstance(plan, Single):
+        return plan
+    ranks = _variable("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in os.environ else plan.world
+    return Sharded(plan.rank, plan.world, plan.local_rank, ranks, sharding)
 
 
 def _variable(name: str) -> int:
@@ -148,17 +143,13 @@ def rank_device(plan: Plan, device: torch.device) -> torch.device:
     Raises:
         ResourceError: this machine has fewer devices than ranks.
     """
-    match plan:
-        case Replicated() | Sharded() if device.type == "cuda":
-            if plan.local_rank >= torch.cuda.device_count():
-                raise ResourceError(
-                    f"rank {plan.rank} needs CUDA device {plan.local_rank}, but there are "
-                    f"{torch.cuda.device_count()}",
-                    fix="Give torchrun as many processes per node as there are devices.",
-                )
-            return torch.device("cuda", plan.local_rank)
-        case _:
-            return device
+    if isinstance(plan, Single) or device.type != "cuda":
+        return device
+    if plan.local_rank >= (count := torch.cuda.device_count()):
+        message = f"rank {plan.rank} needs CUDA device {plan.local_rank}, but there are {count}"
+        fix = "Give torchrun as many processes per node as there are devices."
+        raise ResourceError(message, fix=fix)
+    return torch.device("cuda", plan.local_rank)
 
 
 @functools.cache
@@ -221,29 +212,26 @@ def connected(
     Args:
         patience: for which a rank waits for another one; None for torch's own.
     """
-    match plan:
-        case Single():
-            yield
-        case Replicated() | Sharded():
-            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-            # The store outlives a group, too.
-            group_store = _below(f"run {next(_RUNS)}", _store(plan.rank, plan.world))
-            torch.distributed.init_process_group(
-                backend, timeout=patience, store=group_store, rank=plan.rank, world_size=plan.world
-            )
-            try:
-                yield
-            except BaseException as error:
-                # Their variables are modules, which hold groups of ranks.
-                traceback.clear_frames(error.__traceback__)
-                if lost := lost_contact(plan, error):
-                    raise lost from None
-                raise
-            finally:
-                torch.distributed.destroy_process_group()
-                _end_threads()
-        case _:
-            assert_never(plan)
+    if isinstance(plan, Single):
+        yield
+        return
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    # The store outlives a group, too.
+    group_store = _below(f"run {next(_RUNS)}", _store(plan.rank, plan.world))
+    torch.distributed.init_process_group(
+        backend, timeout=patience, store=group_store, rank=plan.rank, world_size=plan.world
+    )
+    try:
+        yield
+    except BaseException as error:
+        # Their variables are modules, which hold groups of ranks.
+        traceback.clear_frames(error.__traceback__)
+        if lost := lost_contact(plan, error):
+            raise lost from None
+        raise
+    finally:
+        torch.distributed.destroy_process_group()
+        _end_threads()
 
 
 _MESHES: list[Any] = []
@@ -300,41 +288,29 @@ def _is_of_network(error: BaseException) -> bool:
     return isinstance(error, network) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
-def _leaving_buffers() -> dict[str, Any]:
-    """Return the option that keeps DDP from sending buffers at each step, as this torch names it.
-
-    No training changes a buffer, and mixout has one for each matrix.
-    """
-    parameters = inspect.signature(nn.parallel.DistributedDataParallel).parameters
-    return {
-        "forward_sync_buffers"
-        if "forward_sync_buffers" in parameters
-        else "broadcast_buffers": False
-    }
-
-
 def replicate(training_module: TrainingModule, plan: Plan) -> nn.Module:
     """Return the training module as the loop calls it: gradients become the mean over ranks.
 
     Weights start as those of rank 0. Every parameter that needs a gradient must take part in
     `forward`, also for a batch without weight, unless the training module is partial.
     """
-    match plan:
-        case Single() | Sharded():  # FSDP2 works by hooks of the modules
-            return training_module
-        case Replicated():
-            trained = {name for name, _ in training_module.trained_parameters()}
-            left = {name for name, _ in training_module.named_parameters()} - trained
-            ignore = nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-            ignore(training_module, [*left])  # type: ignore[no-untyped-call]
-            return nn.parallel.DistributedDataParallel(
-                training_module,
-                gradient_as_bucket_view=True,
-                find_unused_parameters=training_module.partial,
-                **_leaving_buffers(),
-            )
-        case _:
-            assert_never(plan)
+    if not isinstance(plan, Replicated):  # FSDP2 works by hooks of the modules
+        return training_module
+    trained = {name for name, _ in training_module.trained_parameters()}
+    left = {name for name, _ in training_module.named_parameters()} - trained
+    parallel = nn.parallel.DistributedDataParallel
+    ignore = parallel._set_params_and_buffers_to_ignore_for_model
+    ignore(training_module, [*left])  # type: ignore[no-untyped-call]
+    # No training changes a buffer, and mixout has one for each matrix: they are not sent.
+    names = ("forward_sync_buffers", "broadcast_buffers")  # as torch names the option by release
+    buffers = next(name for name in names if name in inspect.signature(parallel).parameters)
+    options: dict[str, Any] = {buffers: False}
+    return parallel(
+        training_module,
+        gradient_as_bucket_view=True,
+        find_unused_parameters=training_module.partial,
+        **options,
+    )
 
 
 def exchanging(model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
@@ -349,26 +325,18 @@ def exchanging(model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
 
 def all_gather(plan: Plan, values: Tensor) -> Tensor:
     """Gather CPU tensors `(…)` of equal shape into `(world, …)`, bit-equal on all ranks."""
-    match plan:
-        case Single():
-            return values[None]
-        case Replicated() | Sharded():
-            gathered = [torch.empty_like(values) for _ in range(plan.world)]
-            torch.distributed.all_gather(gathered, values)
-            return torch.stack(gathered)
-        case _:
-            assert_never(plan)
+    if isinstance(plan, Single):
+        return values[None]
+    gathered = [torch.empty_like(values) for _ in range(plan.world)]
+    torch.distributed.all_gather(gathered, values)
+    return torch.stack(gathered)
 
 
 def sum_over_ranks(plan: Plan, values: Mapping[str, float]) -> dict[str, float]:
     """Return the sum over ranks of each value; all ranks give the same names, in any order."""
     names = sorted(values)
-    sums: list[float] = (
-        all_gather(plan, torch.tensor([values[name] for name in names], dtype=torch.float64))
-        .sum(0)
-        .tolist()
-    )
-    return dict(zip(names, sums, strict=True))
+    local = torch.tensor([values[name] for name in names], dtype=torch.float64)
+    return dict(zip(names, all_gather(plan, local).sum(0).tolist(), strict=True))
 
 
 def barrier(plan: Plan) -> None:

@@ -43,8 +43,7 @@ class Remote:
         """Copy files of a checkpoint, given by their places in or below `folder`."""
         name = folder.name.rpartition(".writing-new-")[2]
         for file in files:
-            path = f"{self._root}/{name}/{file.relative_to(folder).as_posix()}"
-            self._retry(lambda file=file, path=path: self._put(file, path), f"writing {path}")
+            self._upload(file, f"{self._root}/{name}/{file.relative_to(folder).as_posix()}")
 
     def complete(self, folder: Path) -> None:
         """Copy what is missing of a checkpoint, and its manifest last."""
@@ -59,14 +58,11 @@ class Remote:
         """Copy the records of a run and its settings."""
         for name in RECORDS:
             if (run / name).exists():
-                path = f"{self._root}/{name}"
-                self._retry(
-                    lambda name=name, path=path: self._put(run / name, path), f"writing {path}"
-                )
+                self._upload(run / name, f"{self._root}/{name}")
 
     def checkpoints(self) -> dict[str, int]:
         """Return the steps of the complete checkpoints by name, oldest first."""
-        files = self._retry(lambda: self._find(self._root), f"listing {self.url}")
+        files = self._names(self._root)
         names = [path.split("/")[0] for path in files if path.endswith(f"/{MANIFEST}")]
         steps = {name: name.removeprefix("step-") for name in names if name.startswith("step-")}
         complete = {name: int(step) for name, step in steps.items() if step.isdecimal()}
@@ -82,10 +78,7 @@ class Remote:
             for file_name in self._names(f"{self._root}/{name}"):
                 target = folder / file_name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                path = f"{self._root}/{name}/{file_name}"
-                self._retry(
-                    lambda path=path, target=target: self._get(path, target), f"reading {path}"
-                )
+                self._download(f"{self._root}/{name}/{file_name}", target)
             digests = json.loads((folder / MANIFEST).read_text("utf8"))["files"]
             for file_name, digest in digests.items():
                 if not (folder / file_name).is_file() or file_digest(folder / file_name) != digest:
@@ -95,13 +88,10 @@ class Remote:
 
     def fetch_records(self, run: Path) -> None:
         """Copy the records of a run where its folder has none."""
-        there = self._retry(lambda: self._find(self._root), f"listing {self.url}")
+        there = self._names(self._root)
         for name in RECORDS:
             if name in there and not (run / name).exists():
-                self._retry(
-                    lambda name=name: self._get(f"{self._root}/{name}", run / name),
-                    f"reading {name}",
-                )
+                self._download(f"{self._root}/{name}", run / name)
 
     def keep_only(self, names: Iterable[str]) -> None:
         """Delete the checkpoints with other names; the manifest first."""
@@ -115,12 +105,18 @@ class Remote:
                 with contextlib.suppress(FileNotFoundError):
                     self._files.rm(path, recursive=True)
 
-    def _put(self, file: Path, path: str) -> None:
-        self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
-        self._files.put_file(str(file), path)
+    def _upload(self, file: Path, path: str) -> None:
+        self._retry(lambda: self._put(file, path), f"writing {path}")
+
+    def _download(self, path: str, file: Path) -> None:
+        self._retry(lambda: self._get(path, file), f"reading {path}")
 
     def _get(self, path: str, file: Path) -> None:
         self._files.get_file(path, str(file))
+
+    def _put(self, file: Path, path: str) -> None:
+        self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._files.put_file(str(file), path)
 
     def _names(self, path: str) -> list[str]:
         return self._retry(lambda: self._find(path), f"listing {path}")
@@ -134,8 +130,3 @@ class Remote:
     def _retry(self, transfer: Callable[[], T], action: str) -> T:
         fix = "Look at the connection and the rights; the run can be resumed."
         return retry(transfer, action, self.url, fix)
-
-
-def open_remote(url: str | None) -> Remote | None:
-    """Return the copy at a URL; None without one."""
-    return None if url is None else Remote(url)

@@ -1,5 +1,5 @@
-"""The tensors of a checkpoint: whole in one file, or in parts, one file a rank, by torch's
-distributed checkpoints (DCP).
+"""The files of a checkpoint, written and read: its tensors are whole in one file, or in parts, one
+file a rank, by torch's distributed checkpoints (DCP).
 
     model.safetensors   weights, whole
     shards/             weights and the optimizer's moments, in parts
@@ -12,6 +12,7 @@ ranks: a rank takes its part of a whole file, and DCP finds in the files of othe
 from __future__ import annotations
 
 import contextlib
+import json
 import pickle
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,19 +25,28 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bothways.core.errors import AGAIN, CheckpointError
-from bothways.core.runtime.devices import device_of
+import bothways
+from bothways.core.atomic_files import file_digest, hidden_folder, replace_folder
+from bothways.core.errors import AGAIN, BothwaysError, CheckpointError, ResourceError, os_errors
+from bothways.core.runtime.devices import device_of, disk_free
 from bothways.core.training_module import TrainingModule
-from bothways.training.parallel import Plan, Sharded, is_main
+from bothways.training.parallel import Plan, Sharded, all_gather, from_main_rank, is_main
 from bothways.training.sharding import full_tensor, is_part, own_part_of
+from bothways.training.state import RunState
 
 WEIGHTS, STATE, SHARDS = "model.safetensors", "state.pt", "shards"
 _RETRY = f"Every rank reads all parts: look at the disk, then {AGAIN}."
 WHOLE_BYTES = 2**30
 """Checkpoints of sharded models up to this size are written whole, by the main rank."""
 
+WHOLE, IN_PARTS = 1, 2
+"""The formats of checkpoints."""
+PROGRESS, MANIFEST = "progress.json", "manifest.json"
+_MAKE_ROOM = f"Make room, then {AGAIN}: the checkpoints before are whole."
+
 Group = Any
 """A process group of torch, or None for the one of all ranks."""
+KeepPart = Callable[[Path, list[Path]], object]
 
 
 @dataclass(frozen=True)
@@ -56,29 +66,78 @@ class RunTensors:
 
 
 @dataclass(frozen=True)
-class SavedState:
-    """What a checkpoint will hold.
+class NewCheckpoint:
+    """A checkpoint that is about to be written.
 
     Attributes:
+        folder: the folder of the checkpoint.
+        plan: the ranks of the run.
+        record: the content of `progress.json`.
         weights: by name. Whole ones are on the main rank alone.
         parts: the optimizer's tensors that are in parts, by "optimizer/PARAMETER/NAME".
         rest: the content of `state.pt`; of the main rank.
         in_parts: whether each rank writes a file of its own.
     """
 
+    folder: Path
+    plan: Plan
+    record: Mapping[str, Any]
     weights: Mapping[str, Tensor]
     parts: Mapping[str, Tensor]
     rest: Mapping[str, Any]
     in_parts: bool
 
-    def write_whole(self, folder: Path) -> None:
-        """Write the weights and the rest."""
-        save_file(
-            {name: tensor.contiguous() for name, tensor in self.weights.items()}, folder / WEIGHTS
-        )
-        self.write_rest(folder)
-        # safetensors creates files that only their owner can read, whatever the umask.
-        (folder / WEIGHTS).chmod((folder / STATE).stat().st_mode)
+    def write(self, group: Group = None, keep_part: KeepPart = lambda folder, files: None) -> None:
+        """Write the checkpoint; called on all ranks.
+
+        Args:
+            group: the ranks, if this is called in a thread, which must not use their usual group.
+            keep_part: receives the folder that is not complete yet, and the files in it that this
+                rank has written in parts.
+
+        Raises:
+            ResourceError: there is no room or no permission; earlier checkpoints are untouched.
+        """
+        if not self.in_parts:
+            if is_main(self.plan):
+                with replace_folder(self.folder, _MAKE_ROOM) as hidden:
+                    tensors = {name: value.contiguous() for name, value in self.weights.items()}
+                    save_file(tensors, hidden / WEIGHTS)
+                    self._write_rest(hidden, WHOLE, {WEIGHTS: file_digest(hidden / WEIGHTS)})
+                    # safetensors creates files that only their owner can read, whatever the umask.
+                    (hidden / WEIGHTS).chmod((hidden / STATE).stat().st_mode)
+            return
+        hidden = hidden_folder(self.folder)
+        with contextlib.ExitStack() as stack:
+            failed: list[Any] = [None]
+            if is_main(self.plan):
+                try:
+                    stack.enter_context(replace_folder(self.folder, _MAKE_ROOM))
+                except ResourceError as error:
+                    failed = [error.what]
+            torch.distributed.broadcast_object_list(failed, 0, group, device=torch.device("cpu"))
+            if failed[0] is not None:
+                raise ResourceError(failed[0], where=self.folder, fix=_MAKE_ROOM)
+            result: dict[str, str] | BothwaysError = {}
+            try:
+                with os_errors(self.folder, _MAKE_ROOM):
+                    hidden.mkdir(parents=True, exist_ok=True)  # on a machine without the main rank
+                    self.write_parts(hidden, group)
+                    files = sorted((hidden / SHARDS).glob(f"__{self.plan.rank}_*"))
+                    if is_main(self.plan):
+                        files.append(hidden / SHARDS / ".metadata")  # the table of contents
+                    keep_part(hidden, files)
+                    result = {f"{SHARDS}/{file.name}": file_digest(file) for file in files}
+            except BothwaysError as error:
+                result = error  # sent to the other ranks, which would wait for this one
+            gathered: list[Any] = [None] * self.plan.world
+            torch.distributed.all_gather_object(gathered, result, group)
+            for result in gathered:
+                if isinstance(result, BothwaysError):
+                    raise result
+            if is_main(self.plan):
+                digests = {name: digest for table in gathered for name, digest in table.items()}
+                self._write_rest(hidden, IN_PARTS, digests)
 
     def write_parts(self, folder: Path, group: Group) -> None:
         """Write this rank's part; all ranks call this.
@@ -86,31 +145,53 @@ class SavedState:
         Raises:
             OSError: on all ranks, if one cannot write.
         """
-        dcp = _dcp()
         tensors = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
         writer = _writer(folder / SHARDS)
         with _error_of_a_rank():
-            dcp.save(tensors | dict(self.parts), storage_writer=writer, process_group=group)
+            _dcp().save(tensors | dict(self.parts), storage_writer=writer, process_group=group)
 
-    def write_rest(self, folder: Path) -> None:
-        """Write what is not in parts."""
+    def _write_rest(self, folder: Path, kind: int, digests: Mapping[str, str]) -> None:
+        """Write what is not in parts, and the manifest of all files last."""
         with (folder / STATE).open("wb") as stream:
             torch.save(dict(self.rest), stream)
+        _write_json(folder / PROGRESS, self.record)
+        files = {**digests, **{name: file_digest(folder / name) for name in (STATE, PROGRESS)}}
+        version = {"format": kind, "bothways": bothways.__version__}
+        _write_json(folder / MANIFEST, {**version, "files": files})
 
 
-def collect_state(
-    tensors: RunTensors, random: Mapping[str, Tensor], *, copied: bool = False
-) -> SavedState:
-    """Collect the state of a run; all ranks call this.
+def _write_json(file: Path, values: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
+
+
+def new_checkpoint(
+    run: Path,
+    tensors: RunTensors,
+    progress: RunState,
+    *,
+    metrics: Mapping[str, int | float],
+    config: Mapping[str, Any],
+    copied: bool = False,
+) -> NewCheckpoint:
+    """Collect the state of a run for a checkpoint in its folder; all ranks call this.
 
     Args:
-        random: the states of the generators of all ranks.
-        copied: copy all tensors to the host, so that training can go on.
+        copied: copy all tensors to the host, so that training can go on while they are written.
+
+    Raises:
+        ResourceError: there is no room for it.
     """
+    plan = tensors.plan
+    # The generators' states by device type, one row a rank.
+    generators, device = {"cpu": torch.get_rng_state()}, device_of(tensors.training_module)
+    if device.type == "cuda":
+        generators["cuda"] = torch.cuda.get_rng_state(device)
+    random = {name: all_gather(plan, state) for name, state in generators.items()}
+    from_main_rank(plan, lambda: _check_room(run, tensors.nbytes))
     state = tensors.training_module.trained_state()
-    weights = {name: state[name] for name in _stored_names(tensors.training_module)}
+    weights = {names[0]: state[names[0]] for names in _same_tensors(tensors.training_module)}
     moments = tensors.optimizer.state_dict()
-    in_parts = isinstance(tensors.plan, Sharded) and tensors.nbytes > WHOLE_BYTES
+    in_parts = isinstance(plan, Sharded) and tensors.nbytes > WHOLE_BYTES
     shards: dict[str, Tensor] = {}
     if in_parts:
         shards = {
@@ -119,19 +200,28 @@ def collect_state(
             for name, tensor in values.items()
             if is_part(tensor)
         }
-        remainder = _mapped(moments, lambda tensor: None if is_part(tensor) else tensor)
+        moments = _mapped(moments, lambda tensor: None if is_part(tensor) else tensor)
     else:
-        keep = is_main(tensors.plan)
+        keep = is_main(plan)
         weights = {name: _gathered(tensor, keep) for name, tensor in weights.items()}
-        remainder = _mapped(moments, lambda tensor: _gathered(tensor, keep))
-    saved = {"optimizer": remainder, "random": dict(random)}
-    if not copied:
-        return SavedState(weights, shards, saved, in_parts)
-    if in_parts:
-        weights, shards = _copy_parts(weights), _copy_parts(shards)
-    else:
-        weights = _mapped(weights, _copy_to_host)
-    return SavedState(weights, shards, _mapped(saved, _copy_to_host), in_parts)
+        moments = _mapped(moments, lambda tensor: _gathered(tensor, keep))
+    rest = {"optimizer": moments, "random": random}
+    if copied:
+        copy = _copy_parts if in_parts else lambda table: _mapped(table, _copy_to_host)
+        weights, shards, rest = copy(weights), copy(shards), _mapped(rest, _copy_to_host)
+    record = {"progress": progress.to_json(), "metrics": dict(metrics), "config": config}
+    folder = run / f"step-{progress.steps}"
+    return NewCheckpoint(folder, plan, record, weights, shards, rest, in_parts)
+
+
+def _check_room(run: Path, needed: int) -> None:
+    if needed > (free := disk_free(run)):
+        raise ResourceError(
+            f"a checkpoint takes {needed / 2**20:,.0f} MiB, but only {free / 2**20:,.0f} MiB "
+            "are free",
+            where=run,
+            fix=_MAKE_ROOM,
+        )
 
 
 def load_weights(folder: Path, training_module: TrainingModule) -> None:
@@ -142,7 +232,8 @@ def load_weights(folder: Path, training_module: TrainingModule) -> None:
     """
     targets = training_module.trained_state()
     if (folder / SHARDS).is_dir():
-        stored = {f"weights/{name}": targets[name] for name in _stored_names(training_module)}
+        names = [same[0] for same in _same_tensors(training_module)]
+        stored = {f"weights/{name}": targets[name] for name in names}
         _read_parts(folder, stored, "weights/")
         return
     try:
@@ -205,10 +296,6 @@ def _same_tensors(training_module: TrainingModule) -> list[list[str]]:
                 owners.setdefault(id(tensor), []).append(name)
     owned = {name for names in owners.values() for name in names}
     return [sorted(names) for names in owners.values()] + [[n] for n in trained if n not in owned]
-
-
-def _stored_names(training_module: TrainingModule) -> list[str]:
-    return [names[0] for names in _same_tensors(training_module)]
 
 
 def _check_names(

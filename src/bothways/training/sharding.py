@@ -144,7 +144,9 @@ def _shard(training_module: TrainingModule, plan: Sharded) -> None:
         ),
     }
     _show_losses_to_torch()
-    for unit in _units(training_module):
+    # Each of these is gathered by itself, and runs once in a forward pass.
+    units = [u for m in training_module.modules() for u in getattr(m, "gathered_apart", ())]
+    for unit in units:
         fully_shard(unit, reshard_after_forward=sharding.reshard_after_forward, **settings)
     fully_shard(training_module, **settings)
 
@@ -160,14 +162,3 @@ def _show_losses_to_torch() -> None:
     from torch.export import register_dataclass
 
     register_dataclass(Loss)
-
-
-def _units(training_module: TrainingModule) -> list[nn.Module]:
-    """Return the modules that are gathered by themselves, each of which runs once in a forward
-    pass: modules declare them in an attribute `gathered_apart`.
-    """
-    return [
-        unit
-        for module in training_module.modules()
-        for unit in getattr(module, "gathered_apart", ())
-    ]

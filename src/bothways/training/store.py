@@ -25,27 +25,16 @@ from bothways.core.errors import CheckpointError, ResourceError, installed, os_e
 from bothways.core.folder_lock import LOCK, OWNER, lock_folder
 from bothways.core.progress import SILENT, Progress
 from bothways.core.training_module import TrainingModule
+from bothways.training import checkpoint as saved
 from bothways.training.average import use_average
-from bothways.training.checkpoint import (
-    Best,
-    Checkpoint,
-    DamagedError,
-    Keep,
-    best_checkpoint,
-    checkpoints,
-    latest_checkpoint,
-    new_checkpoint,
-    prune,
-    read_checkpoint,
-)
 from bothways.training.early_stopping import BEST, WAITED, Metrics
 from bothways.training.parallel import Plan, Sharded, barrier, from_main_rank, is_main, on_all_ranks
-from bothways.training.remote import open_remote
-from bothways.training.saved_state import Group, RunTensors
+from bothways.training.remote import Remote
+from bothways.training.saved_state import Group, RunTensors, new_checkpoint
 from bothways.training.signals import Interruption
 from bothways.training.state import RunState
 from bothways.training.step_record import StepRecord
-from bothways.training.trackers import HostedTracker, JsonLines, TensorBoard, Tracker, open_hosted
+from bothways.training.trackers import HOSTED, HostedTracker, JsonLines, TensorBoard, Tracker
 
 NoteStep = Callable[[RunState, float], object]
 """Receives the state before each step, and the multiple of the peak rate that the step has."""
@@ -106,7 +95,7 @@ class FolderStore:
     settings: str | None = None
     _background: Background = field(default_factory=Background, init=False, repr=False)
 
-    def restore(self, tensors: RunTensors, keep: Keep) -> tuple[RunState, Metrics, list[str]]:
+    def restore(self, tensors: RunTensors, keep: saved.Keep) -> tuple[RunState, Metrics, list[str]]:
         """Restore the newest whole checkpoint; return its progress, its metrics and notes.
 
         With another `training.until`, a run in the decay of its schedule returns to the end of the
@@ -119,26 +108,24 @@ class FolderStore:
         checkpoint, notes = from_main_rank(tensors.plan, self._choose)
         state, metrics = RunState(), dict[str, int | float]()
         if checkpoint is not None:
-            state, metrics = (
-                checkpoint.restore(tensors, self.config, self.changeable),
-                dict(checkpoint.metrics),
-            )
+            state = checkpoint.restore(tensors, self.config, self.changeable)
+            metrics = dict(checkpoint.metrics)
         if is_main(tensors.plan) and self.settings is not None:
             replace_text(self.folder / "config.toml", self.settings)
         return state, metrics, [*fetched, *notes]
 
-    def _fetch(self, plan: Plan, keep: Keep) -> list[str]:
+    def _fetch(self, plan: Plan, keep: saved.Keep) -> list[str]:
         """Copy the remote checkpoints that the folder lacks; return notes.
 
         On each machine one rank does so, for a folder that the machines do not share.
         """
-        remote = open_remote(keep.remote)
-        if remote is None:
+        if keep.remote is None:
             return []
+        remote = Remote(keep.remote)
         names = from_main_rank(plan, lambda: list(remote.checkpoints()))
         notes = []
         if getattr(plan, "local_rank", 0) == 0:
-            here = {folder.name for folder in checkpoints(self.folder)}
+            here = {folder.name for folder in saved.checkpoints(self.folder)}
             missing = [name for name in names if name not in here]
             for name in missing:
                 remote.fetch(name, self.folder)
@@ -148,38 +135,37 @@ class FolderStore:
         barrier(plan)  # for the copies
         return notes
 
-    def _choose(self) -> tuple[Checkpoint | None, list[str]]:
+    def _choose(self) -> tuple[saved.Checkpoint | None, list[str]]:
         """Return the checkpoint to continue from, and notes."""
-        checkpoint, notes = self._newest()
-        if checkpoint is not None and (plateau := self._plateau(checkpoint)) is not None:
-            notes.append(f"note: continues from {plateau.name}, where the decay of the rate began")
-            checkpoint = read_checkpoint(plateau)
-        return checkpoint, notes
+        newest, notes = self._newest()
+        if newest is None:
+            return None, notes
+        # A run that is longer now continues from before the decay, not from the end of it.
+        plateau = self.folder / f"step-{newest.progress.plateau}"
+        previous, current = (
+            config.get("training", {}).get("until") for config in (newest.config, self.config)
+        )
+        if previous == current or plateau == newest.folder or not plateau.exists():
+            return newest, notes
+        notes.append(f"note: continues from {plateau.name}, where the decay of the rate began")
+        return saved.read_checkpoint(plateau), notes
 
-    def _newest(self) -> tuple[Checkpoint | None, list[str]]:
+    def _newest(self) -> tuple[saved.Checkpoint | None, list[str]]:
         notes: list[str] = []
         failures: list[CheckpointError] = []
-        for folder in reversed(checkpoints(self.folder)):
+        for folder in reversed(saved.checkpoints(self.folder)):
             try:
-                return read_checkpoint(folder), notes
-            except DamagedError as error:
+                return saved.read_checkpoint(folder), notes
+            except saved.DamagedError as error:
                 failures.append(error)
                 notes.append(f"note: skipped a damaged checkpoint: {error}")
         if failures:
             raise failures[0]
         return None, notes
 
-    def _plateau(self, newest: Checkpoint) -> Path | None:
-        """Return the folder of an earlier checkpoint from which a longer run continues."""
-        previous, current = (
-            c.get("training", {}).get("until") for c in (newest.config, self.config)
-        )
-        folder = self.folder / f"step-{newest.progress.plateau}"
-        return (
-            folder if previous != current and folder.exists() and folder != newest.folder else None
-        )
-
-    def save(self, tensors: RunTensors, state: RunState, metrics: Metrics, keep: Keep) -> None:
+    def save(
+        self, tensors: RunTensors, state: RunState, metrics: Metrics, keep: saved.Keep
+    ) -> None:
         """Write a checkpoint and delete those that need not stay; all ranks wait for it.
 
         A rank that went on would take the main one for one that hangs, and would only learn that
@@ -191,18 +177,18 @@ class FolderStore:
             self.folder, tensors, state,
             metrics=metrics, config=self.config, copied=keep.asynchronous,
         )  # fmt: skip
-        remote = open_remote(keep.remote)
+        remote = None if keep.remote is None else Remote(keep.remote)
 
         def write(group: Group = None) -> None:
             """Write it, copy it, and delete those that need not stay."""
             new.write(group, remote.send if remote else lambda folder, files: None)
             if not is_main(plan):
                 return
-            prune(self.folder, keep, state.steps, state.plateau)
+            saved.prune(self.folder, keep, state.steps, state.plateau)
             if remote is not None:
                 remote.complete(new.folder)
                 remote.send_records(self.folder)
-                remote.keep_only(folder.name for folder in checkpoints(self.folder))
+                remote.keep_only(folder.name for folder in saved.checkpoints(self.folder))
 
         if keep.asynchronous:
             group = self._background.group(plan)
@@ -210,10 +196,10 @@ class FolderStore:
         else:
             on_all_ranks(plan, write)
 
-    def load_best(self, training_module: TrainingModule, best: Best) -> None:
+    def load_best(self, training_module: TrainingModule, best: saved.Best) -> None:
         """Load the best weights into a training module, if any evaluation has the metric."""
-        if (folder := best_checkpoint(self.folder, best)) is not None:
-            read_checkpoint(folder).load_weights(training_module)
+        if (folder := saved.best_checkpoint(self.folder, best)) is not None:
+            saved.read_checkpoint(folder).load_weights(training_module)
             use_average(training_module)
 
     @contextlib.contextmanager
@@ -230,7 +216,7 @@ class FolderStore:
                 if installed("tensorboard"):
                     trackers.append(TensorBoard(self.folder / "tensorboard", state.steps))
                 plain = flatten(dict(self.config))
-                trackers += [open_hosted(kind, self.folder, plain) for kind in hosted]
+                trackers += [HOSTED[kind](self.folder, plain) for kind in hosted]
                 for tracker in trackers:
                     stack.enter_context(contextlib.closing(tracker))
                 session = RunSession(trackers, session.interruption, record.note)
@@ -254,12 +240,14 @@ class MemoryStore:
     metrics: Metrics = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
 
-    def restore(self, tensors: RunTensors, keep: Keep) -> tuple[RunState, Metrics, list[str]]:
+    def restore(self, tensors: RunTensors, keep: saved.Keep) -> tuple[RunState, Metrics, list[str]]:
         """Return the start of a run."""
         return RunState(), {}, []
 
-    def save(self, tensors: RunTensors, state: RunState, metrics: Metrics, keep: Keep) -> None:
-        """Keep the weights if their metrics are the best so far."""
+    def save(
+        self, tensors: RunTensors, state: RunState, metrics: Metrics, keep: saved.Keep
+    ) -> None:
+        """saved.Keep the weights if their metrics are the best so far."""
         metrics = {name: value for name, value in metrics.items() if name not in (BEST, WAITED)}
         if not metrics or keep.best is None:
             return
@@ -268,7 +256,7 @@ class MemoryStore:
             weights = tensors.training_module.trained_state()
             self.metrics, self.weights = metrics, {n: w.clone() for n, w in weights.items()}
 
-    def load_best(self, training_module: TrainingModule, best: Best) -> None:
+    def load_best(self, training_module: TrainingModule, best: saved.Best) -> None:
         """Load the best weights into a training module, if there was an evaluation."""
         if self.weights:
             training_module.load_state_dict(self.weights, strict=False)
@@ -307,11 +295,17 @@ def run_folder(folder: Path, *, resume: bool, progress: Progress = SILENT) -> It
     Raises:
         ResourceError: it is locked, holds checkpoints or other files, or cannot be written.
     """
-    with os_errors(folder, "Choose another folder."):
-        _check(folder, resume)
+    another = "Choose another folder."
+    with os_errors(folder, another):
+        if folder.exists() and not (folder / MARK).exists() and any(folder.iterdir()):
+            message = "is not empty, and not the folder of a run"
+            raise ResourceError(message, where=folder, fix=another)
+        if not resume and saved.latest_checkpoint(folder) is not None:
+            fix = f"Add {argument(resume=True)} to continue it, or choose another folder."
+            raise ResourceError("holds the checkpoints of an earlier run", where=folder, fix=fix)
     patience = LAST_RANK if resume and "TORCHELASTIC_RUN_ID" in os.environ else 0.0
     with lock_folder(folder, patience, progress):
-        with os_errors(folder, "Choose another folder."):
+        with os_errors(folder, another):
             begun = (folder / MARK).exists()
             (folder / MARK).touch()
             for leftover in folder.glob(f"{HIDDEN}*"):
@@ -322,14 +316,3 @@ def run_folder(folder: Path, *, resume: bool, progress: Progress = SILENT) -> It
             if not begun and {file.name for file in folder.iterdir()} <= {MARK, LOCK, OWNER}:
                 (folder / MARK).unlink()  # the run was refused
             raise
-
-
-def _check(folder: Path, resume: bool) -> None:
-    if not folder.exists() or (folder / MARK).exists():
-        if latest_checkpoint(folder) is not None and not resume:
-            fix = f"Add {argument(resume=True)} to continue it, or choose another folder."
-            raise ResourceError("holds the checkpoints of an earlier run", where=folder, fix=fix)
-    elif any(folder.iterdir()):
-        raise ResourceError(
-            "is not empty, and not the folder of a run", where=folder, fix="Choose another folder."
-        )

@@ -136,7 +136,8 @@ def _corrections(parameter: OwnRows) -> tuple[Tensor, Tensor]:
     """Return 1 − βᵗ of both moments."""
     steps = parameter.state["step"].clamp(min=1).to(parameter.weight.dtype)
     correction1, correction2 = (
-        -torch.expm1(steps * _log(beta)) for beta in parameter.group["betas"]
+        -torch.expm1(steps * (math.log(beta) if beta else -math.inf))
+        for beta in parameter.group["betas"]
     )
     return correction1, correction2
 
@@ -144,7 +145,3 @@ def _corrections(parameter: OwnRows) -> tuple[Tensor, Tensor]:
 def _squares(matrices: Iterable[Tensor]) -> Float[Tensor, " parts"]:
     """Return the sum of squares of each matrix; its root is `norm` to the bit."""
     return torch.stack([matrix.norm() for matrix in matrices]).square()
-
-
-def _log(beta: float) -> float:
-    return math.log(beta) if beta else -math.inf

@@ -18,11 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from typing_extensions import assert_never
-
 from bothways.core import errors
 from bothways.core.atomic_files import replace_text
-from bothways.core.errors import optional
 from bothways.core.json_reader import parse_object
 from bothways.training.durations import Duration
 from bothways.training.meter import EvaluationScores, StepReport
@@ -182,7 +179,11 @@ def record_text(record: Record) -> str:
     Metrics of single classes, such as "dev/f1/person", are in the file alone.
     """
     metrics = {
-        name: value for name, value in record.items() if name not in _FORMS and _is_shown(name)
+        name: value
+        for name, value in record.items()
+        if name not in _FORMS
+        and name not in _NOT_SHOWN
+        and (name.count("/") < 2 or "loss/" in name or "accuracy/" in name)
     }
     texts = [f"step {record['step']:,.0f}"]
     for name, value in metrics.items():
@@ -196,12 +197,6 @@ def record_text(record: Record) -> str:
             texts.append(f"{name} {value:.3f}")
     return " · ".join(
         [*texts, *(form(record[name]) for name, form in _FORMS.items() if name in record)]
-    )
-
-
-def _is_shown(name: str) -> bool:
-    return name not in _NOT_SHOWN and (
-        name.count("/") < 2 or "loss/" in name or "accuracy/" in name
     )
 
 
@@ -269,7 +264,7 @@ class WeightsAndBiases:
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        with optional("wandb", "sending records to Weights & Biases"):
+        with errors.optional("wandb", "sending records to Weights & Biases"):
             import wandb
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "bothways"),
@@ -291,15 +286,10 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """Sends records to MLflow.
-
-    Args:
-        folder: of the run.
-        settings: in plain values, by dotted path.
-    """
+    """Sends records to MLflow; the arguments are those of `WeightsAndBiases`."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        with optional("mlflow", "sending records to MLflow"):
+        with errors.optional("mlflow", "sending records to MLflow"):
             from mlflow.entities import Metric, Param
             from mlflow.tracking import MlflowClient
         self._metric, self._client = Metric, MlflowClient()
@@ -336,18 +326,14 @@ class MLflow:
         self._client.set_terminated(self._id)
 
 
-def open_hosted(kind: HostedTracker, folder: Path, settings: dict[str, Any]) -> Tracker:
-    """Return a tracker; ResourceError if its package is not installed."""
-    match kind:
-        case "wandb":
-            return WeightsAndBiases(folder, settings)
-        case "mlflow":
-            return MLflow(folder, settings)
-        case _:
-            assert_never(kind)
+HOSTED: Mapping[HostedTracker, Callable[[Path, dict[str, Any]], Tracker]] = {
+    "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
+}
+"""By name, a function of a run's folder and settings; ResourceError if its package is absent."""
 
 
-def _kept_id(file: Path, make: Any) -> str:
+def _kept_id(file: Path, make: Callable[[], str]) -> str:
     """Return the id in a file; a new one is written there."""
     if not file.exists():
         file.write_text(make(), encoding="utf8")
