@@ -104,7 +104,7 @@ def assert_repeats(folder: Path, corpus: Corpus, work: Path) -> None:
     shutil.copytree(folder, work)
     for checkpoint in work.glob("step-*"):
         shutil.rmtree(checkpoint)
-    repeat = Repeat.of(work, last, corpus, CPU)  # from the first step on
+    repeat = Repeat(work, last, corpus, CPU)  # from the first step on
     for saved in sorted(folder.glob("step-*"), key=lambda path: int(path.name[5:])):
         repeat.advance(int(saved.name[5:]))
         weights = repeat.training_module.state_dict()

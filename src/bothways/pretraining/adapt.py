@@ -42,7 +42,7 @@ from bothways.objectives.catalogue import default_objective
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMModule
 from bothways.objectives.objective import Objective
 from bothways.pretraining.adapt_page import write_adapt_page
-from bothways.pretraining.build import build_models, start_encoder, vocabulary_of
+from bothways.pretraining.build import build_training_module, start_encoder
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_config
 from bothways.pretraining.evaluation import HeldOut, replaced_tokens_of
 from bothways.pretraining.run import PretrainResult, pretrain
@@ -148,23 +148,18 @@ def adapt(  # noqa: PLR0913 – one option per question
     Under `torchrun` each process is a rank of the training; the main one builds the corpora and
     measures, while the others wait.
 
-    Args:
-        model: a model folder, the folder of a run, or a Hub id.
-        texts: files, folders or patterns with text of the domain, or the folder of a corpus.
-        out: folder of the run: corpora, checkpoints, `model/`, `report.html`, `new_words.txt`.
-        replay: general text, of which `replay_share` of the sequences are; with a share of 0 it is
-            only measured.
-        until: length of the run; None for one pass over the domain, at least 1,000 updates.
-        length: tokens of a sequence.
+    Args: as `bothways.adapt`, and
         overrides: settings of `PretrainConfig`, as a tree or as texts.
-        resume: continue from the newest checkpoint.
 
     Raises:
         ConfigError: a setting is not suitable, or the model cannot be adapted (an ELECTRA without
             its generator).
         BothwaysError: as `pretrain` and `build_corpus`.
     """
-    _check(replay_share)
+    if not 0 <= replay_share < 1:
+        message = f"must be at least 0 and below 1, not {replay_share:g}"
+        fix = "0.1 reads general text in a tenth."
+        raise errors.ConfigError(message, where="replay_share", fix=fix)
     plan = plan_here()
     progress = progress if is_main(plan) else SILENT
     source = str(resolve(resolve_run(str(model))))
@@ -193,26 +188,9 @@ def adapt(  # noqa: PLR0913 – one option per question
     best = dataclasses.replace(start, start=str(done.folder))
     after_scores = _by_main(plan, lambda: scores_of(best, corpora, device, Part(progress, "after")))
     if is_main(plan) and errors.installed("matplotlib", "jinja2"):
-        used_device = choose_device(device)
-        write_adapt_page(
-            out / "report.html",
-            start,
-            done,
-            (before_scores, after_scores),
-            vocabulary,
-            fresh,
-            used_device,
-        )
+        scores, page = (before_scores, after_scores), out / "report.html"
+        write_adapt_page(page, start, done, scores, vocabulary, fresh, choose_device(device))
     return Adaptation(done, before_scores, after_scores, vocabulary, fresh)
-
-
-def _check(replay_share: float) -> None:
-    """Refuse a share that is none."""
-    if not 0 <= replay_share < 1:
-        message = f"must be at least 0 and below 1, not {replay_share:g}"
-        raise errors.ConfigError(
-            message, where="replay_share", fix="0.1 reads general text in a tenth."
-        )
 
 
 def _by_main(plan: Plan, make: Callable[[], T]) -> T:
@@ -310,7 +288,11 @@ def _look(
     progress: Progress,
 ) -> tuple[dict[str, dict[str, float]], VocabularyFit]:
     """Return the metrics before the run and the fit of the vocabulary; write the words to add."""
-    scores = _measured(out / BEFORE, settings, corpora, device, Part(progress, "before"))
+    if (out / BEFORE).exists():  # the first session measured them
+        scores: dict[str, dict[str, float]] = read_object(out / BEFORE, errors.ConfigError)
+    else:
+        scores = scores_of(settings, corpora, device, Part(progress, "before"))
+        replace_text(out / BEFORE, json.dumps(scores))
     progress.stage("comparing vocabularies")
     texts = {name: _texts(sources[name], corpus) for name, corpus in corpora.items()}
     vocabulary = vocabulary_fit(corpora[DOMAIN].tokenizer, texts[DOMAIN], texts.get(GENERAL, ()))
@@ -320,11 +302,15 @@ def _look(
     return scores, vocabulary
 
 
+def _is_corpus(sources: list[str]) -> bool:
+    return len(sources) == 1 and (Path(sources[0]) / MANIFEST).is_file()
+
+
 def _corpus(
     sources: list[str], tokenizer: Tokenizer, out: Path, name: str, progress: Progress
 ) -> Corpus:
     """Return the corpus of texts, built once, or the corpus that is given."""
-    if len(sources) == 1 and (Path(sources[0]) / MANIFEST).is_file():
+    if _is_corpus(sources):
         corpus = Corpus.open(sources[0])
         if corpus.tokenizer.backend.get_vocab() != tokenizer.backend.get_vocab():
             message = f"the corpus {sources[0]} was built with another vocabulary than the model's"
@@ -337,7 +323,7 @@ def _corpus(
 
 def _texts(sources: list[str], corpus: Corpus) -> Iterator[str]:
     """Yield the texts; those of a corpus are decoded."""
-    if len(sources) == 1 and (Path(sources[0]) / MANIFEST).is_file():
+    if _is_corpus(sources):
         for document in range(len(corpus)):
             ids = np.concatenate(corpus.sentences_of(document))
             yield corpus.tokenizer.decode(ids[ids != corpus.tokenizer.specials.unknown])
@@ -380,22 +366,6 @@ def _train_head(
     return model
 
 
-def _measured(
-    file: Path,
-    settings: PretrainConfig,
-    corpora: Mapping[str, Corpus],
-    device: str,
-    progress: Progress,
-) -> dict[str, dict[str, float]]:
-    """Return the metrics before the run, from its first session."""
-    if file.exists():
-        stored: dict[str, dict[str, float]] = read_object(file, errors.ConfigError)
-        return stored
-    scores = scores_of(settings, corpora, device, progress)
-    replace_text(file, json.dumps(scores))
-    return scores
-
-
 def scores_of(
     settings: PretrainConfig,
     corpora: Mapping[str, Corpus],
@@ -409,14 +379,9 @@ def scores_of(
     """
     result = {}
     for name, corpus in corpora.items():
-        models = build_models(settings, corpus)
-        training_module = settings.objective.training_module(
-            models, vocabulary_of(corpus, settings.objective)
-        )
+        training_module = build_training_module(settings, corpus, choose_device(device))
         _, document_ids = corpus.split(settings.held_out, settings.seed)
-        scoring = HeldOut(
-            settings, corpus, document_ids, Single(), training_module.to(choose_device(device))
-        )
+        scoring = HeldOut(settings, corpus, document_ids, Single(), training_module)
         metrics = scoring(Part(progress, name))
         result[name] = {
             key.removeprefix("held-out/"): value

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from typing_extensions import assert_never
 
 from bothways.core.advice import argument, call
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, report_findings
 from bothways.core.part_cache import GIGABYTES
 from bothways.core.source import Cursor, Source
+from bothways.core.training_module import TrainingModule
 from bothways.data.batching import BatchSize, ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import ContinuedSource, CorpusSource
-from bothways.data.epoch_order import DocumentIds, Windows, bytes_at_hand
+from bothways.data.epoch_order import DocumentIds, bytes_at_hand
 from bothways.data.loader import Loader, Share
 from bothways.data.masking import Vocabulary
 from bothways.data.mixture import Corpora, MixedSource
@@ -41,7 +41,7 @@ from bothways.pretraining.layers import with_layers
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.durations import Epochs, Steps, Tokens
 from bothways.training.parallel import Plan, Single
-from bothways.training.preflight.machine import check_machine
+from bothways.training.preflight.machine import check_machine, compute_as
 from bothways.training.preflight.memory import MemoryDemand
 from bothways.training.preflight.text import check_model, unknown_tokens
 
@@ -78,22 +78,22 @@ def start_encoder(source: str) -> EncoderConfig:
     return read_hf_config(resolve(resolve_run(source))).encoder
 
 
-def start_folders(settings: PretrainConfig) -> dict[str, Path]:
-    """Return the folder of each role that has one where the run starts.
+def start_folders(start: str | None, roles: Iterable[str]) -> dict[str, Path]:
+    """Return the folder of each role that has one where a run starts.
 
-    The other roles of an objective, such as "generator", are in the folder of the model, or next to
-    it if that is the `model/` of a run.
+    Roles of an objective other than "model", such as "generator", are in the folder of the model,
+    or next to it if that is the `model/` of a run.
 
     Raises:
-        FolderError: `settings.start` is neither a folder nor a model of the Hub.
+        FolderError: `start` is neither a folder nor a model of the Hub.
     """
-    if settings.start is None:
+    if start is None:
         return {}
-    folder = resolve(resolve_run(settings.start))
+    folder = resolve(resolve_run(start))
     around = [folder, folder.parent] if folder.name == "model" else [folder]
     role_folders = {
         role: parent / role
-        for role in settings.objective.models(settings.encoder)
+        for role in roles
         for parent in around
         if role != "model" and (parent / role / "config.json").is_file()
     }
@@ -157,9 +157,9 @@ def build_models(settings: PretrainConfig, corpus: Corpus) -> dict[str, Model]:
         ConfigError, FolderError, TokenizerError: `settings.start` cannot be used.
     """
     torch.manual_seed(settings.seed)
-    models, folders = {}, start_folders(settings)
-    frozen = settings.objective.frozen_models
-    for role, spec in settings.objective.models(settings.encoder).items():
+    models, specs = {}, settings.objective.models(settings.encoder)
+    folders, frozen = start_folders(settings.start, specs), settings.objective.frozen_models
+    for role, spec in specs.items():
         if role in frozen:
             models[role] = _frozen(frozen[role], spec)
         elif role in folders:
@@ -178,6 +178,21 @@ def vocabulary_of(corpus: Corpus | Corpora, objective: Objective) -> Vocabulary:
     """Return the vocabulary of a corpus, with token counts where an objective reads them."""
     counts = corpus.token_counts if objective.needs_counts else None
     return Vocabulary.of(corpus.tokenizer, counts)
+
+
+def build_training_module(
+    settings: PretrainConfig, corpus: Corpus | Corpora, device: torch.device
+) -> TrainingModule:
+    """Return the training module of a run, with its models, on its device.
+
+    Raises:
+        ConfigError: `training.compiled` is set and does not fit; and the errors of `build_models`.
+    """
+    models = build_models(settings, corpus.first if isinstance(corpus, Corpora) else corpus)
+    for model in models.values():
+        compute_as(model.encoder, settings.training, device)
+    objective = settings.objective
+    return objective.training_module(models, vocabulary_of(corpus, objective)).to(device)
 
 
 def loader_of(
@@ -262,10 +277,11 @@ def preflight(
         BothwaysError: there are errors; it lists them all.
     """
     corpora = corpus if isinstance(corpus, Corpora) else Corpora.of(corpus, None)
-    if "model" in (folders := start_folders(settings)):  # what follows depends on the vocabulary
+    models = settings.objective.models(settings.encoder)
+    folders = start_folders(settings.start, models)
+    if "model" in folders:  # what follows depends on the vocabulary
         _require_vocabulary_of(folders["model"], settings.start, corpora.first)
     length = max(phase.length for phase in settings.phases)
-    models = settings.objective.models(settings.encoder)
     findings = [*check_model(settings.encoder, corpus.tokenizer, length)]
     # Ranks that may share a model do so where it would not fit otherwise.
     ranks = 1 if settings.sharding is None else plan.world
@@ -288,8 +304,7 @@ def preflight(
             dataclasses.replace(finding, what=f"{prefix}{finding.what}")
             for finding in corpus_findings
         ]
-    findings += _check_mixture(settings, corpora)
-    findings += _check_cache(settings, corpora)
+    findings += [*_check_mixture(settings, corpora), *_check_cache(settings, corpora)]
     return report_findings(dict.fromkeys(findings))
 
 
@@ -344,26 +359,17 @@ def _check_cache(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
         return []
     problem = f"the cache of {size / 1e9:,.3g} GB holds less than the {needed / 1e9:,.3g} GB"
     enough = f"{GIGABYTES}={math.ceil(needed / 1e8) / 10:g}"
-    match settings.shuffle:
-        case None:
-            message = f"{problem} of a corpus whose documents are read in random order"
-            fix = f"Set shuffle=windows, which reads it in windows, or {enough}."
-            return [Finding("balance", "error", message, "shuffle", fix)]
-        case Windows(documents):
-            message = f"{problem} of two windows of {documents:,} documents"
-            fix = f"Set shuffle.documents lower, or {enough}."
-            return [Finding("balance", "error", message, "shuffle.documents", fix)]
-        case _:
-            assert_never(settings.shuffle)
+    if settings.shuffle is None:
+        message = f"{problem} of a corpus whose documents are read in random order"
+        fix = f"Set shuffle=windows, which reads it in windows, or {enough}."
+        return [Finding("balance", "error", message, "shuffle", fix)]
+    message = f"{problem} of two windows of {settings.shuffle.documents:,} documents"
+    fix = f"Set shuffle.documents lower, or {enough}."
+    return [Finding("balance", "error", message, "shuffle.documents", fix)]
 
 
 def tokens_of_phases(settings: PretrainConfig, corpus_tokens: float) -> list[float] | None:
-    """Return the number of tokens that a run reads in each phase; None if its length is a time.
-
-    Args:
-        settings: of the run.
-        corpus_tokens: of an epoch.
-    """
+    """Return the number of tokens that a run reads in each phase; None if its length is a time."""
     shares = [phase.share for phase in settings.phases]
     match settings.training.end, settings.batch:
         case Tokens(count), _:

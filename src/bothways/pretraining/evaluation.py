@@ -28,13 +28,7 @@ from bothways.objectives.catalogue import default_objective
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence
 from bothways.objectives.objective import Objective
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
-from bothways.pretraining.build import (
-    build_models,
-    held_out_loader,
-    start_encoder,
-    start_folders,
-    vocabulary_of,
-)
+from bothways.pretraining import build
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.training.durations import Steps
 from bothways.training.loop import evaluate
@@ -76,7 +70,7 @@ class HeldOut:
             document_ids = sample_clustered(
                 corpus, document_ids, settings.evaluation_tokens, settings.seed
             )
-        loader = held_out_loader(settings, corpus, document_ids, plan)
+        loader = build.held_out_loader(settings, corpus, document_ids, plan)
         self._steps = list(_up_to(settings.evaluation_tokens, loader.epoch()))
         self._training_module, self._plan, self._settings = training_module, plan, settings
         counts = np.bincount(corpus.tokens[:COUNTED], minlength=settings.encoder.vocab)
@@ -176,9 +170,9 @@ class MixedHeldOut:
             for name, held_out in self._parts.items()
         }
         mean = EvaluationScores(
-            self._mean({name: corpus_scores.losses for name, corpus_scores in scores.items()}),
-            self._mean({name: corpus_scores.accuracies for name, corpus_scores in scores.items()}),
-            self._mean({name: corpus_scores.rates for name, corpus_scores in scores.items()}),
+            self._mean({name: of_corpus.losses for name, of_corpus in scores.items()}),
+            self._mean({name: of_corpus.accuracies for name, of_corpus in scores.items()}),
+            self._mean({name: of_corpus.rates for name, of_corpus in scores.items()}),
         )
         tables = {name: held_out.named(scores[name]) for name, held_out in self._parts.items()}
         total = next(iter(self._parts.values())).named(mean)
@@ -234,7 +228,7 @@ def evaluate_on_corpus(
         ConfigError: the corpus has another vocabulary, or a discriminator no generator.
         FolderError: the model has no head that predicts tokens.
     """
-    encoder = start_encoder(source)
+    encoder = build.start_encoder(source)
     usual = objective or scored_objective(source)
     settings = PretrainConfig(
         encoder,
@@ -244,9 +238,7 @@ def evaluate_on_corpus(
         evaluation_tokens=tokens,
         start=source,
     )
-    used_device = choose_device(device)
-    models = build_models(settings, corpus)
-    training_module = usual.training_module(models, vocabulary_of(corpus, usual)).to(used_device)
+    training_module = build.build_training_module(settings, corpus, choose_device(device))
     document_ids = AllExcept(len(corpus)) if documents is None else documents
     metrics = HeldOut(settings, corpus, document_ids, Single(), training_module)()
     return {name.removeprefix("held-out/"): value for name, value in metrics.items()}
@@ -303,14 +295,7 @@ def replaced_tokens_of(loaded: LoadedModel, source: str) -> replaced_tokens.Repl
     Raises:
         ConfigError: there is no generator.
     """
-    encoder = loaded.model.config
-    settings = PretrainConfig(
-        encoder,
-        Training(Steps(1), AdamW(), Constant()),
-        replaced_tokens.ReplacedTokens(),
-        start=source,
-    )
-    folder = start_folders(settings).get("generator")
+    folder = build.start_folders(source, ("generator",)).get("generator")
     if folder is None:
         message = (
             f"{source} detects replaced tokens, and the generator that replaces them is not next "
@@ -327,20 +312,12 @@ def replaced_tokens_of(loaded: LoadedModel, source: str) -> replaced_tokens.Repl
 def _with_generator(loaded: LoadedModel, folder: Path) -> replaced_tokens.ReplacedTokens:
     """Return the objective for a discriminator and the generator in a folder."""
     generator, encoder = load_model(folder).model, loaded.model.config
-    other = generator.config
-    shapes: list[replaced_tokens.Narrower | replaced_tokens.Shallower] = [
-        replaced_tokens.Narrower(min(1.0, other.width / encoder.width)),
-        replaced_tokens.Shallower(min(1.0, other.depth / encoder.depth)),
-    ]
-    plain = dataclasses.replace(other, dropout=encoder.dropout)
-    shape = next(
-        (
-            candidate
-            for candidate in shapes
-            if replaced_tokens.generator_of(encoder, candidate) == plain
-        ),
-        shapes[0],
-    )
+    other = dataclasses.replace(generator.config, dropout=encoder.dropout)
+    narrower = replaced_tokens.Narrower(min(1.0, other.width / encoder.width))
+    shallower = replaced_tokens.Shallower(min(1.0, other.depth / encoder.depth))
+    shapes: list[replaced_tokens.Narrower | replaced_tokens.Shallower] = [narrower, shallower]
+    fitting = [shape for shape in shapes if replaced_tokens.generator_of(encoder, shape) == other]
+    shape = [*fitting, narrower][0]
     name = "encoder.embedding.token.weight"
     tables = [model.state_dict()[name] for model in (loaded.model, generator)]
     shared = tables[0].shape == tables[1].shape and torch.equal(*tables)

@@ -9,7 +9,6 @@ are the same; sums over ranks are rounded in another order, and dropout has draw
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,18 +21,18 @@ from bothways.core.batch import Batch
 from bothways.core.config import reader as configs
 from bothways.core.config.toml import read_toml
 from bothways.core.errors import CheckpointError, ConfigError
-from bothways.core.json_reader import parse_object, read_object
+from bothways.core.json_reader import read_object
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import choose_device, own_torch_state, resolve_precision
 from bothways.core.source import Cursor
-from bothways.core.training_module import TrainingModule
 from bothways.core.urls import is_url
 from bothways.data.corpus import Corpus
 from bothways.data.epoch_order import AllExcept, DocumentIds
 from bothways.data.mixture import Corpora, Smoothed
-from bothways.pretraining.build import build_models, loader_of, vocabulary_of
+from bothways.pretraining.build import build_training_module, loader_of
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.run import DATA, RunData, digests_of, phases_of
+from bothways.pretraining.run_page import read_records
 from bothways.training.average import Average
 from bothways.training.checkpoint import checkpoints, read_checkpoint
 from bothways.training.durations import Steps
@@ -41,8 +40,6 @@ from bothways.training.loop import fit, weighted_sum
 from bothways.training.meter import Meter, StepReport
 from bothways.training.optimizers import build_optimizer
 from bothways.training.parallel import Single
-from bothways.training.preflight.machine import compute_as
-from bothways.training.run import TrainingPhase
 from bothways.training.saved_state import RunTensors
 from bothways.training.state import RunState
 from bothways.training.step_record import StepEntries, recorded_steps
@@ -131,7 +128,7 @@ def inspect_step(
             longer there.
         ConfigError: the run has no such step.
     """
-    repeat = Repeat.of(folder, step, corpus, choose_device(device), progress)
+    repeat = Repeat(folder, step, corpus, choose_device(device), progress)
     began = repeat.state.steps
     repeat.advance(step - 1)
     cursor, devices = repeat.state.cursor, [repeat.device] if repeat.device.type == "cuda" else []
@@ -189,91 +186,64 @@ def open_recorded(data: RunData, folders: Sequence[str] = ()) -> dict[str, Corpu
     return {name: Corpus.open(path) for name, path in zip(data.corpora, paths, strict=True)}
 
 
-@dataclass
 class Repeat:
     """A run that is done again, one step after the other, by its record.
 
+    It begins at the newest checkpoint before a step; arguments and errors as `inspect_step`.
+
     Attributes:
-        entries: what the run recorded before each step.
-        norms: the gradient norms that the run recorded, by step.
-        all_documents: whether no document was set aside.
         state: where it is.
-        compared: the number of steps with a recorded norm that were repeated.
+        entries: what the run recorded before each step.
+        compared: the number of steps with a recorded gradient norm that were repeated.
         difference: the first of them whose norm is another one.
     """
 
-    settings: PretrainConfig
-    corpora: Corpora
-    training_module: TrainingModule
-    optimizer: torch.optim.Optimizer
-    device: torch.device
-    entries: StepEntries
-    norms: Mapping[int, float]
-    chosen: Mapping[str, DocumentIds]
-    state: RunState
-    progress: Progress = SILENT
-    compared: int = 0
-    difference: NormMismatch | None = None
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         folder: Path,
         step: int,
         corpus: Corpus | Mapping[str, Corpus] | None,
         device: torch.device,
         progress: Progress = SILENT,
-    ) -> Repeat:
-        """Return a run at its newest checkpoint before a step; errors as `inspect_step`."""
-        data, entries = recorded_data(folder), recorded_steps(folder)
+    ) -> None:
+        data, self.entries = recorded_data(folder), recorded_steps(folder)
         text = open_recorded(data) if corpus is None else corpus
         if isinstance(text, Mapping) and [*text] == [""]:
             text = text[""]
-        settings = _settings(folder, text)
-        corpora = Corpora.of(text, settings.mixture)
+        settings = self.settings = _settings(folder, text)
+        corpora = self.corpora = Corpora.of(text, settings.mixture)
         if (digests := digests_of(settings, corpora)) != data.digests:
             names = [name for name, digest in digests.items() if digest != data.digests.get(name)]
             message = f"was trained on another {' and another '.join(names)}"
             fix = "Name what the run was trained on, several corpora in the same order."
             raise CheckpointError(message, where=folder, fix=fix)
-        checkpoint_folder = _steps_before(folder, step, entries)
-        models = build_models(settings, corpora.first)
-        training_module = settings.objective.training_module(
-            models, vocabulary_of(corpora, settings.objective)
-        )
-        training_module.to(device)
-        for model in models.values():
-            compute_as(model.encoder, settings.training, device)
+        checkpoint_folder = _steps_before(folder, step, self.entries)
+        module = self.training_module = build_training_module(settings, corpora, device)
         torch.manual_seed(settings.seed + 1)
-        optimizer = build_optimizer(
-            settings.training.optimizer,
-            training_module.trained_parameters(),
-            matrices=training_module.matrices(),
-        )
+        parameters, matrices = module.trained_parameters(), module.matrices()
+        optimizer = build_optimizer(settings.training.optimizer, parameters, matrices=matrices)
         if settings.training.ema is not None:
-            Average(training_module, settings.training.ema)  # checkpoints hold it
-        state = RunState()
+            Average(module, settings.training.ema)  # checkpoints hold it
+        self.optimizer, self.state = optimizer, RunState()
         if checkpoint_folder is not None:
             checkpoint = read_checkpoint(checkpoint_folder)
-            state = checkpoint.restore(
-                RunTensors(training_module, optimizer, Single()), checkpoint.config
-            )
-        documents = {
-            name: corpus_part.split(settings.held_out, settings.seed)[0]
+            tensors = RunTensors(module, optimizer, Single())
+            self.state = checkpoint.restore(tensors, checkpoint.config)
+        self.documents: dict[str, DocumentIds] = {
+            name: part.split(settings.held_out, settings.seed)[0]
             if data.held_out
-            else AllExcept(len(corpus_part))
-            for name, corpus_part in corpora.parts.items()
+            else AllExcept(len(part))
+            for name, part in corpora.parts.items()
         }
-        return cls(
-            settings, corpora, training_module, optimizer, device, entries, _norms(folder),
-            documents, state, progress,
-        )  # fmt: skip
-
-    @functools.cached_property
-    def phases(self) -> list[TrainingPhase]:
-        """The phases of the run, with their data."""
-        cpu = torch.device("cpu")
-        return phases_of(self.settings, self.corpora, self.chosen, Single(), cpu)
+        file = folder / "metrics.jsonl"
+        self._norms = {
+            int(record["step"]): record["gradient_norm"]
+            for record in (read_records(file) if file.is_file() else ())
+            if "gradient_norm" in record
+        }
+        self.device, self._progress = device, progress
+        self.compared = 0
+        self.difference: NormMismatch | None = None
 
     def advance(self, step: int) -> StepReport | None:
         """Train up to the end of a step; return the report of the last steps, if there are any.
@@ -285,49 +255,48 @@ class Repeat:
         def on_step(state: RunState, meter: Meter) -> bool:
             """Compare the step with the record."""
             nonlocal report
-            self.progress.advance(state.steps)
-            if state.steps in self.norms or state.steps == step:
+            self._progress.advance(state.steps)
+            recorded = self._norms.get(state.steps)
+            if recorded is not None or state.steps == step:
                 report = meter.read()
-                self._compare(state.steps, report.gradient_norm)
+            if recorded is not None and report is not None:
+                self.compared += 1
+                if report.gradient_norm != recorded and self.difference is None:
+                    self.difference = NormMismatch(state.steps, recorded, report.gradient_norm)
             return False
 
-        self.progress.stage("repeating the steps before", step)
-        training = self.settings.training
+        self._progress.stage("repeating the steps before", step)
+        training, cpu = self.settings.training, torch.device("cpu")
+        phases = phases_of(self.settings, self.corpora, self.documents, Single(), cpu)
         while self.state.steps < step:
-            phase = int(self.entries["phase"][self.state.steps])
-            while self.state.phase < phase:
-                self.state = self.state.next_phase()
+            phase = self._begin_phase()
             following = np.flatnonzero(self.entries["phase"][:step] > phase)
             end = int(following[0]) if len(following) else step
             self.state = fit(
-                self.training_module, self.phases[phase].steps(self.state), self.optimizer,
+                self.training_module, phases[phase].steps(self.state), self.optimizer,
                 lambda state: float(self.entries["rate"][state.steps]), Single(),
                 until=Steps(end), progress=self.state, on_step=on_step,
                 precision=training.precision, clip_norm=training.clip_norm,
             )  # fmt: skip
         return report
 
-    def _compare(self, step: int, norm: float) -> None:
-        if step in self.norms:
-            self.compared += 1
-            if norm != self.norms[step] and self.difference is None:
-                self.difference = NormMismatch(step, self.norms[step], norm)
+    def _begin_phase(self) -> int:
+        """Go to the phase of the next step, if that begins one; return its number."""
+        phase = int(self.entries["phase"][self.state.steps])
+        while self.state.phase < phase:
+            self.state = self.state.next_phase()
+        return phase
 
     def sequences(self) -> tuple[InspectedSequence, ...]:
         """Compute each sequence of the next step alone; no weight changes."""
-        phase = int(self.entries["phase"][self.state.steps])
-        state = self.state
-        while state.phase < phase:
-            state = state.next_phase()
-        loader = loader_of(
-            self.settings, self.corpora, self.chosen, Single(), state.phase, state.ends
-        )
+        phase, state = self._begin_phase(), self.state
+        loader = loader_of(self.settings, self.corpora, self.documents, Single(), phase, state.ends)
         one_by_one = dataclasses.replace(loader, microbatch_tokens=1)
         data = next(iter(one_by_one.steps(state.cursor, state.tokens)))
         self.training_module.train()
-        found = tuple(map(self._sequence, data.microbatches))
+        inspected = tuple(map(self._sequence, data.microbatches))
         self.training_module.zero_grad()
-        return found
+        return inspected
 
     def _sequence(self, batch: Batch) -> InspectedSequence:
         training_module = self.training_module
@@ -387,15 +356,3 @@ def _steps_before(folder: Path, step: int, entries: StepEntries) -> Path | None:
         fix = "Steps after the next checkpoint can be repeated."
         raise CheckpointError(message, where=folder, fix=fix)
     return earlier[-1] if earlier else None
-
-
-def _norms(folder: Path) -> dict[int, float]:
-    """Return the gradient norms that a run recorded, by step; a kill may have cut the last line."""
-    file = folder / "metrics.jsonl"
-    text = file.read_text("utf8", errors="replace") if file.is_file() else ""
-    records = [parse_object(line, file, CheckpointError) for line in text.split("\n")[:-1]]
-    return {
-        int(record["step"]): record["gradient_norm"]
-        for record in records
-        if "gradient_norm" in record
-    }

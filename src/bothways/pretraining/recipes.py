@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 from bothways.core.advice import argument
 from bothways.core.config.reader import replaced_members
@@ -63,22 +64,11 @@ def _google_training(rate: float) -> Training:
 
 
 def _long_training(
-    until: Duration,
-    optimizer: OptimizerConfig,
-    schedule: Schedule,
-    clip_norm: float | None = 1.0,
+    until: Duration, optimizer: OptimizerConfig, schedule: Schedule, **settings: Any
 ) -> Training:
     """Return a training of many updates, with few records."""
-    interval = Steps(10_000)
-    return Training(
-        until,
-        optimizer,
-        schedule,
-        clip_norm=clip_norm,
-        report=Steps(100),
-        evaluate=interval,
-        save=interval,
-    )
+    rare: dict[str, Any] = {"report": Steps(100), "evaluate": Steps(10_000), "save": Steps(10_000)}
+    return Training(until, optimizer, schedule, **rare, **settings)
 
 
 def _without_dropout(encoder: EncoderConfig) -> EncoderConfig:
@@ -180,15 +170,6 @@ def _with_heads(encoder: EncoderConfig, objective: Objective) -> EncoderConfig:
 
 _DETECTORS = {"electra": "electra-small", "deberta_v3": "deberta-v3-small"}
 """A preset for each recipe whose models detect replaced tokens."""
-
-
-def _require_detector(recipe: str, encoder: EncoderConfig) -> None:
-    """Raise ConfigError if transformers has no class of this family for replaced tokens."""
-    family = family_for(encoder)
-    if family is not None and family.architecture_with(["replaced"]) is None:
-        message = f"transformers has no {family.model_type} that detects replaced tokens"
-        fix = f"Choose another shape: {argument(model=_DETECTORS[recipe])}."
-        raise ConfigError(message, where="model", fix=fix)
 
 
 def _full_length(encoder: EncoderConfig) -> tuple[PretrainPhase, ...]:
@@ -339,14 +320,8 @@ def distilbert(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
             evaluate=Steps(1000),
             save=Steps(1000),
         ),
-        objective=distillation.Distillation(
-            teacher,
-            (
-                distillation.SoftTargets(5.0, temperature=2.0),
-                distillation.MaskedTokens(2.0),
-                distillation.CosineStates(1.0),
-            ),
-            masking=Masking(unit=RareTokens(0.7), replacements=AnyToken()),
+        objective=distillation.Distillation(  # with its losses by default
+            teacher, masking=Masking(unit=RareTokens(0.7), replacements=AnyToken())
         ),
         phases=_full_length(encoder),
         batch=ExampleBudget(4000),
@@ -459,11 +434,6 @@ def settings_of(recipe: str, encoder: EncoderConfig, start: str | None = None) -
     return dataclasses.replace(settings, encoder=encoder, start=start)
 
 
-def recipe_for(until: Duration) -> str:
-    """Return the name of the usual recipe for a budget."""
-    return "short" if isinstance(until, Hours) and until.count <= SHORT_BUDGET.count else "modern"
-
-
 def _changed(
     recipe: str,
     encoder: EncoderConfig,
@@ -476,8 +446,11 @@ def _changed(
     if start is not None:
         return base, settings
     if settings.objective.kind == base.objective.kind:
-        if recipe in _DETECTORS:
-            _require_detector(recipe, settings.encoder)
+        family = family_for(settings.encoder) if recipe in _DETECTORS else None
+        if family is not None and family.architecture_with(["replaced"]) is None:
+            message = f"transformers has no {family.model_type} that detects replaced tokens"
+            fix = f"Choose another shape: {argument(model=_DETECTORS[recipe])}."
+            raise ConfigError(message, where="model", fix=fix)
         return base, settings
     heads = _with_heads(encoder, settings.objective)
     base = dataclasses.replace(
@@ -500,7 +473,7 @@ def chosen_settings(
     base, settings = _changed(recipe or "modern", encoder, start, change)
     notes = list[str]()
     until = settings.training.end
-    if recipe is None and (default := recipe_for(until)) != "modern":
-        base, settings = _changed(default, encoder, start, change)
-        notes.append(f"note: the recipe {default}, for a budget of {until}")
+    if recipe is None and isinstance(until, Hours) and until.count <= SHORT_BUDGET.count:
+        base, settings = _changed("short", encoder, start, change)
+        notes.append(f"note: the recipe short, for a budget of {until}")
     return settings, [*notes, *(f"note: {note}" for note in replaced_members(settings, base))]

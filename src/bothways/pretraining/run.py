@@ -41,7 +41,7 @@ from bothways.pretraining.evaluation import HeldOut, MixedHeldOut
 from bothways.pretraining.run_page import write_run_page
 from bothways.training import parallel, run
 from bothways.training.durations import part_of
-from bothways.training.preflight.machine import choose_parallelism, compute_as, peak_of
+from bothways.training.preflight.machine import choose_parallelism, peak_of
 from bothways.training.run import Training
 from bothways.training.state import RunState
 from bothways.training.store import FolderStore, MemoryStore, run_folder
@@ -125,11 +125,7 @@ def pretrain(
     progress.stage("checking the data and the machine")
     for finding in build.preflight(settings, corpora, folder, used_device, plan):
         progress.message(f"{finding.severity}: {finding}")
-    models = build.build_models(settings, corpora.first)
-    vocabulary = build.vocabulary_of(corpora, settings.objective)
-    training_module = settings.objective.training_module(models, vocabulary).to(used_device)
-    for model in models.values():
-        compute_as(model.encoder, settings.training, used_device)
+    training_module = build.build_training_module(settings, corpora, used_device)
     # The main rank takes the folder before the ranks meet, so that none writes into another run's.
     with contextlib.ExitStack() as stack:
         if folder is not None and parallel.is_main(plan):
@@ -147,19 +143,28 @@ def pretrain(
         # After the peak, which draws the first time in a process.
         torch.manual_seed(settings.seed + 1 + plan.rank)
         if folder is not None and parallel.is_main(plan):
-            data = RunData(folders_of(corpora), digests, held_out is None)
+            folders = {name: corpus.folder for name, corpus in corpora.parts.items()}
+            locations = {
+                name: str(location.absolute() if isinstance(location, Path) else location)
+                for name, location in folders.items()
+            }
+            data = RunData(locations, digests, held_out is None)
             text = json.dumps(dataclasses.asdict(data), ensure_ascii=False)
             replace_text(folder / DATA, text)
         train_ids, scoring = _split(settings, corpora, plan, training_module, held_out)
         for setting in (settings.training.keep, settings.training.target):
             if setting is not None:  # now, not at the first evaluation
                 setting.check(scoring.names())
+        store: FolderStore | MemoryStore = MemoryStore()
+        if folder is not None:  # checkpoints belong to the settings, the corpora and the models
+            config, changeable = configs.to_dict(settings), configs.changeable_settings(settings)
+            store = FolderStore(folder, config | digests, changeable, configs.to_toml(settings))
         state = run.TrainingRun(
             training_module,
             phases_of(settings, corpora, train_ids, plan, used_device),
             settings.training,
             plan,
-            MemoryStore() if folder is None else _store(settings, digests, folder),
+            store,
             evaluation=scoring,
             peak=peak,
             progress=progress,
@@ -176,13 +181,6 @@ def pretrain(
             if installed("matplotlib", "jinja2"):
                 write_run_page(folder / "report.html", settings, done.metrics, state, used_device)
         return dataclasses.replace(done, folder=folder / "model")
-
-
-def _store(settings: PretrainConfig, digests: Mapping[str, str], folder: Path) -> FolderStore:
-    """Return the store of a run, whose checkpoints belong to its settings, corpora and models."""
-    config = configs.to_dict(settings) | dict(digests)
-    changeable = configs.changeable_settings(settings)
-    return FolderStore(folder, config, changeable, configs.to_toml(settings))
 
 
 DATA = "data.json"
@@ -202,15 +200,6 @@ class RunData:
     corpora: Mapping[str, str]
     digests: Mapping[str, str]
     held_out: bool
-
-
-def folders_of(corpora: Corpora) -> dict[str, str]:
-    """Return the absolute folder, or the URL, of each corpus by name."""
-    folders = {name: corpus.folder for name, corpus in corpora.parts.items()}
-    return {
-        name: str(folder.absolute() if isinstance(folder, Path) else folder)
-        for name, folder in folders.items()
-    }
 
 
 def digests_of(settings: PretrainConfig, corpora: Corpora) -> dict[str, str]:
