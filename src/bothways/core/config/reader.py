@@ -225,6 +225,7 @@ def _shape(hint: Any) -> _Shape:
             return _Shape(others=(hint,))
 
 
+@functools.cache  # typing evaluates each text again: most of the time of reading a configuration
 def _hints(cls: Any) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
