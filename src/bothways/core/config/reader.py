@@ -225,9 +225,10 @@ def _shape(hint: Any) -> _Shape:
             return _Shape(others=(hint,))
 
 
-@functools.cache  # typing evaluates each text again: most of the time of reading a configuration
-def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls, include_extras=True)
+# typing evaluates each text again, which would be most of the time of reading a configuration.
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(
+    functools.partial(typing.get_type_hints, include_extras=True)
+)
 
 
 def _fields(config: Any) -> list[dataclasses.Field[Any]]:
