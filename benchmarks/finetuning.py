@@ -48,8 +48,7 @@ from bothways.finetuning.run import finetune
 from bothways.hub.model_folder import load_model
 from bothways.model.heads import PoolerHead
 from bothways.tasks.catalogue import Trainable
-from bothways.tasks.choice.examples import ChoiceColumns
-from bothways.tasks.choice.task import ChoiceTask
+from bothways.tasks.choice.task import ChoiceColumns, ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.regression.task import RegressionTask

@@ -28,7 +28,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.positions import Learned
 from bothways.prediction.analysis.report import analyse
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.multilabel.examples import MultilabelExample
+from bothways.tasks.multilabel.task import MultilabelExample
 from bothways.tasks.predictions import ClassPrediction, MultilabelPrediction
 from bothways.tasks.text_examples import TextExample
 from bothways.training.durations import Epochs, Steps

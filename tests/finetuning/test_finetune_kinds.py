@@ -20,8 +20,7 @@ from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.predictor import open_task, open_task_model
 from bothways.tasks.catalogue import Trainable
-from bothways.tasks.choice.examples import ChoiceColumns
-from bothways.tasks.choice.task import ChoiceTask
+from bothways.tasks.choice.task import ChoiceColumns, ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.task import MultilabelTask
 from bothways.tasks.regression.task import RegressionTask

@@ -22,13 +22,11 @@ from bothways.lab.sweeps.folds import FoldRun, finetune_folds
 from bothways.lab.sweeps.runs import SweepFolder
 from bothways.tasks.choice.task import ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.multilabel.examples import MultilabelExample
-from bothways.tasks.multilabel.task import MultilabelTask
+from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
 from bothways.tasks.question_answering.examples import Question
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.regression.task import RegressionTask
-from bothways.tasks.reranking.examples import RankExample
-from bothways.tasks.reranking.task import RerankingTask
+from bothways.tasks.reranking.task import RankExample, RerankingTask
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_examples import TextExample

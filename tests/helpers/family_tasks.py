@@ -26,11 +26,9 @@ from bothways.prediction.predictor import open_task_model
 from bothways.pretraining.build import fit_to_corpus
 from bothways.tasks.base import TaskModel
 from bothways.tasks.catalogue import Trainable
-from bothways.tasks.choice.examples import ChoiceExample
-from bothways.tasks.choice.task import ChoiceTask
+from bothways.tasks.choice.task import ChoiceExample, ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.multilabel.examples import MultilabelExample
-from bothways.tasks.multilabel.task import MultilabelTask
+from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
 from bothways.tasks.question_answering.examples import Question
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.regression.task import RegressionTask

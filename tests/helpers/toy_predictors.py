@@ -13,8 +13,7 @@ from bothways.model.model import Model
 from bothways.prediction.predictor import Predictor
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.tasks.catalogue import AnyTask
-from bothways.tasks.choice.examples import ChoiceExample
-from bothways.tasks.choice.task import ChoiceTask
+from bothways.tasks.choice.task import ChoiceExample, ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.likelihood.task import LikelihoodTask
 from bothways.tasks.mask_filling.task import MaskFillingTask

@@ -51,7 +51,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             r"unseen\.tsv:2: label 'pso' is not among .*did you mean 'pos'\?\n  Give data with",
         ),
         ("predict classifier long.txt task.stride=8", r"task: a setting of the task has no prefix"),
-        ("finetune bert wide.csv", r"it has c0, c1, .*, c29 and 970 more\n"),
+        ("finetune bert wide.csv", r"is the text \(c0, c1, .*, c29 and 970 more\); use columns="),
         ("finetune folder train.tsv", r"folder: is not a model folder: it has no config\.json\n"),
         ("predict brt long.txt", r"brt: no such folder, .*\n  Did you mean .*bert\?"),
         ("finetune bert folder", r"folder: is a folder\n  Name a file in it"),

@@ -25,7 +25,7 @@ from bothways.model.model import Model
 from bothways.prediction.engine import prepare_task_model
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.prediction.prepared_model import PredictPrecision
-from bothways.tasks.choice.examples import ChoiceExample
+from bothways.tasks.choice.task import ChoiceExample
 from bothways.tasks.text_examples import TextExample
 from toy_folder import make_folder, make_tokenizer
 from toy_predictors import TASKS, TEXTS, predictor

@@ -16,8 +16,7 @@ from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
-from bothways.tasks.choice.examples import NO_COLUMNS, ChoiceColumns, ChoiceExample
-from bothways.tasks.choice.task import ChoiceTask, Chooser
+from bothways.tasks.choice.task import ChoiceColumns, ChoiceExample, ChoiceTask, Chooser
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.predictions import ChoicePrediction
 from bothways.tasks.text_examples import TextExample
@@ -241,27 +240,35 @@ def test_questions_from_the_standard_input_are_json_lines(monkeypatch: pytest.Mo
         (SWAG, ChoiceColumns("text"), r"a\.jsonl: has no column 'text'; it has sent1, "),
         (
             SWAG | {"label": "two"},
-            NO_COLUMNS,
+            ChoiceColumns(),
             r"a\.jsonl:1: column 'label' holds 'two', which is not the place of an ending",
         ),
-        (SWAG | {"ending1": 3}, NO_COLUMNS, r"a\.jsonl:1: column 'ending1' holds int, not text"),
-        (SWAG | {"answer": 3}, NO_COLUMNS, "several columns may hold the label"),
-        (SWAG | {"choices": ["a"]}, NO_COLUMNS, "several columns may hold the endings"),
-        ({"context": "c", "label": 1}, NO_COLUMNS, "no column has a common alias of the endings"),
-        ({"text": "c", "endings": []}, NO_COLUMNS, "no column has a common alias of the context"),
+        (
+            SWAG | {"ending1": 3},
+            ChoiceColumns(),
+            r"a\.jsonl:1: column 'ending1' holds int, not text",
+        ),
+        (SWAG | {"answer": 3}, ChoiceColumns(), "is the label .label, answer.; use columns="),
+        (
+            SWAG | {"choices": ["a"]},
+            ChoiceColumns(),
+            "has the endings .choices, ending0, ending1, ending2.; use task.columns.endings=NAME",
+        ),
+        ({"context": "c", "label": 1}, ChoiceColumns(), r"the endings \(context, label\)"),
+        ({"text": "c", "endings": []}, ChoiceColumns(), r"the context \(text, endings\)"),
         (
             {"ctx": "c", "question": "c", "endings": []},
-            NO_COLUMNS,
-            "several columns may hold the context",
+            ChoiceColumns(),
+            r"the context \(ctx, question\)",
         ),
         (
             {"ctx": "c", "endings": "a", "label": 0},
-            NO_COLUMNS,
+            ChoiceColumns(),
             "column 'endings' holds str, not a list of texts",
         ),
         (
             {"ctx": "c", "endings": [1], "label": 0},
-            NO_COLUMNS,
+            ChoiceColumns(),
             "column 'endings' holds list, not a list of texts",
         ),
     ],

@@ -100,15 +100,15 @@ def test_who_was_trained_on_pairs_does_not_read_single_texts(tmp_path: Path) -> 
     [
         (
             ("text", "sentence", "label"),
-            r"several columns may hold the text; it has text, sentence, label",
+            r"a\.tsv: cannot tell which column is the text \(text, sentence\); use columns={\"text\": NAME}",
         ),
-        (("text", "sentence1", "sentence2", "label"), "several columns may hold the text"),
+        (("text", "sentence1", "sentence2", "label"), "is the text"),
         (
             ("words", "label"),
-            r"no column has a common alias of the text; it has words, label\n  Name the columns: columns={\"text\": NAME",
+            r"a\.tsv: cannot tell which column is the text \(words, label\); use columns={\"text\": NAME}",
         ),
-        (("text", "label", "class"), "several columns may hold the label"),
-        (("text", "sentiment"), "no column has a common alias of the label"),
+        (("text", "label", "class"), r"the label \(label, class\)"),
+        (("text", "sentiment"), r"the label \(text, sentiment\)"),
     ],
 )
 def test_columns_that_are_not_clear_are_asked_for(
@@ -233,8 +233,12 @@ def test_the_fingerprint_is_of_texts_and_labels_alone() -> None:
 @pytest.mark.parametrize(
     ("header", "columns", "remedy"),
     [
-        ("sentence\tlabel", TextColumns("0", None, "1"), "--text sentence --label label"),
-        ("question1\tquestion2", TextColumns("0", "1"), "--text question1 --text-b question2"),
+        ("sentence\tlabel", TextColumns("0", None, "1"), '"text": "sentence", "label": "label"'),
+        (
+            "question1\tquestion2",
+            TextColumns("0", "1"),
+            '"text": "question1", "text_b": "question2"',
+        ),
     ],
 )
 def test_a_header_is_no_example_where_columns_go_by_number(

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from bothways.core.finding import Finding
-from bothways.tasks.choice.examples import ChoiceExample
-from bothways.tasks.choice.task import ChoiceTask
+from bothways.tasks.choice.task import ChoiceExample, ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.multilabel.examples import MultilabelExample
-from bothways.tasks.multilabel.task import MultilabelTask
+from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
 from bothways.tasks.text_examples import TextExample
 
 

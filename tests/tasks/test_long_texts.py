@@ -12,8 +12,7 @@ from bothways.finetuning.data import label
 from bothways.prediction.engine import predict
 from bothways.tasks.base import Task
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.multilabel.examples import MultilabelExample
-from bothways.tasks.multilabel.task import MultilabelTask
+from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.text_encoding import Fit

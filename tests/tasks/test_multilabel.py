@@ -23,8 +23,7 @@ from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.base import EncodedExample
-from bothways.tasks.multilabel.examples import MultilabelExample
-from bothways.tasks.multilabel.task import MultilabelClassifier, MultilabelTask
+from bothways.tasks.multilabel.task import MultilabelClassifier, MultilabelExample, MultilabelTask
 from bothways.tasks.predictions import MultilabelPrediction
 from bothways.tasks.text_examples import TextColumns
 from parity import batch_of, check_gradients, check_sum, make_theirs, padded_inputs

@@ -15,12 +15,10 @@ from bothways.core.errors import BothwaysError, DataError
 from bothways.data.text_io import read_lines
 from bothways.tasks.choice.task import ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.multilabel.examples import MultilabelExample, check_label_sets
-from bothways.tasks.multilabel.task import MultilabelTask
+from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
 from bothways.tasks.predictions import ScorePrediction
 from bothways.tasks.regression.task import RegressionTask
-from bothways.tasks.reranking.examples import RankExample
-from bothways.tasks.reranking.task import RerankingTask
+from bothways.tasks.reranking.task import RankExample, RerankingTask
 from bothways.tasks.tagging.checks import check_tagged
 from bothways.tasks.tagging.conll import ColumnLayout, read_columns
 from bothways.tasks.tagging.examples import TagExample
@@ -73,7 +71,7 @@ def test_labels_that_differ_in_case_only_are_warned_of() -> None:
     words = [TagExample(("a", "b", "c"), ("B-pos", "B-Pos", "O"))]
     for findings in (
         ClassificationTask().check(texts, []),
-        check_label_sets(sets, []),
+        MultilabelTask().check(sets, []),
         check_tagged(words, [], "auto"),
     ):
         alike = [f.severity for f in findings if f.what.endswith("'Pos' and 'pos'")]

@@ -19,9 +19,8 @@ from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
-from bothways.tasks.reranking.examples import RankColumns, RankExample
 from bothways.tasks.reranking.metrics import average_precision, ndcg, reciprocal_rank
-from bothways.tasks.reranking.task import Ranker, RerankingTask
+from bothways.tasks.reranking.task import RankColumns, Ranker, RankExample, RerankingTask
 from bothways.tasks.text_encoding import EncodedTexts
 from parity import batch_of, check_gradients, check_sum, padded_inputs
 from toy_folder import BAD, FILLERS, GOOD, make_folder
@@ -268,8 +267,8 @@ def test_relevant_documents_and_others(positive: str, negative: str) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"query": "a", "other": "b"}, r"no column has a common alias of the documents"),
-        ({"query": "a", "text": "b", "passage": "c"}, r"several columns may hold the documents"),
+        ({"query": "a", "other": "b"}, r"has the documents \(query, other\)"),
+        ({"query": "a", "text": "b", "passage": "c"}, r"has the documents \(passage, text\)"),
         ({"query": "a", "documents": [1]}, r"holds a value of type int, where a document"),
         ({"query": "a", "documents": None}, r"holds a null, where a document"),
         ({"query": 3, "documents": "b"}, r"column 'query' holds int, not text"),
@@ -312,7 +311,7 @@ def test_flaws_of_rankings_are_found() -> None:
     )
     for wrong, message in (
         (RankExample("q", (), (), "t:9"), "1 example has no document: t:9"),
-        (RankExample("q", ("a", " "), (1.0, 0.0), "t:9"), "empty query or document: t:9"),
+        (RankExample("q", ("a", " "), (1.0, 0.0), "t:9"), "empty text: t:9"),
         (RankExample("q", ("a",), None, "t:9"), "1 example has no label"),
     ):
         ((severity, what),) = findings([*fair, wrong], [])

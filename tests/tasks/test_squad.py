@@ -11,12 +11,20 @@ from typing import Any
 import pytest
 
 from bothways.core.errors import DataError
+from bothways.tasks.base import Reading
 from bothways.tasks.question_answering.examples import (
     Question,
     QuestionColumns,
     located,
-    open_questions,
 )
+from bothways.tasks.question_answering.task import QuestionAnsweringTask
+
+
+def open_questions(
+    source: str, columns: QuestionColumns | None = None, labelled: bool = True
+) -> Reading[Question]:
+    return QuestionAnsweringTask().read(source, columns, labelled=labelled)
+
 
 CONTEXT = "The cat sat on the mat. The cat slept."
 
@@ -69,22 +77,21 @@ TREE = squad(
 def test_files_in_squads_form(tmp_path: Path, suffix: str) -> None:
     file = write(tmp_path / f"dev{suffix}", TREE)
     place = f"{file}:data[0].paragraphs[0]"
-    unused = list[str]()
-    found, share = open_questions(str(file), unused=unused)
-    assert share is None
-    assert list(found) == [
+    reading = open_questions(str(file))
+    assert reading.share is None
+    assert list(reading.examples) == [
         Question("a", "Who sat?", CONTEXT, (("cat", 4), ("The cat", 0)), False, f"{place}:a"),
         Question("b", "Who flew?", CONTEXT, (), True, f"{place}:b"),
         Question("3", "Who slept?", CONTEXT, (("cat", 28),), False, f"{place}:3"),
         Question("d", "Who ran?", CONTEXT, (), True, f"{place}:d"),
         Question("5", "Who?", CONTEXT, (), None, f"{place}:5"),
     ]
-    assert unused == ["title", "plausible_answers"]
-    bare = list(open_questions(str(file), labelled=False)[0])
+    assert reading.unused == ["title", "plausible_answers"]
+    bare = list(open_questions(str(file), labelled=False).examples)
     assert all((question.answers, question.impossible) == ((), None) for question in bare)
-    assert [question.annotated for question in list(open_questions(str(file))[0])] == [True] * 4 + [
-        False
-    ]
+    assert [question.annotated for question in list(open_questions(str(file)).examples)] == [
+        True
+    ] * 4 + [False]
 
 
 @pytest.mark.parametrize(
@@ -107,14 +114,14 @@ def test_rows_of_any_form(
     row = {"frage": "Who?", "context": CONTEXT, "answers": given}
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row) + "\n" + json.dumps({**row, "id": "x"}) + "\n", encoding="utf8")
-    found, share = open_questions(str(file), QuestionColumns(question="frage"))
+    reading = open_questions(str(file), QuestionColumns(question="frage"))
     expected = [
         Question(id, "Who?", CONTEXT, answers, impossible, f"{file}:{id_line}")
         for id, id_line in (("1", 1), ("x", 2))
     ]
-    assert list(found) == expected
-    assert share is not None
-    assert share() == 1
+    assert list(reading.examples) == expected
+    assert reading.share is not None
+    assert reading.share() == 1
 
 
 def test_parquet_and_csv(tmp_path: Path) -> None:
@@ -130,7 +137,7 @@ def test_parquet_and_csv(tmp_path: Path) -> None:
     parquet.write_table(pa.table(rows), tmp_path / "rows.parquet")
     (tmp_path / "rows.csv").write_text(f"question,context,answers\nWho?,{CONTEXT},cat\n")
     for name, start in (("rows.parquet", 4), ("rows.csv", -1)):
-        (question,) = open_questions(str(tmp_path / name))[0]
+        (question,) = open_questions(str(tmp_path / name)).examples
         assert (question.question, question.context, question.answers) == (
             "Who?",
             CONTEXT,
@@ -141,13 +148,15 @@ def test_parquet_and_csv(tmp_path: Path) -> None:
 def test_questions_alone(tmp_path: Path) -> None:
     file = tmp_path / "new.jsonl"
     file.write_text(json.dumps({"question": "Who?", "context": None}) + "\n")
-    assert list(open_questions(str(file), labelled=False)[0]) == [
+    assert list(open_questions(str(file), labelled=False).examples) == [
         Question("1", "Who?", "", where=f"{file}:1")
     ]
     with file.open("a") as stream:
         stream.write(json.dumps({"question": "Who?"}) + "\n")
-    with pytest.raises(DataError, match=r"new\.jsonl:2: has no 'context'; it has id, question\n"):
-        list(open_questions(str(file), labelled=False)[0])
+    with pytest.raises(
+        DataError, match=r"new\.jsonl:2: the row has no column 'context'; it has id, question\n"
+    ):
+        list(open_questions(str(file), labelled=False).examples)
 
 
 @pytest.mark.parametrize(
@@ -161,18 +170,21 @@ def test_questions_alone(tmp_path: Path) -> None:
         ({"data": [{"paragraphs": [{}]}]}, r"data\[0\]\.paragraphs\[0\]: has no list 'qas'"),
         ({"data": []}, r"bad\.json: has no question"),
         (squad("x"), r"paragraphs\[0\]\.qas\[0\]: is a JSON str"),
-        (squad({"question": 3, "id": "a"}), r"paragraphs\[0\]:a: 'question' holds int, not text"),
+        (
+            squad({"question": 3, "id": "a"}),
+            r"paragraphs\[0\]:a: column 'question' holds int, not text",
+        ),
         (
             squad({"question": "Who?", "id": "a"}, context=["x"]),
-            r":a: 'context' holds list, not text",
+            r":a: column 'context' holds list, not text",
         ),
         (
             squad({"id": "a", "answers": []}),
-            r":a: has no 'question'; it has id, context, answers\n",
+            r":a: the row has no column 'question'; it has id, context, answers\n",
         ),
         (
             {"data": [{"paragraphs": [{"qas": [{"question": "Who?"}]}]}]},
-            r":1: has no 'context'; it has id, question\n",
+            r":1: the row has no column 'context'; it has id, question\n",
         ),
         (squad({"question": "Who?", "answers": 3}), r":1: answers of an unknown form: 3"),
         (
@@ -188,7 +200,7 @@ def test_questions_alone(tmp_path: Path) -> None:
 )
 def test_strange_files_are_refused(tmp_path: Path, tree: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        list(open_questions(str(write(tmp_path / "bad.json", tree)))[0])
+        list(open_questions(str(write(tmp_path / "bad.json", tree))).examples)
 
 
 def test_half_of_a_surrogate_pair_is_told_with_its_place(tmp_path: Path) -> None:
@@ -196,24 +208,25 @@ def test_half_of_a_surrogate_pair_is_told_with_its_place(tmp_path: Path) -> None
     with pytest.raises(
         DataError, match=r":a: column 'question' holds U\+D83D at character 4, half of"
     ):
-        list(open_questions(str(tmp_path / "half.json"))[0])
+        list(open_questions(str(tmp_path / "half.json")).examples)
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text('{"data":\n [}')
     with pytest.raises(DataError, match=r"bad\.json: is not JSON: .* at line 2 column 3\n"):
-        list(open_questions(str(tmp_path / "bad.json"))[0])
+        list(open_questions(str(tmp_path / "bad.json")).examples)
     with pytest.raises(DataError, match=r"none\.json: no such file"):
-        list(open_questions(str(tmp_path / "none.json"))[0])
+        list(open_questions(str(tmp_path / "none.json")).examples)
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(DataError, match=r"folder\.json: is a folder\n  Name a file in it"):
-        list(open_questions(str(tmp_path / "folder.json"))[0])
+        list(open_questions(str(tmp_path / "folder.json")).examples)
     (tmp_path / "rows.jsonl").write_text('{"question": "Who?", "text": "x"}\n')
     with pytest.raises(
-        DataError, match=r"rows\.jsonl: has no column 'context'; it has question, text"
+        DataError,
+        match=r"rows\.jsonl: .* the context \(question, text\); use task\.columns\.context=NAME",
     ):
         open_questions(str(tmp_path / "rows.jsonl"))
-    with pytest.raises(DataError, match=r"rows\.jsonl: has no column 'answers'"):
+    with pytest.raises(DataError, match=r"rows\.jsonl: .* the answers \(question, text\)"):
         open_questions(str(tmp_path / "rows.jsonl"), QuestionColumns(context="text"))
 
 

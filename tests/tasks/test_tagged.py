@@ -339,12 +339,12 @@ def test_documents_of_a_table(tmp_path: Path) -> None:
         (
             {"words": ["a"], "x": ["O"]},
             TagColumns(),
-            r": no column has a common alias of the tags; it has words, x",
+            r": cannot tell which column has the tags \(words, x\); use columns=",
         ),
         (
             {"words": ["a"], "tags": [], "labels": []},
             TagColumns(),
-            r": several columns may hold the tags",
+            r": cannot tell which column has the tags",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Columns of tables: which one holds what, and the values in them.
+"""Columns of tables: which one holds what, the values in them, and tasks with an example a row.
 
 A label is a text, as in a Hugging Face folder: 1 and "1" are the same label. 1.0 is "1", since
 tables may turn whole numbers into floats. A boolean is "True" or "False", as Python and pandas
@@ -8,24 +8,42 @@ whether others mark rows without a label depends on all of a column (`unlabelled
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 from bothways.core.advice import argument
 from bothways.core.errors import DataError
 from bothways.core.terminal import listed, surrogate_in
 from bothways.data.given_rows import plain_value
-from bothways.data.tables import Table, open_table
+from bothways.data.tables import Table, open_table, separator_advice
 from bothways.data.text_io import is_stream
-from bothways.tasks.base import Row, did_you_mean
+from bothways.tasks.base import E, P, Reading, Row, Task, did_you_mean
 
 MOST = 30
 """Columns that a message lists."""
 C = TypeVar("C")
+_OPTIONS = ("text", "text_b", "label")
+"""Roles that are options of the commands; others are settings."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The base of the types of columns: names, or numbers from 0 in a file without a header.
+
+    None and the default of a field: guess, if it is clear.
+    """
+
+    def __str__(self) -> str:
+        entries = (
+            (role, ", ".join(map(repr, _listed(value)))) for role, value in vars(self).items()
+        )
+        return ", ".join(f"{role} = {names}" for role, names in entries if names)
 
 
 @dataclass(frozen=True)
@@ -37,7 +55,7 @@ class Column:
         noun: its content, for messages.
         names: common names of such a column.
         companion: role of a second column, which is read only with this one.
-        both: role of the companion, if it is required where the task has one.
+        both: whether the companion is required where the task has one.
         pairs: common names of both columns.
         shadows: common names that a pair hides, because they hold the content of both columns.
         numbered: pattern of the names of several columns; None where there is one.
@@ -49,29 +67,25 @@ class Column:
     role: str
     noun: str
     names: Many[str] = ()
-    companion: str | None = None
-    both: str = ""
+    companion: str = ""
+    both: bool = False
     pairs: Many[Many[str]] = ()
     shadows: Many[str] = ()
     numbered: re.Pattern[str] | None = None
     answer: bool = False
     several: bool = False
-    replaced_by: str | None = None
+    replaced_by: str = ""
 
     def chosen(self, columns: Any, names: Many[str]) -> dict[str, Any]:
         """Return the columns of this role and its companion, if the table has them."""
-        value = getattr(columns, self.role)
-        second = None if self.companion is None else getattr(columns, self.companion)
+        value, second = getattr(columns, self.role), getattr(columns, self.companion, None)
         requested = _split(value, names) if self.several else _listed(value)
         if not requested or not {*requested, *_listed(second)} <= {*names}:
             return {}
-        return {self.role: value} | ({} if self.companion is None else {self.companion: second})
+        return {self.role: value} | ({self.companion: second} if self.companion else {})
 
-    def guessed(self, names: Many[str], where: str, fix: str, taken: Many[str]) -> dict[str, Any]:
-        """Return the columns with common names.
-
-        Args:
-            taken: columns of other roles.
+    def guessed(self, names: Many[str], where: str, taken: Many[str]) -> dict[str, Any]:
+        """Return the columns with common names; `taken` are those of other roles.
 
         Raises:
             DataError: no column has a common name, or several do.
@@ -79,19 +93,19 @@ class Column:
         free = [name for name in names if name not in taken]
         pairs = [pair for aliases in self.pairs if len(pair := usual_columns(aliases, free)) > 1]
         singles = {*usual_columns(self.names, free)} - {*self.shadows}
-        if self.companion is not None and len(pairs) == 1 and singles <= {*pairs[0]}:
+        if len(pairs) == 1 and singles <= {*pairs[0]}:
             return {self.role: pairs[0][0], self.companion: pairs[0][1]}
         # Several pairs, or one and another name, are not clear, which `guess_column` reports.
         candidates = [*dict.fromkeys([*(pairs[0] if self.both and pairs else ()), *self.names])]
         if self.numbered is None:
-            return {self.role: guess_column(self.noun, candidates, names, where, fix, free)}
+            return {self.role: guess_column(self, candidates, names, where, free)}
         # By number: sorted as texts, "ending10" would come before "ending2".
         numbered = sorted(
             filter(self.numbered.fullmatch, free), key=lambda name: int(re.sub(r"\D", "", name))
         )
         if numbered and not usual_columns(candidates, free):
             return {self.role: tuple(numbered)}
-        return {self.role: (guess_column(self.noun, [*candidates, *numbered], names, where, fix),)}
+        return {self.role: (guess_column(self, [*candidates, *numbered], names, where, free),)}
 
 
 def choose_columns(
@@ -101,7 +115,6 @@ def choose_columns(
     requested: C,
     defaults: C,
     labelled: bool | None,
-    fix: str,
 ) -> C:
     """Return the columns to read from a table.
 
@@ -113,63 +126,130 @@ def choose_columns(
         defaults: columns to read where none are named, if the table has them; else they are
             guessed.
         labelled: whether answers are read; None: if their column is clear.
-        fix: advice on missing columns.
 
     Raises:
         DataError: a column is missing or cannot be guessed.
     """
-    require_columns(
-        asked_columns(requested, table, names, labelled is not False), names, where, fix
-    )
-    roles = dict[str, Any]()
+    advice = columns_advice(table, names)
+    asked = asked_columns(requested, table, names, labelled is not False)
+    require_columns(asked, names, where, advice)
+    # Fields that are no column of the table of columns, such as the id of a question, stay.
+    roles = {**vars(defaults), **{name: vars(requested)[name] for name in _changed(requested)}}
+    roles |= {role: None for column in table for role in (column.role, column.companion) if role}
+    taken = list[str]()
     for column in table:
-        if (column.answer and labelled is False) or roles.get(column.replaced_by or "") is not None:
+        if (column.answer and labelled is False) or roles.get(column.replaced_by) is not None:
             continue
-        taken = [name for value in roles.values() for name in _listed(value)]
         selected = column.chosen(requested, names) or column.chosen(defaults, names)
         clear = len(usual_columns(column.names, [n for n in names if n not in taken])) == 1
         if not selected and not (column.answer and labelled is None and not clear):
-            selected = column.guessed(names, where, fix, taken)
-            if column.companion is not None and (second := getattr(requested, column.companion)):
+            selected = column.guessed(names, where, taken)
+            if second := getattr(requested, column.companion, None):
                 selected[column.companion] = second
-            if column.both and getattr(defaults, column.both) and not selected.get(column.both):
-                pair = f"{getattr(defaults, column.role)!r} and {getattr(defaults, column.both)!r}"
+            trained = getattr(defaults, column.companion, None)
+            if column.both and trained and not selected.get(column.companion):
+                pair = f"{getattr(defaults, column.role)!r} and {trained!r}"
                 message = f"two {column.noun}s are read, {pair}; it has {listed(names, MOST)}"
-                raise DataError(message, where=where, fix=fix)
+                raise DataError(message, where=where, fix=advice)
         roles |= selected
+        taken += [name for value in selected.values() for name in _listed(value)]
     return type(requested)(**roles)
 
 
-def open_columns(
-    source: str,
-    table: Many[Column],
-    requested: C,
-    defaults: C,
-    labelled: bool,
-    fix: Callable[[Many[str]], str],
-    *,
-    objects: bool = True,
-) -> tuple[Table, C]:
-    """Open a file, a Hub data set or the standard input, and choose its columns.
+def columns_advice(table: Many[Column], names: Many[str] = ()) -> str:
+    """Return advice on missing columns; a single column may be several with another separator."""
+    roles = [role for column in table for role in (column.role, column.companion) if role]
+    words = _spelled(dict.fromkeys(roles, "NAME"))
+    advice = f"Name the columns: {words} (in a file without a header by number, from 0)."
+    if any(column.several for column in table):
+        advice += f" For a column of 0 and 1 for each label: {argument(label='NAME,NAME')}."
+    return separator_advice(names) or advice
 
-    Args:
-        source: as in `open_table`.
-        table, asked, usual, labelled: as in `choose_columns`.
-        fix: returns the advice, given the columns of the source.
+
+def _spelled(names: Mapping[str, str]) -> str:
+    """Return columns by role, as an interface spells them; other roles are settings."""
+    settings = [
+        f"task.columns.{role}={name}" for role, name in names.items() if role not in _OPTIONS
+    ]
+    options = {role: name for role, name in names.items() if role in _OPTIONS}
+    return " ".join([*settings, *([argument(**options)] if options else [])])
+
+
+class TableTask(Task[E, P]):
+    """A task whose examples are the rows of a table, or made of them.
+
+    Class attributes:
+        column_table: the columns that are read.
         objects: whether the standard input holds JSON objects, even if no column is named.
-
-    Raises:
-        DataError: the file cannot be read as a table, or a column is missing or cannot be guessed.
-        ResourceError: no permission to read the file.
     """
-    text_column: str | None = getattr(defaults, table[0].role)
-    if is_stream(source):
-        text_column = (text_column or table[0].names[0]) if objects else None
-    opened = open_table(
-        source, asked_columns(requested, table, (), labelled) or _listed(text_column)
-    )
-    names, where = opened.names, opened.where
-    return opened, choose_columns(table, names, where, requested, defaults, labelled, fix(names))
+
+    column_table: ClassVar[Many[Column]]
+    objects: ClassVar[bool] = True
+    columns: Any
+
+    def open(self, source: str, columns: Any, labelled: bool) -> tuple[Table, Any]:
+        """Open a source and return the table, and the columns to read; see `Task.read`."""
+        requested, defaults = columns or type(self.columns)(), self.usual_columns(labelled)
+        text: str | None = getattr(defaults, self.column_table[0].role)
+        if is_stream(source):
+            text = (text or self.column_table[0].names[0]) if self.objects else None
+        needed = asked_columns(requested, self.column_table, (), labelled) or _listed(text)
+        table = open_table(source, needed)
+        arguments = (table.names, table.where, requested, defaults, labelled)
+        selected = choose_columns(self.column_table, *arguments)
+        self.check_columns(selected, table.where)
+        return self._without_header(table, selected), selected
+
+    def _without_header(self, table: Table, columns: Any) -> Table:
+        """Return the table unchanged.
+
+        Raises:
+            DataError: columns go by number and the first row is a header, which would be an
+                example.
+        """
+        head_row = next(table.rows)
+        names: dict[str, Any] = {
+            role: head_row.values.get(column)
+            for role, value in vars(columns).items()
+            for column in _listed(value)
+            if column.isdecimal()
+        }
+        known = {name for c in self.column_table for name in itertools.chain(c.names, *c.pairs)}
+        if names and all(isinstance(name, str) and name in known for name in names.values()):
+            fix = f"Name the columns: {_spelled(names)}."
+            message = "is a header, but the columns are given by number"
+            raise DataError(message, where=head_row.where, fix=fix)
+        return dataclasses.replace(table, rows=itertools.chain([head_row], table.rows))
+
+    def read(self, source: str, columns: Any = None, *, labelled: bool = True) -> Reading[E]:
+        """Open a source and stream its examples; see `Task.read`."""
+        table, selected = self.open(source, columns, labelled)
+        return Reading.of_table(
+            self.with_columns(selected),
+            table,
+            lambda row: self.parse(row.values, selected, row.where),
+        )
+
+    def example(self, row: Row, *, where: str = "an example") -> E:
+        """Return the example in a row; see `Task.example`."""
+        defaults = self.usual_columns(labelled=True)
+        if getattr(defaults, self.column_table[0].role) not in row:
+            defaults = self.columns
+        requested = type(self.columns)()
+        columns = choose_columns(self.column_table, tuple(row), where, requested, defaults, None)
+        self.check_columns(columns, where)
+        return self.parse(row, columns, where)
+
+    def usual_columns(self, labelled: bool) -> Any:
+        """Return the columns to read where none are asked for."""
+        return self.columns
+
+    def check_columns(self, columns: Any, where: str) -> None:
+        """Raise a DataError for columns that the task does not take."""
+
+    def parse(self, row: Row, columns: Any, where: str) -> E:
+        """Return the example in these columns of a row; errors as `example`."""
+        raise NotImplementedError
 
 
 def _listed(value: str | Many[str] | None) -> list[str]:
@@ -196,12 +276,6 @@ def require_columns(requested: Many[str | None], names: Many[str], where: str, f
             raise DataError(message, where=where, fix=fix)
 
 
-def describe_columns(**columns: str | Many[str] | None) -> str:
-    """Return the columns that are named, such as "text = 'review', label = 'stars'"."""
-    entries = ((role, ", ".join(map(repr, _listed(value)))) for role, value in columns.items())
-    return ", ".join(f"{role} = {names}" for role, names in entries if names)
-
-
 def usual_columns(aliases: Many[str], names: Many[str]) -> list[str]:
     """Return the columns with known names, as these are spelled or else in any case: "Text"."""
     spelled = {name.strip().lower(): name for name in reversed(names)}
@@ -210,17 +284,16 @@ def usual_columns(aliases: Many[str], names: Many[str]) -> list[str]:
 
 
 def guess_column(
-    role: str,
+    column: Column,
     aliases: Many[str],
     names: Many[str],
     where: str,
-    fix: str,
     free: Many[str] | None = None,
 ) -> str:
     """Return the one column that has a known name.
 
     Args:
-        role: the content of the column, for messages, such as "label".
+        column: its role and noun are for messages.
         aliases: common aliases of such a column.
         free: the columns that it may be; None for all.
 
@@ -230,8 +303,12 @@ def guess_column(
     matching = usual_columns(aliases, names if free is None else free)
     if len(matching) == 1:
         return matching[0]
-    message = "several columns may hold" if matching else "no column has a common alias of"
-    raise DataError(f"{message} the {role}; it has {listed(names, MOST)}", where=where, fix=fix)
+    verb = "has" if column.noun.endswith("s") else "is"
+    listing = listed(matching or names, MOST)
+    message = f"cannot tell which column {verb} the {column.noun} ({listing})"
+    message += f"; use {_spelled({column.role: 'NAME'})}"
+    fix = separator_advice(names) or (columns_advice([column]) if column.several else None)
+    raise DataError(message, where=where, fix=fix)
 
 
 def cell_of(row: Row, column: str, where: str) -> Any:
@@ -257,7 +334,7 @@ def check_characters(value: Any, column: str, where: str) -> None:
         raise DataError(message, where=where, fix="Write both halves or remove it.")
 
 
-def text_of(row: Row, column: str, where: str, fix: str) -> str:
+def text_of(row: Row, column: str, where: str) -> str:
     """Return the text in a column; empty for null and NaN.
 
     Raises:
@@ -268,7 +345,7 @@ def text_of(row: Row, column: str, where: str, fix: str) -> str:
         return ""
     if value is not None and not isinstance(value, str):
         message = f"column {column!r} holds {type(value).__name__}, not text"
-        raise DataError(message, where=where, fix=fix)
+        raise DataError(message, where=where, fix="Write a text, or name another column.")
     return value or ""
 
 
@@ -341,13 +418,18 @@ def asked_columns(
         labelled: whether answers are read.
     """
     roles, result = {column.role: column for column in table}, list[str]()
-    for field in fields(columns):
-        column, value = roles.get(field.name), getattr(columns, field.name)
-        if value == field.default or (column is not None and column.answer and not labelled):
-            continue
-        several = column is not None and column.several
-        result += _split(value, names) if several else _listed(value)
+    for name, value in _changed(columns).items():
+        column = roles.get(name)
+        if column is None or labelled or not column.answer:
+            several = column is not None and column.several
+            result += _split(value, names) if several else _listed(value)
     return result
+
+
+def _changed(columns: Any) -> dict[str, Any]:
+    """Return the fields that differ from the defaults of their dataclass."""
+    fields = dataclasses.fields(columns)
+    return {f.name: value for f in fields if (value := getattr(columns, f.name)) != f.default}
 
 
 def unused_columns(names: Many[str], used: Many[str]) -> list[str]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal
 
+from bothways.core.advice import argument
 from bothways.core.finding import Check, Finding, places
 from bothways.core.terminal import listed, quantity
-from bothways.tasks.text_encoding import Texts
-from bothways.tasks.text_examples import HOW
 
 RARE, COMMON = 0.01, 0.9
 """A class is rare below this share of the examples; above this one, accuracy says little."""
@@ -19,18 +18,7 @@ EVEN_PART = 0.2
 """The part of an even share of the examples below which one of many classes is rare."""
 _ERRORS = frozenset(["#NAME?", "#REF!", "#VALUE!", "#DIV/0!", "#N/A", "#NUM!", "#NULL!"])
 COMPLETE = "Complete these rows or remove them."
-
-
-@runtime_checkable
-class Placed(Protocol):
-    """Any example: it has a source."""
-
-    @property
-    def where(self) -> str:
-        """The source of the example."""
-
-
-E = TypeVar("E", bound=Placed)
+Severity = Literal["error", "warning", "note"]
 
 
 def report_rows(
@@ -38,7 +26,7 @@ def report_rows(
     where: Many[str],
     fault: str,
     fix: str | None = None,
-    severity: Literal["error", "warning", "note"] = "error",
+    severity: Severity = "error",
 ) -> list[Finding]:
     """Return a finding with the number and the first places of faulty rows; none without any.
 
@@ -49,19 +37,55 @@ def report_rows(
     return [Finding(check, severity, message, fix=fix)] if where else []
 
 
-def check_texts(examples: Many[Texts]) -> list[Finding]:
-    """Report texts that are empty or white space."""
-    empty = [
-        e.where
-        for e in examples
-        if not e.text.strip() or (e.text_b is not None and not e.text_b.strip())
-    ]
-    locations = [e.where for e in examples if e.text.strip() in _ERRORS or e.text_b in _ERRORS]
+def check_rows(
+    examples: Many[Any],
+    faults: Mapping[str, Callable[[Any], object]],
+    fix: str | None = COMPLETE,
+    severity: Severity = "error",
+    check: Check = "rows",
+) -> list[Finding]:
+    """Report the examples with each fault.
+
+    Args:
+        faults: by its words, as in `report_rows`, a function that finds it in an example.
+    """
+    found = (
+        report_rows(check, [e.where for e in examples if is_faulty(e)], fault, fix, severity)
+        for fault, is_faulty in faults.items()
+    )
+    return [finding for findings in found for finding in findings]
+
+
+def check_examples(
+    train: Many[Any],
+    dev: Many[Any],
+    texts: Callable[[Any], tuple[str, ...]],
+    answer: Callable[[Any], object],
+    marks: Collection[str] = (),
+    key: Callable[[Any], Hashable] | None = None,
+    kind: str = "examples",
+) -> list[Finding]:
+    """Report what is wrong in any labelled texts: empty ones, no answer, train data in dev data.
+
+    Args:
+        texts: returns the texts of an example.
+        answer: returns its answer; None for none.
+        marks: labels that count as none.
+        key: returns what identifies an example; None for its texts.
+        kind: the noun for what it identifies, in the plural.
+    """
+    examples = [*train, *dev]
+    empty = {"example(s) has|have an empty text": lambda e: not all(map(str.strip, texts(e)))}
+    broken = {
+        "text(s) has|have an error of a spreadsheet": (
+            lambda e: any(text.strip() in _ERRORS for text in texts(e))
+        )
+    }
     return [
-        *report_rows("rows", empty, "example(s) has|have an empty text", COMPLETE),
-        *report_rows(
-            "rows", locations, "text(s) has|have an error of a spreadsheet", COMPLETE, "warning"
-        ),
+        *check_rows(examples, empty),
+        *check_rows(examples, broken, severity="warning"),
+        *check_answered([e.where for e in examples if answer(e) is None], len(examples), marks),
+        *check_overlap(train, dev, key or texts, kind),
     ]
 
 
@@ -75,7 +99,8 @@ def check_answered(unlabelled: Many[str], total: int, marks: Collection[str] = (
     """
     if total and len(unlabelled) == total:
         message = "no example has a label: its column is empty, or its name is not known"
-        return [Finding("labels", "error", message, fix=HOW)]
+        fix = f"Name the column: {argument(label='NAME')}."
+        return [Finding("labels", "error", message, fix=fix)]
     listed_marks = f", or {listed(map(repr, sorted(marks)))}" if marks else ""
     fault = f"example(s) has|have no label (empty, null or NaN{listed_marks})"
     fix = "Label these rows or remove them."
@@ -172,13 +197,8 @@ def check_rare(counts: dict[str, int], total: int, kind: str) -> list[Finding]:
     return [Finding("balance", "warning", message + places(rare))]
 
 
-def text_key(example: Texts) -> tuple[str, str | None]:
-    """Return the key of an example: its texts."""
-    return example.text, example.text_b
-
-
 def check_overlap(
-    train: Many[E], dev: Many[E], key: Callable[[E], Hashable], kind: str = "examples"
+    train: Many[Any], dev: Many[Any], key: Callable[[Any], Hashable], kind: str = "examples"
 ) -> list[Finding]:
     """Report development examples that are in the training data.
 

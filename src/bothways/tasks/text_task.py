@@ -18,55 +18,23 @@ from bothways.core.errors import DataError
 from bothways.core.targets import LabelTargets
 from bothways.core.terminal import quantity
 from bothways.tasks import text_examples
-from bothways.tasks.base import E, Output, P, Reading, Row, Scale, Task, TaskModel
-from bothways.tasks.columns import Column, choose_columns, label_of
+from bothways.tasks.base import E, Output, P, Row, Scale, TaskModel
+from bothways.tasks.columns import Column, TableTask, label_of
 from bothways.tasks.text_encoding import Fit, LongTexts, window_weight
 
 
 @dataclass(frozen=True)
-class TextTask(Task[Any, P]):
+class TextTask(TableTask[Any, P]):
     """A task on texts or pairs of texts.
-
-    Class attributes:
-        column_table: the columns that are read.
 
     Attributes:
         columns: the columns of texts and answers.
     """
 
     column_table: ClassVar[Many[Column]] = (text_examples.TEXT, text_examples.LABEL)
+    objects: ClassVar[bool] = False
 
     columns: text_examples.TextColumns = text_examples.NOT_NAMED
-
-    def read(
-        self,
-        source: str,
-        columns: text_examples.TextColumns | None = None,
-        *,
-        labelled: bool = True,
-    ) -> Reading[Any]:
-        """Open a source and stream its examples; see `Task.read`."""
-        defaults = self.usual_columns(labelled)
-        requested = columns or text_examples.NOT_NAMED
-        table, selected = text_examples.open_examples(
-            source, requested, defaults, labelled, self.column_table
-        )
-        self.check_columns(selected, table.where)
-        return Reading.of_table(
-            self.with_columns(selected),
-            table,
-            lambda row: self.parse(row.values, selected, row.where),
-        )
-
-    def example(self, row: Row, *, where: str = "an example") -> Any:
-        """Return the example in a row; see `Task.example`."""
-        defaults = self.usual_columns(labelled=True)
-        defaults = defaults if defaults.text in row else self.columns
-        table, names = self.column_table, tuple(row)
-        fix = text_examples.text_advice(names, table)
-        columns = choose_columns(table, names, where, text_examples.NOT_NAMED, defaults, None, fix)
-        self.check_columns(columns, where)
-        return self.parse(row, columns, where)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> Any:
         """Return the example that consists of these texts; see `Task.from_texts`."""
@@ -79,13 +47,6 @@ class TextTask(Task[Any, P]):
     def answered(self, example: Any, answer: Any) -> Any:
         """Return an example with its label; see `Task.answered`."""
         return dataclasses.replace(example, label=label_of(answer, "answers", example.where))
-
-    def usual_columns(self, labelled: bool) -> text_examples.TextColumns:
-        """Return the columns to read where none are asked for."""
-        return self.columns
-
-    def check_columns(self, columns: text_examples.TextColumns, where: str) -> None:
-        """Raise a DataError for columns that the task does not take."""
 
     def parse(self, row: Row, columns: text_examples.TextColumns, where: str) -> Any:
         """Return the example in these columns of a row; errors as `example`."""

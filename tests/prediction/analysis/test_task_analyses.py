@@ -36,10 +36,8 @@ from bothways.prediction.analysis.texts import (
 )
 from bothways.tasks.base import Task, TaskModel
 from bothways.tasks.catalogue import TASKS
-from bothways.tasks.choice.examples import ChoiceExample
-from bothways.tasks.choice.task import ChoiceTask
-from bothways.tasks.multilabel.examples import MultilabelExample
-from bothways.tasks.multilabel.task import MultilabelTask
+from bothways.tasks.choice.task import ChoiceExample, ChoiceTask
+from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
 from bothways.tasks.predictions import (
     AnswerPrediction,
     AnswerSpan,
@@ -52,8 +50,7 @@ from bothways.tasks.predictions import (
 from bothways.tasks.question_answering.examples import Question
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.regression.task import RegressionTask
-from bothways.tasks.reranking.examples import RankExample
-from bothways.tasks.reranking.task import RerankingTask
+from bothways.tasks.reranking.task import RankExample, RerankingTask
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.metrics import EntityCounts

@@ -14,7 +14,6 @@ from bothways.model.config import EncoderConfig
 from bothways.model.flops import kept_floats
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.positions import Learned
-from bothways.tasks.classification.checks import check_examples
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_examples import TextExample
 from bothways.training.checkpoint import Keep
@@ -43,7 +42,7 @@ def fair(count: int, start: int = 0) -> list[TextExample]:
 
 
 def test_good_data_gets_a_baseline_and_no_complaint() -> None:
-    (finding,) = check_examples(fair(40), fair(10, 40))
+    (finding,) = ClassificationTask().check(fair(40), fair(10, 40))
     assert (finding.check, finding.severity) == ("balance", "note")
     assert finding.what == "always answering 'x' would be right for 50.0% of the training data"
 
@@ -113,17 +112,17 @@ def test_flaws_of_examples_are_found(
 ) -> None:
     import re
 
-    findings = check_examples([*fair(40), *train], dev)
+    findings = ClassificationTask().check([*fair(40), *train], dev)
     found = [finding for finding in findings if (finding.check, finding.severity) == expected]
     assert any(re.search(message, finding.what) for finding in found), findings
 
 
 def test_one_class_and_none_are_errors() -> None:
-    one = check_examples([TextExample(f"t{n}", None, "x") for n in range(9)], [])
+    one = ClassificationTask().check([TextExample(f"t{n}", None, "x") for n in range(9)], [])
     assert [finding.what for finding in one] == [
         "training needs at least two classes, and the only label is 'x'"
     ]
-    [none] = check_examples([TextExample("t", None, None, "a:1")], [])
+    [none] = ClassificationTask().check([TextExample("t", None, None, "a:1")], [])
     assert (none.severity, none.what[:30]) == ("error", "no example has a label: its co")
 
 
@@ -132,7 +131,7 @@ def test_texts_that_differ_in_the_second_are_no_overlap() -> None:
         [TextExample("a", "b", "x"), TextExample("c", "d", "y")],
         [TextExample("a", "c", "x"), TextExample("a", None, "y")],
     )
-    assert "overlap" not in {finding.check for finding in check_examples(train, dev)}
+    assert "overlap" not in {finding.check for finding in ClassificationTask().check(train, dev)}
 
 
 def test_ids_and_positions_are_held_against_the_tables(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from bothways.core.terminal import quantity
 from bothways.data.documents import Document, read_documents
 from bothways.data.sentences import detect_language, split_sentences
 from bothways.lab.quickstart.installed_docs import installed_documentation
-from bothways.tasks.text_examples import TextExample, read_examples
+from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.text_examples import TextExample
 
 TRAINED, TESTED = 1200, 1500
 """Maximum number of examples to fine-tune on, and to test on."""
@@ -72,7 +73,7 @@ def labelled_examples(
         DataError: there are fewer than 20 examples, or the text is Chinese and without labels.
     """
     if file is not None:
-        rows, _ = read_examples(str(file))
+        rows = ClassificationTask().read(str(file)).examples
         # Without duplicates, so that no text is trained and tested on.
         unique = list({(row.text, row.text_b): row for row in rows}.values())
         # Shuffled, since a file may be sorted by label.

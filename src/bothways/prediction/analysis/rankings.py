@@ -14,8 +14,8 @@ from bothways.prediction.analysis.base import GUESSES, SURE, Judgement, TaskAnal
 from bothways.tasks.base import Metrics
 from bothways.tasks.metrics import sigmoid
 from bothways.tasks.predictions import RankPrediction
-from bothways.tasks.reranking.examples import RankExample
 from bothways.tasks.reranking.metrics import Rankings, ndcg
+from bothways.tasks.reranking.task import RankExample
 
 RANK_RANGES = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 10), (11, 20), (21, 50), (51, 100))
 """Ranks that are counted together."""

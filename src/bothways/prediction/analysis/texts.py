@@ -14,15 +14,14 @@ from bothways.prediction.analysis.base import SURE, Judgement, TaskAnalysis
 from bothways.prediction.analysis.calibration import Calibration
 from bothways.tasks import predictions as p
 from bothways.tasks.base import Metrics
-from bothways.tasks.choice.examples import ChoiceExample
+from bothways.tasks.choice.task import ChoiceExample
 from bothways.tasks.metrics import (
     Confusion,
     classification_metrics,
     multilabel_metrics,
     negative_log,
 )
-from bothways.tasks.multilabel.examples import MultilabelExample
-from bothways.tasks.multilabel.task import LEAST, constant_labels
+from bothways.tasks.multilabel.task import LEAST, MultilabelExample, constant_labels
 from bothways.tasks.text_examples import TextExample
 
 LABELS = 5

@@ -1,5 +1,9 @@
 """Multiple choice: which of several endings follows (Devlin et al. 2018, section 4.4, on SWAG).
 
+Files of SWAG (from its authors or from the Hub), of HellaSwag, and JSON lines with "context",
+"endings" and "label" are read without naming columns. CODAH's have no header: context=1,
+endings=2,3,4,5, label=6.
+
 Each choice is a pair, [CLS] context [SEP] ending [SEP]. A vector, the only new parameters, scores
 each pair from its pooled vector; a softmax over the choices of a question gives probabilities. The
 choices of a question are one sequence of several parts, so that they share a batch; their number
@@ -8,11 +12,12 @@ may differ between questions.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -27,21 +32,57 @@ from bothways.core.sequence import Ids, Sequence
 from bothways.core.targets import IGNORED, ChoiceTargets
 from bothways.model.heads import ChoiceHead, Head
 from bothways.objectives.losses import choice_cross_entropy
-from bothways.tasks import base
-from bothways.tasks.choice.checks import check_choices
-from bothways.tasks.choice.examples import (
-    HOW,
-    NO_COLUMNS,
-    TABLE,
-    ChoiceColumns,
-    ChoiceExample,
-    example_of,
-)
-from bothways.tasks.columns import choose_columns, open_columns
+from bothways.tasks import base, text_checks
+from bothways.tasks.columns import Column, Columns, TableTask, cell_of, text_of
 from bothways.tasks.metrics import negative_log, softmax
 from bothways.tasks.predictions import ChoicePrediction
 from bothways.text.template import assemble, truncated
 from bothways.text.tokenizer import Tokenizer
+
+CONTEXTS = ("context", "sent1", "startphrase", "ctx", "premise", "prompt", "question")
+LISTS = ("endings", "choices", "options", "candidate_answers")
+LABELS = ("label", "answer", "gold", "target", "correct_answer_idx")
+NUMBERED = re.compile(r"(?:ending|choice|option|answer)_?\d+")
+_FIX = "A label is the place of the right ending, counted from 0."
+
+
+@dataclass(frozen=True)
+class ChoiceExample:
+    """A context, its possible endings, the place of the right one if known, and its source."""
+
+    context: str
+    endings: tuple[str, ...]
+    label: int | None = None
+    where: str = "an example"
+
+
+@dataclass(frozen=True)
+class ChoiceColumns(Columns):
+    """The columns of questions; see `Columns`.
+
+    Attributes:
+        context: the text before the endings.
+        continuation: the beginning of every ending, such as SWAG's "sent2"; absent if `context` is
+            given alone.
+        endings: a column for each ending, or one column with lists of them.
+        label: the place of the right ending, from 0.
+    """
+
+    context: str | None = None
+    continuation: str | None = None
+    endings: tuple[str, ...] = ()
+    label: str | None = None
+
+
+TABLE = (
+    # SWAG's "startphrase" is "sent1" and "sent2".
+    Column(
+        "context", "context", CONTEXTS, companion="continuation", pairs=[("sent1", "sent2")],
+        shadows=("startphrase",),
+    ),
+    Column("endings", "endings", LISTS, numbered=NUMBERED),
+    Column("label", "label", LABELS, answer=True),
+)  # fmt: skip
 
 
 class Chooser(base.TaskModel[ChoiceExample, ChoicePrediction]):
@@ -69,7 +110,7 @@ class Chooser(base.TaskModel[ChoiceExample, ChoicePrediction]):
 
 
 @dataclass(frozen=True)
-class ChoiceTask(base.Task[ChoiceExample, ChoicePrediction]):
+class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
     """One of the endings of a context.
 
     Attributes:
@@ -81,27 +122,22 @@ class ChoiceTask(base.Task[ChoiceExample, ChoicePrediction]):
     metric: ClassVar[str] = "accuracy"
     window: ClassVar[int] = 1024
 
-    columns: ChoiceColumns = NO_COLUMNS
+    column_table: ClassVar[Many[Column]] = TABLE
+
+    columns: ChoiceColumns = ChoiceColumns()
     kind: Literal["choice"] = "choice"
 
-    def read(
-        self, source: str, columns: ChoiceColumns | None = None, *, labelled: bool = True
-    ) -> base.Reading[ChoiceExample]:
-        """Open a source and stream its examples; see `Task.read`."""
-        requested = columns or NO_COLUMNS
-        table, selected = open_columns(
-            source, TABLE, requested, self.columns, labelled, lambda _: HOW
-        )
-        return base.Reading.of_table(
-            self.with_columns(selected),
-            table,
-            lambda row: example_of(row.values, selected, row.where),
-        )
-
-    def example(self, row: base.Row, *, where: str = "an example") -> ChoiceExample:
-        """Return the example in a row; see `Task.example`."""
-        columns = choose_columns(TABLE, tuple(row), where, NO_COLUMNS, self.columns, None, HOW)
-        return example_of(row, columns, where)
+    def parse(self, row: base.Row, columns: ChoiceColumns, where: str) -> ChoiceExample:
+        """Return the example in these columns of a row; see `TableTask.parse`."""
+        assert columns.context is not None
+        begin = ""
+        if columns.continuation is not None:
+            begin = text_of(row, columns.continuation, where).strip()
+        endings = (f"{begin} {text}".strip() for text in _endings(row, columns.endings, where))
+        label = None
+        if columns.label is not None:
+            label = _place(cell_of(row, columns.label, where), columns.label, where)
+        return ChoiceExample(text_of(row, columns.context, where), (*endings,), label, where)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         """Return the head that scores choices."""
@@ -121,7 +157,31 @@ class ChoiceTask(base.Task[ChoiceExample, ChoicePrediction]):
 
     def check(self, train: Many[ChoiceExample], dev: Many[ChoiceExample]) -> list[Finding]:
         """Return the problems of the examples; `dev` may be empty."""
-        return check_choices(train, dev)
+        examples = [*train, *dev]
+        outside = [
+            f"{e.where} ({e.label} of {len(e.endings)})"
+            for e in examples
+            if e.label is not None and not 0 <= e.label < len(e.endings)
+        ]
+        short = {"example(s) has|have fewer than two endings": lambda e: len(e.endings) < 2}
+        double = {
+            "example(s) has|have the same ending twice": lambda e: (
+                len({*e.endings}) < len(e.endings)
+            )
+        }
+        balance = text_checks.check_constant(
+            counts := Counter(e.label for e in train if e.label is not None)
+        )
+        if len(counts) == 1:
+            fix = "Check the label column; are the endings shuffled?"
+            balance = [replace(finding, severity="warning", fix=fix) for finding in balance]
+        return [
+            *text_checks.check_rows(examples, short),
+            *text_checks.check_rows(examples, double, None, "warning"),
+            *text_checks.check_examples(train, dev, self.texts, lambda e: e.label),
+            *text_checks.report_rows("labels", outside, "label(s) is|are out of range", _FIX),
+            *balance,
+        ]
 
     def encode(
         self, examples: Many[ChoiceExample], tokenizer: Tokenizer, labels: Many[str], length: int
@@ -212,8 +272,7 @@ def _known(example: ChoiceExample) -> int:
         raise base.unlabelled(example.where)
     if not 0 <= example.label < len(example.endings):
         message = f"label {example.label} is out of range for {len(example.endings)} endings"
-        fix = "A label is the place of the right ending, counted from 0."
-        raise DataError(message, where=example.where, fix=fix)
+        raise DataError(message, where=example.where, fix=_FIX)
     return example.label
 
 
@@ -221,3 +280,25 @@ def _targets(batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the number of choices and the label of each question."""
     targets = batch.target("label", ChoiceTargets)
     return torch.as_tensor(targets.counts), torch.as_tensor(targets.labels)
+
+
+def _endings(row: base.Row, columns: Many[str], where: str) -> list[str]:
+    if len(columns) > 1:
+        return [text_of(row, column, where) for column in columns]
+    value = cell_of(row, columns[0], where)
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        message = f"column {columns[0]!r} holds {type(value).__name__}, not a list of texts"
+        raise DataError(message, where=where, fix="Write a list, or name a column for each ending.")
+    return list(value)
+
+
+def _place(value: Any, column: str, where: str) -> int | None:
+    """Return a whole number; None for an absent one."""
+    text = "" if value is None else str(value).strip().removesuffix(".0")
+    if text.lower() in {"", "nan"}:
+        return None
+    if not text.removeprefix("-").isdecimal():
+        message = f"column {column!r} holds {value!r}, which is not the place of an ending"
+        fix = "Write the place of the right ending, counted from 0."
+        raise DataError(message, where=where, fix=fix)
+    return int(text)

@@ -20,24 +20,28 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bothways.core.advice import argument
 from bothways.core.batch import Batch
 from bothways.core.config.checks import require_at_least, require_probability
 from bothways.core.errors import ConfigError
-from bothways.core.finding import Finding
+from bothways.core.finding import Finding, places
 from bothways.core.loss import Loss
 from bothways.core.targets import IGNORED, LabelTargets
 from bothways.model.heads import Head, LabelHead
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
 from bothways.objectives.losses import weighted_cross_entropy
-from bothways.tasks import base
-from bothways.tasks.classification.checks import check_examples
+from bothways.tasks import base, text_checks
+from bothways.tasks.columns import unlabelled_marks
 from bothways.tasks.metrics import Confusion, classification_metrics, negative_log, softmax
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.text_encoding import averaged, encode_texts, window_weight
 from bothways.tasks.text_examples import TextExample, in_order, label_names
 from bothways.tasks.text_task import LongTextTask
 from bothways.text.tokenizer import Tokenizer
+
+MANY = 20
+"""Number of classes from which labels that are fractions look like scores."""
 
 
 class TextClassifier(base.TaskModel[TextExample, ClassPrediction]):
@@ -159,7 +163,18 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
 
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
         """Return the problems of the examples; `dev` may be empty."""
-        return check_examples(train, dev)
+        labels = {e.label for e in (*train, *dev) if e.label is not None}
+        marks = unlabelled_marks(labels)
+        train, dev = (
+            [dataclasses.replace(e, label=None) if e.label in marks else e for e in some]
+            for some in (train, dev)
+        )
+        return [
+            *text_checks.check_examples(train, dev, self.texts, lambda e: e.label, marks),
+            *text_checks.check_minus_one(labels - marks),
+            *_check_labels(train, dev),
+            *_check_balance(train),
+        ]
 
     def encode(
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
@@ -254,3 +269,42 @@ def _weights(task: ClassificationTask, labels: Many[str]) -> tuple[float, ...]:
         message = f"there are {len(weighting)} for {len(labels)} labels ({', '.join(labels)})"
         raise ConfigError(message, where=where, fix="Give one for each label, in this order.")
     return weighting
+
+
+def _check_labels(train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
+    labels, findings = label_names(train), list[Finding]()
+    if len(labels) == 1:
+        message = f"training needs at least two classes, and the only label is {labels[0]!r}"
+        fix = "Name another label column, or give more data."
+        findings.append(Finding("labels", "error", message, fix=fix))
+    findings += text_checks.check_known(
+        labels, ((e.label, e.where) for e in dev if e.label is not None)
+    )
+    if len(labels) > MANY and sum(map(_is_fraction, labels)) > len(labels) / 2:
+        message = (
+            f"the {len(labels)} labels look like scores ({places(labels)}); each is a class here"
+        )
+        fix = f"To learn them as scores, set {argument(task='regress')}."
+        findings.append(Finding("labels", "warning", message, fix=fix))
+    return findings
+
+
+def _is_fraction(label: str) -> bool:
+    integer, point, decimals = label.removeprefix("-").partition(".")
+    return bool(point) and integer.isdecimal() and decimals.isdecimal()
+
+
+def _check_balance(train: Many[TextExample]) -> list[Finding]:
+    counts = Counter(e.label for e in train if e.label is not None)
+    if len(counts) < 2:
+        return []
+    (top, top_count), total = counts.most_common(1)[0], counts.total()
+    findings = text_checks.check_constant(counts)
+    if top_count / total > text_checks.COMMON:
+        message = (
+            f"{top_count / total:.1%} of the training examples are {top!r}: "
+            "accuracy says little here"
+        )
+        fix = "Choose the best checkpoint by another metric, such as metric=f1_macro."
+        findings.append(Finding("balance", "warning", message, fix=fix))
+    return findings + text_checks.check_rare(counts, total, "classes")

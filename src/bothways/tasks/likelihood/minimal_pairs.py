@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from typing_extensions import assert_never
 
+from bothways.core.advice import argument
 from bothways.core.batch import Batch
 from bothways.core.errors import DataError
 from bothways.core.sequence import Sequence
@@ -26,7 +27,7 @@ from bothways.model.heads import Head, MaskedHead, NextTokenHead
 from bothways.tasks import base
 from bothways.tasks.likelihood.task import LikelihoodScorer, LikelihoodTask
 from bothways.tasks.predictions import PreferencePrediction
-from bothways.tasks.text_examples import HOW, TextColumns, TextExample
+from bothways.tasks.text_examples import TextColumns, TextExample
 from bothways.tasks.zero_shot import ROWS, MaskedTask
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
@@ -103,7 +104,8 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
         """Raise a DataError for single texts."""
         if columns.text_b is None:
             message = f"has one text a row, {columns.text!r}; two are compared, the right one first"
-            raise DataError(message, where=where, fix=HOW)
+            fix = f"Name both: {argument(text='NAME', text_b='NAME')}."
+            raise DataError(message, where=where, fix=fix)
 
     def encode(
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int

@@ -6,11 +6,13 @@ label by itself. A label is assigned from its own threshold on, which is chosen 
 
 from __future__ import annotations
 
-import dataclasses
+import json
+import re
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,23 +20,18 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bothways.core.advice import argument
 from bothways.core.batch import Batch
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, DataError
 from bothways.core.finding import Finding, places
 from bothways.core.loss import Loss
 from bothways.core.targets import MultilabelTargets
 from bothways.model.heads import Head, LabelHead
 from bothways.model.model import Model
 from bothways.objectives.losses import binary_cross_entropy
-from bothways.tasks import base
-from bothways.tasks.columns import Column, cell_of
+from bothways.tasks import base, text_checks
+from bothways.tasks.columns import Column, cell_of, is_absent, label_of, unlabelled_marks
 from bothways.tasks.metrics import macro_thresholds, micro_thresholds, multilabel_metrics
-from bothways.tasks.multilabel.examples import (
-    MultilabelExample,
-    check_label_sets,
-    labels_of_columns,
-    parse_labels,
-)
 from bothways.tasks.predictions import MultilabelPrediction
 from bothways.tasks.text_encoding import averaged, encode_texts, window_weight
 from bothways.tasks.text_examples import LABEL, TEXT, TextColumns, in_order, texts_of_row
@@ -45,6 +42,20 @@ EVEN = 0.5
 """The threshold of labels without their own."""
 LEAST = 1e-16
 """Probabilities are clipped to this in the loss: one wrong label costs at most 37 nats."""
+
+
+_NAME_IN_BRACKETS = re.compile(r"\s*\[[^\[\]'\"]+\]\s*")
+_VALUES = {"true", "false", "none", "null", "nan"}
+
+
+@dataclass(frozen=True)
+class MultilabelExample:
+    """One or two texts and their labels, possibly none; `labels` is None where they are unknown."""
+
+    text: str
+    text_b: str | None = None
+    labels: tuple[str, ...] | None = None
+    where: str = "an example"
 
 
 @dataclass(frozen=True)
@@ -91,7 +102,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
     def answered(self, example: MultilabelExample, answer: object) -> MultilabelExample:
         """Return an example with its labels; see `Task.answered`."""
         labels = parse_labels(answer, self.separator, "answers", example.where)
-        return dataclasses.replace(example, labels=labels)
+        return replace(example, labels=labels)
 
     def labels(self, examples: Iterable[MultilabelExample]) -> tuple[str, ...]:
         """Return the labels that occur, in order."""
@@ -111,13 +122,25 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
 
     def check(self, train: Many[MultilabelExample], dev: Many[MultilabelExample]) -> list[Finding]:
         """Return the problems of the examples; `dev` may be empty."""
-        findings, names = check_label_sets(train, dev), self.columns.labels
-        if len(names) > 1 and (never := sorted({*names} - {*self.labels(train)})):
+        marks = unlabelled_marks(label for e in (*train, *dev) for label in e.labels or ())
+        train, dev = (
+            [replace(e, labels=None) if marks.intersection(e.labels or ()) else e for e in some]
+            for some in (train, dev)
+        )
+        findings = text_checks.check_examples(train, dev, self.texts, lambda e: e.labels, marks)
+        names, columns = self.labels(train), self.columns.labels
+        if not names:
+            fix = "Name another label column, or give more data."
+            message = "no training example has a label"
+            return [*findings, Finding("labels", "error", message, fix=fix)]
+        labels = ((label, e.where) for e in dev for label in e.labels or ())
+        findings += text_checks.check_known(names, labels, ": their thresholds stay at 0.5")
+        if len(columns) > 1 and (never := sorted({*columns} - {*names})):
             message = (
                 f"no training example has one of the labels {places(never)}: they are left out"
             )
             findings.append(Finding("labels", "warning", message))
-        return findings + _check_separator(self.separator, self.labels(train))
+        return [*findings, *_check_balance(train), *_check_separator(self.separator, names)]
 
     def encode(
         self,
@@ -208,7 +231,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
             return self
         truth, chances = (np.stack(column) for column in zip(*pairs, strict=True))
         choose = macro_thresholds if metric == "f1_macro" else micro_thresholds
-        return dataclasses.replace(self, thresholds=choose(truth.astype(np.int64), chances))
+        return replace(self, thresholds=choose(truth.astype(np.int64), chances))
 
     def baseline(self, examples: Many[MultilabelExample]) -> base.Metrics:
         """Return the metrics of always assigning the most frequent labels.
@@ -253,7 +276,7 @@ class MultilabelClassifier(base.TaskModel[MultilabelExample, MultilabelPredictio
         """
         weight = window_weight(batch)[:, None]
         loss = binary_cross_entropy(scores, _labels(batch), weight)
-        return {"label": dataclasses.replace(loss, hits=None)}
+        return {"label": replace(loss, hits=None)}
 
     def scores(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
         """Return one logit per label for each sequence."""
@@ -315,3 +338,114 @@ def _chances(prediction: MultilabelPrediction) -> NDArray[np.float64]:
 
 def _labels(batch: Batch) -> Tensor:
     return torch.as_tensor(batch.target("label", MultilabelTargets).labels)
+
+
+def labels_of_columns(row: base.Row, columns: Many[str], where: str) -> tuple[str, ...] | None:
+    """Return the labels in a row with a column of 0 and 1 for each label.
+
+    They are unknown (None) if a column is empty or -1, as in the test data of Jigsaw.
+
+    Raises:
+        DataError: a column is missing, or its value is neither.
+    """
+    flags = {column: _flag(cell_of(row, column, where), column, where) for column in columns}
+    if None in flags.values():
+        return None
+    return tuple(column for column in columns if flags[column])
+
+
+def _flag(value: Any, column: str, where: str) -> bool | None:
+    if is_absent(value):
+        return None
+    text = str(value).strip().lower()
+    flags = {"": None, "-1": None, "0": False, "1": True, "false": False, "true": True}
+    flag = text.removesuffix(".0")
+    if flag not in flags:
+        message = f"column {column!r} holds {value!r:.80}, not 0 or 1"
+        fix = "Write 1 in each column whose label the text has, else 0."
+        raise DataError(message, where=where, fix=fix)
+    return flags[flag]
+
+
+def parse_labels(value: Any, separator: str, column: str, where: str) -> tuple[str, ...] | None:
+    """Return the labels in a cell: a list, also as JSON, or a text with separators.
+
+    An empty list or text means that the example has no label; null and NaN that it is unknown.
+
+    Raises:
+        DataError: an item cannot be a label, or a text is a list in another form than JSON.
+    """
+    if is_absent(value):
+        return None
+    if isinstance(value, str):
+        value = _labels_in(value, separator, column, where)
+    if isinstance(value, list | tuple):
+        _check_names_of(value, column, where)
+        names = (label_of(item, column, where) for item in value)
+        return in_order(name for name in names if name is not None)
+    label = label_of(value, column, where)
+    return None if label is None else (label,)
+
+
+def _labels_in(text: str, separator: str, column: str, where: str) -> list[Any]:
+    """Return the labels in a text: a JSON list, or labels with separators.
+
+    A list as Python or NumPy prints it, such as pandas writes to .csv files, is refused: cut at
+    separators it would give labels with brackets and quotation marks.
+
+    Example: "[red], [green]" → the labels "[red]" and "[green]"; "[red, green]" is refused.
+    """
+    if re.fullmatch(r"\{.*[,:'\"].*\}|\(.*,.*\)", text.strip()):
+        message = f"column {column!r} holds {text[:60]!r}, a printed set, dict or tuple"
+        fix = "Join the labels before the file is written, or write a .jsonl or .parquet file."
+        raise DataError(message, where=where, fix=fix)
+    if not (text.strip().startswith("[") and text.strip().endswith("]")):
+        return text.split(separator)
+    try:
+        labels = json.loads(text)
+    except (ValueError, RecursionError):
+        names = text.split(separator)
+        if all(map(_is_name_in_brackets, names)):
+            return list(names)
+        message = f"column {column!r} holds {text[:60]!r}, a printed list that is not JSON"
+        fix = "Join the labels before the file is written, or write a .jsonl or .parquet file."
+        raise DataError(message, where=where, fix=fix) from None
+    return list(labels)
+
+
+def _is_name_in_brackets(text: str) -> bool:
+    """Return True for "[spam]"; False for a printed list, such as "['spam']", "[0 1]", "[nan]"."""
+    words = text.strip().strip("[]").lower().split()
+    has_name = any(word not in _VALUES and any(map(str.isalpha, word)) for word in words)
+    return has_name and _NAME_IN_BRACKETS.fullmatch(text) is not None
+
+
+def _check_names_of(labels: Many[Any], column: str, where: str) -> None:
+    """Raise a DataError for one 0 or 1 per label, which would be read as the labels 0 and 1."""
+    flags = all(isinstance(label, bool | int | float) and label in (0, 1) for label in labels)
+    if flags and len(labels) > len({*labels}):
+        message = f"column {column!r} holds {len(labels)} numbers 0 and 1, not labels"
+        fix = f"Give the labels of the text, or a column for each: {argument(label='NAME,NAME')}."
+        raise DataError(message, where=where, fix=fix)
+
+
+def _check_balance(train: Many[MultilabelExample]) -> list[Finding]:
+    label_sets = [e.labels for e in train if e.labels is not None]
+    counts = Counter(label for labels in label_sets for label in {*labels})
+    if not counts:
+        return []
+    mean, none = counts.total() / len(label_sets), sum(not labels for labels in label_sets)
+    message = (
+        f"a training example has {mean:.2f} of {len(counts)} labels on average; {none} have none"
+    )
+    findings = [
+        Finding("balance", "note", message),
+        *text_checks.check_rare(counts, len(label_sets), "labels"),
+    ]
+    always = [label for label, count in counts.items() if count == len(label_sets)]
+    if always:
+        message = (
+            f"all training examples have these labels, which teaches nothing: {places(always)}"
+        )
+        findings.append(Finding("balance", "warning", message))
+    return findings

@@ -11,21 +11,18 @@ Source: Rajpurkar et al. 2016 and 2018.
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bothways.core.errors import DataError
 from bothways.core.json_reader import parse_json
 from bothways.core.urls import local_path
 from bothways.data.hub_rows import HUB
-from bothways.data.tables import Table, TableRow, open_table
 from bothways.data.text_io import file_at, read_lines, suffix_of
 from bothways.tasks.base import Row
-from bothways.tasks.columns import check_characters, describe_columns, require_columns
+from bothways.tasks.columns import Column, Columns, text_of
 
 Answers = tuple[tuple[str, int], ...]
 
@@ -35,10 +32,6 @@ ANYWHERE = -1
 _IMPOSSIBLE = "is_impossible"
 _FIELDS = ("paragraphs", "context", "qas", "id", "question", "answers", _IMPOSSIBLE)
 """The fields of SQuAD's form that are read."""
-_NAMES = (
-    "Name the columns: task.columns.question=NAME task.columns.context=NAME "
-    "task.columns.answers=NAME (in predict and evaluate without task.)."
-)
 _FORM = (
     'SQuAD\'s form is {"data": [{"paragraphs": [{"context": "…", "qas": [{"id": "…", '
     '"question": "…", "answers": […]}]}]}]}.'
@@ -72,73 +65,29 @@ class Question:
 
 
 @dataclass(frozen=True)
-class QuestionColumns:
-    """Names of the columns in a table of questions; a file in SQuAD's form needs none.
+class QuestionColumns(Columns):
+    """The columns of a table of questions; a file in SQuAD's form has these names.
 
     Attributes:
-        question, context, answers: as in `Question`.
+        question, context, answers: as in `Question`; no answers to read none.
         id: a table without it numbers its rows.
     """
 
     question: str = "question"
     context: str = "context"
-    answers: str = "answers"
+    answers: str | None = "answers"
     id: str = "id"
 
-    def __str__(self) -> str:
-        return describe_columns(**vars(self))
+
+TABLE = tuple(
+    Column(name, name, (name,), answer=name == "answers")
+    for name in ("question", "context", "answers")
+)
 
 
-SQUAD = QuestionColumns()
-"""The names in SQuAD's own form."""
-
-
-def open_questions(
-    source: str,
-    columns: QuestionColumns = SQUAD,
-    *,
-    labelled: bool = True,
-    unused: list[str] | None = None,
-) -> tuple[Iterator[Question], Callable[[], float] | None]:
-    """Open a file (.json in SQuAD's form, or a table), a Hub data set or stdin ("-").
-
-    Args:
-        columns: names in a table.
-        labelled: whether answers are read.
-        unused: receives the names of fields of SQuAD's form that are not read.
-
-    Returns:
-        An iterator over the questions, and a function that returns how much has been read, if
-        known.
-
-    Raises:
-        DataError: as `open_table`; a .json file that is not in SQuAD's form; a table without a
-            column; while reading, a row without a question or a context, or with values of another
-            type.
-        ResourceError: no permission to read the file.
-    """
-    table = question_table(source, columns, labelled=labelled)
-    if table is None:
-        return _squad(local_path(source), labelled, [] if unused is None else unused), None
-    return map(question_parser(columns, labelled=labelled), table.rows), table.share
-
-
-def question_table(source: str, columns: QuestionColumns, *, labelled: bool) -> Table | None:
-    """Return a source with a question per row; None for SQuAD's form. As `open_questions`."""
-    if not source.startswith(HUB) and suffix_of(local_path(source)) == ".json":
-        return None
-    table = open_table(source, [columns.question])
-    requested = (columns.question, columns.context, *((columns.answers,) if labelled else ()))
-    require_columns(requested, table.names, table.where, _NAMES)
-    return table
-
-
-def question_parser(columns: QuestionColumns, *, labelled: bool) -> Callable[[TableRow], Question]:
-    """Return a function from rows to questions; it numbers those without an id."""
-    numbers = itertools.count(1)
-    return lambda row: question_of(
-        {columns.id: next(numbers), **row.values}, columns, labelled, row.where
-    )
+def squad_form(source: str) -> bool:
+    """Return True for a file in SQuAD's form, which is no table."""
+    return not source.startswith(HUB) and suffix_of(local_path(source)) == ".json"
 
 
 def located(context: str, text: str, start: int) -> int | None:
@@ -149,17 +98,28 @@ def located(context: str, text: str, start: int) -> int | None:
     return min(positions, key=lambda position: abs(position - start), default=None)
 
 
-def _squad(path: Path, labelled: bool, unused: list[str]) -> Iterator[Question]:
+def read_squad(source: str, labelled: bool, unused: list[str]) -> Iterator[Question]:
+    """Yield the questions of a file in SQuAD's form.
+
+    Args:
+        labelled: whether answers are read.
+        unused: receives the names of fields that are not read.
+
+    Raises:
+        DataError: the file cannot be read or has another form.
+        ResourceError: no permission to read the file.
+    """
+    path, count = local_path(source), 0
     file_at(path, "Check the name; .json is read in SQuAD's form, .jsonl as rows.")
-    count = 0
     text = "\n".join(line for _, line in read_lines(path))
     tree = parse_json(text, path, fix="For one object a line use the suffix .jsonl.")
+    columns = QuestionColumns(answers="answers" if labelled else None)
     for where, context, rows in _paragraphs(tree, str(path), unused):
         for number, values in enumerate(rows):
             count += 1
             row = {"id": str(count), **context, **_object(values, f"{where}.qas[{number}]")}
             unused += [name for name in row if name not in (*_FIELDS, *unused)]
-            yield question_of(row, SQUAD, labelled, f"{where}:{row['id']}")
+            yield question_of(row, columns, f"{where}:{row['id']}")
     if count == 0:
         raise DataError("has no question", where=path, fix="Give a file with at least one.")
 
@@ -194,31 +154,22 @@ def _list(values: Mapping[str, Any], key: str, where: str) -> list[Any]:
     return list(values[key])
 
 
-def question_of(row: Row, columns: QuestionColumns, labelled: bool, where: str) -> Question:
+def question_of(row: Row, columns: QuestionColumns, where: str) -> Question:
     """Return the question in a row.
 
     Raises:
         DataError: the row lacks the question or the context, or a value has another type.
     """
-    question, context = (_text(row, name, where) for name in (columns.question, columns.context))
-    answers, impossible = _annotation(row, columns, where) if labelled else ((), None)
+    question, context = (text_of(row, name, where) for name in (columns.question, columns.context))
+    answers, impossible = _annotation(row, columns.answers, where)
     return Question(str(row.get(columns.id, "1")), question, context, answers, impossible, where)
 
 
-def _text(row: Row, name: str, where: str) -> str:
-    if name not in row:
-        fix = "Complete the question or remove it."
-        raise DataError(f"has no {name!r}; it has {', '.join(row)}", where=where, fix=fix)
-    value = row[name]
-    if value is not None and not isinstance(value, str):
-        raise DataError(f"{name!r} holds {type(value).__name__}, not text", where=where, fix=_NAMES)
-    check_characters(value, name, where)
-    return value or ""
-
-
-def _annotation(row: Row, columns: QuestionColumns, where: str) -> tuple[Answers, bool | None]:
+def _annotation(row: Row, column: str | None, where: str) -> tuple[Answers, bool | None]:
     """Return the answers, and whether there are none: by a flag or by an empty list."""
-    answers, flag = _answers(row.get(columns.answers), where), row.get(_IMPOSSIBLE)
+    if column is None:
+        return (), None
+    answers, flag = _answers(row.get(column), where), row.get(_IMPOSSIBLE)
     if flag is not None and not isinstance(flag, bool):
         message = f"{_IMPOSSIBLE!r} holds {flag!r}"
         raise DataError(message, where=where, fix="It must be true or false.")

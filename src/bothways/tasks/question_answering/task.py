@@ -13,6 +13,7 @@ context, with nearly always the same result.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from torch import Tensor
 from bothways.core.batch import Batch
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
-from bothways.core.finding import Finding
+from bothways.core.finding import Finding, places
 from bothways.core.loss import Loss
 from bothways.core.sequence import Ids, Sequence
 from bothways.core.targets import SpanTargets
@@ -34,20 +35,21 @@ from bothways.model.config import Deep
 from bothways.model.heads import Head, SpanHead
 from bothways.objectives.losses import span_loss
 from bothways.tasks import base
+from bothways.tasks.columns import Column, TableTask
 from bothways.tasks.predictions import AnswerPrediction, AnswerSpan
 from bothways.tasks.question_answering import answer_spans
-from bothways.tasks.question_answering.checks import check_questions
 from bothways.tasks.question_answering.examples import (
-    SQUAD,
+    ANYWHERE,
+    TABLE,
     Question,
     QuestionColumns,
     located,
-    open_questions,
     question_of,
-    question_parser,
-    question_table,
+    read_squad,
+    squad_form,
 )
 from bothways.tasks.question_answering.metrics import AnswerScores, grade_answer
+from bothways.tasks.text_checks import check_examples, check_rows, report_rows
 from bothways.tasks.windows import TextWindow, windows
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Encoded, Tokenizer
@@ -103,7 +105,7 @@ class QuestionAnswerer(base.TaskModel[Question, AnswerPrediction]):
 
 
 @dataclass(frozen=True)
-class QuestionAnsweringTask(base.Task[Question, AnswerPrediction]):
+class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
     """The part of a context that answers a question, or no answer.
 
     Weights are selected by "f1_best", the F1 at the best threshold: it equals F1 where every
@@ -137,7 +139,9 @@ class QuestionAnsweringTask(base.Task[Question, AnswerPrediction]):
         "Long contexts are read in windows; to read more of a question, set task.query.",
     ) * 2
 
-    columns: QuestionColumns = SQUAD
+    column_table: ClassVar[Many[Column]] = TABLE
+
+    columns: QuestionColumns = QuestionColumns()
     query: int = 64
     stride: int = 128
     longest: int = 30
@@ -155,20 +159,30 @@ class QuestionAnsweringTask(base.Task[Question, AnswerPrediction]):
         self, source: str, columns: QuestionColumns | None = None, *, labelled: bool = True
     ) -> base.Reading[Question]:
         """Open a source and stream its examples; see `Task.read`."""
-        selected = columns or self.columns
-        table, task = (
-            question_table(source, selected, labelled=labelled),
-            self.with_columns(selected),
+        if squad_form(source):
+            unused = list[str]()
+            questions = read_squad(source, labelled, unused)
+            return base.Reading(
+                self.with_columns(columns or self.columns), questions, unused=unused
+            )
+        table, selected = self.open(source, columns, labelled)
+        rows = (
+            replace(row, values={selected.id: number, **row.values})
+            for number, row in enumerate(table.rows, 1)
         )
-        if table is not None:
-            return base.Reading.of_table(task, table, question_parser(selected, labelled=labelled))
-        unused = list[str]()
-        questions, share = open_questions(source, selected, labelled=labelled, unused=unused)
-        return base.Reading(task, questions, share, unused=unused)
+        return base.Reading.of_table(
+            self.with_columns(selected),
+            replace(table, rows=rows),
+            lambda row: self.parse(row.values, selected, row.where),
+        )
 
     def example(self, row: base.Row, *, where: str = "an example") -> Question:
         """Return the example in a row; see `Task.example`."""
-        return question_of(row, self.columns, labelled=True, where=where)
+        return self.parse(row, self.columns, where)
+
+    def parse(self, row: base.Row, columns: QuestionColumns, where: str) -> Question:
+        """Return the example in these columns of a row; see `TableTask.parse`."""
+        return question_of(row, columns, where)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> Question:
         """Return the example that consists of these texts; see `Task.from_texts`."""
@@ -201,7 +215,24 @@ class QuestionAnsweringTask(base.Task[Question, AnswerPrediction]):
 
     def check(self, train: Many[Question], dev: Many[Question]) -> list[Finding]:
         """Return the problems of the examples; `dev` may be empty."""
-        return check_questions(train, dev, self.unfound, self.threshold)
+        twice = list[str]()
+        for some in (train, dev):
+            counts = Counter(example.id for example in some)
+            twice += [example.where for example in some if counts[example.id] > 1]
+        bare = {
+            "question(s) has|have no answer and is|are not marked as impossible": (
+                lambda e: not e.annotated
+            )
+        }
+        fix = "Fix these questions or remove them."
+        return [
+            *check_examples(train, dev, self.texts, lambda e: True, kind="questions"),
+            *report_rows("rows", twice, "question(s) shares|share their id with others", fix),
+            *check_rows([*train, *dev], bare, fix),
+            *_check_places(train, self.unfound),
+            *_check_reachable(dev),
+            *_check_impossible(train, dev, self.threshold),
+        ]
 
     def encode(
         self, examples: Many[Question], tokenizer: Tokenizer, labels: Many[str], length: int
@@ -356,3 +387,74 @@ def _scored(results: Iterable[tuple[Question, AnswerPrediction]]) -> AnswerScore
     if not len(scores):
         raise base.nothing_to_score("question")
     return scores
+
+
+def _check_places(train: Many[Question], unfound: Literal["skip", "error"]) -> list[Finding]:
+    """Report answers that are not in their context, or not where the data places them."""
+    absent, moved = list[str](), list[str]()
+    for example in train:
+        for text, start in example.answers[:1]:
+            expected = start + text.index(text.strip())
+            position = located(example.context, text.strip(), expected)
+            if position is None:
+                absent.append(f"{example.where} ({text[:40]!r})")
+            elif start != ANYWHERE and position != expected:
+                moved.append(f"{example.where} ({text[:40]!r})")
+    findings = []
+    if absent:
+        all_absent = len(absent) == len(train)
+        skipped = unfound == "skip" and not all_absent
+        message = f"{len(absent)} of {len(train)} training questions have an answer that is not in "
+        message += f"their context{' and are skipped' * skipped}: {places(absent)}"
+        fix = "Fix these answers" + (
+            "; there is nothing else to learn." if all_absent else ", or set task.unfound=skip."
+        )
+        severity: Literal["error", "warning"] = "warning" if skipped else "error"
+        findings.append(Finding("labels", severity, message, fix=None if skipped else fix))
+    fault = "training answer(s) does|do not begin at the given character; "
+    fault += "the nearest occurrence is used"
+    return findings + report_rows("labels", moved, fault, severity="note")
+
+
+def _check_reachable(dev: Many[Question]) -> list[Finding]:
+    """Report dev questions without a right answer in the context: no prediction can be exact."""
+    lost = [
+        f"{example.where} ({example.answers[0][0][:40]!r})"
+        for example in dev
+        if example.answers
+        and not any(text.strip() in example.context for text, _ in example.answers)
+    ]
+    fault = f"of {len(dev)} dev questions has|have no answer in their context, but count"
+    return report_rows("labels", lost, fault, severity="warning")
+
+
+def _check_impossible(
+    train: Many[Question], dev: Many[Question], threshold: float | None
+) -> list[Finding]:
+    in_train, in_dev = (sum(e.impossible is True for e in some) for some in (train, dev))
+    findings = []
+    if in_train or in_dev:
+        shares = [
+            f"{count / len(some):.1%} of the {name} questions"
+            for name, some, count in (("training", train, in_train), ("dev", dev, in_dev))
+            if some
+        ]
+        message = f"no answer is right for {' and '.join(shares)}"
+        findings.append(Finding("balance", "note", message))
+    if in_train == len(train):
+        message, fix = "no training question has an answer", "Give questions that have one."
+        findings.append(Finding("labels", "error", message, fix=fix))
+    elif in_train and not in_dev and threshold is None:
+        message = (
+            "there are training questions without an answer, but no such dev questions: the "
+            "threshold is not chosen, and every question gets an answer"
+        )
+        fix = "Give dev data that has some, or set task.threshold=0."
+        findings.append(Finding("labels", "warning", message, "task.threshold", fix))
+    if in_dev and not in_train:
+        message = (
+            "there are dev questions without an answer, but no such training questions: a model "
+            "hardly learns to give none"
+        )
+        findings.append(Finding("labels", "warning", message))
+    return findings

@@ -92,14 +92,9 @@ class RegressionTask(LongTextTask[ScorePrediction]):
 
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
         """Return the problems of the examples; `dev` may be empty."""
-        examples = [*train, *dev]
         return [
-            *text_checks.check_texts(examples),
-            *text_checks.check_answered(
-                [e.where for e in examples if e.label is None], len(examples)
-            ),
+            *text_checks.check_examples(train, dev, self.texts, lambda e: e.label),
             *_check_scores(train, dev),
-            *text_checks.check_overlap(train, dev, text_checks.text_key),
         ]
 
     def encode(

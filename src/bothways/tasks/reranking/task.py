@@ -3,11 +3,17 @@
 Each document is a pair, [CLS] query [SEP] document [SEP], as in regression; the one output is the
 logit of the probability that the document is relevant, trained by binary cross-entropy. Of a
 document that is read in windows the best one counts (MaxP, Dai and Callan 2019).
+
+Read without naming columns: a row for each document (query, document, label), where neighbouring
+rows of a query become one example; a row for each query with lists of documents and labels; and a
+query with its relevant and its other documents (positive and negative, as texts or lists).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -16,37 +22,78 @@ import numpy as np
 from torch import Tensor
 
 from bothways.core.batch import Batch
+from bothways.core.errors import DataError
 from bothways.core.finding import Finding
 from bothways.core.loss import Loss
 from bothways.core.targets import LabelTargets
+from bothways.core.terminal import quantity
+from bothways.data.tables import TableRow
 from bothways.hub.sentence_transformers import CrossEncoderConfig, program_files
 from bothways.model.heads import Head, LabelHead
 from bothways.objectives.losses import binary_cross_entropy
-from bothways.tasks import base
+from bothways.tasks import base, text_checks
 from bothways.tasks.columns import (
+    Column,
     asked_columns,
-    choose_columns,
-    open_columns,
+    cell_of,
+    is_absent,
+    text_of,
     unused_columns,
 )
 from bothways.tasks.metrics import negative_log, sigmoid
 from bothways.tasks.predictions import RankPrediction
 from bothways.tasks.prompted_task import PromptedTask
-from bothways.tasks.reranking.examples import (
-    HOW,
-    NO_RANK_COLUMNS,
-    TABLE,
-    RankColumns,
-    RankExample,
-    check_rankings,
-    joined_rows,
-    rank_example,
-)
 from bothways.tasks.reranking.metrics import Rankings, ndcg
 from bothways.tasks.text_encoding import EncodedTexts, encode_texts, window_weight
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_examples import TextColumns, TextExample
 from bothways.tasks.text_task import NumberModel, targets_of
 from bothways.text.tokenizer import Tokenizer
+
+QUERIES = ("query", "question", "anchor", "claim", "sentence1", "text_a", "text1")
+DOCUMENTS = (
+    "documents", "document", "passages", "passage", "texts", "text", "candidates", "docs", "doc",
+    "answers", "answer", "sentence2", "text_b", "text2",
+)  # fmt: skip
+RELEVANT = ("positive", "positives", "pos")
+OTHERS = ("negative", "negatives", "neg")
+LABELS = (
+    "label", "labels", "relevance", "relevances", "score", "scores", "grade", "grades", "target",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RankExample:
+    """A query with documents, how relevant each is (0: not at all) if known, and its source."""
+
+    query: str
+    documents: tuple[str, ...]
+    labels: tuple[float, ...] | None = None
+    where: str = "an example"
+
+
+@dataclass(frozen=True)
+class RankColumns(TextColumns):
+    """The columns of queries; see `Columns`.
+
+    Attributes:
+        text: the query.
+        text_b: the document, or a list of documents.
+        label: the relevance, or a list with that of each document.
+        negatives: documents that are not relevant, where those of `text_b` all are; a text or a
+            list. There is no label then.
+    """
+
+    negatives: str | None = None
+
+
+TABLE = (
+    Column("text", "query", QUERIES),
+    Column(
+        "text_b", "documents", DOCUMENTS, companion="negatives",
+        pairs=[*itertools.product(RELEVANT, OTHERS)],
+    ),
+    Column("label", "label", LABELS, answer=True, replaced_by="negatives"),
+)  # fmt: skip
 
 
 class Ranker(NumberModel[RankExample, RankPrediction]):
@@ -78,7 +125,10 @@ class RerankingTask(PromptedTask[RankPrediction]):
     metric: ClassVar[str] = "ndcg@10"
     window: ClassVar[int] = 64
 
-    columns: RankColumns = NO_RANK_COLUMNS
+    column_table: ClassVar[Many[Column]] = TABLE
+    objects: ClassVar[bool] = True
+
+    columns: RankColumns = RankColumns()
     activation: Literal["sigmoid", "identity"] = "sigmoid"
     kind: Literal["rerank"] = "rerank"
 
@@ -86,19 +136,31 @@ class RerankingTask(PromptedTask[RankPrediction]):
         self, source: str, columns: Any = None, *, labelled: bool = True
     ) -> base.Reading[RankExample]:
         """Open a source and stream its examples; see `Task.read`."""
-        requested = columns or NO_RANK_COLUMNS
-        table, selected = open_columns(
-            source, TABLE, requested, self.columns, labelled, lambda _: HOW
-        )
-        examples = joined_rows(table.rows, selected)
+        table, selected = self.open(source, columns, labelled)
+        examples = joined_rows(table.rows, self.parse, selected)
         unused = unused_columns(table.names, asked_columns(selected))
         return base.Reading(self.with_columns(selected), examples, table.share, unused=unused)
 
-    def example(self, row: base.Row, *, where: str = "an example") -> RankExample:
-        """Return the example in a row; see `Task.example`."""
-        defaults = self.columns
-        columns = choose_columns(TABLE, tuple(row), where, NO_RANK_COLUMNS, defaults, None, HOW)
-        return rank_example(row, columns, where)
+    def parse(self, row: base.Row, columns: TextColumns, where: str) -> RankExample:
+        """Return the example in a row.
+
+        Raises:
+            DataError: a column is missing, or its value is not a text, a list of texts, or the
+                labels of the documents.
+        """
+        assert isinstance(columns, RankColumns)
+        assert columns.text is not None
+        assert columns.text_b is not None
+        query = text_of(row, columns.text, where)
+        documents = _texts(row, columns.text_b, where)
+        labels: tuple[float, ...] | None = None
+        if columns.negatives is not None:
+            remaining = _texts(row, columns.negatives, where)
+            labels = (*(1.0 for _ in documents), *(0.0 for _ in remaining))
+            documents += remaining
+        elif columns.label is not None:
+            labels = _labels(row, columns.label, len(documents), where)
+        return RankExample(query, documents, labels, where)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> RankExample:
         """Return the example with this query and these documents; see `Task.from_texts`."""
@@ -134,7 +196,19 @@ class RerankingTask(PromptedTask[RankPrediction]):
 
     def check(self, train: Many[RankExample], dev: Many[RankExample]) -> list[Finding]:
         """Return the problems of the examples; `dev` may be empty."""
-        return check_rankings(train, dev)
+        high = {"training example(s) has|have labels above 1": lambda e: max(e.labels or (0,)) > 1}
+        fix = "Divide them by the highest grade; dev data may keep its grades."
+        without = {"example(s) has|have no document": lambda e: not e.documents}
+        return [
+            *text_checks.check_rows([*train, *dev], without),
+            *text_checks.check_examples(
+                train, dev, self.texts, lambda e: e.labels, (), lambda e: e.query, "queries"
+            ),
+            *text_checks.check_rows(train, high, fix, check="labels"),
+            *_check_queries(train),
+            *_check_queries(dev),
+            *_check_balance(train, dev),
+        ]
 
     def encode(
         self, examples: Many[RankExample], tokenizer: Tokenizer, labels: Many[str], length: int
@@ -221,3 +295,106 @@ def _known(example: RankExample) -> tuple[float, ...]:
     if example.labels is None:
         raise base.unlabelled(example.where)
     return example.labels
+
+
+def _texts(row: base.Row, column: str, where: str) -> tuple[str, ...]:
+    value = cell_of(row, column, where)
+    many = list(value) if isinstance(value, list | tuple) else [value]
+    wrong_item = next((item for item in many if not isinstance(item, str)), None)
+    if not all(isinstance(item, str) for item in many):
+        kind = "a null" if wrong_item is None else f"a value of type {type(wrong_item).__name__}"
+        message = f"column {column!r} holds {kind}, where a document or a list of documents must be"
+        raise DataError(message, where=where, fix="Write texts.")
+    return tuple(many)
+
+
+def _labels(row: base.Row, column: str, documents: int, where: str) -> tuple[float, ...] | None:
+    """Return the labels in a row; None if one is absent."""
+    value = cell_of(row, column, where)
+    many = list(value) if isinstance(value, list | tuple) else [value]
+    if all(is_absent(item) or item == "" for item in many):
+        return None
+    if len(many) != documents:
+        counts = f"{quantity(len(many), 'label(s)')} for {quantity(documents, 'document(s)')}"
+        message = f"column {column!r} holds {counts}"
+        raise DataError(message, where=where, fix="Give each document one label.")
+    return tuple(_label(item, column, where) for item in many)
+
+
+def _label(value: Any, column: str, where: str) -> float:
+    words = {"true": 1.0, "false": 0.0}
+    try:
+        number = words.get(str(value).strip().lower(), math.nan)
+        number = float(value) if math.isnan(number) else number
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        message = f"column {column!r} holds {value!r:.80}, which is not a relevance"
+        fix = "Write a number from 0: 0 for not relevant, 1 for relevant, or a grade such as 3."
+        raise DataError(message, where=where, fix=fix)
+    return number
+
+
+def joined_rows(
+    rows: Iterable[TableRow],
+    parse: Callable[[base.Row, RankColumns, str], RankExample],
+    columns: RankColumns,
+) -> Iterator[RankExample]:
+    """Yield the examples of a table; neighbouring rows with one document each of a query are one.
+
+    Rows with lists are examples by themselves.
+    """
+    group: list[RankExample] = []
+    for row in rows:
+        example = parse(row.values, columns, row.where)
+        assert columns.text_b is not None
+        single = columns.negatives is None and isinstance(row.values[columns.text_b], str)
+        if group and not (single and _continues(group[-1], example)):
+            yield _join(group)
+            group = []
+        group.append(example)
+        if not single:
+            yield _join(group)
+            group = []
+    if group:
+        yield _join(group)
+
+
+def _continues(last: RankExample, example: RankExample) -> bool:
+    alike = (last.labels is None) == (example.labels is None)
+    return alike and last.query == example.query
+
+
+def _join(group: Many[RankExample]) -> RankExample:
+    if len(group) == 1:
+        return group[0]
+    documents = tuple(text for example in group for text in example.documents)
+    labels = tuple(label for example in group for label in example.labels or ())
+    group_labels = labels if group[0].labels is not None else None
+    return RankExample(group[0].query, documents, group_labels, group[0].where)
+
+
+def _check_queries(examples: Many[RankExample]) -> list[Finding]:
+    """Report queries that come again later: their documents are ranked by themselves."""
+    seen, again = set[str](), list[str]()
+    for example in examples:
+        if example.query in seen:
+            again.append(example.where)
+        seen.add(example.query)
+    fault = "example(s) has|have the query of an earlier one, and is|are ranked by themselves"
+    return text_checks.report_rows("rows", again, fault, "Sort the rows by query.", "warning")
+
+
+def _check_balance(train: Many[RankExample], dev: Many[RankExample]) -> list[Finding]:
+    labels = {label for e in train for label in e.labels or ()}
+    findings = []
+    if len(labels) == 1:
+        message = (
+            f"all training documents have the label {labels.pop():g}: there is nothing to learn"
+        )
+        fix = "Add documents that are not relevant (0), or relevant ones."
+        findings.append(Finding("balance", "error", message, fix=fix))
+    relevant = {e.query for e in dev if any(label > 0 for label in e.labels or ())}
+    without = list({e.query: e.where for e in dev if e.query not in relevant}.values())
+    fault = "dev query|queries has|have no relevant document, and count 0 in each metric"
+    return findings + text_checks.report_rows("balance", without, fault, severity="warning")

@@ -27,8 +27,10 @@ from bothways.core.terminal import quantity
 from bothways.data.tables import RowError, TableRow
 from bothways.tasks.base import Row
 from bothways.tasks.columns import (
+    Column,
+    Columns,
     cell_of,
-    describe_columns,
+    columns_advice,
     guess_column,
     is_absent,
     label_of,
@@ -48,11 +50,11 @@ _SENTENCE = re.compile(r"sent(ence)?s?[ _.-]*(#|id|idx|index|number|num|no|nr)?"
 """Common aliases of a column that numbers sentences."""
 _NOBODY = object()
 """The entities of a text that nobody annotated."""
-_HOW = f"Name the columns: {argument(text='NAME', label='NAME')}."
+_TEXT, _LABEL = Column("text", "words"), Column("label", "tags")
 
 
 @dataclass(frozen=True)
-class TagColumns:
+class TagColumns(Columns):
     """Names of columns in tables; in columns of words, numbers from 0, or names of the format.
 
     None: guess; in columns of words by their content, see `conll`.
@@ -70,12 +72,6 @@ class TagColumns:
     document: str | None = None
     sentence: str | None = None
 
-    def __str__(self) -> str:
-        return describe_columns(**vars(self))
-
-
-FIRST_AND_LAST = TagColumns()
-
 
 def choose_columns(
     row: Row, where: str, requested: TagColumns, defaults: TagColumns, labelled: bool | None
@@ -88,7 +84,10 @@ def choose_columns(
     names = tuple(row)
     label = requested.label if labelled is not False else None
     require_columns(
-        (requested.text, label, requested.document, requested.sentence), names, where, _HOW
+        (requested.text, label, requested.document, requested.sentence),
+        names,
+        where,
+        columns_advice([_TEXT, _LABEL]),
     )
     text = next((name for name in (requested.text, defaults.text) if name in names), None)
     if text is None:
@@ -98,7 +97,7 @@ def choose_columns(
         labelled = defaults.label in names or bool(known)
     if labelled:
         label = next((name for name in (requested.label, defaults.label) if name in names), None)
-        label = label or guess_column("tags", known or TAGS, names, where, _HOW)
+        label = label or guess_column(_LABEL, known or TAGS, names, where)
     document, sentence = (
         primary or (other if other in names else None)
         for primary, other in (
@@ -117,7 +116,7 @@ def _guess_text(row: Row, where: str, *, labelled: bool) -> str:
     if labelled and texts and not usual_columns(TAGS, tuple(row)):
         words = []
     # Words win over the text that they come from.
-    return guess_column("words", words[:1] or TEXTS, tuple(row), where, _HOW)
+    return guess_column(_TEXT, words[:1] or TEXTS, tuple(row), where)
 
 
 def _usual_labels(row: Row, text: str) -> list[str]:

@@ -120,7 +120,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
     model_class: ClassVar[type[Tagger]] = Tagger
     metric: ClassVar[str] = "f1"
 
-    columns: table_rows.TagColumns = table_rows.FIRST_AND_LAST
+    columns: table_rows.TagColumns = table_rows.TagColumns()
     scheme: Scheme = "auto"
     context: Literal["sentence", "document"] = "sentence"
     stride: int | None = None
@@ -135,7 +135,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         self, source: str, columns: table_rows.TagColumns | None = None, *, labelled: bool = True
     ) -> base.Reading[TagExample]:
         """Open a source and stream its examples; see `Task.read`."""
-        requested = columns or table_rows.FIRST_AND_LAST
+        requested = columns or table_rows.TagColumns()
         file = open_tagged(
             source, requested, self.columns, labelled=labelled, splitter=self.splitter
         )
@@ -165,14 +165,14 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
     ) -> base.Reading[TagExample]:
         """Read rows in memory, also with a word in each; see `Task.read_rows`."""
         arranged = table_rows.arrange_rows(
-            rows, table_rows.FIRST_AND_LAST, self.columns, labelled=labelled
+            rows, table_rows.TagColumns(), self.columns, labelled=labelled
         )
         return base.Reading(self, map(parse, arranged.rows), notes=arranged.notes)
 
     def example(self, row: base.Row, *, where: str = "an example") -> TagExample:
         """Return the example in a row; see `Task.example`."""
         columns = table_rows.choose_columns(
-            row, where, table_rows.FIRST_AND_LAST, self.columns, labelled=None
+            row, where, table_rows.TagColumns(), self.columns, labelled=None
         )
         return example_of(row, columns, where, self.splitter)
 
