@@ -10,6 +10,7 @@ from bothways.core.advice import render
 from bothways.core.errors import DataError
 from bothways.tasks.tagging.examples import open_tagged
 from bothways.tasks.tagging.table_rows import TagColumns
+from bothways.tasks.tagging.task import TaggingTask
 
 NONE = TagColumns()
 
@@ -17,7 +18,7 @@ NONE = TagColumns()
 def read(path: Path, text: str, asked: TagColumns = NONE) -> tuple[list[tuple[str, str]], str]:
     """Return the sentences, words and tags joined by blanks, and the notes."""
     path.write_text(text, encoding="utf8")
-    file = open_tagged(str(path), asked, NONE, labelled=True)
+    file = open_tagged(TaggingTask(NONE), str(path), asked, labelled=True)
     pairs = [(" ".join(item.words), " ".join(item.tags or ())) for _, item in file.examples]
     return pairs, " ".join(file.notes)
 
@@ -203,13 +204,17 @@ def test_files_that_are_refused_with_their_line(
 
 def test_unused_columns_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.conll").write_text("Anna NNP I-NP B-PER\nsings VBZ I-VP O\n")
-    assert open_tagged(str(tmp_path / "a.conll"), NONE, NONE, labelled=True).unused == ("1", "2")
+    assert open_tagged(
+        TaggingTask(NONE), str(tmp_path / "a.conll"), NONE, labelled=True
+    ).unused == ("1", "2")
     (tmp_path / "b.conll").write_text(CONLL_2009)
-    unused = open_tagged(str(tmp_path / "b.conll"), NONE, NONE, labelled=True).unused
+    unused = open_tagged(TaggingTask(NONE), str(tmp_path / "b.conll"), NONE, labelled=True).unused
     assert unused[:2] == ("2 (lemma)", "3 (plemma)")
     assert not {"1 (form)", "4 (pos)"} & {*unused}
     (tmp_path / "c.conll").write_text("Anna B-PER\nsings O\n")
-    assert open_tagged(str(tmp_path / "c.conll"), NONE, NONE, labelled=True).unused == ()
+    assert (
+        open_tagged(TaggingTask(NONE), str(tmp_path / "c.conll"), NONE, labelled=True).unused == ()
+    )
 
 
 def test_notes_name_the_columns(tmp_path: Path) -> None:
@@ -227,19 +232,21 @@ def test_notes_name_the_columns(tmp_path: Path) -> None:
 def test_columns_are_found_again_without_being_saved(tmp_path: Path) -> None:
     file = tmp_path / "a.conllu"
     file.write_text(CONLL_U.format("_", "_", "_"), encoding="utf8")
-    asked = open_tagged(str(file), TagColumns(None, "xpos"), NONE, labelled=True).columns
+    asked = open_tagged(
+        TaggingTask(NONE), str(file), TagColumns(None, "xpos"), labelled=True
+    ).task.columns
     assert asked == TagColumns(None, "xpos")
-    usual = open_tagged(str(file), NONE, asked, labelled=True)
-    assert usual.columns == asked
+    usual = open_tagged(TaggingTask(asked), str(file), NONE, labelled=True)
+    assert usual.task.columns == asked
     assert next(usual.examples)[1].tags == ("_", "_", "_")
     file.write_text("anna B-PER\nsings O\n", encoding="utf8")
-    other = open_tagged(str(file), NONE, asked, labelled=True)
-    assert other.columns == NONE
+    other = open_tagged(TaggingTask(asked), str(file), NONE, labelled=True)
+    assert other.task.columns == NONE
     assert next(other.examples)[1].tags == ("B-PER", "O")
 
 
 def test_words_to_predict_have_the_same_layout(tmp_path: Path) -> None:
     file = tmp_path / "a.conll"
     file.write_text("# http://a.org/x y\n1\tanna\tO\n2\tsings\tO\n\n1\t#\tO\n", encoding="utf8")
-    examples = open_tagged(str(file), NONE, NONE, labelled=False).examples
+    examples = open_tagged(TaggingTask(NONE), str(file), NONE, labelled=False).examples
     assert [item.words for _, item in examples] == [("anna", "sings"), ("#",)]

@@ -21,6 +21,7 @@ from bothways.tasks.tagging.examples import (
     with_context,
 )
 from bothways.tasks.tagging.table_rows import TagColumns
+from bothways.tasks.tagging.task import TaggingTask
 
 CONLL = """-DOCSTART- -X- O O
 
@@ -42,8 +43,8 @@ GUESS = TagColumns()
 def opened(
     source: object, asked: TagColumns = GUESS, usual: TagColumns = GUESS, labelled: bool = True
 ):  # type: ignore[no-untyped-def]
-    result = open_tagged(str(source), asked, usual, labelled=labelled)
-    return result.columns, list(result.examples), result.share
+    result = open_tagged(TaggingTask(usual), str(source), asked, labelled=labelled)
+    return result.task.columns, list(result.examples), result.share  # type: ignore[attr-defined]
 
 
 def read(source: object, asked: TagColumns = GUESS, labelled: bool = True) -> list[TagExample]:

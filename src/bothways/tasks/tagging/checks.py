@@ -18,7 +18,13 @@ from bothways.tasks.tagging import schemes
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.metrics import types_of
 from bothways.tasks.tagging.table_rows import TAGS, WORDS
-from bothways.tasks.text_checks import check_case, check_constant, check_overlap, report_rows
+from bothways.tasks.text_checks import (
+    check_case,
+    check_constant,
+    check_overlap,
+    check_rows,
+    report_rows,
+)
 from bothways.tasks.text_examples import LABELS, PAIRS, TEXTS
 
 FEW = 10
@@ -63,55 +69,43 @@ def check_tagged(
 
 
 def _check_rows(examples: Many[TagExample]) -> list[Finding]:
-    empty = [example.where for example in examples if not example.words]
-    bare = [example.where for example in examples if example.tags is None or not all(example.tags)]
+    several = [e for e in examples if len(e.words) > 1]
+    lone = [e.where for e in examples if len(e.words) == 1]
+    positions = [e.where for e in examples if all(map(_POSITION.fullmatch, e.words))]
+    counts = [e.where for e in several if e.words in (_numbers(0, e.words), _numbers(1, e.words))]
     white = [
         _at(example, position)
         for example in examples
         for position, word in enumerate(example.words)
         if not word.strip()
     ]
-    fix, fault = (
-        "Tag all of their words or remove them.",
-        "word(s) is|are empty or white space, and ",
-    )
-    counts = [
-        example.where
-        for example in examples
-        if len(example.words) > 1
-        and example.words in (_numbers(0, example.words), _numbers(1, example.words))
-    ]
-    counting = "sentence(s) has|have the numbers of their words as words"
-    single_words = 2 * len(counts) < len(
-        [example for example in examples if len(example.words) > 1]
-    )
-    lone = [example.where for example in examples if len(example.words) == 1]
-    lone = lone if 10 < len(examples) < 1.1 * len(lone) else []
-    positions = [
-        example.where for example in examples if all(map(_POSITION.fullmatch, example.words))
-    ]
-    positions = positions if 2 * len(positions) > len(examples) else []
+    usual = {  # what a few sentences may be, but not most of them
+        "sentence(s) has|have a single word": (
+            lone, 10 < len(examples) < 1.1 * len(lone), "Join the words of each.",
+        ),
+        "sentence(s) has|have a digit after each character, as in Weibo's data, unlike texts": (
+            positions, 2 * len(positions) > len(examples), "Remove the digits.",
+        ),
+        "sentence(s) has|have the numbers of their words as words": (
+            counts, 2 * len(counts) >= len(several), "Name the column of words.",
+        ),
+    }  # fmt: skip
+    findings = list[Finding]()
+    for fault, (where, most, fix) in usual.items():
+        findings += report_rows("rows", where if most else [], fault, fix, "warning")
+    empty = {"sentence(s) has|have no word": lambda e: not e.words}
+    bare = {"sentence(s) has|have words without a tag": lambda e: e.tags is None or not all(e.tags)}
     return [
+        *findings,
+        *check_rows(examples, empty, "Remove them."),
+        *check_rows(examples, bare, "Tag all of their words or remove them.", check="labels"),
         *report_rows(
             "rows",
-            lone,
-            "sentence(s) has|have a single word",
-            "Join the words of each.",
+            white,
+            "word(s) is|are empty or white space, and read as unknown",
+            None,
             "warning",
         ),
-        *report_rows(
-            "rows",
-            positions,
-            "sentence(s) has|have a digit after each character, as in Weibo's data, unlike texts",
-            "Remove the digits.",
-            "warning",
-        ),
-        *report_rows(
-            "rows", [] if single_words else counts, counting, "Name the column of words.", "warning"
-        ),
-        *report_rows("rows", empty, "sentence(s) has|have no word", "Remove them."),
-        *report_rows("labels", bare, "sentence(s) has|have words without a tag", fix),
-        *report_rows("rows", white, f"{fault}read as unknown", severity="warning"),
     ]
 
 

@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from bothways.core.advice import argument
 from bothways.core.errors import DataError
@@ -55,16 +56,8 @@ _CONLL_2012 = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ColumnSentence:
-    """One sentence.
-
-    Attributes:
-        words: of the sentence.
-        tags: one a word; None if they are not read.
-        line: its first line.
-        document: the number of its document.
-    """
+class ColumnSentence(NamedTuple):
+    """A sentence: its words, their tags if they are read, its first line, and its document."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...] | None
@@ -132,42 +125,73 @@ def find_layout(
     """
     lines = list(lines)
     header = _header(lines)
-    if header:
-        lines = [line for line in lines if tuple(_fields(line)) != header]
-    sentences, width, names = _sample(lines)
-    roles = _Roles(sentences, width)
+    sentences, width, names = _sample([x for x in lines if not header or (*_fields(x),) != header])
+    columns = [[[row[at] for row in rows] for rows in sentences] for at in range(width)]
+    flat = [[value for values in column for value in values] for column in columns]
+    entities = {
+        at: types for at, values in enumerate(flat) if (types := _entity_types(values)) is not None
+    }
+    # A counter or a number of the sentence has a column after it that may hold words.
+    before_words = [at for at in range(width - 1) if at + 1 not in entities]
+    counter = next((at for at in before_words if _counts(columns[at])), None)
+    sentence = next((at for at in before_words if _numbers_sentences(columns[at])), None)
+    first = max(-1 if at is None else at for at in (counter, sentence)) + 1
+    brackets = [at for at in range(first + 1, width) if _are_brackets(flat[at])]
+    attributes = {
+        key: at
+        for at in reversed(range(first + 1, width))
+        for key in reversed(_entity_keys(flat[at]))
+    }
     names = names or tuple(name.lower() for name in header)
-    if not names and roles.counter == 0:
+    if not names and counter == 0:
         names = _CONLL_U if width == len(_CONLL_U) else ()
-        if width >= len(_CONLL_2009) and all(
-            row[12] in ("_", "Y") for rows in sentences for row in rows
-        ):
+        if width >= len(_CONLL_2009) and all(value in ("_", "Y") for value in flat[12]):
             names = _CONLL_2009
+    usual_width = None if names in (_CONLL_2009, _CONLL_2012) else width
+    known = (*names, *attributes)
+    word, tag, key, fixed = _index(text, "text", names, where), None, None, False
+    if labelled and label in attributes:
+        tag, key = attributes[label], label
+    elif labelled:
+        tag = _index(label, "label", names, where)
+        if tag is None:
+            fixed = usual_width is not None
+            if word is None and width == 2 and [*entities] == [0] and entities[0]:
+                word, tag = 1, 0  # tags before their words
+            else:
+                start = first if word is None else word
+                tag = _guess_tag(start, width, names, entities, brackets, [*attributes.values()])
+        key = next((name for name, at in attributes.items() if at == tag), None)
     layout = ColumnLayout(
-        width=None if names in (_CONLL_2009, _CONLL_2012) else width,
-        counter=roles.counter, sentence=roles.sentence, names=names, header=header,
-        known=(*names, *roles.attributes),
+        word=first if word is None else word, tag=tag, width=usual_width, fixed=fixed,
+        counter=counter, sentence=sentence, key=key, brackets=tag in brackets,
+        entities=tag is not None and bool(entities.get(tag)), names=names, header=header,
+        known=known,
     )  # fmt: skip
-    word = _index(text, "text", names, where)
-    if not labelled:
-        layout = replace(layout, word=roles.word if word is None else word)
-    elif label in roles.attributes:
-        tag = roles.attributes[label]
-        layout = replace(layout, word=roles.word if word is None else word, tag=tag, key=label)
-    else:
-        selected, fixed = _index(label, "label", names, where), False
-        if selected is None:
-            word, selected = roles.pair(word, names)
-            fixed = layout.width is not None
-        layout = replace(
-            layout, word=roles.word if word is None else word, tag=selected, fixed=fixed,
-            key=roles.key_of(selected), brackets=selected in roles.brackets,
-            entities=bool(roles.entities.get(selected)),
-        )  # fmt: skip
-    note = _note(layout, roles, text is None, label is None)
-    used = (layout.word, layout.tag, layout.counter, layout.sentence)
-    unused = tuple(layout.named(at) for at in range(roles.width) if at not in used)
-    return replace(layout, note=note, unused=unused if labelled else ())
+    used = (layout.word, tag, counter, sentence)
+    unused = tuple(layout.named(at) for at in range(width) if labelled and at not in used)
+    note = _note(layout, width, [*entities, *brackets], text is None, label is None)
+    return replace(layout, note=note, unused=unused)
+
+
+def _guess_tag(
+    word: int,
+    width: int,
+    names: Many[str],
+    entities: Mapping[int, set[str]],
+    brackets: list[int],
+    attributes: list[int],
+) -> int:
+    """Return the column of tags, in the order of the table above."""
+    tags = [at for at in entities if at > word]
+    if attributes and (width - 1) not in tags:
+        return attributes[0]
+    if tags:
+        return next((at for at in tags if entities[at] - _CHUNKS), tags[-1])
+    if brackets and "ner" not in names:
+        return brackets[0]
+    speech = [names.index(name) for name in ("ner", "upos", "pos") if name in names]
+    return speech[0] if speech else width - 1
 
 
 def _index(column: str | None, role: str, names: Many[str], where: str) -> int | None:
@@ -221,64 +245,6 @@ def _sample(lines: list[str]) -> tuple[list[list[list[str]]], int, tuple[str, ..
         groups = [[fields[:width] for fields in group] for group in groups]
     sentences = [[fields for fields in group if len(fields) == width] for group in groups]
     return [rows for rows in sentences if rows], width, names
-
-
-class _Roles:
-    """The possible roles of the columns of a sample.
-
-    Attributes:
-        counter, sentence: as in `ColumnLayout`.
-        word: the column of words.
-        entities: the columns of entity tags, with the types of each.
-        attributes: the columns of attributes that are entity tags, by key.
-        brackets: the columns of spans in brackets that do not nest.
-    """
-
-    def __init__(self, sentences: list[list[list[str]]], width: int) -> None:
-        self.width = width
-        columns = [[[row[at] for row in rows] for rows in sentences] for at in range(width)]
-        flat = [[value for values in column for value in values] for column in columns]
-        self.entities = {
-            at: types
-            for at, values in enumerate(flat)
-            if (types := _entity_types(values)) is not None
-        }
-        counters = [at for at in range(width) if _counts(columns[at])]
-        numbers = [at for at in range(width) if _numbers_sentences(columns[at])]
-        self.counter = next((at for at in counters if self._precedes_words(at)), None)
-        self.sentence = next((at for at in numbers if self._precedes_words(at)), None)
-        self.word = max(-1 if at is None else at for at in (self.counter, self.sentence)) + 1
-        self.brackets = [at for at in range(self.word + 1, width) if _are_brackets(flat[at])]
-        self.attributes = {
-            key: at
-            for at in reversed(range(self.word + 1, width))
-            for key in reversed(_entity_keys(flat[at]))
-        }
-
-    def _precedes_words(self, at: int) -> bool:
-        """Return True if a column of words can follow."""
-        return at + 1 < self.width and at + 1 not in self.entities
-
-    def key_of(self, tag: int | None) -> str | None:
-        """Return the attribute of a column that holds entity tags; None without one."""
-        return next((key for key, at in self.attributes.items() if at == tag), None)
-
-    def pair(self, word: int | None, names: tuple[str, ...]) -> tuple[int, int]:
-        """Return the columns of words and of tags; `word` is the one that is asked for."""
-        if word is None and self.width == 2 and [*self.entities] == [0] and self.entities[0]:
-            return 1, 0
-        word = self.word if word is None else word
-        tags = [at for at in self.entities if at > word]
-        if self.attributes and (self.width - 1) not in tags:
-            return word, next(iter(self.attributes.values()))
-        if tags:
-            return word, next((at for at in tags if self.entities[at] - _CHUNKS), tags[-1])
-        if "ner" in names:
-            return word, names.index("ner")
-        if self.brackets:
-            return word, self.brackets[0]
-        speech = [names.index(name) for name in ("upos", "pos") if name in names]
-        return word, speech[0] if speech else self.width - 1
 
 
 def _entity_types(values: list[str]) -> set[str] | None:
@@ -348,9 +314,10 @@ def _are_brackets(values: list[str]) -> bool:
     return opened > 0
 
 
-def _note(layout: ColumnLayout, roles: _Roles, text_open: bool, label_open: bool) -> str:
+def _note(
+    layout: ColumnLayout, width: int, entities: list[int], text_open: bool, label_open: bool
+) -> str:
     """Return a note on the columns that are read; empty for the first and the last one."""
-
     remarks, tag, named = [], layout.tag, layout.named
     if layout.header:
         remarks.append("the first line names the columns")
@@ -364,35 +331,13 @@ def _note(layout: ColumnLayout, roles: _Roles, text_open: bool, label_open: bool
         remarks.append(f"tags are {layout.key}=… in column {named(tag)}")
     elif tag is not None and layout.brackets:
         remarks.append(f"tags are the brackets of column {named(tag)}, such as (PER*")
-    elif tag is not None and label_open and tag != roles.width - 1:
+    elif tag is not None and label_open and tag != width - 1:
         remarks.append(f"tags are column {named(tag)}")
-    remaining = [at for at in (*roles.entities, *roles.brackets) if at not in (tag, layout.word)]
-    if remaining and label_open and tag is not None and (tag != roles.width - 1 or layout.brackets):
+    remaining = [at for at in entities if at not in (tag, layout.word)]
+    if remaining and label_open and tag is not None and (tag != width - 1 or layout.brackets):
         columns = " or ".join(argument(label=str(at)) for at in remaining)
         remarks.append(f"other columns of entities: {columns}")
     return "; ".join(remarks)
-
-
-def read_columns(
-    lines: Iterable[tuple[int, str]], where: str, layout: ColumnLayout
-) -> Iterator[ColumnSentence]:
-    """Yield the sentences of numbered lines.
-
-    Args:
-        where: the file, for messages.
-        layout: the meaning of the columns.
-
-    Raises:
-        DataError: a line without a field of the layout, or whose tag is its word; lines of
-            different numbers of fields, if the layout has a width; brackets that nest or do not
-            close; no line with a word.
-    """
-    sentences = _sentences(lines, where, layout)
-    first = next(sentences, None)
-    if first is None:
-        raise DataError("has no word", where=where, fix="Give a file with at least one sentence.")
-    yield first
-    yield from sentences
 
 
 def are_columns(lines: Iterable[str]) -> bool:
@@ -411,11 +356,22 @@ _Row = tuple[int, str, str | None]
 """The line of a word, the word, and the field with its tag."""
 
 
-def _sentences(
+def read_columns(
     lines: Iterable[tuple[int, str]], where: str, layout: ColumnLayout
 ) -> Iterator[ColumnSentence]:
+    """Yield the sentences of numbered lines.
+
+    Args:
+        where: the file, for messages.
+        layout: the meaning of the columns.
+
+    Raises:
+        DataError: a line without a field of the layout, or whose tag is its word; lines of
+            different numbers of fields, if the layout has a width; brackets that nest or do not
+            close; no line with a word.
+    """
     rows: list[_Row] = []
-    document, count, group = 0, -1, ""
+    document, count, group, empty = 0, -1, "", True
     for number, line in lines:
         fields = _fields(line)
         begins = fields[0] == DOCSTART or (not rows and _DOCUMENT.match(line) is not None)
@@ -436,10 +392,12 @@ def _sentences(
             yield _sentence(rows, document, where, layout)
             rows = []
         count = int(counter) if counter is not None and counter.isdecimal() else -1
-        group = _field(fields, layout.sentence) or ""
+        group, empty = _field(fields, layout.sentence) or "", False
         rows.append((number, *selected))
     if rows:
         yield _sentence(rows, document, where, layout)
+    if empty:
+        raise DataError("has no word", where=where, fix="Give a file with at least one sentence.")
 
 
 def _is_comment(line: str, fields: list[str], layout: ColumnLayout, *, begun: bool) -> bool:

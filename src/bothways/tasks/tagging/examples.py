@@ -9,9 +9,9 @@ first line names a column of texts.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ from bothways.core.terminal import quantity
 from bothways.core.urls import local_path
 from bothways.data import text_io
 from bothways.data.hub_rows import HUB
-from bothways.data.tables import Table, open_table
-from bothways.tasks.base import Row
-from bothways.tasks.columns import cell_of
+from bothways.data.tables import TableRow, open_table
+from bothways.tasks.base import Reading, Row
+from bothways.tasks.columns import asked_columns, cell_of, unused_columns
 from bothways.tasks.tagging import conll, table_rows
 from bothways.tasks.tagging.spans import read_spans, tag_words
 from bothways.tasks.tagging.word_splitter import Splitter, split_words
@@ -86,75 +86,69 @@ Numbered = Iterator[tuple[Any, TagExample]]
 """Examples, each with the key of its document; the key is None where there are no documents."""
 
 
-@dataclass(frozen=True)
-class TaggedFile:
-    """An open source of sentences.
-
-    Attributes:
-        columns: the columns that are read.
-        examples: an iterator over the sentences.
-        share: returns how much has been read, from 0 to 1; None where this is unknown.
-        table: the table that is read; None for columns of words.
-        fields: its columns.
-        notes: sentences for the user about what is read.
-        unused: columns of words and tags that are not read.
-    """
-
-    columns: table_rows.TagColumns
-    examples: Numbered
-    share: Callable[[], float] | None
-    table: Table | None = None
-    fields: table_rows.TagColumns = table_rows.TagColumns()
-    notes: Many[str] = ()
-    unused: Many[str] = ()
-
-
 def open_tagged(
-    source: str,
-    requested: table_rows.TagColumns,
-    defaults: table_rows.TagColumns,
-    *,
-    labelled: bool,
-    splitter: Splitter = "auto",
-) -> TaggedFile:
+    task: Any, source: str, requested: table_rows.TagColumns, *, labelled: bool
+) -> Reading[Any]:
     """Open a file, a Hub data set or the standard input ("-").
 
     Args:
+        task: the tagging task, whose columns are read where none are asked for, if the data has
+            them.
         requested: columns that the user asks for.
-        defaults: columns to read where none are asked for, if the data has them.
         labelled: whether tags are read.
-        splitter: how texts are split into words.
+
+    Returns:
+        A reading whose examples are `Numbered`.
 
     Raises:
         DataError: as `open_table`; a column is missing; for prediction, texts that are read as
             columns; while reading, a line without a word and a tag, lists of different lengths.
     """
-    path = local_path(source)
-    suffix = path.with_suffix("").suffix if path.suffix in text_io.COMPRESSED else path.suffix
-    if not labelled and requested.text is None and _is_lines(source, path, suffix):
-        table = open_table(source)
+    path, text = local_path(source), requested.text
+    suffix, stream = text_io.suffix_of(path), text_io.is_stream(source)
+    names = text is not None and not text.isdecimal()
+    head = _head(path) if not labelled and suffix in (".txt", ".tsv") and path.is_file() else []
+    # A .tsv is a table if its first line names a column of texts.
+    texts = suffix == ".tsv" and any(
+        name in table_rows.TEXTS for line in head[:1] for name in line.split("\t")
+    )
+    lines = stream or (suffix == ".txt" and not conll.are_columns(head))
+    lines = lines and not labelled and text is None
+    if lines:
+        table, columns, notes = open_table(source), task.columns, list[str]()
         fields = table_rows.TagColumns("text")
-        examples = _lines_of_text(table, fields, splitter)
-        return TaggedFile(defaults, examples, table.share, table, fields)
-    objects = (
-        text_io.is_stream(source) and requested.text is not None and not requested.text.isdecimal()
-    )
-    texts = (
-        not labelled and suffix == ".tsv" and path.is_file() and _has_texts(path, requested.text)
-    )
-    if source.startswith(HUB) or suffix in TABLES or objects or texts:
-        table = open_table(source, [] if requested.text is None else [requested.text])
-        arranged = table_rows.arrange_rows(table.rows, requested, defaults, labelled=labelled)
-        first = next(arranged.rows, None)
+    elif (
+        source.startswith(HUB)
+        or suffix in TABLES
+        or (stream and names)
+        or (head and suffix == ".tsv" and (names or (text is None and texts)))
+    ):
+        table = open_table(source, [] if text is None else [text])
+        arranged = table_rows.arrange_rows(table.rows, requested, task.columns, labelled=labelled)
+        first, notes = next(arranged.rows, None), arranged.notes
         if first is None:
             raise DataError("holds no annotated row", where=table.where, fix="Annotate its texts.")
         values = {**dict.fromkeys(table.names), **first.values}
-        columns = table_rows.choose_columns(values, table.where, requested, defaults, labelled)
-        columns = replace(columns, sentence=arranged.sentence)
+        columns = table_rows.choose_columns(values, table.where, requested, task.columns, labelled)
+        fields = columns = replace(columns, sentence=arranged.sentence)
         table = replace(table, rows=itertools.chain([first], arranged.rows))
-        examples = _from_table(table, columns, splitter)
-        return TaggedFile(columns, examples, table.share, table, columns, arranged.notes)
-    return _open_columns(source, path, requested, defaults, labelled=labelled)
+    else:
+        return _open_columns(task, source, path, requested, labelled=labelled)
+
+    def parse(row: TableRow) -> TagExample:
+        return example_of(row.values, fields, row.where, task.splitter)
+
+    def numbered() -> Numbered:
+        document = 0
+        for row in table.rows:
+            example = parse(row)
+            document += not example.words  # an empty line ends a document
+            name = fields.document
+            yield document if lines else None if name is None else row.values.get(name), example
+
+    unused = unused_columns(table.names, asked_columns(fields))
+    opened = task.with_columns(columns)
+    return Reading(opened, numbered(), table.share, table, parse, notes, unused)
 
 
 def _head(path: Path) -> list[str]:
@@ -162,33 +156,31 @@ def _head(path: Path) -> list[str]:
         return [line for _, line in itertools.islice(lines, _HEAD)]
 
 
-def _is_lines(source: str, path: Path, suffix: str) -> bool:
-    """Return True if a source to predict has a text in each line."""
-    if text_io.is_stream(source):
-        return True
-    return suffix == ".txt" and not (path.is_file() and conll.are_columns(_head(path)))
-
-
-def _has_texts(path: Path, requested: str | None) -> bool:
-    """Return True if a .tsv is a table with a column of texts."""
-    if requested is not None:
-        return not requested.isdecimal()
-    return any(name in table_rows.TEXTS for line in _head(path)[:1] for name in line.split("\t"))
-
-
 def _open_columns(
-    source: str,
-    path: Path,
-    requested: table_rows.TagColumns,
-    defaults: table_rows.TagColumns,
-    *,
-    labelled: bool,
-) -> TaggedFile:
-    where, lines, share = _lines(source, path)
+    task: Any, source: str, path: Path, requested: table_rows.TagColumns, *, labelled: bool
+) -> Reading[Any]:
+    """Open columns of words, and find those that are asked for, or usual if the file has them."""
+    if source == text_io.STDIN:
+        where, lines, share = text_io.STANDARD_INPUT, text_io.standard_input(), None
+    else:
+        fix = "Check the name; readable are columns of words and tags, .jsonl, .parquet."
+        text_io.file_at(source, fix)
+        bytes_read, size = text_io.BytesRead(), max(1, path.stat().st_size)
+        where, lines = str(path), text_io.read_lines(path, bytes_read)
+        share = lambda: bytes_read.position / size  # noqa: E731
     head = list(itertools.islice(lines, conll.SAMPLE))
-    layout, columns = _layout(
-        [line for _, line in head], where, requested, defaults, labelled=labelled
+    find = functools.partial(
+        conll.find_layout, [line for _, line in head], where, labelled=labelled
     )
+    text, label = requested.text, requested.label if labelled else None
+    layout = find(text, label)
+    usual = (
+        name if name is not None and (name.isdecimal() or name in layout.known) else None
+        for name in (task.columns.text, task.columns.label if labelled else None)
+    )
+    columns = table_rows.TagColumns(*(a or b for a, b in zip((text, label), usual, strict=True)))
+    if (columns.text, columns.label) != (text, label):
+        layout = find(columns.text, columns.label)
     sentences = conll.read_columns(itertools.chain(head, lines), where, layout)
     if not labelled:
         sentences = _checked(sentences, where)
@@ -197,32 +189,8 @@ def _open_columns(
         for item in sentences
     )
     notes = [f"{where}: {layout.note}"] if layout.note else []
-    selected = columns if labelled else defaults
-    return TaggedFile(selected, examples, share, notes=notes, unused=layout.unused)
-
-
-def _layout(
-    head: list[str],
-    where: str,
-    requested: table_rows.TagColumns,
-    defaults: table_rows.TagColumns,
-    *,
-    labelled: bool,
-) -> tuple[conll.ColumnLayout, table_rows.TagColumns]:
-    """Return the layout of columns, and those that are asked for or usual.
-
-    Usual columns with names count if the file has them.
-    """
-    text, label = requested.text, requested.label if labelled else None
-    layout = conll.find_layout(head, where, text, label, labelled=labelled)
-    usual_text, usual_label = (
-        name if name is not None and (name.isdecimal() or name in layout.known) else None
-        for name in (defaults.text, defaults.label if labelled else None)
-    )
-    columns = table_rows.TagColumns(text or usual_text, label or usual_label)
-    if (columns.text, columns.label) != (text, label):
-        layout = conll.find_layout(head, where, columns.text, columns.label, labelled=labelled)
-    return layout, columns
+    opened = task.with_columns(columns) if labelled else task
+    return Reading(opened, examples, share, notes=notes, unused=layout.unused)
 
 
 def _checked(
@@ -268,33 +236,6 @@ def _within(sentences: Iterable[Sentence]) -> tuple[Sentence, ...]:
         result.append(words)
         count += len(words)
     return tuple(result)
-
-
-def _lines(
-    source: str, path: Path
-) -> tuple[str, Iterator[tuple[int, str]], Callable[[], float] | None]:
-    if source == text_io.STDIN:
-        return text_io.STANDARD_INPUT, text_io.standard_input(), None
-    text_io.file_at(
-        source, "Check the name; readable are columns of words and tags, .jsonl, .parquet."
-    )
-    bytes_read, size = text_io.BytesRead(), max(1, path.stat().st_size)
-    return str(path), text_io.read_lines(path, bytes_read), lambda: bytes_read.position / size
-
-
-def _lines_of_text(table: Table, columns: table_rows.TagColumns, splitter: Splitter) -> Numbered:
-    """Yield lines of text; an empty line ends a document."""
-    document = 0
-    for row in table.rows:
-        example = example_of(row.values, columns, row.where, splitter)
-        document += not example.words
-        yield document, example
-
-
-def _from_table(table: Table, columns: table_rows.TagColumns, splitter: Splitter) -> Numbered:
-    for row in table.rows:
-        document = None if columns.document is None else row.values.get(columns.document)
-        yield document, example_of(row.values, columns, row.where, splitter)
 
 
 def example_of(

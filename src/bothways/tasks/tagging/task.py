@@ -36,7 +36,6 @@ from bothways.data.tables import TableRow
 from bothways.model.heads import Head, TagHead
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.tasks import base
-from bothways.tasks.columns import asked_columns, unused_columns
 from bothways.tasks.metrics import TINY, softmax
 from bothways.tasks.predictions import Entity, TagPrediction
 from bothways.tasks.tagging import table_rows
@@ -136,25 +135,12 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
     ) -> base.Reading[TagExample]:
         """Open a source and stream its examples; see `Task.read`."""
         requested = columns or table_rows.TagColumns()
-        file = open_tagged(
-            source, requested, self.columns, labelled=labelled, splitter=self.splitter
-        )
-        task = self.with_columns(file.columns)
+        opened = open_tagged(self, source, requested, labelled=labelled)
         if self.context == "document":
-            unused = file.unused
-            if file.table is not None:
-                unused = unused_columns(file.table.names, asked_columns(file.fields))
-            examples = with_context(file.examples)
-            return base.Reading(task, examples, file.share, notes=file.notes, unused=unused)
-        if file.table is None:
-            examples = (example for _, example in file.examples)
-            return base.Reading(task, examples, file.share, notes=file.notes, unused=file.unused)
-        return base.Reading.of_table(
-            task,
-            file.table,
-            lambda row: example_of(row.values, file.fields, row.where, self.splitter),
-            file.notes,
-        )
+            return replace(opened, examples=with_context(opened.examples), table=None, parse=None)
+        if opened.table is None or opened.parse is None:
+            return replace(opened, examples=(example for _, example in opened.examples))
+        return base.Reading.of_table(opened.task, opened.table, opened.parse, opened.notes)
 
     def read_rows(
         self,
