@@ -25,7 +25,6 @@ from bothways.core.targets import IGNORED, Targets
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, TagHead
 from bothways.model.kernels.cross_entropy import cross_entropy
-from bothways.model.model import Model
 from bothways.tasks.base import (
     Direction,
     EncodedExample,
@@ -90,11 +89,39 @@ class RelationHead(TagHead):
         return RelationOutput(config, self.count)
 
 
+class RelationClassifier(TaskModel[RelationExample, ClassPrediction]):
+    """The task with a model that has the head "relation"."""
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        return {"relation": float((_targets(batch)[2] != IGNORED).sum())}
+
+    def forward(self, batch: Batch) -> Mapping[str, Loss]:
+        return {"relation": cross_entropy(self.logits(batch), _targets(batch)[2])}
+
+    def logits(self, batch: Batch) -> Tensor:
+        first, second, _ = _targets(batch)
+        hidden = self.model.encoder(batch).last
+        result: Tensor = self.model.heads["relation"](hidden[first], hidden[second])
+        return result
+
+    def outputs(self, batch: Batch) -> list[Output]:
+        return list(self.logits(batch).float().cpu().numpy())
+
+    def decode(
+        self, example: RelationExample, encoded: EncodedExample, outputs: Many[Output]
+    ) -> ClassPrediction:
+        index = int(outputs[0].argmax())
+        chances = dict(zip(self.labels, softmax(outputs[0]).tolist(), strict=True))
+        return ClassPrediction(self.labels[index], index, chances)
+
+
 @dataclass(frozen=True)
 class RelationTask(Task[RelationExample, ClassPrediction]):
     """The relation of two words."""
 
     metric: ClassVar[str] = "accuracy"
+    metrics: ClassVar[Mapping[str, Direction]] = {"accuracy": "highest"}
+    model_class: ClassVar[type[RelationClassifier]] = RelationClassifier
 
     kind: Literal["relation"] = "relation"
 
@@ -109,9 +136,6 @@ class RelationTask(Task[RelationExample, ClassPrediction]):
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         return (RelationHead(len(labels)),)
-
-    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
-        return {"accuracy": "highest"}
 
     def texts(self, example: RelationExample) -> tuple[str, ...]:
         return (" ".join(example.words),)
@@ -133,18 +157,6 @@ class RelationTask(Task[RelationExample, ClassPrediction]):
         sequence = Sequence(bare.ids, bare.segments, {"relation": target})
         return EncodedExample((sequence,), len(bare.ids) - tokenizer.template.single, 0)
 
-    def decode(
-        self,
-        example: RelationExample,
-        encoded: EncodedExample,
-        outputs: Many[Output],
-        tokenizer: Tokenizer,
-        labels: Many[str],
-    ) -> ClassPrediction:
-        index = int(outputs[0].argmax())
-        chances = dict(zip(labels, softmax(outputs[0]).tolist(), strict=True))
-        return ClassPrediction(labels[index], index, chances)
-
     def score(
         self, results: Iterable[tuple[RelationExample, ClassPrediction]], labels: Many[str]
     ) -> Metrics:
@@ -154,30 +166,6 @@ class RelationTask(Task[RelationExample, ClassPrediction]):
         if not confusion.any():
             raise nothing_to_score()
         return {"accuracy": classification_metrics(Confusion.of_matrix(confusion))["accuracy"]}
-
-    def bind(
-        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> RelationClassifier:
-        return RelationClassifier(self, model, tokenizer, labels, length)
-
-
-class RelationClassifier(TaskModel[RelationExample, ClassPrediction]):
-    """The task with a model that has the head "relation"."""
-
-    def weights(self, batch: Batch) -> dict[str, float]:
-        return {"relation": float((_targets(batch)[2] != IGNORED).sum())}
-
-    def forward(self, batch: Batch) -> Mapping[str, Loss]:
-        return {"relation": cross_entropy(self.logits(batch), _targets(batch)[2])}
-
-    def logits(self, batch: Batch) -> Tensor:
-        first, second, _ = _targets(batch)
-        hidden = self.model.encoder(batch).last
-        result: Tensor = self.model.heads["relation"](hidden[first], hidden[second])
-        return result
-
-    def outputs(self, batch: Batch) -> list[Output]:
-        return list(self.logits(batch).float().cpu().numpy())
 
 
 def _targets(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

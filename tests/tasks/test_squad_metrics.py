@@ -199,7 +199,9 @@ def test_the_best_threshold_is_the_best_of_all(count: int, ties: bool, seed: int
             )
         )
 
-    threshold, best = best_threshold(graded.difference, graded.given_f1, graded.none)
+    threshold, best = best_threshold(
+        graded.columns.difference, graded.columns.given_f1, graded.columns.none
+    )
     assert f1_at(threshold) == pytest.approx(best)
     assert best == pytest.approx(max(f1_at(place) for place in (-math.inf, *differences)))
     assert all(abs(threshold - difference) > 0 for difference in differences)
@@ -216,9 +218,9 @@ def test_the_best_f1_is_that_of_the_official_search(count: int, seed: int) -> No
             -1 if questions[place].impossible else grade_answer(bests[place], questions[place]).f1
         )
         best = max(best, score)
-    assert best_threshold(graded.difference, graded.given_f1, graded.none)[1] == pytest.approx(
-        best / count
-    )
+    assert best_threshold(graded.columns.difference, graded.columns.given_f1, graded.columns.none)[
+        1
+    ] == pytest.approx(best / count)
 
 
 def test_metrics_are_means_over_their_questions() -> None:
@@ -232,7 +234,7 @@ def test_metrics_are_means_over_their_questions() -> None:
     ]
     for row in rows:
         graded.add(*row)
-    assert len(graded) == 5
+    assert len(graded.columns.f1) == 5
     metrics = graded.metrics()
     assert metrics == pytest.approx(
         {

@@ -132,6 +132,7 @@ class Task(Generic[E, P]):
     Class attributes:
         aliases: common names of the task, among them the pipelines of transformers.
         metric: the metric that selects the best weights by default.
+        metrics: the metrics that can, where labels do not decide them (`directions`).
         length: maximum sequence length by default, in tokens.
         window: maximum number of examples that are predicted together; smaller where one example
             becomes many sequences.
@@ -144,6 +145,7 @@ class Task(Generic[E, P]):
 
     aliases: ClassVar[Many[str]] = ()
     metric: ClassVar[str] = ""
+    metrics: ClassVar[Mapping[str, Direction]] = {}
     length: ClassVar[int] = 128
     window: ClassVar[int] = 4096
     truncation_advice: ClassVar[tuple[str, str]] = ("Set length={needed}.", "Set length={limit}.")
@@ -228,7 +230,7 @@ class Task(Generic[E, P]):
 
     def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
         """Return the metrics that can select weights, each with its better direction."""
-        return {}
+        return self.metrics
 
     def texts(self, example: E) -> tuple[str, ...]:
         """Return the texts of an example."""
@@ -263,17 +265,6 @@ class Task(Generic[E, P]):
         Raises:
             DataError: a label that is not among `labels`.
         """
-        raise NotImplementedError
-
-    def decode(
-        self,
-        example: E,
-        encoded: EncodedExample,
-        outputs: Many[Output],
-        tokenizer: Tokenizer,
-        labels: Many[str],
-    ) -> P:
-        """Return the prediction for an example, from the outputs of its sequences."""
         raise NotImplementedError
 
     def score(self, results: Iterable[tuple[E, P]], labels: Many[str]) -> Metrics:
@@ -352,8 +343,8 @@ number, one score for each choice, and scores of tokens as the start and the end
 
 
 class TaskModel(TrainingModule, Generic[E, P]):
-    """A task bound to a model. Subclasses define `weights`, `outputs` and either `forward` or, to
-    be taught by another model, `scale`, `scores` and `losses`.
+    """A task bound to a model. Subclasses define `weights`, `outputs`, `decode` and `forward`; or,
+    to be taught by another model, `scale`, `scores` and `losses` instead of `forward`.
 
     Class attributes:
         scale: the meaning of `scores`; None for a task that no teacher is for.
@@ -400,8 +391,11 @@ class TaskModel(TrainingModule, Generic[E, P]):
         raise NotImplementedError
 
     def outputs(self, batch: Batch) -> list[Output]:
-        """Return the output for each sequence of a batch that is on the model's device."""
-        raise NotImplementedError
+        """Return the output for each sequence of a batch that is on the model's device.
+
+        They are its rows of `scores`, unless a task overrides this.
+        """
+        return list(self.scores(batch).float().cpu().numpy())
 
     def prepare(self, sequence: Sequence, rng: np.random.Generator) -> Sequence:
         """Return the sequence unchanged: its targets come with its example."""
@@ -412,8 +406,8 @@ class TaskModel(TrainingModule, Generic[E, P]):
         return self.task.encode(examples, self.tokenizer, self.labels, self.length)
 
     def decode(self, example: E, encoded: EncodedExample, outputs: Many[Output]) -> P:
-        """Return the prediction for an example; see `Task.decode`."""
-        return self.task.decode(example, encoded, outputs, self.tokenizer, self.labels)
+        """Return the prediction for an example, from the outputs of its sequences."""
+        raise NotImplementedError
 
     def score(self, results: Iterable[tuple[E, P]]) -> Metrics:
         """Return the metrics of predictions; see `Task.score`."""

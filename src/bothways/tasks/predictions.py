@@ -1,8 +1,7 @@
 """Predictions of tasks: one frozen type for each kind of answer.
 
 The attributes of a prediction that are written, in JSON and in Arrow, are declared once, by its
-annotations; `schemas` derives the JSON Schema and the Arrow types. `answer` is the value that
-`Predictor.predict` returns, of predictions that have one.
+annotations; `schemas` derives the JSON Schema and the Arrow types.
 """
 
 from __future__ import annotations
@@ -82,9 +81,16 @@ class Prediction:
     Class attributes:
         written: the attributes and properties that are written, in order, such as "label", or
             "scored_tokens as tokens" under another name; empty for all fields.
+        answer_field: the attribute that is the answer; empty where there is none.
     """
 
     written: ClassVar[tuple[str, ...]] = ()
+    answer_field: ClassVar[str] = ""
+
+    @property
+    def answer(self) -> Any:
+        """The value that `Predictor.predict` returns; an AttributeError where there is none."""
+        return getattr(self, self.answer_field)
 
     @property
     def signature(self) -> Any:
@@ -107,16 +113,12 @@ class ClassPrediction(Prediction):
         probabilities: the probability of every label, in their order; they sum to 1.
     """
 
+    answer_field = "label"
     written = ("label", "probabilities")
 
     label: str
     index: int
     probabilities: Mapping[str, float]
-
-    @property
-    def answer(self) -> str:
-        """The label."""
-        return self.label
 
 
 @dataclass(frozen=True)
@@ -128,13 +130,10 @@ class MultilabelPrediction(Prediction):
         probabilities: the probability of every label by itself, in their order.
     """
 
+    answer_field = "labels"
+
     labels: tuple[str, ...]
     probabilities: Mapping[str, float]
-
-    @property
-    def answer(self) -> tuple[str, ...]:
-        """The labels."""
-        return self.labels
 
     @property
     def signature(self) -> Any:
@@ -150,12 +149,9 @@ class ScorePrediction(Prediction):
         score: the number.
     """
 
-    score: float
+    answer_field = "score"
 
-    @property
-    def answer(self) -> float:
-        """The number."""
-        return self.score
+    score: float
 
 
 @dataclass(frozen=True)
@@ -168,14 +164,11 @@ class ChoicePrediction(Prediction):
         probabilities: the probability of each ending; they sum to 1.
     """
 
+    answer_field = "index"
+
     index: int
     ending: str
     probabilities: tuple[float, ...]
-
-    @property
-    def answer(self) -> int:
-        """The index of the ending."""
-        return self.index
 
 
 @dataclass(frozen=True)
@@ -261,6 +254,7 @@ class FillPrediction(Prediction):
         fillings: the best fillings of all masks together, the most probable first.
     """
 
+    answer_field = "text"
     written = ("text", "masks", "fillings")
 
     masks: tuple[tuple[TokenGuess, ...], ...]
@@ -270,11 +264,6 @@ class FillPrediction(Prediction):
     def text(self) -> str:
         """The text with the best filling."""
         return self.fillings[0].text
-
-    @property
-    def answer(self) -> str:
-        """The text with the best filling."""
-        return self.text
 
 
 class TokenLikelihood(NamedTuple):
@@ -387,6 +376,7 @@ class TagPrediction(Prediction):
         text: the text whose characters the entities count; None for the words joined by blanks.
     """
 
+    answer_field = "tags"
     written = ("entities", "words", "tags")
 
     words: tuple[str, ...]
@@ -394,11 +384,6 @@ class TagPrediction(Prediction):
     probabilities: NDArray[np.float64] = field(compare=False, repr=False)
     entities: tuple[Entity, ...] | None = None
     text: str | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def answer(self) -> tuple[str, ...]:
-        """The tags."""
-        return self.tags
 
     @property
     def signature(self) -> Any:
@@ -454,6 +439,8 @@ class AnswerPrediction(Prediction):
         spans: the best spans, best first, each text once, whatever is predicted.
     """
 
+    answer_field = "text"
+
     id: str
     text: str
     start: int | None
@@ -466,8 +453,3 @@ class AnswerPrediction(Prediction):
     def best(self) -> str:
         """The best answer, whether it is given or not; empty in a context without a token."""
         return self.spans[0].text if self.spans else ""
-
-    @property
-    def answer(self) -> str:
-        """The text of the answer."""
-        return self.text

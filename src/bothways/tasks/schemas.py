@@ -34,8 +34,8 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 
 
 def prediction_type(task: Task[Any, Any] | type[Task[Any, Any]]) -> type:
-    """Return the type of a task's predictions: the one that `decode` returns."""
-    result: type = typing.get_type_hints(task.decode)["return"]
+    """Return the type of a task's predictions: the one that its model's `decode` returns."""
+    result: type = typing.get_type_hints(task.model_class.decode)["return"]
     return result
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from bothways.core.errors import ConfigError
 from bothways.core.sequence import Ids, Sequence
 from bothways.core.targets import Targets, WindowWeight
 from bothways.tasks.base import EncodedExample, Output
+from bothways.tasks.text_examples import Texts
 from bothways.tasks.windows import windows
 from bothways.text.template import Template, assemble, truncated
 from bothways.text.tokenizer import Tokenizer
@@ -30,23 +31,6 @@ T = TypeVar("T")
 LongTexts = Literal["truncate", "head_tail", "windows"]
 HEAD = 4
 """The head of a text that is cut in the middle is the room divided by this: 128 of 510 tokens."""
-
-
-@runtime_checkable
-class Texts(Protocol):
-    """Any example that consists of one or two texts."""
-
-    @property
-    def text(self) -> str:
-        """The text, or the first of two."""
-
-    @property
-    def text_b(self) -> str | None:
-        """The second text, if any."""
-
-    @property
-    def where(self) -> str:
-        """The source of the example."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +42,16 @@ class EncodedTexts(EncodedExample):
     """
 
     windows: tuple[int, ...] = (1,)
+
+    @classmethod
+    def of(cls, texts: Many[EncodedExample]) -> EncodedTexts:
+        """Join the sequences of several texts."""
+        return cls(
+            tuple(sequence for text in texts for sequence in text.sequences),
+            sum(text.tokens for text in texts),
+            sum(text.cut for text in texts),
+            tuple(len(text.sequences) for text in texts),
+        )
 
     def by_text(self, values: Many[T]) -> list[Many[T]]:
         """Return the values of each text from the values of its sequences."""

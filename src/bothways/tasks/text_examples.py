@@ -22,11 +22,17 @@ LABELS = ("label", "labels", "class", "target", "gold_label", "category")
 
 
 @dataclass(frozen=True)
-class TextExample:
-    """One or two texts with an optional label and their source."""
+class Texts:
+    """One text or two."""
 
     text: str
     text_b: str | None = None
+
+
+@dataclass(frozen=True)
+class TextExample(Texts):
+    """One or two texts with an optional label and their source."""
+
     label: str | None = None
     where: str = "an example"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from bothways.core.batch import Batch
@@ -127,6 +127,6 @@ class NumberModel(TaskModel[E, P]):
         return list(self.scores(batch).float().cpu().numpy()[:, None])
 
 
-def targets_of(batch: Batch) -> Float[Tensor, " sequences"]:
-    """Return the label of each sequence; NaN where there is none."""
+def targets_of(batch: Batch) -> Shaped[Tensor, " sequences"]:
+    """Return the label of each sequence, a class or a number; IGNORED or NaN for none."""
     return torch.as_tensor(batch.target("label", LabelTargets).labels)

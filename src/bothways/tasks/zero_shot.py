@@ -49,8 +49,3 @@ def vocabulary_logits(model: Model, batch: Batch, rows: Tensor) -> Iterator[Tens
     x = model.before_masked(batch, hidden, rows)
     for chunk in torch.split(rows, ROWS):
         yield model.heads["masked"](x[chunk], hidden.table).float()
-
-
-def counts_per_sequence(sequence_ids: Tensor, sequences: int) -> list[int]:
-    """Return the number of targets of each sequence, given the sequence of each target."""
-    return torch.bincount(sequence_ids, minlength=sequences).tolist()

@@ -108,6 +108,14 @@ class Chooser(base.TaskModel[ChoiceExample, ChoicePrediction]):
         ends = _targets(batch)[0].cpu().numpy().cumsum()
         return np.split(self.scores(batch).float().cpu().numpy(), ends[:-1])
 
+    def decode(
+        self, example: ChoiceExample, encoded: base.EncodedExample, outputs: Many[base.Output]
+    ) -> ChoicePrediction:
+        """Return the ending with the highest score, and all probabilities."""
+        (scores,) = outputs
+        index = int(scores.argmax())
+        return ChoicePrediction(index, example.endings[index], tuple(softmax(scores).tolist()))
+
 
 @dataclass(frozen=True)
 class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
@@ -120,6 +128,7 @@ class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
     aliases: ClassVar[Many[str]] = ("multiple-choice",)
     model_class: ClassVar[type[Chooser]] = Chooser
     metric: ClassVar[str] = "accuracy"
+    metrics: ClassVar[Mapping[str, base.Direction]] = {"accuracy": "highest", "loss": "lowest"}
     window: ClassVar[int] = 1024
 
     column_table: ClassVar[Many[Column]] = TABLE
@@ -142,10 +151,6 @@ class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         """Return the head that scores choices."""
         return (ChoiceHead(dropout),)
-
-    def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
-        """Return accuracy and loss."""
-        return {"accuracy": "highest", "loss": "lowest"}
 
     def stratum(self, example: ChoiceExample) -> Hashable:
         """Return the place of the right ending."""
@@ -198,19 +203,6 @@ class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
             _encode(example, context, [next(endings) for _ in example.endings], tokenizer, length)
             for example, context in zip(examples, contexts, strict=True)
         ]
-
-    def decode(
-        self,
-        example: ChoiceExample,
-        encoded: base.EncodedExample,
-        outputs: Many[base.Output],
-        tokenizer: Tokenizer,
-        labels: Many[str],
-    ) -> ChoicePrediction:
-        """Return the ending with the highest score, and all probabilities."""
-        (scores,) = outputs
-        index = int(scores.argmax())
-        return ChoicePrediction(index, example.endings[index], tuple(softmax(scores).tolist()))
 
     def score(
         self, results: Iterable[tuple[ChoiceExample, ChoicePrediction]], labels: Many[str]

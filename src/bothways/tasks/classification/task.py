@@ -37,7 +37,7 @@ from bothways.tasks.metrics import Confusion, classification_metrics, negative_l
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.text_encoding import averaged, encode_texts, window_weight
 from bothways.tasks.text_examples import TextExample, in_order, label_names
-from bothways.tasks.text_task import LongTextTask
+from bothways.tasks.text_task import LongTextTask, targets_of
 from bothways.text.tokenizer import Tokenizer
 
 MANY = 20
@@ -69,7 +69,7 @@ class TextClassifier(base.TaskModel[TextExample, ClassPrediction]):
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the summed weights of the labels: of their class, and of their window."""
-        labels = _labels(batch)
+        labels = targets_of(batch)
         labelled = labels != IGNORED
         return {
             "label": float((self._classes[labels[labelled]] * window_weight(batch)[labelled]).sum())
@@ -77,7 +77,7 @@ class TextClassifier(base.TaskModel[TextExample, ClassPrediction]):
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the cross-entropy of the labels. Weighted labels have no count of hits."""
-        labels = _labels(batch)
+        labels = targets_of(batch)
         if self._equal and self._smoothing == 0 and not self._windows:
             return {"label": cross_entropy(scores, labels)}
         classes = self._classes.to(scores.device)
@@ -90,9 +90,14 @@ class TextClassifier(base.TaskModel[TextExample, ClassPrediction]):
         """Return one logit per label for each sequence."""
         return self.model.read("labels", batch)
 
-    def outputs(self, batch: Batch) -> list[base.Output]:
-        """Return the logits of each sequence `(labels)`."""
-        return list(self.scores(batch).float().cpu().numpy())
+    def decode(
+        self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
+    ) -> ClassPrediction:
+        """Return the most probable label, and all probabilities."""
+        logits = averaged(outputs)
+        index = int(logits.argmax())
+        probabilities = dict(zip(self.labels, softmax(logits).tolist(), strict=True))
+        return ClassPrediction(self.labels[index], index, probabilities)
 
 
 @dataclass(frozen=True)
@@ -186,20 +191,6 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
         ]
         return encode_texts(examples, targets, tokenizer, self.fit(length))
 
-    def decode(
-        self,
-        example: TextExample,
-        encoded: base.EncodedExample,
-        outputs: Many[base.Output],
-        tokenizer: Tokenizer,
-        labels: Many[str],
-    ) -> ClassPrediction:
-        """Return the most probable label, and all probabilities."""
-        logits = averaged(outputs)
-        index = int(logits.argmax())
-        probabilities = dict(zip(labels, softmax(logits).tolist(), strict=True))
-        return ClassPrediction(labels[index], index, probabilities)
-
     def score(
         self, results: Iterable[tuple[TextExample, ClassPrediction]], labels: Many[str]
     ) -> base.Metrics:
@@ -242,10 +233,6 @@ def _index(example: TextExample, index: Mapping[str, int]) -> int:
     if example.label not in index:
         raise base.unknown_label(f"label {example.label!r}", example.label, [*index], example.where)
     return index[example.label]
-
-
-def _labels(batch: Batch) -> Tensor:
-    return torch.as_tensor(batch.target("label", LabelTargets).labels)
 
 
 def balanced(examples: Iterable[TextExample]) -> tuple[float, ...]:

@@ -25,26 +25,16 @@ from bothways.core.sequence import Sequence
 from bothways.core.targets import TokenTargets, next_tokens
 from bothways.model.heads import Head, MaskedHead, NextTokenHead
 from bothways.tasks import base
-from bothways.tasks.likelihood.task import LikelihoodScorer, LikelihoodTask
+from bothways.tasks.likelihood.task import LikelihoodTask, MaskedScorer
 from bothways.tasks.predictions import PreferencePrediction
+from bothways.tasks.text_encoding import EncodedTexts
 from bothways.tasks.text_examples import TextColumns, TextExample
 from bothways.tasks.zero_shot import ROWS, MaskedTask
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class _EncodedPair(base.EncodedExample):
-    """The sequences of the first text, then the second's.
-
-    Attributes:
-        first: number of sequences of the first text.
-    """
-
-    first: int
-
-
-class PairScorer(LikelihoodScorer[PreferencePrediction]):
+class PairScorer(MaskedScorer[PreferencePrediction]):
     """Minimal pairs with a model that has the head of the task's variant; see `TaskModel`."""
 
     def outputs(self, batch: Batch) -> list[base.Output]:
@@ -64,6 +54,14 @@ class PairScorer(LikelihoodScorer[PreferencePrediction]):
             sums.index_add_(0, batch.layout.sequence_ids[rows], logs)
         return list(sums[:, None].float().cpu().numpy())
 
+    def decode(
+        self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
+    ) -> PreferencePrediction:
+        """Return the log-likelihoods of both texts."""
+        assert isinstance(encoded, EncodedTexts)
+        first, second = encoded.by_text([float(output[0]) for output in outputs])
+        return PreferencePrediction(math.fsum(first), math.fsum(second))
+
 
 @dataclass(frozen=True)
 class MinimalPairTask(MaskedTask[PreferencePrediction]):
@@ -76,6 +74,7 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
 
     aliases: ClassVar[Many[str]] = ("blimp", "minimal-pairs")
     metric: ClassVar[str] = "accuracy"
+    metrics: ClassVar[Mapping[str, base.Direction]] = {"accuracy": "highest"}
     window: ClassVar[int] = 128
     model_class: ClassVar[type[base.TaskModel[Any, Any]]] = PairScorer
 
@@ -96,10 +95,6 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
             case _:
                 assert_never(self.variant)
 
-    def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
-        """Return the accuracy."""
-        return {"accuracy": "highest"}
-
     def check_columns(self, columns: TextColumns, where: str) -> None:
         """Raise a DataError for single texts."""
         if columns.text_b is None:
@@ -109,7 +104,7 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
 
     def encode(
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> list[base.EncodedExample]:
+    ) -> list[EncodedTexts]:
         """Return the sequences of both texts; errors as `LikelihoodTask.encode`."""
         texts = [
             TextExample(text, where=example.where)
@@ -125,12 +120,8 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
                 encoded = self._encode_texts(texts, tokenizer, length)
             case _:
                 assert_never(self.variant)
-        return [
-            _EncodedPair(
-                a.sequences + b.sequences, a.tokens + b.tokens, a.cut + b.cut, len(a.sequences)
-            )
-            for a, b in zip(encoded[::2], encoded[1::2], strict=True)
-        ]
+        pairs = zip(encoded[::2], encoded[1::2], strict=True)
+        return [EncodedTexts.of(pair) for pair in pairs]
 
     def _encode_texts(
         self, texts: Many[TextExample], tokenizer: Tokenizer, length: int
@@ -146,20 +137,6 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
 
         encoded = tokenizer.encode([text.text for text in texts])
         return [base.EncodedExample(tuple(pieces(ids)), len(ids), 0) for ids in encoded]
-
-    def decode(
-        self,
-        example: TextExample,
-        encoded: base.EncodedExample,
-        outputs: Many[base.Output],
-        tokenizer: Tokenizer,
-        labels: Many[str],
-    ) -> PreferencePrediction:
-        """Return the log-likelihoods of both texts."""
-        assert isinstance(encoded, _EncodedPair)
-        sums = [float(output[0]) for output in outputs]
-        first, second = sums[: encoded.first], sums[encoded.first :]
-        return PreferencePrediction(math.fsum(first), math.fsum(second))
 
     def score(
         self, results: Iterable[tuple[TextExample, PreferencePrediction]], labels: Many[str]

@@ -33,12 +33,12 @@ from bothways.core.targets import TokenTargets
 from bothways.tasks import base
 from bothways.tasks.predictions import LikelihoodPrediction
 from bothways.tasks.text_examples import TextExample
-from bothways.tasks.zero_shot import ROWS, MaskedTask, counts_per_sequence, vocabulary_logits
+from bothways.tasks.zero_shot import ROWS, MaskedTask, vocabulary_logits
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Encoded, Tokenizer
 
 
-class LikelihoodScorer(base.TaskModel[TextExample, base.P]):
+class MaskedScorer(base.TaskModel[TextExample, base.P]):
     """A task on likelihoods with a model that has the head "masked"; see `TaskModel`."""
 
     def outputs(self, batch: Batch) -> list[base.Output]:
@@ -46,9 +46,7 @@ class LikelihoodScorer(base.TaskModel[TextExample, base.P]):
         targets = batch.target("masked", TokenTargets)
         index, truth = torch.as_tensor(targets.index), torch.as_tensor(targets.ids)
         owners = batch.layout.sequence_ids[index]
-        counts = torch.tensor(
-            counts_per_sequence(owners, batch.layout.sequences), device=index.device
-        )
+        counts = torch.bincount(owners, minlength=batch.layout.sequences)
         first = counts.cumsum(0) - counts
         ids = batch.ids.index_fill(0, index, self.tokenizer.specials.mask)
         masked = Batch(ids, batch.segments, batch.layout)
@@ -62,6 +60,18 @@ class LikelihoodScorer(base.TaskModel[TextExample, base.P]):
         return list(logs.cpu().numpy())
 
 
+class LikelihoodScorer(MaskedScorer[LikelihoodPrediction]):
+    """The likelihood of texts with a model that has the head "masked"; see `TaskModel`."""
+
+    def decode(
+        self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
+    ) -> LikelihoodPrediction:
+        """Return the tokens of the text, each with its log probability."""
+        ids = [item.target("masked", TokenTargets).ids[0] for item in encoded.sequences]
+        tokens = tuple(self.tokenizer.token(int(id)) for id in ids)
+        return LikelihoodPrediction(tokens, tuple(float(output[0]) for output in outputs))
+
+
 @dataclass(frozen=True)
 class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     """The pseudo-log-likelihood of texts.
@@ -73,14 +83,11 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     aliases: ClassVar[Many[str]] = ("perplexity", "pll")
     model_class: ClassVar[type[base.TaskModel[Any, Any]]] = LikelihoodScorer
     metric: ClassVar[str] = "pseudo_perplexity"
+    metrics: ClassVar[Mapping[str, base.Direction]] = {"pseudo_perplexity": "lowest"}
     window: ClassVar[int] = 256
 
     variant: Literal["original", "word_l2r"] = "original"
     kind: Literal["likelihood"] = "likelihood"
-
-    def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
-        """Return the pseudo-perplexity."""
-        return {"pseudo_perplexity": "lowest"}
 
     def encode(
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
@@ -132,19 +139,6 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
                 assert_never(self.variant)
         pairs = zip(starts, stops, strict=True)
         return [np.arange(start, stop, dtype=np.int64) for start, stop in pairs]
-
-    def decode(
-        self,
-        example: TextExample,
-        encoded: base.EncodedExample,
-        outputs: Many[base.Output],
-        tokenizer: Tokenizer,
-        labels: Many[str],
-    ) -> LikelihoodPrediction:
-        """Return the tokens of the text, each with its log probability."""
-        ids = [item.target("masked", TokenTargets).ids[0] for item in encoded.sequences]
-        tokens = tuple(tokenizer.token(int(id)) for id in ids)
-        return LikelihoodPrediction(tokens, tuple(float(output[0]) for output in outputs))
 
     def score(
         self, results: Iterable[tuple[TextExample, LikelihoodPrediction]], labels: Many[str]

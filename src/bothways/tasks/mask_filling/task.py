@@ -35,103 +35,9 @@ from bothways.model.model import Model
 from bothways.tasks.base import EncodedExample, Metrics, Output, TaskModel
 from bothways.tasks.predictions import FillPrediction, JointFilling, TokenGuess
 from bothways.tasks.text_examples import TextExample
-from bothways.tasks.zero_shot import MaskedTask, counts_per_sequence, vocabulary_logits
+from bothways.tasks.zero_shot import MaskedTask, vocabulary_logits
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class MaskFillingTask(MaskedTask[FillPrediction]):
-    """The tokens behind masks.
-
-    Attributes:
-        top: number of tokens for each mask, and of joint fillings.
-    """
-
-    aliases: ClassVar[Many[str]] = ("fill-mask", "mask-filling", "mlm")
-
-    top: int = 5
-    kind: Literal["fill"] = "fill"
-
-    def __post_init__(self) -> None:
-        require_at_least(1, top=self.top)
-
-    def encode(
-        self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> list[EncodedExample]:
-        """Return [CLS] A [SEP] with its masks as targets; of a long text the part around them.
-
-        Raises:
-            DataError: a text has no mask, or its masks are too far apart for the model.
-        """
-        texts = tokenizer.encode([example.text for example in examples])
-        return [
-            _encode(example, ids, tokenizer, length)
-            for example, ids in zip(examples, texts, strict=True)
-        ]
-
-    def decode(
-        self,
-        example: TextExample,
-        encoded: EncodedExample,
-        outputs: Many[Output],
-        tokenizer: Tokenizer,
-        labels: Many[str],
-    ) -> FillPrediction:
-        """Return tokens with probabilities, and the text with each of the fillings in it."""
-        (output,) = outputs
-        count, name = len(output) // 3, tokenizer.token
-        ids = output.astype(np.int64)
-        tokens, probabilities = ids[:count], output[count : 2 * count]
-        masks = tuple(
-            tuple(TokenGuess(name(id), float(p)) for id, p in zip(*mask, strict=True))
-            for mask in zip(tokens, probabilities, strict=True)
-        )
-        fillings = ids[2 * count : 3 * count].T
-        totals = np.exp(output[-1].astype(np.float64))
-        texts = _filled_texts(example.text, fillings, tokenizer)
-        return FillPrediction(
-            masks,
-            tuple(
-                JointFilling(tuple(map(name, filling)), float(p), text)
-                for filling, p, text in zip(fillings, totals, texts, strict=True)
-            ),
-        )
-
-    def score(
-        self, results: Iterable[tuple[TextExample, FillPrediction]], labels: Many[str]
-    ) -> Metrics:
-        """Raise a DataError: texts with masks have no answers to compare with."""
-        message = "the tokens behind the masks are unknown, so fillings cannot be scored"
-        raise DataError(message, fix=f"Score whole texts: {argument(task='likelihood')}.")
-
-    def bind(
-        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> MaskFiller:
-        """Bind the task to a model; ConfigError if `top` exceeds the vocabulary."""
-        tokens = int(tokenizer.named.sum())
-        if self.top > tokens:
-            message = f"must be at most the {tokens} tokens of the vocabulary, not {self.top}"
-            raise ConfigError(message, where="top")
-        return MaskFiller(self, model, tokenizer, labels, length)
-
-
-def _encode(example: TextExample, ids: Ids, tokenizer: Tokenizer, length: int) -> EncodedExample:
-    masks, room = np.flatnonzero(ids == tokenizer.specials.mask), length - tokenizer.template.single
-    mask = tokenizer.token(tokenizer.specials.mask)
-    if not len(masks):
-        fix = f"Write {mask} for the token to find."
-        raise DataError(f"the text has no {mask}", where=example.where, fix=fix)
-    first, last = int(masks[0]), int(masks[-1])
-    if last - first >= room:
-        message = f"its masks span {last - first + 1} tokens, and the model reads {room} at once"
-        raise DataError(message, where=example.where, fix="Shorten the text between them.")
-    start = max(0, min((first + last + 1 - room) // 2, len(ids) - room))
-    bare = assemble(ids[start : start + room], None, tokenizer.template)
-    index = (masks - start + len(tokenizer.template.before)).astype(np.int64)
-    target = TokenTargets(index, np.full(len(index), tokenizer.specials.mask, dtype=np.int64))
-    sequence = Sequence(bare.ids, bare.segments, {"masked": target})
-    return EncodedExample((sequence,), len(ids), max(0, len(ids) - room))
 
 
 class MaskFiller(TaskModel[TextExample, FillPrediction]):
@@ -151,7 +57,8 @@ class MaskFiller(TaskModel[TextExample, FillPrediction]):
         ]
         ids = torch.cat([chunk.indices for chunk in best])
         logs = torch.cat([chunk.values for chunk in best])
-        counts = counts_per_sequence(batch.layout.sequence_ids[index], batch.layout.sequences)
+        owners = batch.layout.sequence_ids[index]
+        counts = torch.bincount(owners, minlength=batch.layout.sequences).tolist()
         bounds = batch.layout.cu_seqlens.tolist()
         chunks = zip(*(torch.split(x, counts) for x in (index, ids, logs)), strict=True)
         result = []
@@ -197,6 +104,96 @@ class MaskFiller(TaskModel[TextExample, FillPrediction]):
             rows = rows[selected // logits.shape[1]]
             rows[:, position] = selected % logits.shape[1]
         return rows[:, places], scores
+
+    def decode(
+        self, example: TextExample, encoded: EncodedExample, outputs: Many[Output]
+    ) -> FillPrediction:
+        """Return tokens with probabilities, and the text with each of the fillings in it."""
+        (output,) = outputs
+        count, name = len(output) // 3, self.tokenizer.token
+        ids = output.astype(np.int64)
+        tokens, probabilities = ids[:count], output[count : 2 * count]
+        masks = tuple(
+            tuple(TokenGuess(name(id), float(p)) for id, p in zip(*mask, strict=True))
+            for mask in zip(tokens, probabilities, strict=True)
+        )
+        fillings = ids[2 * count : 3 * count].T
+        totals = np.exp(output[-1].astype(np.float64))
+        texts = _filled_texts(example.text, fillings, self.tokenizer)
+        return FillPrediction(
+            masks,
+            tuple(
+                JointFilling(tuple(map(name, filling)), float(p), text)
+                for filling, p, text in zip(fillings, totals, texts, strict=True)
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class MaskFillingTask(MaskedTask[FillPrediction]):
+    """The tokens behind masks.
+
+    Attributes:
+        top: number of tokens for each mask, and of joint fillings.
+    """
+
+    model_class: ClassVar[type[MaskFiller]] = MaskFiller
+    aliases: ClassVar[Many[str]] = ("fill-mask", "mask-filling", "mlm")
+
+    top: int = 5
+    kind: Literal["fill"] = "fill"
+
+    def __post_init__(self) -> None:
+        require_at_least(1, top=self.top)
+
+    def encode(
+        self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
+    ) -> list[EncodedExample]:
+        """Return [CLS] A [SEP] with its masks as targets; of a long text the part around them.
+
+        Raises:
+            DataError: a text has no mask, or its masks are too far apart for the model.
+        """
+        texts = tokenizer.encode([example.text for example in examples])
+        return [
+            _encode(example, ids, tokenizer, length)
+            for example, ids in zip(examples, texts, strict=True)
+        ]
+
+    def score(
+        self, results: Iterable[tuple[TextExample, FillPrediction]], labels: Many[str]
+    ) -> Metrics:
+        """Raise a DataError: texts with masks have no answers to compare with."""
+        message = "the tokens behind the masks are unknown, so fillings cannot be scored"
+        raise DataError(message, fix=f"Score whole texts: {argument(task='likelihood')}.")
+
+    def bind(
+        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
+    ) -> MaskFiller:
+        """Bind the task to a model; ConfigError if `top` exceeds the vocabulary."""
+        tokens = int(tokenizer.named.sum())
+        if self.top > tokens:
+            message = f"must be at most the {tokens} tokens of the vocabulary, not {self.top}"
+            raise ConfigError(message, where="top")
+        return MaskFiller(self, model, tokenizer, labels, length)
+
+
+def _encode(example: TextExample, ids: Ids, tokenizer: Tokenizer, length: int) -> EncodedExample:
+    masks, room = np.flatnonzero(ids == tokenizer.specials.mask), length - tokenizer.template.single
+    mask = tokenizer.token(tokenizer.specials.mask)
+    if not len(masks):
+        fix = f"Write {mask} for the token to find."
+        raise DataError(f"the text has no {mask}", where=example.where, fix=fix)
+    first, last = int(masks[0]), int(masks[-1])
+    if last - first >= room:
+        message = f"its masks span {last - first + 1} tokens, and the model reads {room} at once"
+        raise DataError(message, where=example.where, fix="Shorten the text between them.")
+    start = max(0, min((first + last + 1 - room) // 2, len(ids) - room))
+    bare = assemble(ids[start : start + room], None, tokenizer.template)
+    index = (masks - start + len(tokenizer.template.before)).astype(np.int64)
+    target = TokenTargets(index, np.full(len(index), tokenizer.specials.mask, dtype=np.int64))
+    sequence = Sequence(bare.ids, bare.segments, {"masked": target})
+    return EncodedExample((sequence,), len(ids), max(0, len(ids) - room))
 
 
 def _filled_texts(text: str, fillings: NDArray[np.int64], tokenizer: Tokenizer) -> list[str]:

@@ -34,7 +34,7 @@ from bothways.tasks.columns import Column, cell_of, is_absent, label_of, unlabel
 from bothways.tasks.metrics import macro_thresholds, micro_thresholds, multilabel_metrics
 from bothways.tasks.predictions import MultilabelPrediction
 from bothways.tasks.text_encoding import averaged, encode_texts, window_weight
-from bothways.tasks.text_examples import LABEL, TEXT, TextColumns, in_order, texts_of_row
+from bothways.tasks.text_examples import LABEL, TEXT, TextColumns, Texts, in_order, texts_of_row
 from bothways.tasks.text_task import LongTextTask
 from bothways.text.tokenizer import Tokenizer
 
@@ -49,13 +49,49 @@ _VALUES = {"true", "false", "none", "null", "nan"}
 
 
 @dataclass(frozen=True)
-class MultilabelExample:
+class MultilabelExample(Texts):
     """One or two texts and their labels, possibly none; `labels` is None where they are unknown."""
 
-    text: str
-    text_b: str | None = None
     labels: tuple[str, ...] | None = None
     where: str = "an example"
+
+
+class MultilabelClassifier(base.TaskModel[MultilabelExample, MultilabelPrediction]):
+    """A multilabel task with a model that has the head "labels"; see `TaskModel`."""
+
+    task: MultilabelTask
+    scale = "labels"
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        """Return the number of labelled texts times that of labels."""
+        labelled = ~_labels(batch).isnan()
+        return {"label": float((labelled * window_weight(batch)[:, None]).sum(dtype=torch.float64))}
+
+    def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
+        """Return the cross-entropy of all decisions.
+
+        Hits are not counted: nearly all labels are absent, so the share of right decisions is high
+        for any model.
+        """
+        weight = window_weight(batch)[:, None]
+        loss = binary_cross_entropy(scores, _labels(batch), weight)
+        return {"label": replace(loss, hits=None)}
+
+    def scores(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
+        """Return one logit per label for each sequence."""
+        return self.model.read("labels", batch)
+
+    def decode(
+        self, example: MultilabelExample, encoded: base.EncodedExample, outputs: Many[base.Output]
+    ) -> MultilabelPrediction:
+        """Return the labels from their thresholds on, and all probabilities."""
+        logits = averaged(outputs).astype(np.float64)
+        probabilities = 0.5 * (1 + np.tanh(logits / 2))  # the sigmoid, without overflow
+        assigned = zip(self.labels, probabilities >= self.task.limits(self.labels), strict=True)
+        return MultilabelPrediction(
+            tuple(name for name, predicted in assigned if predicted),
+            dict(zip(self.labels, probabilities.tolist(), strict=True)),
+        )
 
 
 @dataclass(frozen=True)
@@ -72,7 +108,14 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
     """
 
     aliases: ClassVar[Many[str]] = ("multi-label", "multi-label-classification")
+    model_class: ClassVar[type[MultilabelClassifier]] = MultilabelClassifier
     metric: ClassVar[str] = "f1_micro"
+    metrics: ClassVar[Mapping[str, base.Direction]] = {
+        "f1_micro": "highest",
+        "f1_macro": "highest",
+        "exact": "highest",
+        "loss": "lowest",
+    }
     problem: ClassVar[Literal["multi_label_classification"]] = "multi_label_classification"
     column_table: ClassVar[Many[Column]] = (TEXT, replace(LABEL, several=True))
 
@@ -116,10 +159,6 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         """Return a head with one output per label."""
         return (LabelHead(max(1, len(labels)), dropout),)
 
-    def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
-        """Return F1 of all decisions, mean F1 of the labels, exact matches, and the loss."""
-        return {"f1_micro": "highest", "f1_macro": "highest", "exact": "highest", "loss": "lowest"}
-
     def check(self, train: Many[MultilabelExample], dev: Many[MultilabelExample]) -> list[Finding]:
         """Return the problems of the examples; `dev` may be empty."""
         marks = unlabelled_marks(label for e in (*train, *dev) for label in e.labels or ())
@@ -157,24 +196,8 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         ]
         return encode_texts(examples, targets, tokenizer, self.fit(length))
 
-    def decode(
-        self,
-        example: MultilabelExample,
-        encoded: base.EncodedExample,
-        outputs: Many[base.Output],
-        tokenizer: Tokenizer,
-        labels: Many[str],
-    ) -> MultilabelPrediction:
-        """Return the labels from their thresholds on, and all probabilities."""
-        logits = averaged(outputs).astype(np.float64)
-        probabilities = 0.5 * (1 + np.tanh(logits / 2))  # the sigmoid, without overflow
-        assigned = zip(labels, probabilities >= self._limits(labels), strict=True)
-        return MultilabelPrediction(
-            tuple(name for name, predicted in assigned if predicted),
-            dict(zip(labels, probabilities.tolist(), strict=True)),
-        )
-
-    def _limits(self, labels: Many[str]) -> NDArray[np.float64]:
+    def limits(self, labels: Many[str]) -> NDArray[np.float64]:
+        """Return the threshold of each label."""
         return np.array(self.thresholds or (EVEN,) * len(labels), dtype=np.float64)
 
     def score(
@@ -185,7 +208,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         Labels are assigned by this task's thresholds, whichever the predictions were made with.
         """
         index = {label: position for position, label in enumerate(labels)}
-        limits = self._limits(labels)
+        limits = self.limits(labels)
         correct, errors = np.zeros((2, len(index)), dtype=np.int64)
         count, exact, loss = 0, 0, 0.0
         for example, prediction in results:
@@ -256,35 +279,6 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
             fix = "Give one for each label, in order, or none."
             raise ConfigError(message, where="task.thresholds", fix=fix)
         return MultilabelClassifier(self, model, tokenizer, labels, length)
-
-
-class MultilabelClassifier(base.TaskModel[MultilabelExample, MultilabelPrediction]):
-    """A multilabel task with a model that has the head "labels"; see `TaskModel`."""
-
-    scale = "labels"
-
-    def weights(self, batch: Batch) -> dict[str, float]:
-        """Return the number of labelled texts times that of labels."""
-        labelled = ~_labels(batch).isnan()
-        return {"label": float((labelled * window_weight(batch)[:, None]).sum(dtype=torch.float64))}
-
-    def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
-        """Return the cross-entropy of all decisions.
-
-        Hits are not counted: nearly all labels are absent, so the share of right decisions is high
-        for any model.
-        """
-        weight = window_weight(batch)[:, None]
-        loss = binary_cross_entropy(scores, _labels(batch), weight)
-        return {"label": replace(loss, hits=None)}
-
-    def scores(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
-        """Return one logit per label for each sequence."""
-        return self.model.read("labels", batch)
-
-    def outputs(self, batch: Batch) -> list[base.Output]:
-        """Return the logits of each sequence `(labels)`."""
-        return list(self.scores(batch).float().cpu().numpy())
 
 
 def _check_separator(separator: str, labels: Many[str]) -> list[Finding]:

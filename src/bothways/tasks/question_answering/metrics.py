@@ -21,7 +21,8 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -106,13 +107,8 @@ def _longest_run(a: Many[str], b: Many[str]) -> int:
     return best
 
 
-def _floats() -> array[float]:
-    return array("d")
-
-
-@dataclass
-class AnswerScores:
-    """Scores of answers, seven numbers a question.
+class ScoredAnswers(NamedTuple):
+    """The scores of answers, each an array over questions.
 
     Attributes:
         exact, f1: of the prediction.
@@ -122,13 +118,20 @@ class AnswerScores:
         impossible: 1 where the question has no answer.
     """
 
-    exact: array[float] = field(default_factory=_floats)
-    f1: array[float] = field(default_factory=_floats)
-    given_exact: array[float] = field(default_factory=_floats)
-    given_f1: array[float] = field(default_factory=_floats)
-    none: array[float] = field(default_factory=_floats)
-    difference: array[float] = field(default_factory=_floats)
-    impossible: array[float] = field(default_factory=_floats)
+    exact: Any
+    f1: Any
+    given_exact: Any
+    given_f1: Any
+    none: Any
+    difference: Any
+    impossible: Any
+
+
+class AnswerScores:
+    """Scores of answers; memory: seven numbers a question."""
+
+    def __init__(self) -> None:
+        self._numbers = array("d")
 
     def add(self, question: Question, text: str, best: str, difference: float) -> None:
         """Add a question.
@@ -137,18 +140,17 @@ class AnswerScores:
             text: the prediction; "" for no answer.
             best: the best answer; `text` is that or "".
         """
-        predicted, none = grade_answer(best, question), grade_answer("", question)
-        selected = predicted if text else none
-        self.exact.append(selected.exact)
-        self.f1.append(selected.f1)
-        self.given_exact.append(predicted.exact)
-        self.given_f1.append(predicted.f1)
-        self.none.append(none.f1)
-        self.difference.append(difference)
-        self.impossible.append(float(question.impossible is True))
+        given, none = grade_answer(best, question), grade_answer("", question)
+        exact, f1 = (given.exact, given.f1) if text else (none.exact, none.f1)
+        impossible = float(question.impossible is True)
+        self._numbers.extend(
+            ScoredAnswers(exact, f1, given.exact, given.f1, none.f1, difference, impossible)
+        )
 
-    def __len__(self) -> int:
-        return len(self.f1)
+    @property
+    def columns(self) -> ScoredAnswers:
+        """The scores of all questions."""
+        return ScoredAnswers(*np.array(self._numbers).reshape(-1, 7).T)
 
     def metrics(self) -> Mapping[str, float]:
         """Return the metrics.
@@ -158,12 +160,12 @@ class AnswerScores:
             questions without an answer also "em_best", "threshold_best" (for F1), and the metrics
             of questions with ("_has") and without an answer ("_no").
         """
-        exact, f1, no = np.array(self.exact), np.array(self.f1), np.array(self.impossible) > 0
-        threshold, best = best_threshold(self.difference, self.given_f1, self.none)
+        exact, f1, given_exact, given_f1, none, difference, impossible = self.columns
+        no, (threshold, best) = impossible > 0, best_threshold(difference, given_f1, none)
         metrics = {"em": float(exact.mean()), "f1": float(f1.mean()), "f1_best": best}
         if not no.any():
             return metrics
-        metrics["em_best"] = best_threshold(self.difference, self.given_exact, self.none)[1]
+        metrics["em_best"] = best_threshold(difference, given_exact, none)[1]
         metrics["threshold_best"] = threshold
         metrics["em_no"] = float(exact[no].mean())
         if not no.all():

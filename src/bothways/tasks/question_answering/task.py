@@ -78,6 +78,8 @@ class EncodedQuestion(base.EncodedExample):
 class QuestionAnswerer(base.TaskModel[Question, AnswerPrediction]):
     """A question-answering task with a model that has the head "span"; see `TaskModel`."""
 
+    task: QuestionAnsweringTask
+
     scale = "span"
     loss_name = "span"
 
@@ -102,6 +104,40 @@ class QuestionAnswerer(base.TaskModel[Question, AnswerPrediction]):
         """Return the scores of each window `(its tokens, 2)`."""
         scores = self.scores(batch).float().cpu().numpy()
         return np.split(scores, torch.as_tensor(batch.layout.lengths).cumsum(0)[:-1].tolist())
+
+    def decode(
+        self, example: Question, encoded: base.EncodedExample, outputs: Many[base.Output]
+    ) -> AnswerPrediction:
+        """Return the best spans of all windows, and the best one or none as the answer."""
+        assert isinstance(encoded, EncodedQuestion)
+        of_context = [output[encoded.begin : len(output) - encoded.end] for output in outputs]
+        table = answer_spans.span_scores(of_context, encoded.windows, self.task.longest)
+        spans = _texts(
+            example.context, encoded.context, answer_spans.best_spans(table, self.task.n_best)
+        )
+        return self._prediction(example, spans, min(float(output[0].sum()) for output in outputs))
+
+    def _prediction(
+        self, example: Question, spans: Many[tuple[int, int, float]], null: float
+    ) -> AnswerPrediction:
+        difference = null - spans[0][2] if spans else 0.0
+        considered = [score for _, _, score in spans]
+        if self.task.threshold is not None:
+            considered.append(null)
+        shares = np.exp(np.array(considered) - max(considered, default=0.0))
+        probabilities = (shares / shares.sum()).tolist() if considered else [1.0]
+        answers = tuple(
+            AnswerSpan(example.context[start:end], start, end, score, probability)
+            for (start, end, score), probability in zip(spans, probabilities, strict=False)
+        )
+        if not answers or (self.task.threshold is not None and difference > self.task.threshold):
+            return AnswerPrediction(
+                example.id, "", None, None, probabilities[-1], difference, answers
+            )
+        best = answers[0]
+        return AnswerPrediction(
+            example.id, best.text, best.start, best.end, best.probability, difference, answers
+        )
 
 
 @dataclass(frozen=True)
@@ -133,6 +169,11 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
     )
     model_class: ClassVar[type[QuestionAnswerer]] = QuestionAnswerer
     metric: ClassVar[str] = "f1_best"
+    metrics: ClassVar[Mapping[str, base.Direction]] = {
+        "f1": "highest",
+        "em": "highest",
+        "f1_best": "highest",
+    }
     length: ClassVar[int] = 384
     window: ClassVar[int] = 1024
     truncation_advice: ClassVar[tuple[str, str]] = (
@@ -196,10 +237,6 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
             message = "the head of this task has none"
             raise ConfigError(message, where="dropout", fix="Leave it out.")
         return (SpanHead(),)
-
-    def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
-        """Return exact match, F1, and F1 at the best threshold."""
-        return {"f1": "highest", "em": "highest", "f1_best": "highest"}
 
     def stratum(self, example: Question) -> Hashable:
         """Return True if there is no answer."""
@@ -271,45 +308,6 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         tokens, cut = len(question) + len(context.ids), len(question) - read
         return EncodedQuestion(
             tuple(sequences), tokens, cut, context, tuple(chunks), begin, len(template.last)
-        )
-
-    def decode(
-        self,
-        example: Question,
-        encoded: base.EncodedExample,
-        outputs: Many[base.Output],
-        tokenizer: Tokenizer,
-        labels: Many[str],
-    ) -> AnswerPrediction:
-        """Return the best spans of all windows, and the best one or none as the answer."""
-        assert isinstance(encoded, EncodedQuestion)
-        of_context = [output[encoded.begin : len(output) - encoded.end] for output in outputs]
-        table = answer_spans.span_scores(of_context, encoded.windows, self.longest)
-        spans = _texts(
-            example.context, encoded.context, answer_spans.best_spans(table, self.n_best)
-        )
-        return self._prediction(example, spans, min(float(output[0].sum()) for output in outputs))
-
-    def _prediction(
-        self, example: Question, spans: Many[tuple[int, int, float]], null: float
-    ) -> AnswerPrediction:
-        difference = null - spans[0][2] if spans else 0.0
-        considered = [score for _, _, score in spans]
-        if self.threshold is not None:
-            considered.append(null)
-        shares = np.exp(np.array(considered) - max(considered, default=0.0))
-        probabilities = (shares / shares.sum()).tolist() if considered else [1.0]
-        answers = tuple(
-            AnswerSpan(example.context[start:end], start, end, score, probability)
-            for (start, end, score), probability in zip(spans, probabilities, strict=False)
-        )
-        if not answers or (self.threshold is not None and difference > self.threshold):
-            return AnswerPrediction(
-                example.id, "", None, None, probabilities[-1], difference, answers
-            )
-        best = answers[0]
-        return AnswerPrediction(
-            example.id, best.text, best.start, best.end, best.probability, difference, answers
         )
 
     def score(
@@ -384,7 +382,7 @@ def _scored(results: Iterable[tuple[Question, AnswerPrediction]]) -> AnswerScore
         if not example.annotated:
             raise base.unlabelled(example.where, "known answer")
         scores.add(example, prediction.text, prediction.best, prediction.null_difference)
-    if not len(scores):
+    if not len(scores.columns.f1):
         raise base.nothing_to_score("question")
     return scores
 

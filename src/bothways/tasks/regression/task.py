@@ -50,6 +50,12 @@ class Regressor(NumberModel[TextExample, ScorePrediction]):
         """Return the squared error of the scores."""
         return {"label": squared_error(scores, targets_of(batch), window_weight(batch))}
 
+    def decode(
+        self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
+    ) -> ScorePrediction:
+        """Return the score, the mean over windows."""
+        return ScorePrediction(float(averaged(outputs)[0]))
+
 
 @dataclass(frozen=True)
 class RegressionTask(LongTextTask[ScorePrediction]):
@@ -63,6 +69,11 @@ class RegressionTask(LongTextTask[ScorePrediction]):
     aliases: ClassVar[Many[str]] = ("regression", "score", "sts")
     model_class: ClassVar[type[Regressor]] = Regressor
     metric: ClassVar[str] = "spearman"
+    metrics: ClassVar[Mapping[str, base.Direction]] = {
+        "spearman": "highest",
+        "pearson": "highest",
+        "mse": "lowest",
+    }
     problem: ClassVar[Literal["regression"]] = "regression"
     column_table: ClassVar[Many[Column]] = (TEXT, replace(LABEL, names=SCORES))
 
@@ -86,10 +97,6 @@ class RegressionTask(LongTextTask[ScorePrediction]):
         """Return a head with one output."""
         return (LabelHead(1, dropout, self.lstm),)
 
-    def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
-        """Return the correlations and the mean squared error."""
-        return {"spearman": "highest", "pearson": "highest", "mse": "lowest"}
-
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
         """Return the problems of the examples; `dev` may be empty."""
         return [
@@ -106,17 +113,6 @@ class RegressionTask(LongTextTask[ScorePrediction]):
         """
         scores = [np.array([_number(example.label)], dtype=np.float32) for example in examples]
         return encode_texts(examples, list(map(LabelTargets, scores)), tokenizer, self.fit(length))
-
-    def decode(
-        self,
-        example: TextExample,
-        encoded: base.EncodedExample,
-        outputs: Many[base.Output],
-        tokenizer: Tokenizer,
-        labels: Many[str],
-    ) -> ScorePrediction:
-        """Return the score, the mean over windows."""
-        return ScorePrediction(float(averaged(outputs)[0]))
 
     def score(
         self, results: Iterable[tuple[TextExample, ScorePrediction]], labels: Many[str]

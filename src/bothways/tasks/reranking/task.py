@@ -99,10 +99,23 @@ TABLE = (
 class Ranker(NumberModel[RankExample, RankPrediction]):
     """A reranking task with a model whose head "labels" has one output; see `TaskModel`."""
 
+    task: RerankingTask
+
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the binary cross-entropy of the scores."""
         columns = (column[:, None] for column in (scores, targets_of(batch), window_weight(batch)))
         return {"label": binary_cross_entropy(*columns)}
+
+    def decode(
+        self, example: RankExample, encoded: base.EncodedExample, outputs: Many[base.Output]
+    ) -> RankPrediction:
+        """Return the score of each document, that of its best window."""
+        assert isinstance(encoded, EncodedTexts)
+        logits = [float(np.max(chunks)) for chunks in encoded.by_text(outputs)]
+        scores = logits
+        if self.task.activation == "sigmoid":
+            scores = sigmoid(np.array(logits)).tolist()
+        return RankPrediction(example.query, example.documents, tuple(logits), tuple(scores))
 
 
 @dataclass(frozen=True)
@@ -123,6 +136,11 @@ class RerankingTask(PromptedTask[RankPrediction]):
     )
     model_class: ClassVar[type[Ranker]] = Ranker
     metric: ClassVar[str] = "ndcg@10"
+    metrics: ClassVar[Mapping[str, base.Direction]] = {
+        "ndcg@10": "highest",
+        "mrr@10": "highest",
+        "map": "highest",
+    }
     window: ClassVar[int] = 64
 
     column_table: ClassVar[Many[Column]] = TABLE
@@ -190,10 +208,6 @@ class RerankingTask(PromptedTask[RankPrediction]):
         """Return a head with one output."""
         return (LabelHead(1, dropout),)
 
-    def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
-        """Return the metrics of rankings."""
-        return {"ndcg@10": "highest", "mrr@10": "highest", "map": "highest"}
-
     def check(self, train: Many[RankExample], dev: Many[RankExample]) -> list[Finding]:
         """Return the problems of the examples; `dev` may be empty."""
         high = {"training example(s) has|have labels above 1": lambda e: max(e.labels or (0,)) > 1}
@@ -221,23 +235,7 @@ class RerankingTask(PromptedTask[RankPrediction]):
             pairs += [TextExample(query, text) for text in example.documents]
             targets += [LabelTargets(np.array([label], dtype=np.float32)) for label in values]
         encoded = iter(encode_texts(pairs, targets, tokenizer, self.fit(length)))
-        return [_together([next(encoded) for _ in e.documents]) for e in examples]
-
-    def decode(
-        self,
-        example: RankExample,
-        encoded: base.EncodedExample,
-        outputs: Many[base.Output],
-        tokenizer: Tokenizer,
-        labels: Many[str],
-    ) -> RankPrediction:
-        """Return the score of each document, that of its best window."""
-        assert isinstance(encoded, EncodedTexts)
-        logits = [float(np.max(chunks)) for chunks in encoded.by_text(outputs)]
-        scores = logits
-        if self.activation == "sigmoid":
-            scores = sigmoid(np.array(logits)).tolist()
-        return RankPrediction(example.query, example.documents, tuple(logits), tuple(scores))
+        return [EncodedTexts.of([next(encoded) for _ in e.documents]) for e in examples]
 
     def score(
         self, results: Iterable[tuple[RankExample, RankPrediction]], labels: Many[str]
@@ -279,15 +277,6 @@ def cross_encoder(config: CrossEncoderConfig) -> RerankingTask:
     """Return the task of a cross-encoder's folder of sentence-transformers."""
     return RerankingTask(
         activation=config.activation, prompts=config.prompts, prompt_name=config.prompt_name
-    )
-
-
-def _together(pairs: Many[base.EncodedExample]) -> EncodedTexts:
-    return EncodedTexts(
-        tuple(sequence for pair in pairs for sequence in pair.sequences),
-        sum(pair.tokens for pair in pairs),
-        sum(pair.cut for pair in pairs),
-        tuple(len(pair.sequences) for pair in pairs),
     )
 
 

@@ -76,6 +76,60 @@ class PromptTokens(Targets):
         return self
 
 
+class Embedder(TaskModel[TextExample, VectorPrediction]):
+    """An embedding task with any model, whose heads are not used; see `TaskModel`."""
+
+    task: SentenceEmbeddingTask
+
+    def outputs(self, batch: Batch) -> list[Output]:
+        """Return the vector of each sequence `(task.width)`."""
+        task = self.task
+        skip = skipped(batch)
+        only = one_token(batch.layout, task.pooling, skip)
+        x = self._tokens(self.model.encoder(batch, keep_layers=task.layers != (-1,), only=only))
+        vectors = pool(x, batch.layout, task.pooling, skip)
+        if (projection := projection_of(self.model)) is not None:
+            vectors = projection(vectors)
+        if task.normalised:
+            # As torch.nn.functional.normalize, in three operations instead of five.
+            norms = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+            vectors = vectors / norms.clamp_min(1e-12)
+        return list(vectors[:, : task.components].cpu().numpy())
+
+    def _tokens(self, hidden: Hidden) -> Tensor:
+        if not hidden.layers:
+            return hidden.last
+        layers = [hidden.layers[layer].float() for layer in self.task.layers]
+        match self.task.combine:
+            case "concat":
+                return torch.cat(layers, dim=-1)
+            case "mean":
+                return torch.stack(layers).mean(0)
+            case _:
+                assert_never(self.task.combine)
+
+    def decode(
+        self, example: TextExample, encoded: EncodedExample, outputs: Many[Output]
+    ) -> VectorPrediction:
+        """Return one vector for each text; those of several windows are pooled."""
+        if not isinstance(encoded, EncodedTexts) or len(outputs) == len(encoded.windows):
+            return VectorPrediction(np.stack(outputs))
+        sizes = encoded.by_text([len(sequence) for sequence in encoded.sequences])
+        vectors_of_texts = zip(encoded.by_text(outputs), sizes, strict=True)
+        return VectorPrediction(np.stack([self._joined(*vectors) for vectors in vectors_of_texts]))
+
+    def _joined(self, outputs: Many[Output], sizes: Many[int]) -> NDArray[np.float32]:
+        """Return the vector of a text from those of its windows, weighted by their tokens."""
+        if len(outputs) == 1:
+            return outputs[0]
+        rows = np.stack(outputs).astype(np.float64)
+        mean = "max" not in self.task.pooling
+        vector = np.average(rows, axis=0, weights=sizes) if mean else rows.max(0)
+        scale = max(float(np.linalg.norm(vector)), TINY) if self.task.normalised else 1.0
+        result: NDArray[np.float32] = (vector / scale).astype(np.float32)
+        return result
+
+
 @dataclass(frozen=True)
 class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
     """One vector for a text.
@@ -103,7 +157,9 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         "sentence-similarity",
         "similarity",
     )
+    model_class: ClassVar[type[Embedder]] = Embedder
     metric: ClassVar[str] = "spearman"
+    metrics: ClassVar[Mapping[str, Direction]] = {"spearman": "highest", "pearson": "highest"}
 
     pooling: sentence_transformers.Pooling | tuple[sentence_transformers.Pooling, ...] = "mean"
     layers: tuple[int, ...] = (-1,)
@@ -129,10 +185,6 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         """Return no head: the encoder alone is used."""
         return ()
-
-    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
-        """Return the correlations with gold scores."""
-        return {"spearman": "highest", "pearson": "highest"}
 
     def encode(
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
@@ -168,32 +220,6 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
                 )
             )
         return results
-
-    def decode(
-        self,
-        example: TextExample,
-        encoded: EncodedExample,
-        outputs: Many[Output],
-        tokenizer: Tokenizer,
-        labels: Many[str],
-    ) -> VectorPrediction:
-        """Return one vector for each text; those of several windows are pooled."""
-        if not isinstance(encoded, EncodedTexts) or len(outputs) == len(encoded.windows):
-            return VectorPrediction(np.stack(outputs))
-        sizes = encoded.by_text([len(sequence) for sequence in encoded.sequences])
-        vectors_of_texts = zip(encoded.by_text(outputs), sizes, strict=True)
-        return VectorPrediction(np.stack([self._joined(*vectors) for vectors in vectors_of_texts]))
-
-    def _joined(self, outputs: Many[Output], sizes: Many[int]) -> NDArray[np.float32]:
-        """Return the vector of a text from those of its windows, weighted by their tokens."""
-        if len(outputs) == 1:
-            return outputs[0]
-        rows = np.stack(outputs).astype(np.float64)
-        mean = "max" not in self.pooling
-        vector = np.average(rows, axis=0, weights=sizes) if mean else rows.max(0)
-        scale = max(float(np.linalg.norm(vector)), TINY) if self.normalised else 1.0
-        result: NDArray[np.float32] = (vector / scale).astype(np.float32)
-        return result
 
     def score(
         self, results: Iterable[tuple[TextExample, VectorPrediction]], labels: Many[str]
@@ -321,39 +347,6 @@ def projection_of(model: Model) -> sentence_transformers.Projection | None:
         if sentence_transformers.PROJECTION in model.heads
         else None
     )
-
-
-class Embedder(TaskModel[TextExample, VectorPrediction]):
-    """An embedding task with any model, whose heads are not used; see `TaskModel`."""
-
-    task: SentenceEmbeddingTask
-
-    def outputs(self, batch: Batch) -> list[Output]:
-        """Return the vector of each sequence `(task.width)`."""
-        task = self.task
-        skip = skipped(batch)
-        only = one_token(batch.layout, task.pooling, skip)
-        x = self._tokens(self.model.encoder(batch, keep_layers=task.layers != (-1,), only=only))
-        vectors = pool(x, batch.layout, task.pooling, skip)
-        if (projection := projection_of(self.model)) is not None:
-            vectors = projection(vectors)
-        if task.normalised:
-            # As torch.nn.functional.normalize, in three operations instead of five.
-            norms = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-            vectors = vectors / norms.clamp_min(1e-12)
-        return list(vectors[:, : task.components].cpu().numpy())
-
-    def _tokens(self, hidden: Hidden) -> Tensor:
-        if not hidden.layers:
-            return hidden.last
-        layers = [hidden.layers[layer].float() for layer in self.task.layers]
-        match self.task.combine:
-            case "concat":
-                return torch.cat(layers, dim=-1)
-            case "mean":
-                return torch.stack(layers).mean(0)
-            case _:
-                assert_never(self.task.combine)
 
 
 def sentence_encoder(config: sentence_transformers.SentenceEncoderConfig) -> SentenceEmbeddingTask:

@@ -90,6 +90,30 @@ class Tagger(base.TaskModel[TagExample, TagPrediction]):
         counts = torch.bincount(owner, minlength=batch.layout.sequences).cpu().numpy()
         return np.split(self.scores(batch).float().cpu().numpy(), np.cumsum(counts)[:-1])
 
+    def decode(
+        self, example: TagExample, encoded: base.EncodedExample, outputs: Many[base.Output]
+    ) -> TagPrediction:
+        """Return the most probable tag of each word, and the entities that conlleval finds."""
+        logits = np.concatenate(outputs).astype(np.float64)
+        probabilities = softmax(logits)
+        if isinstance(encoded, EncodedSentence) and encoded.word_tokens:
+            probabilities = self._aggregated(probabilities, encoded.word_tokens)
+            logits = probabilities
+        tags = tuple(self.labels[position] for position in logits.argmax(1))
+        entities = None
+        if self.task.spells(self.labels):
+            entities = _entities(example, tags, probabilities.max(1))
+        return TagPrediction(example.words, tags, probabilities, entities, example.text)
+
+    def _aggregated(
+        self, probabilities: NDArray[np.float64], word_tokens: Many[int]
+    ) -> NDArray[np.float64]:
+        """Return the probabilities of words from those of their tokens."""
+        words = np.split(probabilities, np.cumsum(word_tokens)[:-1])
+        if self.task.aggregation == "average":
+            return np.stack([rows.mean(0) for rows in words])
+        return np.stack([rows[rows.max(1).argmax()] for rows in words])
+
 
 @dataclass(frozen=True)
 class TaggingTask(base.Task[TagExample, TagPrediction]):
@@ -293,35 +317,6 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
             sequences.append(Sequence(bare.ids, bare.segments, {"tag": target}))
         missed = _missed([chunks[window] for window in used.tolist()], len(row.ids))
         return tuple(sequences), missed, counts
-
-    def decode(
-        self,
-        example: TagExample,
-        encoded: base.EncodedExample,
-        outputs: Many[base.Output],
-        tokenizer: Tokenizer,
-        labels: Many[str],
-    ) -> TagPrediction:
-        """Return the most probable tag of each word, and the entities that conlleval finds."""
-        logits = np.concatenate(outputs).astype(np.float64)
-        probabilities = softmax(logits)
-        if isinstance(encoded, EncodedSentence) and encoded.word_tokens:
-            probabilities = self._aggregated(probabilities, encoded.word_tokens)
-            logits = probabilities
-        tags = tuple(labels[position] for position in logits.argmax(1))
-        entities = None
-        if self.spells(labels):
-            entities = _entities(example, tags, probabilities.max(1))
-        return TagPrediction(example.words, tags, probabilities, entities, example.text)
-
-    def _aggregated(
-        self, probabilities: NDArray[np.float64], word_tokens: Many[int]
-    ) -> NDArray[np.float64]:
-        """Return the probabilities of words from those of their tokens."""
-        words = np.split(probabilities, np.cumsum(word_tokens)[:-1])
-        if self.aggregation == "average":
-            return np.stack([rows.mean(0) for rows in words])
-        return np.stack([rows[rows.max(1).argmax()] for rows in words])
 
     def score(
         self, results: Iterable[tuple[TagExample, TagPrediction]], labels: Many[str]
