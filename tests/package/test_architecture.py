@@ -15,6 +15,7 @@ import pytest
 
 import bothways
 from bothways.data.corpus import Corpus
+from toy_bulk import make_classifier
 
 SOURCE = Path(bothways.__file__).parent
 ROOT = Path(__file__).parents[2]
@@ -108,7 +109,16 @@ def test_pretraining_enters_as_many_files_as_the_page_says(corpus: Corpus) -> No
     entered = entered_files(train, ("objectives/masked_lm.py", "forward"))
     stated = re.search(r"enters up\s+to (\d+) files", path)
     assert stated is not None
-    # Not the number itself: each family that is added has a file.
+    # Not the number itself: processors differ in their kernels.
     assert int(stated[1]) - 10 <= len(entered) <= int(stated[1]), sorted(entered)
     training = set(re.findall(r"`([\w/]+\.py):", path[path.index("\n4. ") :]))
     assert training - entered == {"core/loss.py"}  # a value, whose constructor is generated
+
+
+def test_a_prediction_enters_as_many_files_as_the_page_says(tmp_path: Path) -> None:
+    predictor = bothways.load(make_classifier(tmp_path))
+    predictor("a good film")  # so that nothing is imported below
+    entered = entered_files(lambda: predictor("a good film"), ("", ""))
+    stated = re.search(r"prediction of a text\s+enters up to (\d+) files", PAGE)
+    assert stated is not None
+    assert int(stated[1]) - 10 <= len(entered) <= int(stated[1]), sorted(entered)

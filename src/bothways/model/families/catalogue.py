@@ -56,12 +56,15 @@ def family_for(
         vocabulary: the model of its tokenizer; families with this one have priority.
         origin: the `model_type` of the folder that it comes from, which has priority among these.
     """
-    candidates = [family for family in FAMILIES if family.config_rules.write(config) is not None]
     # Without a vocabulary, or with one that no family is known by, all are alike.
-    same = [
-        family for family in candidates if vocabulary and family.vocabulary == vocabulary
-    ] or candidates
-    return min(same, key=lambda family: family.model_type != origin, default=None)
+    ranked = sorted(
+        FAMILIES,
+        key=lambda family: (
+            vocabulary is not None and family.vocabulary != vocabulary,
+            family.model_type != origin,
+        ),
+    )
+    return next((f for f in ranked if f.config_rules.write(config) is not None), None)
 
 
 def preset(name: str) -> EncoderConfig:
