@@ -9,10 +9,17 @@ import types
 from pathlib import Path
 from typing import Any
 
+import httpx
+import numpy as np
 import pytest
 
+import bothways
 from bothways.model.heads import LabelHead, MaskedHead
 from bothways.model.model import Model
+from bothways.serving import app
+from bothways.serving.routes import ROUTES
+from running_server import running
+from toy_folder import make_folder
 
 PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text("utf8")
 BLOCKS = re.findall(r"^( *)```python\n(.*?)^\1```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -22,7 +29,7 @@ def run(word: str) -> dict[str, Any]:
     """The names that the block with this word defines."""
     [code] = [textwrap.dedent(code) for _, code in BLOCKS if word in code]
     names: dict[str, Any] = {}
-    exec(compile(code, "CONTRIBUTING.md", "exec"), names)
+    exec(compile(code, "CONTRIBUTING.md", "exec", dont_inherit=True), names)
     return names
 
 
@@ -34,6 +41,22 @@ def test_the_family_names_every_tensor_and_reads_its_settings() -> None:
     names = [name for ours in state for name in family.keys_for(config).place(ours).names]
     assert len(set(names)) == len(names)
     assert "my_bert.encoder.layer.0.attention.self.query.weight" in names
+
+
+def test_the_route_answers_refuses_and_is_described(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folder(tmp_path / "bert")
+    predictor = bothways.load(tmp_path / "bert", task="embed")
+    monkeypatch.setitem(ROUTES, "/norms", run("NORMS")["NORMS"])
+    with running(app(predictor)) as url:
+        answer = httpx.post(f"{url}/norms", json={"inputs": ["good", "bad film"]})
+        assert answer.json() == pytest.approx(
+            np.linalg.norm(predictor.encode(["good", "bad film"]), axis=1)
+        )
+        refusal = httpx.post(f"{url}/norms", json={"inputs": "good", "axis": 1})
+        assert (refusal.status_code, refusal.json()["error"]["param"]) == (422, "axis")
+        assert "/norms" in httpx.get(f"{url}/openapi.json").json()["paths"]
 
 
 def test_the_command_counts_with_progress(
